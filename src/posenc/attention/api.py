@@ -1,0 +1,159 @@
+"""``attend``: attention with any encoding, and ``explain``: how it would be computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.attention.backends.base import Backend, Problem
+from posenc.attention.backends.reference import Reference
+from posenc.attention.backends.sdpa import Sdpa
+from posenc.attention.validation import validate
+from posenc.encoding import Encoding
+from posenc.errors import BackendRefusal, UnknownNameError
+from posenc.layout import Grid
+
+__all__ = ["BACKENDS", "Explanation", "attend", "explain"]
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend for backend in (Sdpa(), Reference())
+}
+"""In the order in which ``auto`` tries them: fastest first."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What ``attend`` would do, and why.
+
+    Args:
+        backend: the name of the one that would run.
+        how: what it would do, in a sentence.
+        refusals: for each faster backend, why it could not.
+    """
+
+    backend: str
+    how: str
+    refusals: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{self.backend}: {self.how}."]
+        lines += [f"Not {name}, because {reason}." for name, reason in self.refusals.items()]
+        return "\n".join(lines)
+
+
+def attend(
+    q: Float[Tensor, "B H Q D"],
+    k: Float[Tensor, "B G K D"],
+    v: Float[Tensor, "B G K E"],
+    grid: Grid,
+    encoding: Encoding,
+    *,
+    backend: str = "auto",
+    dropout: float = 0.0,
+    scale: float | None = None,
+) -> Float[Tensor, "B H Q E"]:
+    """Attention with ``encoding``'s query_key, score and value parts.
+
+    ``softmax(scale · f(q)·f(k) + score) · (v + value)`` over the keys each query may see. The
+    embedding part, if any, belongs before the projections and is not applied here.
+
+    Args:
+        q: ``[B, H, Q, D]``, not yet transformed (unrotated, for RoPE).
+        k: ``[B, G, K, D]`` likewise; v: ``[B, G, K, E]``. H is a multiple of G.
+        grid: where queries and keys are, and who sees whom.
+        encoding: which encoding; ``Encoding()`` for none.
+        backend: ``"auto"`` takes the fastest that serves the call; a named one does the job or
+            refuses.
+        dropout: probability of dropping an attention weight.
+        scale: factor of the logits; ``(terms · D) ** -0.5`` by default (T5 models use 1).
+
+    Returns:
+        ``[B, H, Q, E]`` in ``v``'s dtype (the autocast dtype under autocast). A row that sees
+        nothing is zero.
+
+    Raises:
+        ArgumentError: on arguments that do not fit together.
+        BackendRefusal: when the named backend cannot do this.
+        UnknownNameError: when there is no such backend.
+    """
+    validate(q, k, v, grid, encoding, dropout=dropout, scale=scale)
+    q, k, v = _autocast(q, k, v)
+    with torch.autocast(q.device.type, enabled=False):
+        problem = _pose(q, k, v, grid, encoding, dropout, scale)
+        return _choose(problem, backend)[0].run(problem)
+
+
+def explain(
+    q: Float[Tensor, "B H Q D"],
+    k: Float[Tensor, "B G K D"],
+    v: Float[Tensor, "B G K E"],
+    grid: Grid,
+    encoding: Encoding,
+    *,
+    backend: str = "auto",
+    dropout: float = 0.0,
+    scale: float | None = None,
+) -> Explanation:
+    """What ``attend`` would do with the same arguments, and why. Computes no attention.
+
+    Raises: as ``attend``.
+    """
+    validate(q, k, v, grid, encoding, dropout=dropout, scale=scale)
+    q, k, v = _autocast(q, k, v)
+    with torch.autocast(q.device.type, enabled=False):
+        problem = _pose(q, k, v, grid, encoding, dropout, scale)
+        chosen, refusals = _choose(problem, backend)
+        return Explanation(chosen.name, chosen.describe(problem), refusals)
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What autocast would make of the operands; positions and biases are kept out of it."""
+    device = q.device.type
+    if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def _pose(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grid: Grid,
+    encoding: Encoding,
+    dropout: float,
+    scale: float | None,
+) -> Problem:
+    if scale is None:
+        scale = encoding.default_scale(q.shape[-1])
+    if encoding.query_key is not None:
+        q, k = encoding.query_key(q, k, grid)
+    return Problem(q, k, v, grid, encoding, scale, dropout)
+
+
+def _choose(problem: Problem, name: str) -> tuple[Backend, dict[str, str]]:
+    """The backend called ``name``, or the first that does not refuse, and the refusals before."""
+    if name != "auto":
+        if name not in BACKENDS:
+            raise UnknownNameError.of("backend", name, ["auto", *BACKENDS])
+        reason = BACKENDS[name].refusal(problem)
+        if reason is not None:
+            raise BackendRefusal(
+                "backend",
+                expected="one that can do this job",
+                got=f"{name!r}, which cannot, because {reason}",
+                remedy="Use backend='auto', and posenc.explain(...) to see what it takes.",
+            )
+        return BACKENDS[name], {}
+    refusals: dict[str, str] = {}
+    for backend in BACKENDS.values():
+        reason = backend.refusal(problem)
+        if reason is None:
+            return backend, refusals
+        refusals[backend.name] = reason
+    raise BackendRefusal(
+        "backend", expected="one that can do this job", got=refusals, remedy="Report this."
+    )

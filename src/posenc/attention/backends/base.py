@@ -1,0 +1,68 @@
+"""What every backend is given, and what it must answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.attention.lowering import lower
+from posenc.encoding import Encoding, Lowered
+from posenc.layout import Grid
+
+__all__ = ["Backend", "Problem"]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One validated call of ``attend``, its queries and keys already transformed.
+
+    Args:
+        q: ``[B, H, Q, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``. All of one dtype and device.
+        grid: offsets and visibility.
+        encoding: its score and value parts are what is left to do.
+        scale: factor of the product q·k.
+        dropout: probability of dropping an attention weight.
+    """
+
+    q: Float[Tensor, "B H Q D"]
+    k: Float[Tensor, "B G K D"]
+    v: Float[Tensor, "B G K E"]
+    grid: Grid
+    encoding: Encoding
+    scale: float
+    dropout: float
+
+    @property
+    def heads(self) -> int:
+        return self.q.shape[1]
+
+    @cached_property
+    def lowered(self) -> tuple[Lowered, ...] | None:
+        """Score and value parts in structured form; None where one has none."""
+        return lower(self.encoding, self.q, self.k, self.grid, scale=self.scale)
+
+
+class Backend(ABC):
+    """A way to compute attention. Never falls back: it does the job or says why it cannot."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def refusal(self, problem: Problem) -> str | None:
+        """Why this backend cannot do the job, as the end of "because …"; None if it can.
+
+        Reads shapes, dtypes and other facts known on the host, never a tensor's values.
+        """
+
+    @abstractmethod
+    def run(self, problem: Problem) -> Float[Tensor, "B H Q E"]:
+        """The attention output, for a problem that was not refused."""
+
+    @abstractmethod
+    def describe(self, problem: Problem) -> str:
+        """How it would do it, in a sentence."""

@@ -1,0 +1,187 @@
+"""PyTorch's own fused kernel, wherever an encoding can be put in the form it takes.
+
+A bias that depends on the offset alone is a Toeplitz matrix. With the queries in reversed order it
+is a Hankel matrix, whose entry (r, j) is ``line[r + j]``: a view of the line of offsets with both
+strides 1. The CPU kernel takes that view as its mask, so that no Q×K bias is ever written.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from posenc.attention.backends.base import Backend, Problem
+from posenc.attention.lowering import is_constant_table, offset_line
+from posenc.encoding import Gathered, LowRank
+from posenc.layout import Grid
+
+__all__ = ["Sdpa"]
+
+CAUSAL_BLOCK = 512
+"""Queries a kernel call when a causal grid has a bias: keys ahead of a whole block are skipped.
+Of 128, 256, 512 and 1024 the fastest forward and backward at 2048 on two cores."""
+
+WIDTH_MULTIPLE = 16
+"""Head widths that are no multiple of this leave the kernel's vectorised path."""
+
+
+class Sdpa(Backend):
+    """No score part, a constant table over regular layouts, or low rank."""
+
+    name = "sdpa"
+
+    def refusal(self, problem: Problem) -> str | None:
+        if problem.encoding.value is not None:
+            return "the fused kernel has no place for a value part"
+        on_cpu = problem.q.device.type == "cpu"
+        if problem.dropout and on_cpu:
+            return "the fused CPU kernel has no dropout"
+        lowered = problem.lowered
+        if lowered is None:
+            return "the score part has no structured form on this grid"
+        if any(not _constant_table(term) and not _low_rank(term) for term in lowered):
+            return "the score part is neither a table without gradient nor of low rank"
+        if any(_constant_table(term) for term in lowered):
+            if not on_cpu:
+                return "only the CPU kernel reads a table through an unaligned view"
+            if problem.grid.shift is None:
+                return "a table can be viewed as a bias over regular layouts only"
+            if problem.grid.marked:
+                return "documents and padding do not fit in a table of offsets"
+        return None
+
+    def describe(self, problem: Problem) -> str:
+        lowered = problem.lowered or ()
+        ways = []
+        if any(_constant_table(term) for term in lowered):
+            ways.append("the table as a zero-copy view for its mask")
+        if any(_low_rank(term) for term in lowered):
+            ways.append("extra columns on queries and keys")
+        if not ways and not problem.grid.dense and not _plainly_causal(problem.grid):
+            ways.append("a mask of Q×K booleans")
+        return "PyTorch's fused kernel" + (f" with {' and '.join(ways)}" if ways else "")
+
+    def run(self, problem: Problem) -> Float[Tensor, "B H Q E"]:
+        lowered = problem.lowered or ()
+        factors = [term for term in lowered if isinstance(term, LowRank)]
+        tables = [offset_line(t, problem.grid) for t in lowered if isinstance(t, Gathered)]
+        q, k, v = _widen(problem, factors)
+        if tables:
+            output = _attend_line(q, k, v, torch.stack(tables).sum(0), problem)
+        else:
+            output = _attend_masked(q, k, v, problem)
+        return output[..., : problem.v.shape[-1]]
+
+
+def _constant_table(term: object) -> bool:
+    return isinstance(term, Gathered) and is_constant_table(term)
+
+
+def _low_rank(term: object) -> bool:
+    return isinstance(term, LowRank)
+
+
+def _plainly_causal(grid: Grid) -> bool:
+    """Whether the kernel's own causal flag (key index ≤ query index) says the same as the grid."""
+    return grid.causal and grid.window is None and grid.shift == 0 and not grid.marked
+
+
+def _widen(
+    problem: Problem, factors: list[LowRank]
+) -> tuple[Float[Tensor, "B H Q W"], Float[Tensor, "B G K W"], Float[Tensor, "B G K W"]]:
+    """Queries and keys with the factors as extra columns, and all three of one width."""
+    q, k, v = problem.q, problem.k, problem.v
+    if factors:
+        k = k.repeat_interleave(problem.heads // k.shape[1], dim=1)
+        v = v.repeat_interleave(problem.heads // v.shape[1], dim=1)
+        rows, lanes = q.shape[0], problem.heads
+        q_columns = [f.query / problem.scale for f in factors]
+        q = torch.cat([q, *(c.expand(rows, lanes, -1, -1).to(q) for c in q_columns)], dim=-1)
+        k = torch.cat([k, *(f.key.expand(rows, lanes, -1, -1).to(k) for f in factors)], dim=-1)
+    width = max(q.shape[-1], v.shape[-1])
+    if q.shape[-1] != v.shape[-1] or factors:
+        width = -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    return _pad(q, width), _pad(k, width), _pad(v, width)
+
+
+def _pad(x: Float[Tensor, "*dims D"], width: int) -> Float[Tensor, "*dims W"]:
+    missing = width - x.shape[-1]
+    return torch.nn.functional.pad(x, (0, missing)) if missing else x
+
+
+def _attend_masked(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+    """Attention without a bias, with the cheapest mask that says what the grid says."""
+    grid = problem.grid
+    if grid.dense or _plainly_causal(grid):
+        return _kernel(q, k, v, problem, causal=not grid.dense)
+    if q.device.type == "cpu" and grid.shift is not None and not grid.marked:
+        line = torch.zeros_like(grid.line(device=q.device), dtype=torch.float32)
+        return _attend_line(q, k, v, line.unsqueeze(0), problem)
+    mask = grid.visible
+    if q.device.type == "cpu":
+        return _kernel(q, k, v, problem, mask=mask)
+    # Elsewhere a row that sees nothing may come out as NaN: let it see all, then clear it.
+    empty = ~mask.any(dim=-1, keepdim=True)
+    return _kernel(q, k, v, problem, mask=mask | empty).masked_fill(empty, 0.0)
+
+
+def _attend_line(
+    q: Tensor, k: Tensor, v: Tensor, line: Float[Tensor, "h offsets"], problem: Problem
+) -> Tensor:
+    """Attention with ``line[h, j - i + Q - 1]`` added to the logits of a regular grid."""
+    grid = problem.grid
+    queries, keys = q.shape[2], k.shape[2]
+    shift = grid.require_shift()
+    first, last = _visible_offsets(grid, shift)
+    if not grid.dense:
+        offsets = grid.line(device=q.device)
+        line = line.masked_fill((offsets < first) | (offsets > last), -torch.inf)
+    line = line.detach().contiguous()
+    block = queries if not grid.causal and grid.window is None else CAUSAL_BLOCK
+    outputs = []
+    for begin in range(0, queries, block):
+        end = min(begin + block, queries)
+        low = max(0, begin + first - shift)
+        high = min(keys, end + last - shift)
+        if low >= high:
+            outputs.append(torch.zeros_like(q[:, :, begin:end]))
+            continue
+        # Row r of the reversed block is query end-1-r, so the pair (r, j) is at r + j + Q - end.
+        view = line.as_strided(
+            (1, line.shape[0], end - begin, high - low),
+            (0, line.stride(0), 1, 1),
+            queries - end + low,
+        )
+        part = (q[:, :, begin:end].flip(2), k[:, :, low:high], v[:, :, low:high])
+        outputs.append(_kernel(*part, problem, mask=view).flip(2))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+
+
+def _visible_offsets(grid: Grid, shift: int) -> tuple[int, int]:
+    """Smallest and largest offset that a regular grid lets through."""
+    far = grid.query.length + grid.key.length + abs(shift)
+    reach = far if grid.window is None else grid.window - 1
+    return -reach, 0 if grid.causal else reach
+
+
+def _kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    problem: Problem,
+    *,
+    mask: Bool[Tensor, "b h Q K"] | Float[Tensor, "b h Q K"] | None = None,
+    causal: bool = False,
+) -> Tensor:
+    return scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        dropout_p=problem.dropout,
+        is_causal=causal,
+        scale=problem.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )

@@ -1,0 +1,79 @@
+"""What attention keeps of the past: untransformed keys, values, and where they stood."""
+
+from __future__ import annotations
+
+from jaxtyping import Float, Int
+from torch import Tensor, cat
+
+from posenc.layout import Layout
+
+__all__ = ["Cache", "LayerCache"]
+
+
+class LayerCache:
+    """The past of one attention layer.
+
+    Keys are kept as they came from the projection, with their layout, so that every method,
+    length-dependent ones included, sees the past exactly as in one pass over the whole sequence.
+    """
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+        self.layout: Layout | None = None
+
+    def append(
+        self, keys: Float[Tensor, "B G L D"], values: Float[Tensor, "B G L E"], layout: Layout
+    ) -> tuple[Float[Tensor, "B G K D"], Float[Tensor, "B G K E"], Layout]:
+        """Add tokens, and return keys, values and layout of everything so far."""
+        if self.keys is None or self.values is None or self.layout is None:
+            self.keys, self.values, self.layout = keys, values, layout
+        else:
+            self.keys = cat([self.keys, keys], dim=2)
+            self.values = cat([self.values, values], dim=2)
+            self.layout = self.layout.concat(layout)
+        return self.keys, self.values, self.layout
+
+    def select(self, rows: Int[Tensor, " rows"]) -> None:
+        """Keep these batch rows, in this order; a row may come more than once (beam search)."""
+        if self.keys is not None and self.values is not None and self.layout is not None:
+            self.keys, self.values = self.keys[rows], self.values[rows]
+            self.layout = self.layout.select(rows)
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the last ``length`` tokens, and the graph that made them."""
+        if self.keys is not None and self.values is not None and self.layout is not None:
+            begin = max(0, self.layout.length - length)
+            self.keys = self.keys[:, :, begin:].detach()
+            self.values = self.values[:, :, begin:].detach()
+            self.layout = self.layout.slice(begin, self.layout.length)
+
+    @property
+    def length(self) -> int:
+        """Tokens kept."""
+        return 0 if self.layout is None else self.layout.length
+
+
+class Cache:
+    """One ``LayerCache`` a layer of a model."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers = [LayerCache() for _ in range(layers)]
+
+    def __getitem__(self, layer: int) -> LayerCache:
+        return self.layers[layer]
+
+    @property
+    def length(self) -> int:
+        """Tokens kept."""
+        return self.layers[0].length if self.layers else 0
+
+    def select(self, rows: Int[Tensor, " rows"]) -> None:
+        """Keep these batch rows in every layer."""
+        for layer in self.layers:
+            layer.select(rows)
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the last ``length`` tokens in every layer."""
+        for layer in self.layers:
+            layer.truncate(length)

@@ -1,0 +1,60 @@
+"""From an encoding's parts to the structured form that fast backends compute with."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encoding import Encoding, Gathered, LowRank, Lowered
+from posenc.layout import Grid
+
+__all__ = ["lower", "offset_line", "repeat_heads"]
+
+
+def repeat_heads(x: Float[Tensor, "B G K D"], heads: int) -> Float[Tensor, "B H K D"]:
+    """Grouped key/value heads repeated to one a query head; free of cost where they agree."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def lower(
+    encoding: Encoding,
+    q: Float[Tensor, "B H Q D"],
+    k: Float[Tensor, "B G K D"],
+    grid: Grid,
+    *,
+    scale: float,
+) -> tuple[Lowered, ...] | None:
+    """Score and value parts in structured form: () if there are none, None if one has no such form.
+
+    A part that replaces the product has none either: what it returns is no summand.
+    """
+    lowered: tuple[Lowered, ...] = ()
+    if encoding.score is not None:
+        if encoding.score.replaces_product:
+            return None
+        terms = encoding.score.lower(q, repeat_heads(k, q.shape[1]), grid, scale=scale)
+        if terms is None:
+            return None
+        lowered += terms
+    if encoding.value is not None:
+        term = encoding.value.lower(grid)
+        if term is None:
+            return None
+        lowered += (term,)
+    return lowered
+
+
+def offset_line(group: Gathered, grid: Grid) -> Float[Tensor, "H offsets"]:
+    """A group's table read at every offset of a regular grid, ascending: ``[H, Q + K - 1]``."""
+    assert group.table is not None  # callers choose groups that have one
+    line = grid.line(device=group.table.device).to(torch.float32)
+    return group.table[:, group.bucket(line.unsqueeze(-1))]
+
+
+def is_constant_table(term: Lowered) -> bool:
+    """Whether a term is a table by offset alone, whose values need no gradient."""
+    if isinstance(term, LowRank) or term.table is None or term.table.requires_grad:
+        return False
+    others = (term.left, term.right, term.row, term.column, term.value)
+    return all(other is None for other in others)

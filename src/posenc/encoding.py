@@ -1,0 +1,306 @@
+"""The four places where position enters a Transformer, and the record that joins them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.errors import ArgumentError
+from posenc.layout import Grid, Layout
+
+__all__ = [
+    "EmbeddingEncoding",
+    "Encoding",
+    "Gathered",
+    "LowRank",
+    "Lowered",
+    "Part",
+    "Product",
+    "QueryKeyTransform",
+    "ScoreTerm",
+    "ValueTerm",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A summand that depends on one token and one bucket: ``tokens[b, h, l] · rows[h, n]``.
+
+    Kept as its two factors, so that no one has to hold an L×N matrix.
+    """
+
+    tokens: Float[Tensor, "b H L E"]
+    rows: Float[Tensor, "h N E"]
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """One group of the formula that most relative methods share. With n = bucket(offset(i, j)):
+
+    ``s_ij += table[h, n] + left[b, h, i, n] + right[b, h, j, n] + row[b, h, i] + column[b, h, j]``
+    and ``o_i += Σ_j p_ij · value[h, n]``.
+
+    Args:
+        bucket: maps offsets Δ = key − query, ``[..., A]`` real, to buckets ``[...]`` int64 in
+            0 … N-1. A pure function of the offset alone.
+        table: ``[H, N]``.
+        left: tokens are the queries (``[B, H, Q, E]``); the attention scale is already in it.
+        right: tokens are the keys (``[B, H, K, E]``); the attention scale is already in it.
+        row: ``[B|1, H, Q]``; column: ``[B|1, H, K]``.
+        value: ``[H|1, N, D]``.
+        reach: beyond this distance (on one axis) the bucket no longer changes, on either side.
+            None: no such distance is known.
+    """
+
+    bucket: Callable[[Float[Tensor, "*dims A"]], Int[Tensor, "*dims"]]
+    table: Float[Tensor, "H N"] | None = None
+    left: Product | None = None
+    right: Product | None = None
+    row: Float[Tensor, "b H Q"] | None = None
+    column: Float[Tensor, "b H K"] | None = None
+    value: Float[Tensor, "h N D"] | None = None
+    reach: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """``s_ij += query[b, h, i] · key[b, h, j]``: extra columns on the queries and keys.
+
+    Args:
+        query: ``[B|1, H, Q, R]``, the attention scale already in it; key: ``[B|1, H, K, R]``.
+    """
+
+    query: Float[Tensor, "b H Q R"]
+    key: Float[Tensor, "b H K R"]
+
+
+Lowered = Gathered | LowRank
+
+
+class Part(nn.Module):
+    """What all four kinds of part have in common."""
+
+    causal_only: ClassVar[bool] = False
+    """Meaningless unless queries see the past only."""
+
+    axes: ClassVar[tuple[int, ...] | None] = (1,)
+    """Numbers of position axes the part can read; None: any."""
+
+    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
+        """Read the layer's input ``[B, L, C]`` and note a small signal a token in the layout.
+
+        Most parts read nothing. The signal reaches ``forward`` in ``grid.query.signal`` and
+        ``grid.key.signal``, and is cached beside the keys.
+        """
+        return layout
+
+
+class EmbeddingEncoding(Part, ABC):
+    """Changes the token vectors before the first block, or before each."""
+
+    every_layer: ClassVar[bool] = False
+    """Whether it enters every block (FLOATER) rather than the first only."""
+
+    @abstractmethod
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        """Token vectors ``[B, L, C]`` with position in them, in ``x``'s dtype.
+
+        Args:
+            x: token vectors.
+            layout: where the tokens are.
+            tokens: their ids, for methods that keep tables a word.
+        """
+
+
+class QueryKeyTransform(Part, ABC):
+    """Transforms queries and keys before their product."""
+
+    @abstractmethod
+    def forward(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B G K E"]]:
+        """Both transformed, in their own dtypes, with as many heads as they came with."""
+
+
+class ScoreTerm(Part, ABC):
+    """Adds to the attention logits, or replaces them."""
+
+    terms: ClassVar[int] = 1
+    """Summands of the logit; the default scale is ``(terms · D) ** -0.5``."""
+
+    replaces_product: ClassVar[bool] = False
+    """Whether ``forward`` returns the whole logit rather than a summand beside ``scale · q·k``."""
+
+    @abstractmethod
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "b H Q K"]:
+        """The summand ``[B|1, H, Q, K]`` (the whole logit if ``replaces_product``).
+
+        The definition as in the paper; may take memory of size Q×K. Keys come with H heads.
+        """
+
+    def lower(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> tuple[Lowered, ...] | None:
+        """The same in the structured form that fast backends use; None where there is none."""
+        return None
+
+
+class ValueTerm(Part, ABC):
+    """Adds to the weighted sum of values."""
+
+    @abstractmethod
+    def forward(
+        self, weights: Float[Tensor, "B H Q K"], grid: Grid
+    ) -> Float[Tensor, "B H Q D"]:
+        """The summand ``[B, H, Q, D]`` of the output, from the attention weights."""
+
+    def lower(self, grid: Grid) -> Gathered | None:
+        """The same as ``Gathered(value=...)``; None where there is no such form."""
+        return None
+
+
+class Encoding(nn.Module):
+    """A way to tell a Transformer where its tokens are: at most one part a site.
+
+    The empty record is NoPE. Records add: ``create("rope", …) + create("alibi", …)``.
+
+    Args:
+        embedding: changes token vectors.
+        query_key: transforms queries and keys.
+        score: adds to the logits, or replaces them.
+        value: adds to the weighted sum of values.
+
+    Raises:
+        ArgumentError: when a part is put on a site that is not its own.
+    """
+
+    embedding: EmbeddingEncoding | None
+    query_key: QueryKeyTransform | None
+    score: ScoreTerm | None
+    value: ValueTerm | None
+
+    SITES: ClassVar[dict[str, type[Part]]] = {
+        "embedding": EmbeddingEncoding,
+        "query_key": QueryKeyTransform,
+        "score": ScoreTerm,
+        "value": ValueTerm,
+    }
+
+    def __init__(
+        self,
+        *,
+        embedding: EmbeddingEncoding | None = None,
+        query_key: QueryKeyTransform | None = None,
+        score: ScoreTerm | None = None,
+        value: ValueTerm | None = None,
+    ) -> None:
+        super().__init__()
+        given = {"embedding": embedding, "query_key": query_key, "score": score, "value": value}
+        for site, part in given.items():
+            if part is not None and not isinstance(part, self.SITES[site]):
+                raise ArgumentError(
+                    site,
+                    expected=self.SITES[site].__name__,
+                    got=type(part).__name__,
+                    remedy="Use Encoding.of(part), which finds the site.",
+                )
+            self.register_module(site, part)
+
+    @classmethod
+    def of(cls, *parts: Part) -> Encoding:
+        """The record of these parts, each on its own site.
+
+        Raises:
+            ArgumentError: when two parts share a site, or something is not a part.
+        """
+        placed: dict[str, Part] = {}
+        for part in parts:
+            site = next((s for s, kind in cls.SITES.items() if isinstance(part, kind)), None)
+            if site is None:
+                raise ArgumentError(
+                    "part",
+                    expected="an EmbeddingEncoding, QueryKeyTransform, ScoreTerm or ValueTerm",
+                    got=type(part).__name__,
+                    remedy="Derive it from one of these.",
+                )
+            if site in placed:
+                raise ArgumentError(
+                    "encoding",
+                    expected=f"one {site} part",
+                    got=f"{type(placed[site]).__name__} and {type(part).__name__}",
+                    remedy="Join only encodings that use different sites.",
+                )
+            placed[site] = part
+        return cls(**placed)  # type: ignore[arg-type]
+
+    def __add__(self, other: Encoding) -> Encoding:
+        return Encoding.of(*self.parts(), *other.parts())
+
+    def parts(self) -> tuple[Part, ...]:
+        """The parts present, in the order embedding, query_key, score, value."""
+        found = (self.embedding, self.query_key, self.score, self.value)
+        return tuple(part for part in found if part is not None)
+
+    @property
+    def causal_only(self) -> bool:
+        """Whether any part is meaningless without a causal mask."""
+        return any(part.causal_only for part in self.parts())
+
+    def embed(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        """``x`` with this encoding's embedding part applied, if it has one."""
+        return x if self.embedding is None else self.embedding(x, layout, tokens=tokens)
+
+    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
+        """The layout with the signals that the attention parts read from ``x``.
+
+        Raises:
+            ArgumentError: when two parts would write a signal.
+        """
+        observed = layout
+        for part in (self.query_key, self.score, self.value):
+            if part is None:
+                continue
+            seen = part.observe(x, observed)
+            if seen is not observed and observed is not layout:
+                raise ArgumentError(
+                    "encoding",
+                    expected="at most one part that reads the tokens",
+                    got=f"a second one, {type(part).__name__}",
+                    remedy="Join only one such part into a record.",
+                )
+            observed = seen
+        return observed
+
+    def default_scale(self, head_dim: int) -> float:
+        """``(terms · head_dim) ** -0.5``, what ``attend`` uses unless told otherwise."""
+        terms = 1 if self.score is None else self.score.terms
+        return float((terms * head_dim) ** -0.5)

@@ -1,0 +1,42 @@
+"""How a position vector joins a token vector."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.errors import ArgumentError, UnknownNameError
+
+__all__ = ["Fusion", "fuse", "require_fusion"]
+
+Fusion = Literal["add", "multiply"]
+
+
+def require_fusion(fusion: Fusion) -> Fusion:
+    """``fusion`` if it is one; UnknownNameError otherwise."""
+    if fusion not in ("add", "multiply"):
+        raise UnknownNameError.of("fusion", fusion, ("add", "multiply"))
+    return fusion
+
+
+def fuse(
+    x: Float[Tensor, "B L C"], vectors: Float[Tensor, "b L C"], fusion: Fusion
+) -> Float[Tensor, "B L C"]:
+    """``x + vectors`` or ``x · vectors``, computed in float32 or better, in ``x``'s dtype.
+
+    Raises:
+        ArgumentError: when the widths differ.
+    """
+    if x.shape[-1] != vectors.shape[-1]:
+        raise ArgumentError(
+            "x",
+            expected=f"width {vectors.shape[-1]}, the encoding's dim",
+            got=x.shape[-1],
+            remedy="Create the encoding with the model's width.",
+        )
+    wide = torch.promote_types(x.dtype, torch.float32)
+    joined = x.to(wide) + vectors if fusion == "add" else x.to(wide) * vectors
+    return joined.to(x.dtype)

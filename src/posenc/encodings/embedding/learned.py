@@ -1,0 +1,137 @@
+"""A trained vector a position."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.embedding.fusion import Fusion, fuse, require_fusion
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError, LengthError
+from posenc.layout import Layout
+
+__all__ = ["Learned"]
+
+
+class Learned(EmbeddingEncoding):
+    """Learned absolute positions: a table with a trained vector for each position.
+
+    ``x + P[p]`` (or ``x · P[p]``), p = 0 … max_length - 1 in tokens; ``P`` is ``[max_length, C]``.
+    A fractional p is read by linear interpolation between its neighbours.
+
+    Claims: absolute, one axis, trainable. Cost: L·C; max_length·C parameters. Past the table it
+    raises: there is nothing to read, and clamping would silently give many tokens one position.
+    Differs from BERT in nothing (truncated normal start, standard deviation 0.02); with
+    ``fusion="multiply"`` the table starts around 1.
+
+    Args:
+        dim: width C.
+        max_length: positions in the table.
+        fusion: ``"add"`` to the token vectors or ``"multiply"`` them.
+        std: standard deviation of the initial values.
+
+    Raises:
+        ArgumentError: when ``dim``, ``max_length`` or ``std`` is out of its domain.
+        LengthError: in ``forward``, for a token outside the table.
+
+    Reference: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning"; Devlin et al.
+    2019, "BERT".
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("learned", dim=4, max_length=8)
+    >>> encoding.embed(torch.zeros(1, 8, 4), posenc.Layout.sequence(8)).shape
+    torch.Size([1, 8, 4])
+    """
+
+    def __init__(
+        self, *, dim: int, max_length: int, fusion: Fusion = "add", std: float = 0.02
+    ) -> None:
+        super().__init__()
+        for name, value in (("dim", dim), ("max_length", max_length)):
+            if value < 1:
+                raise ArgumentError(
+                    name, expected="1 or more", got=value, remedy="Use the model's."
+                )
+        if std < 0:
+            raise ArgumentError("std", expected="0 or more", got=std, remedy="0.02 is BERT's.")
+        self.fusion: Fusion = require_fusion(fusion)
+        self.std = std
+        self.table = nn.Parameter(torch.empty(max_length, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values."""
+        mean = 1.0 if self.fusion == "multiply" else 0.0
+        nn.init.trunc_normal_(
+            self.table, mean, self.std, a=mean - 2 * self.std, b=mean + 2 * self.std
+        )
+
+    @property
+    def max_length(self) -> int:
+        """Positions in the table."""
+        return self.table.shape[0]
+
+    def extra_repr(self) -> str:
+        return f"max_length={self.max_length}, dim={self.table.shape[1]}, {self.fusion}"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        return fuse(x, self._rows(layout), self.fusion)
+
+    def _rows(self, layout: Layout) -> Float[Tensor, "b L C"]:
+        if layout.start is not None:
+            end = layout.start + layout.length
+            self._require_inside(layout.start, end - 1)
+            return self.table[layout.start : end].unsqueeze(0)
+        positions = layout.positions[..., 0]
+        if layout.valid is not None:
+            positions = positions.masked_fill(~layout.valid, 0.0)
+        if not torch.compiler.is_compiling() and not positions.is_meta:
+            self._require_inside(float(positions.min()), float(positions.max()))
+        last = self.max_length - 1
+        below = positions.floor().clamp(0, last)
+        share = (positions - below).unsqueeze(-1)
+        index = below.long()
+        return torch.lerp(
+            self.table[index].to(share), self.table[(index + 1).clamp(max=last)].to(share), share
+        )
+
+    def _require_inside(self, first: float, last: float) -> None:
+        if first < 0 or last > self.max_length - 1:
+            raise LengthError(
+                "positions",
+                expected=f"0 to {self.max_length - 1}, what the learned table holds",
+                got=f"{first:g} to {last:g}",
+                remedy="Stretch the table first (posenc.extension: interpolate, hierarchical, "
+                "random_tail), or create it with a larger max_length.",
+            )
+
+
+ENTRY = Entry(
+    factory=Learned,
+    summary="Adds a trained vector for each position to the token vectors.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=False,
+        trainable=True,
+        extrapolates="Cannot: past the table it raises.",
+        cost="L·C once",
+        exceptions={
+            "positions": "only 0 … max_length - 1 exist",
+        },
+    ),
+    citation=Citation(
+        authors="Gehring et al.",
+        title="Convolutional Sequence to Sequence Learning",
+        year=2017,
+        url="https://arxiv.org/abs/1705.03122",
+    ),
+    sharing="layers",
+)

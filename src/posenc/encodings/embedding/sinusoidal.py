@@ -1,0 +1,128 @@
+"""Sinusoidal absolute positions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.embedding.fusion import Fusion, fuse, require_fusion
+from posenc.encodings.frequencies import geometric_frequencies
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.layout import Layout
+
+__all__ = ["Arrangement", "Sinusoidal"]
+
+Arrangement = Literal["interleaved", "concatenated", "whisper"]
+
+
+class Sinusoidal(EmbeddingEncoding):
+    """Sinusoidal positions: each position is a vector of sines and cosines of falling frequency.
+
+    ``P[p, 2t] = sin(p · ω_t)``, ``P[p, 2t+1] = cos(p · ω_t)``, ``ω_t = base^(-2t/C)``
+    (section 3.5); the output is ``x + P`` (or ``x · P``).
+
+    ``p`` is the position ``[B|1, L]`` in tokens, any real; ``C`` the model's width; ``ω_t`` in
+    radians a token. Claims: absolute, one axis, no parameters; ``P(p + k)`` is a rotation of
+    ``P(p)`` that does not depend on p. Cost: L·C.
+
+    Differs from the paper in nothing with the default options. ``arrangement="concatenated"``
+    puts all sines before all cosines; ``"whisper"`` does that with
+    ``ω_t = base^(-t/(C/2 - 1))``, so that the slowest frequency is exactly 1/base.
+
+    Args:
+        dim: width C; may be odd (one more sine than cosines), except for "whisper".
+        base: ratio of the fastest frequency to the slowest (its limit, for the paper's form).
+        arrangement: order of sines and cosines, see above.
+        fusion: ``"add"`` to the token vectors or ``"multiply"`` them.
+
+    Raises:
+        ArgumentError: when ``dim`` or ``base`` is out of its domain.
+        UnknownNameError: for another ``arrangement`` or ``fusion``.
+
+    Reference: Vaswani et al. 2017, "Attention Is All You Need".
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("sinusoidal", dim=4)
+    >>> encoding.embed(torch.zeros(1, 2, 4), posenc.Layout.sequence(2))[0, 0].tolist()
+    [0.0, 1.0, 0.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        base: float = 10000.0,
+        arrangement: Arrangement = "interleaved",
+        fusion: Fusion = "add",
+    ) -> None:
+        super().__init__()
+        if arrangement not in ("interleaved", "concatenated", "whisper"):
+            raise UnknownNameError.of(
+                "arrangement", arrangement, ("interleaved", "concatenated", "whisper")
+            )
+        least = 4 if arrangement == "whisper" else 1
+        if dim < least or (arrangement == "whisper" and dim % 2):
+            raise ArgumentError(
+                "dim",
+                expected="an even number from 4" if arrangement == "whisper" else "1 or more",
+                got=dim,
+                remedy="Use the width of the token vectors.",
+            )
+        if not base > 1:
+            raise ArgumentError(
+                "base", expected="more than 1", got=base, remedy="10000 is the paper's."
+            )
+        self.dim, self.base = dim, base
+        self.arrangement: Arrangement = arrangement
+        self.fusion: Fusion = require_fusion(fusion)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, base={self.base:g}, {self.arrangement}, {self.fusion}"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        return fuse(x, self.table(layout.positions[..., 0]), self.fusion)
+
+    def table(self, positions: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims C"]:
+        """``P`` at any real positions, in their dtype."""
+        sines = -(-self.dim // 2)
+        width = 2 * (sines - 1) if self.arrangement == "whisper" else self.dim
+        frequencies = geometric_frequencies(sines, width, self.base, like=positions)
+        angles = positions.unsqueeze(-1) * frequencies
+        sine, cosine = angles.sin(), angles[..., : self.dim // 2].cos()
+        if self.arrangement != "interleaved":
+            return torch.cat([sine, cosine], dim=-1)
+        table = positions.new_empty(*positions.shape, self.dim)
+        table[..., 0::2] = sine
+        table[..., 1::2] = cosine
+        return table
+
+
+ENTRY = Entry(
+    factory=Sinusoidal,
+    summary="Adds sines and cosines of falling frequency to the token vectors.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=False,
+        trainable=False,
+        extrapolates="Breaks soon past the training length.",
+        cost="L·C once",
+    ),
+    citation=Citation(
+        authors="Vaswani et al.",
+        title="Attention Is All You Need",
+        year=2017,
+        url="https://arxiv.org/abs/1706.03762",
+    ),
+    sharing="layers",
+)

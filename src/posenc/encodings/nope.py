@@ -1,0 +1,49 @@
+"""No positional encoding."""
+
+from __future__ import annotations
+
+from posenc.encoding import Encoding
+from posenc.entry import Citation, Claims, Entry
+
+__all__ = ["nope"]
+
+
+def nope() -> Encoding:
+    """NoPE: nothing tells the model where its tokens are; a causal mask still tells it their order.
+
+    ``s_ij = scale · q_i·k_j``.
+
+    Claims: relative (trivially), any axes, no parameters. Cost: none. Differs from the paper in
+    nothing. Bidirectional NoPE is permutation-equivariant; causal NoPE with two or more layers is
+    not.
+
+    Reference: Haviv et al. 2022, "Transformer Language Models without Positional Encodings Still
+    Learn Positional Information"; Kazemnejad et al. 2023.
+
+    >>> import posenc
+    >>> posenc.create("nope").parts()
+    ()
+    """
+    return Encoding()
+
+
+ENTRY = Entry(
+    factory=nope,
+    summary="Nothing: what the causal mask alone gives away.",
+    claims=Claims(
+        sites=(),
+        relative=True,
+        axes=None,
+        trainable=False,
+        extrapolates="Degrades slowly past the training length.",
+        cost="none",
+    ),
+    citation=Citation(
+        authors="Haviv et al.",
+        title="Transformer Language Models without Positional Encodings Still Learn Positional "
+        "Information",
+        year=2022,
+        url="https://arxiv.org/abs/2203.16634",
+    ),
+    sharing="layers",
+)

@@ -1,0 +1,1 @@
+"""Methods that transform queries and keys."""

@@ -1,0 +1,140 @@
+"""Rotary positions."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import QueryKeyTransform
+from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.query_key.rotation import Pairing, require_pairing, rotate
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Grid, Layout
+
+__all__ = ["Rope"]
+
+
+class Rope(QueryKeyTransform):
+    """RoPE: turns each pair of query and key features by an angle proportional to position.
+
+    ``q'_i = R(p_i) q_i``, ``k'_j = R(p_j) k_j``, where R(p) turns pair t by ``p · θ_t``,
+    ``θ_t = base^(-2t/d)`` (equations 14-16); ``⟨q'_i, k'_j⟩`` depends on ``p_i - p_j`` only.
+
+    ``p`` is a position in tokens, any real; ``θ_t`` in radians a token, t = 0 … d/2 - 1; ``d`` the
+    rotated width. Claims: relative, one axis, no parameters unless ``learned``. Cost: (Q + K)·d·H.
+    Values are never turned. Differs from the paper in nothing with ``pairing="adjacent"``; the
+    default ``"half"`` is the same up to a permutation of features and is what Llama checkpoints
+    use.
+
+    Args:
+        head_dim: width D of a head.
+        base: sets the slowest frequency.
+        pairing: ``"half"`` pairs feature t with t + d/2 (Llama, NeoX), ``"adjacent"`` 2t with
+            2t + 1 (GPT-J, RoFormer).
+        fraction: share of each head that is rotated, its first ``d = fraction · D`` features.
+        learned: frequencies are parameters that start at θ.
+
+    Raises:
+        ArgumentError: when the rotated width is odd or zero, or ``base`` or ``fraction`` is out of
+            its domain.
+        UnknownNameError: for another ``pairing``.
+
+    Reference: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
+
+    >>> import posenc, torch
+    >>> grid = posenc.Grid.of(posenc.Layout.sequence(3))
+    >>> q = torch.randn(1, 2, 3, 8)
+    >>> posenc.create("rope", head_dim=8).query_key(q, q, grid)[0].shape
+    torch.Size([1, 2, 3, 8])
+    """
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        base: float = 10000.0,
+        pairing: Pairing = "half",
+        fraction: float = 1.0,
+        learned: bool = False,
+    ) -> None:
+        super().__init__()
+        if not 0 < fraction <= 1:
+            raise ArgumentError(
+                "fraction", expected="0 < fraction ≤ 1", got=fraction, remedy="1 turns all."
+            )
+        turned = fraction * head_dim
+        if turned < 2 or turned % 2:
+            raise ArgumentError(
+                "head_dim",
+                expected="an even number of rotated features (fraction · head_dim)",
+                got=f"{turned:g}",
+                remedy="Change head_dim or fraction: features turn in pairs.",
+            )
+        if not base > 1:
+            raise ArgumentError(
+                "base", expected="more than 1", got=base, remedy="10000 is the paper's."
+            )
+        self.head_dim, self.base, self.turned = head_dim, base, int(turned)
+        self.pairing: Pairing = require_pairing(pairing)
+        self.log_frequencies = nn.Parameter(torch.empty(self.turned // 2)) if learned else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start learned frequencies at θ."""
+        if self.log_frequencies is not None:
+            with torch.no_grad():
+                self.log_frequencies.copy_(self._theta(like=self.log_frequencies).log())
+
+    def extra_repr(self) -> str:
+        return f"turned={self.turned} of {self.head_dim}, base={self.base:g}, {self.pairing}"
+
+    def _theta(self, *, like: Tensor) -> Float[Tensor, " T"]:
+        return geometric_frequencies(self.turned // 2, self.turned, self.base, like=like)
+
+    def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
+        """Angle of every token and pair in radians, in the positions' float32 or float64."""
+        positions = layout.positions[..., 0]
+        if self.log_frequencies is None:
+            theta = self._theta(like=positions)
+        else:
+            theta = self.log_frequencies.to(positions.dtype).exp()
+        angles = positions.unsqueeze(-1) * theta
+        if layout.special is not None:
+            angles = angles.masked_fill(layout.special.unsqueeze(-1), 0.0)
+        return angles
+
+    def forward(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+        if q.shape[-1] != self.head_dim:
+            raise ArgumentError(
+                "q",
+                expected=f"head width {self.head_dim}, the encoding's head_dim",
+                got=q.shape[-1],
+                remedy="Create the encoding with the attention's head_dim.",
+            )
+        query_angles = self.angles(grid.query)
+        key_angles = query_angles if grid.key is grid.query else self.angles(grid.key)
+        return rotate(q, query_angles, self.pairing), rotate(k, key_angles, self.pairing)
+
+
+ENTRY = Entry(
+    factory=Rope,
+    summary="Turns pairs of query and key features by angles proportional to position.",
+    claims=Claims(
+        sites=("query_key",),
+        relative=True,
+        trainable=False,
+        extrapolates="Degrades past the training length; can be stretched (posenc.extension).",
+        cost="(Q + K)·D·H",
+    ),
+    citation=Citation(
+        authors="Su et al.",
+        title="RoFormer: Enhanced Transformer with Rotary Position Embedding",
+        year=2021,
+        url="https://arxiv.org/abs/2104.09864",
+    ),
+    sharing="layers",
+)

@@ -1,0 +1,1 @@
+"""Methods that add to the attention logits, or replace them."""

@@ -1,0 +1,113 @@
+"""Attention with linear biases."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encodings.score.offset_bias import OffsetBias
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+
+__all__ = ["Alibi", "geometric_slopes"]
+
+
+class Alibi(OffsetBias):
+    """ALiBi: a penalty that grows linearly with distance, at another rate in each head.
+
+    ``s_ij += -m_h · |Δ|``, ``m_h = 2^(-8h/H)`` for h = 1 … H (section 3).
+
+    Δ = j - i in tokens, any real; ``m_h`` in logits a token, positive. With H not a power of 2
+    the slopes are those of the next lower power n, followed by every other slope of 2n, as in the
+    authors' code. Claims: relative, one axis, no parameters unless ``learned``. Cost: Q·K·H
+    (a table of Q + K - 1 offsets where layouts are regular).
+
+    Differs from the paper, which is causal, in serving bidirectional attention too: symmetric by
+    default, or with ``asymmetric`` a slope of its own for keys ahead of the query.
+
+    Args:
+        heads: H.
+        learned: slopes are parameters (kept positive by an exponential) that start at m.
+        asymmetric: keys ahead have slopes of their own; only with ``learned``, since they start
+            equal.
+
+    Raises:
+        ArgumentError: when ``heads`` is below 1, or ``asymmetric`` comes without ``learned``.
+
+    Reference: Press et al. 2022, "Train Short, Test Long".
+
+    >>> import posenc, torch
+    >>> alibi = posenc.create("alibi", heads=8).score
+    >>> alibi.bias(torch.tensor([-2.0, 0.0]))[0].tolist()
+    [-1.0, -0.0]
+    """
+
+    def __init__(self, *, heads: int, learned: bool = False, asymmetric: bool = False) -> None:
+        super().__init__()
+        if heads < 1:
+            raise ArgumentError("heads", expected="1 or more", got=heads, remedy="Count heads.")
+        if asymmetric and not learned:
+            raise ArgumentError(
+                "asymmetric",
+                expected="learned=True beside it",
+                got="fixed slopes, which would be symmetric all the same",
+                remedy="Pass learned=True.",
+            )
+        self.heads = heads
+        directions = 2 if asymmetric else 1
+        self.log_slopes = nn.Parameter(torch.empty(directions, heads)) if learned else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start learned slopes at m."""
+        if self.log_slopes is not None:
+            with torch.no_grad():
+                self.log_slopes.copy_(torch.tensor(geometric_slopes(self.heads)).log())
+
+    def extra_repr(self) -> str:
+        directions = 0 if self.log_slopes is None else self.log_slopes.shape[0]
+        learned = {0: "fixed", 1: "learned", 2: "learned, asymmetric"}[directions]
+        return f"heads={self.heads}, {learned}"
+
+    def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, "H *dims"]:
+        distance = offset.abs()
+        if self.log_slopes is None:
+            past = ahead = distance.new_tensor(geometric_slopes(self.heads))
+        else:
+            slopes = self.log_slopes.to(distance.dtype).exp()
+            past, ahead = slopes[0], slopes[-1]
+        column = (-1, *(1,) * offset.dim())
+        slope = torch.where(offset > 0, ahead.view(column), past.view(column))
+        return -slope * distance
+
+
+def geometric_slopes(heads: int) -> list[float]:
+    """ALiBi's slopes, head by head, in the order of the authors' code."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8 * (h + 1) / power) for h in range(power)]
+    between = [2.0 ** (-4 * (2 * h + 1) / power) for h in range(heads - power)]
+    return slopes + between
+
+
+ENTRY = Entry(
+    factory=Alibi,
+    summary="Lowers the logits in proportion to distance, at another rate in each head.",
+    claims=Claims(
+        sites=("score",),
+        relative=True,
+        trainable=False,
+        extrapolates="Holds far past the training length; what is far away fades.",
+        cost="Q·K·H; a table of Q + K offsets on regular layouts",
+    ),
+    citation=Citation(
+        authors="Press et al.",
+        title="Train Short, Test Long: Attention with Linear Biases Enables Input Length "
+        "Extrapolation",
+        year=2022,
+        url="https://arxiv.org/abs/2108.12409",
+    ),
+    sharing="layers",
+)

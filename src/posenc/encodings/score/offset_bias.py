@@ -1,0 +1,53 @@
+"""What all biases that depend on the offset alone have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.encoding import Gathered, Lowered, ScoreTerm
+from posenc.layout import Grid
+
+__all__ = ["OffsetBias"]
+
+
+class OffsetBias(ScoreTerm, ABC):
+    """``s_ij += bias_h(Δ)``, Δ = j - i in tokens.
+
+    A subclass writes ``bias``; the definition and the structured form (over regular layouts, a
+    table of the bias at every offset) follow from it.
+    """
+
+    @abstractmethod
+    def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, "H *dims"]:
+        """The bias of every head at any real offsets, in float32 or better."""
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "b H Q K"]:
+        return self.bias(grid.offset[..., 0]).transpose(0, 1)
+
+    def lower(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> tuple[Lowered, ...] | None:
+        if grid.shift is None:
+            return None
+        line = grid.line(device=q.device)
+        first = grid.require_shift() - (grid.query.length - 1)
+
+        def bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+            return offset[..., 0].long() - first
+
+        return (Gathered(bucket, table=self.bias(line.to(grid.key.positions.dtype))),)

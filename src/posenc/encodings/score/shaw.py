@@ -1,0 +1,131 @@
+"""Shaw's relative positions, on keys and on values."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm, ValueTerm
+from posenc.encodings.score.gathering import gather_rows, sum_by_bucket
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Grid
+
+__all__ = ["ShawKeys", "ShawValues", "shaw"]
+
+
+def shaw(*, head_dim: int, max_distance: int = 16) -> Encoding:
+    """Shaw et al.: a trained vector for each clipped offset, added to keys and to values.
+
+    ``s_ij = scale · q_i · (k_j + a^K[n])``, ``o_i = Σ_j p_ij (v_j + a^V[n])`` (equations 3-4),
+    ``n = clip(Δ, -k, k) + k``.
+
+    Δ = j - i in tokens (a fractional one is rounded); ``k = max_distance``; ``a^K`` and ``a^V``
+    are ``[2k + 1, D]``, shared by the heads, each layer with its own. Claims: relative, one axis,
+    trainable. Cost: Q·K·H beside Q·N·D·H; 2·(2k + 1)·D parameters. Differs from the paper in
+    nothing; for keys alone use ``Encoding(score=shaw(...).score)``.
+
+    Args:
+        head_dim: width D of a head.
+        max_distance: k, the offset beyond which all are alike. The paper finds 2 to 256 alike.
+
+    Raises:
+        ArgumentError: when ``head_dim`` is below 1 or ``max_distance`` negative.
+
+    Reference: Shaw et al. 2018, "Self-Attention with Relative Position Representations".
+
+    >>> import posenc
+    >>> [type(part).__name__ for part in posenc.create("shaw", head_dim=64).parts()]
+    ['ShawKeys', 'ShawValues']
+    """
+    return Encoding(
+        score=ShawKeys(head_dim=head_dim, max_distance=max_distance),
+        value=ShawValues(head_dim=head_dim, max_distance=max_distance),
+    )
+
+
+class _Table(nn.Module):
+    """A vector for each clipped offset, ``[2k + 1, D]``."""
+
+    def __init__(self, *, head_dim: int, max_distance: int) -> None:
+        super().__init__()
+        if head_dim < 1:
+            raise ArgumentError(
+                "head_dim", expected="1 or more", got=head_dim, remedy="Use the attention's."
+            )
+        if max_distance < 0:
+            raise ArgumentError(
+                "max_distance", expected="0 or more", got=max_distance, remedy="The paper has 16."
+            )
+        self.max_distance = max_distance
+        self.rows = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim))
+        nn.init.xavier_uniform_(self.rows)
+
+    def bucket(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+        clipped = offset[..., 0].round().clamp(-self.max_distance, self.max_distance)
+        return clipped.long() + self.max_distance
+
+
+class ShawKeys(ScoreTerm):
+    """The key half of ``shaw``: ``s_ij += scale · q_i · a^K[n]``."""
+
+    def __init__(self, *, head_dim: int, max_distance: int = 16) -> None:
+        super().__init__()
+        self.table = _Table(head_dim=head_dim, max_distance=max_distance)
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "B H Q K"]:
+        return scale * gather_rows(q, self.table.rows[None], self.table.bucket(grid.offset))
+
+    def lower(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> tuple[Lowered, ...] | None:
+        left = Product(q * scale, self.table.rows[None])
+        return (Gathered(self.table.bucket, left=left, reach=self.table.max_distance),)
+
+
+class ShawValues(ValueTerm):
+    """The value half of ``shaw``: ``o_i += Σ_j p_ij · a^V[n]``."""
+
+    def __init__(self, *, head_dim: int, max_distance: int = 16) -> None:
+        super().__init__()
+        self.table = _Table(head_dim=head_dim, max_distance=max_distance)
+
+    def forward(self, weights: Float[Tensor, "B H Q K"], grid: Grid) -> Float[Tensor, "B H Q D"]:
+        return sum_by_bucket(weights, self.table.rows[None], self.table.bucket(grid.offset))
+
+    def lower(self, grid: Grid) -> Gathered | None:
+        rows, reach = self.table.rows[None], self.table.max_distance
+        return Gathered(self.table.bucket, value=rows, reach=reach)
+
+
+ENTRY = Entry(
+    factory=shaw,
+    summary="Adds a trained vector for each clipped offset to keys and to values.",
+    claims=Claims(
+        sites=("score", "value"),
+        relative=True,
+        trainable=True,
+        extrapolates="Degrades slowly: offsets beyond the clip distance are alike.",
+        cost="Q·K·H beside Q·(2k + 1)·D·H",
+    ),
+    citation=Citation(
+        authors="Shaw et al.",
+        title="Self-Attention with Relative Position Representations",
+        year=2018,
+        url="https://arxiv.org/abs/1803.02155",
+    ),
+    sharing="none",
+)

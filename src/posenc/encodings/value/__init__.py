@@ -1,0 +1,1 @@
+"""Methods that add to the weighted sum of values."""

@@ -1,0 +1,87 @@
+"""Everything that posenc raises on purpose.
+
+Each message says which argument is wrong, what was expected, what came, and the remedy.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ArgumentError",
+    "BackendRefusal",
+    "CheckpointError",
+    "DataError",
+    "LengthError",
+    "OutputError",
+    "PosencError",
+    "UnknownNameError",
+]
+
+
+class PosencError(Exception):
+    """Base of all errors that posenc raises on purpose.
+
+    Args:
+        argument: what is wrong, by the name the caller knows it by.
+        expected: what would have been right.
+        got: what came.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, argument: str, *, expected: str, got: object, remedy: str) -> None:
+        self.argument = argument
+        self.expected = expected
+        self.got = str(got)
+        self.remedy = remedy
+        super().__init__(f"{argument}: expected {expected}, got {self.got}. {remedy}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.argument, self.expected, self.got, self.remedy)
+
+
+def _rebuild(
+    kind: type[PosencError], argument: str, expected: str, got: str, remedy: str
+) -> PosencError:
+    """Restore an error that crossed a process boundary."""
+    return kind(argument, expected=expected, got=got, remedy=remedy)
+
+
+class ArgumentError(PosencError, ValueError):
+    """An argument has the wrong shape, rank, dtype, device or value."""
+
+
+class LengthError(ArgumentError):
+    """A position lies outside what an encoding can represent."""
+
+
+class UnknownNameError(ArgumentError):
+    """A name (of an encoding, option, backend, task …) that does not exist."""
+
+    @classmethod
+    def of(cls, argument: str, name: str, valid: Iterable[str]) -> UnknownNameError:
+        """An error that lists the close matches of ``name`` first, then all valid names."""
+        names = sorted(valid)
+        close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
+        listed = ", ".join(names) or "none"
+        return cls(
+            argument, expected="a known name", got=repr(name), remedy=f"{hint}Valid: {listed}."
+        )
+
+
+class BackendRefusal(PosencError, RuntimeError):
+    """A backend that was asked for by name cannot do the job."""
+
+
+class DataError(PosencError, ValueError):
+    """A text, corpus or data set that cannot be used."""
+
+
+class CheckpointError(PosencError, RuntimeError):
+    """A checkpoint that is damaged, incomplete or of another kind."""
+
+
+class OutputError(PosencError, OSError):
+    """An output folder that exists, is read-only or is full."""

@@ -1,0 +1,470 @@
+"""Where tokens are, and what they may see: positions as data.
+
+Shape letters used throughout posenc:
+
+====== =========================================
+``B``  batch rows (1 where all rows agree)
+``H``  query heads
+``G``  key/value heads (H is a multiple of G)
+``L``  tokens
+``Q``  queries, ``K`` keys
+``D``  width of a head, ``C`` width of the model
+``A``  axes of a position (1 text, 2 images)
+``N``  buckets of a relative method
+====== =========================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from posenc.errors import ArgumentError
+
+__all__ = ["Grid", "Layout"]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where each token of a batch is.
+
+    Nothing in posenc assumes that tokens stand at 0, 1, 2, …; a layout says where they stand.
+
+    Args:
+        positions: ``[B|1, L, A]`` float32 or float64; what encodings see. Any finite reals.
+        order: ``[B|1, L]`` int64; what causality sees (a token sees those of equal or lower order).
+        document: ``[B|1, L]`` int64; tokens see only their own document. None: one document.
+        valid: ``[B|1, L]`` bool; False marks padding, which neither sees nor is seen. None: all.
+        special: ``[B|1, L]`` bool; tokens that stand nowhere, such as a class token. None: none.
+        signal: ``[B, L, S]``; what a part has read from the tokens (a forget gate, say). It
+            travels with the keys into the cache.
+        start: set only where positions and order are both ``start, start + 1, …`` in every row.
+            It is what lets fast paths know a regular layout without reading the device.
+        extent: set only where positions are the cells of a whole ``(height, width)`` grid in
+            raster order, after the special tokens if there are any.
+
+    Raises:
+        ArgumentError: on ranks, lengths or dtypes that do not fit, or positions that are not
+            finite (checked here on the CPU only, so that no device is waited for).
+    """
+
+    positions: Float[Tensor, "b L A"]
+    order: Int[Tensor, "b L"]
+    document: Int[Tensor, "b L"] | None = None
+    valid: Bool[Tensor, "b L"] | None = None
+    special: Bool[Tensor, "b L"] | None = None
+    signal: Float[Tensor, "b L S"] | None = None
+    start: int | None = None
+    extent: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.positions.dim() != 3:
+            raise ArgumentError(
+                "positions",
+                expected="shape [B|1, L, A]",
+                got=list(self.positions.shape),
+                remedy="Use Layout.at(times) for one axis, or add the missing dimensions.",
+            )
+        if self.positions.dtype not in (torch.float32, torch.float64):
+            raise ArgumentError(
+                "positions",
+                expected="float32 or float64",
+                got=self.positions.dtype,
+                remedy="Narrower types merge neighbours: bfloat16 cannot tell 256 from 257.",
+            )
+        rows = {self.positions.shape[0]}
+        for name, dtype in (
+            ("order", torch.int64),
+            ("document", torch.int64),
+            ("valid", torch.bool),
+            ("special", torch.bool),
+        ):
+            value: Tensor | None = getattr(self, name)
+            if value is None:
+                continue
+            rows.add(value.shape[0])
+            if value.dim() != 2 or value.shape[1] != self.length:
+                raise ArgumentError(
+                    name,
+                    expected=f"shape [B|1, {self.length}]",
+                    got=list(value.shape),
+                    remedy="Give one entry a token.",
+                )
+            if value.dtype != dtype:
+                raise ArgumentError(
+                    name, expected=f"{dtype}", got=value.dtype, remedy=f"Use .to({dtype})."
+                )
+        if len(rows - {1}) > 1:
+            raise ArgumentError(
+                "layout",
+                expected="equal batch sizes (or 1)",
+                got=sorted(rows),
+                remedy="Give every tensor of a layout B or 1 rows.",
+            )
+        if self.start is None and self.positions.device.type == "cpu":
+            _require_finite(self.positions)
+
+    @classmethod
+    def sequence(
+        cls, length: int, start: int = 0, *, device: torch.device | str | None = None
+    ) -> Layout:
+        """Tokens at ``start, start + 1, …, start + length - 1``, the same in every row."""
+        _require_length(length)
+        order = torch.arange(start, start + length, device=device).unsqueeze(0)
+        return cls(order.to(torch.float32).unsqueeze(-1), order, start=start)
+
+    @classmethod
+    def packed(
+        cls, lengths: Sequence[int], *, device: torch.device | str | None = None
+    ) -> Layout:
+        """Documents one after the other in one row; positions begin at 0 in each."""
+        if not lengths:
+            raise ArgumentError(
+                "lengths", expected="one length a document", got=lengths, remedy="Give at least 1."
+            )
+        for length in lengths:
+            _require_length(length)
+        positions = torch.cat([torch.arange(n, device=device) for n in lengths])
+        document = torch.repeat_interleave(
+            torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device)
+        )
+        order = torch.arange(len(positions), device=device)
+        return cls(
+            positions.to(torch.float32).reshape(1, -1, 1),
+            order.unsqueeze(0),
+            document=document.unsqueeze(0),
+        )
+
+    @classmethod
+    def padded(
+        cls, lengths: Sequence[int], length: int | None = None, *, side: str = "right",
+        device: torch.device | str | None = None,
+    ) -> Layout:
+        """Rows of different lengths, padded to one; each row's first real token stands at 0.
+
+        Args:
+            lengths: real tokens of each row.
+            length: tokens a row after padding; the longest of ``lengths`` by default.
+            side: ``"right"`` or ``"left"``, where the padding is.
+        """
+        total = max(lengths) if length is None else length
+        for count in lengths:
+            if not 0 <= count <= total:
+                raise ArgumentError(
+                    "lengths", expected=f"0 to {total}", got=count, remedy="Raise `length`."
+                )
+        if side not in ("left", "right"):
+            raise ArgumentError(
+                "side", expected="'left' or 'right'", got=repr(side), remedy="Choose one."
+            )
+        real = torch.tensor(lengths, device=device).unsqueeze(1)
+        order = torch.arange(total, device=device).unsqueeze(0)
+        if side == "left":
+            order = order - (total - real)
+            valid = order >= 0
+        else:
+            order = order.expand(len(lengths), total)
+            valid = order < real
+        return cls(order.to(torch.float32).unsqueeze(-1), order, valid=valid)
+
+    @classmethod
+    def image(
+        cls,
+        height: int,
+        width: int,
+        *,
+        valid: Bool[Tensor, "b h w"] | None = None,
+        prefix: int = 0,
+        device: torch.device | str | None = None,
+    ) -> Layout:
+        """The cells of an image in raster order, at (row, column), after ``prefix`` special tokens.
+
+        Args:
+            height, width: cells along each axis.
+            valid: ``[B|1, height, width]`` bool, False where the image is padding.
+            prefix: tokens before the image that stand nowhere (a class token); put at (0, 0)
+                and marked special.
+        """
+        _require_length(height)
+        _require_length(width)
+        rows = torch.arange(height, device=device).repeat_interleave(width)
+        columns = torch.arange(width, device=device).repeat(height)
+        cells = torch.stack([rows, columns], dim=-1).to(torch.float32)
+        positions = torch.cat([cells.new_zeros(prefix, 2), cells]).unsqueeze(0)
+        order = torch.arange(prefix + height * width, device=device).unsqueeze(0)
+        if valid is not None:
+            if valid.dim() != 3 or valid.shape[1:] != (height, width):
+                raise ArgumentError(
+                    "valid",
+                    expected=f"shape [B|1, {height}, {width}]",
+                    got=list(valid.shape),
+                    remedy="Give one entry a cell.",
+                )
+            valid = torch.cat([valid.new_ones(valid.shape[0], prefix), valid.flatten(1)], dim=1)
+        return cls(
+            positions,
+            order,
+            valid=valid,
+            special=order < prefix if prefix else None,
+            extent=(height, width),
+        )
+
+    @classmethod
+    def at(cls, times: Tensor, *, valid: Bool[Tensor, "b L"] | None = None) -> Layout:
+        """Tokens at real positions ``times`` ([L], [B, L] or [B, L, A]), in the order given.
+
+        Raises:
+            ArgumentError: when a position is NaN or infinite, on whatever device.
+        """
+        if times.dim() not in (1, 2, 3):
+            raise ArgumentError(
+                "times", expected="1, 2 or 3 dimensions", got=times.dim(), remedy="See Layout.at."
+            )
+        if not times.is_floating_point():
+            times = times.to(torch.float32)
+        positions = times.reshape(1, -1, 1) if times.dim() == 1 else times
+        positions = positions.unsqueeze(-1) if positions.dim() == 2 else positions
+        _require_finite(positions)
+        order = torch.arange(positions.shape[1], device=times.device).unsqueeze(0)
+        return cls(positions, order, valid=valid)
+
+    @property
+    def length(self) -> int:
+        """Tokens a row."""
+        return self.positions.shape[1]
+
+    @property
+    def axes(self) -> int:
+        """Numbers a position has."""
+        return self.positions.shape[2]
+
+    @property
+    def batch(self) -> int:
+        """Rows, 1 where all rows agree."""
+        return max(part.shape[0] for part in self._tensors().values())
+
+    @property
+    def device(self) -> torch.device:
+        return self.positions.device
+
+    def _tensors(self) -> dict[str, Tensor]:
+        names = ("positions", "order", "document", "valid", "special", "signal")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def to(self, device: torch.device | str) -> Layout:
+        """The same layout on another device."""
+        if self.device == torch.device(device):
+            return self
+        return replace(self, **{n: t.to(device) for n, t in self._tensors().items()})
+
+    def slice(self, begin: int, end: int) -> Layout:
+        """Tokens ``begin`` to ``end`` (exclusive) of every row: a chunk, or a shard."""
+        begin, end, _ = slice(begin, end).indices(self.length)
+        parts = {name: tensor[:, begin:end] for name, tensor in self._tensors().items()}
+        start = None if self.start is None else self.start + begin
+        return replace(self, **parts, start=start, extent=None)
+
+    def select(self, rows: Int[Tensor, " rows"]) -> Layout:
+        """The layout of chosen batch rows (as beam search re-orders them)."""
+        parts = {n: t if t.shape[0] == 1 else t[rows] for n, t in self._tensors().items()}
+        return replace(self, **parts)
+
+    def with_positions(self, positions: Float[Tensor, "b L A"]) -> Layout:
+        """The same tokens, order and documents at other positions."""
+        return replace(self, positions=positions, start=None, extent=None)
+
+    def concat(self, other: Layout) -> Layout:
+        """This layout's tokens, then ``other``'s, in every row (what a cache does).
+
+        Where only one of the two marks documents, validity or special tokens, the other's tokens
+        count as document 0, valid and ordinary.
+        """
+        if self.axes != other.axes:
+            raise ArgumentError(
+                "layout",
+                expected=f"{self.axes} axes as in the cached part",
+                got=other.axes,
+                remedy="Continue a sequence with the kind of layout it began with.",
+            )
+        if (self.signal is None) != (other.signal is None):
+            raise ArgumentError(
+                "signal",
+                expected="a signal on both layouts or on neither",
+                got="one",
+                remedy="Let the encoding observe every chunk before it is cached.",
+            )
+        start = self.start
+        if other.start is None or start is None or other.start != start + self.length:
+            start = None
+        return Layout(
+            positions=_join(self.positions, other.positions),
+            order=_join(self.order, other.order),
+            document=_join_marks(self, other, "document", 0),
+            valid=_join_marks(self, other, "valid", True),
+            special=_join_marks(self, other, "special", False),
+            signal=None
+            if self.signal is None or other.signal is None
+            else _join(self.signal, other.signal),
+            start=start,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Queries against keys: the offset of every pair, and which pairs may see each other.
+
+    Args:
+        query, key: the layouts of both sides.
+        causal: a query sees keys of equal or lower order only.
+        window: a query sees keys fewer than ``window`` steps of order away: itself and
+            ``window - 1`` before it (and as many after it unless causal).
+
+    Raises:
+        ArgumentError: on a window below 1, or layouts with different numbers of axes.
+    """
+
+    query: Layout
+    key: Layout
+    causal: bool = False
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ArgumentError(
+                "window", expected="1 or more", got=self.window, remedy="Use None for no window."
+            )
+        if self.query.axes != self.key.axes:
+            raise ArgumentError(
+                "grid",
+                expected="queries and keys with equally many axes",
+                got=f"{self.query.axes} and {self.key.axes}",
+                remedy="Give cross-attention layouts of one kind.",
+            )
+
+    @classmethod
+    def of(cls, layout: Layout, *, causal: bool = False, window: int | None = None) -> Grid:
+        """Self-attention: ``layout`` on both sides."""
+        return cls(layout, layout, causal, window)
+
+    @property
+    def offset(self) -> Float[Tensor, "b Q K A"]:
+        """Δ = key position − query position, ``[B|1, Q, K, A]``."""
+        return self.key.positions.unsqueeze(1) - self.query.positions.unsqueeze(2)
+
+    @cached_property
+    def visible(self) -> Bool[Tensor, "b 1 Q K"]:
+        """Which keys each query may see, ``[B|1, 1, Q, K]``."""
+        query, key = self.query, self.key
+        ahead = key.order.unsqueeze(1) - query.order.unsqueeze(2)
+        seen = torch.ones_like(ahead, dtype=torch.bool)
+        if self.causal:
+            seen = seen & (ahead <= 0)
+        if self.window is not None:
+            seen = seen & (ahead.abs() < self.window)
+        if query.document is not None or key.document is not None:
+            seen = seen & (_documents(query).unsqueeze(2) == _documents(key).unsqueeze(1))
+        if key.valid is not None:
+            seen = seen & key.valid.unsqueeze(1)
+        if query.valid is not None:
+            seen = seen & query.valid.unsqueeze(2)
+        return seen.unsqueeze(1)
+
+    @property
+    def marked(self) -> bool:
+        """Whether documents or padding hide pairs (known without reading the device)."""
+        return any(
+            mark is not None
+            for side in (self.query, self.key)
+            for mark in (side.document, side.valid)
+        )
+
+    @property
+    def shift(self) -> int | None:
+        """Position of the first key less that of the first query, where both sides are regular."""
+        if self.query.start is None or self.key.start is None:
+            return None
+        return self.key.start - self.query.start
+
+    def require_shift(self) -> int:
+        """``shift`` of a grid that has to be regular.
+
+        Raises:
+            ArgumentError: where it is not.
+        """
+        if self.shift is None:
+            raise ArgumentError(
+                "grid",
+                expected="regular layouts on both sides",
+                got="an irregular one",
+                remedy="Use Grid.offset, or layouts from Layout.sequence.",
+            )
+        return self.shift
+
+    @property
+    def dense(self) -> bool:
+        """Whether every query is known to see every key."""
+        if self.marked:
+            return False
+        if not self.causal and self.window is None:
+            return True
+        if self.shift is None:
+            return False
+        first, last = self.shift - (self.query.length - 1), self.shift + self.key.length - 1
+        reach = float("inf") if self.window is None else self.window
+        return (not self.causal or last <= 0) and -reach < first and last < reach
+
+    def line(self, *, device: torch.device | None = None) -> Int[Tensor, " offsets"]:
+        """Every offset of a regular grid in ascending order, ``[Q + K - 1]`` int64.
+
+        Pair (i, j) has the offset at index ``j - i + Q - 1``.
+
+        Raises:
+            ArgumentError: where the grid is not regular.
+        """
+        first = self.require_shift() - (self.query.length - 1)
+        count = self.query.length + self.key.length - 1
+        return torch.arange(first, first + count, device=device or self.query.device)
+
+
+def _require_finite(positions: Tensor) -> None:
+    if torch.compiler.is_compiling() or positions.is_meta:
+        return
+    if not bool(torch.isfinite(positions.detach()).all()):
+        raise ArgumentError(
+            "positions",
+            expected="finite numbers",
+            got="NaN or infinity",
+            remedy="Mark missing tokens with `valid` instead.",
+        )
+
+
+def _require_length(length: int) -> None:
+    if length < 1:
+        raise ArgumentError("length", expected="1 or more", got=length, remedy="Drop empty rows.")
+
+
+def _documents(layout: Layout) -> Tensor:
+    return torch.zeros_like(layout.order) if layout.document is None else layout.document
+
+
+def _join(first: Tensor, second: Tensor) -> Tensor:
+    rows = max(first.shape[0], second.shape[0])
+    parts = [part.expand(rows, *part.shape[1:]) for part in (first, second)]
+    return torch.cat(parts, dim=1)
+
+
+def _join_marks(first: Layout, second: Layout, name: str, default: int | bool) -> Tensor | None:
+    marks: list[Tensor | None] = [getattr(first, name), getattr(second, name)]
+    if all(mark is None for mark in marks):
+        return None
+    dtype = torch.bool if isinstance(default, bool) else torch.int64
+    filled = [
+        torch.full_like(side.order, default, dtype=dtype) if mark is None else mark
+        for side, mark in zip((first, second), marks, strict=True)
+    ]
+    return _join(*filled)

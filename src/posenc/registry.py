@@ -1,0 +1,180 @@
+"""Every method by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from posenc.encoding import Encoding, Part
+from posenc.encodings import nope
+from posenc.encodings.embedding import learned, sinusoidal
+from posenc.encodings.query_key import rope
+from posenc.encodings.score import alibi, shaw, t5
+from posenc.entry import CONTEXT, Entry
+from posenc.errors import ArgumentError, UnknownNameError
+
+__all__ = ["ENCODINGS", "create", "create_layers"]
+
+ENCODINGS: dict[str, Entry] = {
+    "alibi": alibi.ENTRY,
+    "learned": learned.ENTRY,
+    "nope": nope.ENTRY,
+    "rope": rope.ENTRY,
+    "shaw": shaw.ENTRY,
+    "sinusoidal": sinusoidal.ENTRY,
+    "t5": t5.ENTRY,
+}
+
+
+def create(
+    name: str,
+    *,
+    dim: int | None = None,
+    heads: int | None = None,
+    head_dim: int | None = None,
+    max_length: int | None = None,
+    causal: bool | None = None,
+    **options: object,
+) -> Encoding:
+    """The encoding called ``name``, for one layer.
+
+    Args:
+        name: a key of ``ENCODINGS``, or several joined by ``+`` (``"rope+alibi"``).
+        dim: width C of the model.
+        heads: query heads H.
+        head_dim: width D of a head; ``dim / heads`` where both are given.
+        max_length: positions a learned table holds.
+        causal: whether queries see the past only, for methods that then differ (T5's buckets).
+        **options: the method's own options, as ``posenc show NAME`` lists them. With joined
+            names an option goes to the one method that has it.
+
+    Raises:
+        UnknownNameError: on a name or option that does not exist, with the close matches.
+        ArgumentError: when a dimension the method needs is missing, or an option is out of its
+            domain.
+    """
+    return create_layers(
+        name,
+        layers=1,
+        dim=dim,
+        heads=heads,
+        head_dim=head_dim,
+        max_length=max_length,
+        causal=causal,
+        **options,
+    )[0]
+
+
+def create_layers(
+    name: str,
+    *,
+    layers: int,
+    dim: int | None = None,
+    heads: int | None = None,
+    head_dim: int | None = None,
+    max_length: int | None = None,
+    causal: bool | None = None,
+    **options: object,
+) -> list[Encoding]:
+    """The ``layers`` encodings of a model, sharing exactly what the paper shares.
+
+    T5's layers share one table, RoPE's need none of their own, Shaw's each have one. An embedding
+    part enters before the first block only (unless ``every_layer``), so it is the first
+    encoding's; the others carry the same module.
+
+    Args and Raises: as ``create``; also ArgumentError for ``layers`` below 1.
+    """
+    if layers < 1:
+        raise ArgumentError("layers", expected="1 or more", got=layers, remedy="Name the depth.")
+    if head_dim is None and dim is not None and heads is not None:
+        if dim % heads:
+            raise ArgumentError(
+                "dim",
+                expected=f"a multiple of heads ({heads})",
+                got=dim,
+                remedy="Change dim or heads, or give head_dim.",
+            )
+        head_dim = dim // heads
+    context = {
+        "dim": dim,
+        "heads": heads,
+        "head_dim": head_dim,
+        "max_length": max_length,
+        "causal": causal,
+    }
+    names = [part.strip() for part in name.split("+")]
+    entries = [(part, _entry(part)) for part in names]
+    chosen = _assign(options, entries)
+    stacks = [
+        _stack(part, entry, layers, context, chosen[part]) for part, entry in entries
+    ]
+    joined = stacks[0]
+    for stack in stacks[1:]:
+        joined = [first + second for first, second in zip(joined, stack, strict=True)]
+    return joined
+
+
+def _entry(name: str) -> Entry:
+    if name not in ENCODINGS:
+        raise UnknownNameError.of("encoding", name, ENCODINGS)
+    return ENCODINGS[name]
+
+
+def _assign(
+    options: Mapping[str, object], entries: list[tuple[str, Entry]]
+) -> dict[str, dict[str, object]]:
+    """Give each option to the one method among ``entries`` that has it."""
+    chosen: dict[str, dict[str, object]] = {name: {} for name, _ in entries}
+    if len(chosen) < len(entries):
+        raise ArgumentError(
+            "encoding",
+            expected="each name once",
+            got="+".join(name for name, _ in entries),
+            remedy="Drop the repeated name.",
+        )
+    for option, value in options.items():
+        owners = [name for name, entry in entries if option in entry.options()]
+        if not owners:
+            valid = [o for _, entry in entries for o in entry.options()]
+            raise UnknownNameError.of(
+                f"option of {'+'.join(chosen)}", option, valid
+            )
+        if len(owners) > 1:
+            raise ArgumentError(
+                option,
+                expected="an option of one method",
+                got=f"one that {' and '.join(owners)} both have",
+                remedy="Create each by itself and add them: create(...) + create(...).",
+            )
+        chosen[owners[0]][option] = value
+    return chosen
+
+
+def _stack(
+    name: str,
+    entry: Entry,
+    layers: int,
+    context: Mapping[str, int | None],
+    options: Mapping[str, object],
+) -> list[Encoding]:
+    arguments = dict(options)
+    for parameter, description in entry.parameters().items():
+        if parameter in CONTEXT:
+            value = context[parameter]
+            if value is not None:
+                arguments[parameter] = value
+        if parameter not in arguments and description.default is description.empty:
+            raise ArgumentError(
+                parameter,
+                expected=f"a value, which {name} needs",
+                got="none",
+                remedy=f"Pass {parameter}=… to create.",
+            )
+    if callable(entry.sharing):
+        return entry.sharing(layers, arguments)
+    if entry.sharing == "layers":
+        return [_record(entry.factory(**arguments))] * layers
+    return [_record(entry.factory(**arguments)) for _ in range(layers)]
+
+
+def _record(made: Part | Encoding) -> Encoding:
+    return made if isinstance(made, Encoding) else Encoding.of(made)
