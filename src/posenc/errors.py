@@ -13,6 +13,7 @@ __all__ = [
     "BackendRefusal",
     "CheckpointError",
     "DataError",
+    "Interrupted",
     "LengthError",
     "OutputError",
     "PosencError",
@@ -81,6 +82,10 @@ class DataError(PosencError, ValueError):
 
 class CheckpointError(PosencError, RuntimeError):
     """A checkpoint that is damaged, incomplete or of another kind."""
+
+
+class Interrupted(PosencError):
+    """Work that was asked to stop, and has saved where it was."""
 
 
 class OutputError(PosencError, OSError):
