@@ -172,9 +172,7 @@ class ValueTerm(Part, ABC):
     """Adds to the weighted sum of values."""
 
     @abstractmethod
-    def forward(
-        self, weights: Float[Tensor, "B H Q K"], grid: Grid
-    ) -> Float[Tensor, "B H Q D"]:
+    def forward(self, weights: Float[Tensor, "B H Q K"], grid: Grid) -> Float[Tensor, "B H Q D"]:
         """The summand ``[B, H, Q, D]`` of the output, from the attention weights."""
 
     def lower(self, grid: Grid) -> Gathered | None:

@@ -78,9 +78,9 @@ class Entry:
     summary: str
     claims: Claims
     citation: Citation | None
-    sharing: (
-        Literal["layers", "none"] | Callable[[int, Mapping[str, object]], list[Encoding]]
-    ) = "none"
+    sharing: Literal["layers", "none"] | Callable[[int, Mapping[str, object]], list[Encoding]] = (
+        "none"
+    )
 
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """The factory's parameters by name."""

@@ -16,9 +16,10 @@ Shape letters used throughout posenc:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -119,9 +120,7 @@ class Layout:
         return cls(order.to(torch.float32).unsqueeze(-1), order, start=start)
 
     @classmethod
-    def packed(
-        cls, lengths: Sequence[int], *, device: torch.device | str | None = None
-    ) -> Layout:
+    def packed(cls, lengths: Sequence[int], *, device: torch.device | str | None = None) -> Layout:
         """Documents one after the other in one row; positions begin at 0 in each."""
         if not lengths:
             raise ArgumentError(
@@ -142,7 +141,11 @@ class Layout:
 
     @classmethod
     def padded(
-        cls, lengths: Sequence[int], length: int | None = None, *, side: str = "right",
+        cls,
+        lengths: Sequence[int],
+        length: int | None = None,
+        *,
+        side: str = "right",
         device: torch.device | str | None = None,
     ) -> Layout:
         """Rows of different lengths, padded to one; each row's first real token stands at 0.
@@ -256,23 +259,26 @@ class Layout:
         names = ("positions", "order", "document", "valid", "special", "signal")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
+    def _with(self, tensors: Mapping[str, Any]) -> Layout:
+        return replace(self, **tensors)
+
     def to(self, device: torch.device | str) -> Layout:
         """The same layout on another device."""
         if self.device == torch.device(device):
             return self
-        return replace(self, **{n: t.to(device) for n, t in self._tensors().items()})
+        return self._with({name: part.to(device) for name, part in self._tensors().items()})
 
     def slice(self, begin: int, end: int) -> Layout:
         """Tokens ``begin`` to ``end`` (exclusive) of every row: a chunk, or a shard."""
         begin, end, _ = slice(begin, end).indices(self.length)
         parts = {name: tensor[:, begin:end] for name, tensor in self._tensors().items()}
         start = None if self.start is None else self.start + begin
-        return replace(self, **parts, start=start, extent=None)
+        return replace(self._with(parts), start=start, extent=None)
 
     def select(self, rows: Int[Tensor, " rows"]) -> Layout:
         """The layout of chosen batch rows (as beam search re-orders them)."""
         parts = {n: t if t.shape[0] == 1 else t[rows] for n, t in self._tensors().items()}
-        return replace(self, **parts)
+        return self._with(parts)
 
     def with_positions(self, positions: Float[Tensor, "b L A"]) -> Layout:
         """The same tokens, order and documents at other positions."""

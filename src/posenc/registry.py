@@ -104,9 +104,7 @@ def create_layers(
     names = [part.strip() for part in name.split("+")]
     entries = [(part, _entry(part)) for part in names]
     chosen = _assign(options, entries)
-    stacks = [
-        _stack(part, entry, layers, context, chosen[part]) for part, entry in entries
-    ]
+    stacks = [_stack(part, entry, layers, context, chosen[part]) for part, entry in entries]
     joined = stacks[0]
     for stack in stacks[1:]:
         joined = [first + second for first, second in zip(joined, stack, strict=True)]
@@ -135,9 +133,7 @@ def _assign(
         owners = [name for name, entry in entries if option in entry.options()]
         if not owners:
             valid = [o for _, entry in entries for o in entry.options()]
-            raise UnknownNameError.of(
-                f"option of {'+'.join(chosen)}", option, valid
-            )
+            raise UnknownNameError.of(f"option of {'+'.join(chosen)}", option, valid)
         if len(owners) > 1:
             raise ArgumentError(
                 option,

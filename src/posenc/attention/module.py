@@ -131,7 +131,8 @@ class Attention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             scale=self.scale,
         )
-        return self.output(output.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        merged: Tensor = self.output(output.transpose(1, 2).flatten(2))
+        return merged
 
     def _split(self, x: Float[Tensor, "B L HD"], heads: int) -> Float[Tensor, "B H L D"]:
-        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:2], heads, self.head_dim).transpose(1, 2)

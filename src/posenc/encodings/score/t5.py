@@ -15,7 +15,7 @@ __all__ = ["T5", "log_boundaries"]
 
 
 class T5(ScoreTerm):
-    """T5 bias: a learned number for each head and bucket of offsets, buckets widening with distance.
+    """T5 bias: a learned number for each head and bucket of offsets, wider buckets farther off.
 
     ``s_ij += b[h, bucket(Δ)]``, Δ = j - i in tokens, b ``[H, N]`` in logits.
 
