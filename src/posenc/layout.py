@@ -280,6 +280,30 @@ class Layout:
         parts = {n: t if t.shape[0] == 1 else t[rows] for n, t in self._tensors().items()}
         return self._with(parts)
 
+    def following(self) -> Layout:
+        """The layout of one token after the last of every row: a step further, same document.
+
+        On several axes it stands one past the largest position of the row, on each of them.
+
+        Raises:
+            ArgumentError: where the layout carries a signal: it has to be read from the token.
+        """
+        if self.signal is not None:
+            raise ArgumentError(
+                "layout",
+                expected="one without a signal",
+                got="a signal",
+                remedy="Use the layout that was given to the model, not the observed one.",
+            )
+        if self.start is not None:
+            return Layout.sequence(1, self.start + self.length, device=self.device)
+        last = self.positions[:, -1:] if self.axes == 1 else self.positions.amax((1, 2), True)
+        return Layout(
+            last.expand(-1, 1, self.axes) + 1,
+            self.order[:, -1:] + 1,
+            document=None if self.document is None else self.document[:, -1:],
+        )
+
     def with_positions(self, positions: Float[Tensor, "b L A"]) -> Layout:
         """The same tokens, order and documents at other positions."""
         return replace(self, positions=positions, start=None, extent=None)

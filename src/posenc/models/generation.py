@@ -1,0 +1,169 @@
+"""Continuing a text: greedily or by sampling, with the cache or without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from posenc.attention import Cache
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+
+__all__ = ["Greedy", "LanguageModel", "Sample", "Sampling", "generate"]
+
+
+class LanguageModel(Protocol):
+    """What ``generate`` needs of a model."""
+
+    def __call__(
+        self, tokens: Tensor, layout: Layout | None = None, *, cache: Cache | None = None
+    ) -> Tensor: ...
+
+    def new_cache(self) -> Cache: ...
+
+    def require_position(self, position: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Always the likeliest token; of equally likely ones, the one with the lowest id."""
+
+    def choose(self, logits: Float[Tensor, "B V"]) -> Int[Tensor, " B"]:
+        return logits.argmax(dim=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A token drawn from the model's distribution, sharpened and cut off.
+
+    Args:
+        temperature: divides the logits; below 1 sharpens.
+        top_k: only the k likeliest tokens; None: all.
+        top_p: only the likeliest tokens that together reach this probability (at least one),
+            after ``temperature`` and ``top_k``.
+        generator: source of randomness; the global one by default.
+
+    Raises:
+        ArgumentError: on values out of their domain.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise ArgumentError(
+                "temperature",
+                expected="more than 0",
+                got=self.temperature,
+                remedy="Use Greedy() for the likeliest token.",
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ArgumentError(
+                "top_k", expected="1 or more", got=self.top_k, remedy="Use None for all tokens."
+            )
+        if not 0 < self.top_p <= 1:
+            raise ArgumentError(
+                "top_p", expected="0 < top_p ≤ 1", got=self.top_p, remedy="Use 1 for all tokens."
+            )
+
+    def choose(self, logits: Float[Tensor, "B V"]) -> Int[Tensor, " B"]:
+        weights = self.distribution(logits)
+        return torch.multinomial(weights, 1, generator=self.generator).squeeze(-1)
+
+    def distribution(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
+        """The probabilities that ``choose`` draws from."""
+        logits = logits.float() / self.temperature
+        ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
+        keep = self._kept(ordered)
+        kept = torch.zeros_like(keep).scatter(-1, ids, keep)
+        return logits.masked_fill(~kept, -torch.inf).softmax(dim=-1)
+
+    def _kept(self, ordered: Float[Tensor, "B V"]) -> Bool[Tensor, "B V"]:
+        rank = torch.arange(ordered.shape[-1], device=ordered.device)
+        keep = (rank < (self.top_k or ordered.shape[-1])).expand_as(ordered)
+        weights = ordered.masked_fill(~keep, -torch.inf).softmax(dim=-1)
+        before = weights.cumsum(dim=-1) - weights
+        return keep & ((before < self.top_p) | (rank == 0))
+
+
+Sampling = Greedy | Sample
+
+
+@torch.no_grad()
+def generate(
+    model: LanguageModel,
+    prompt: Int[Tensor, "B L"],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    stop_token: int | None = None,
+    layout: Layout | None = None,
+    cached: bool = True,
+) -> Int[Tensor, "B T"]:
+    """The prompt continued by up to ``max_new_tokens`` tokens.
+
+    Args:
+        model: in eval mode, so that dropout is off.
+        prompt: ``[B, L]`` ids. Rows of different lengths are padded on the left, with
+            ``layout=Layout.padded(lengths, side="left")``.
+        max_new_tokens: tokens to add at most.
+        sampling: ``Greedy()`` (the default) or ``Sample(...)``.
+        stop_token: a row that has drawn it repeats it from there on; all rows done ends early.
+        layout: where the prompt's tokens are; 0, 1, 2, … by default.
+        cached: keep keys and values of the past; without, every step computes it anew. Both
+            give the same.
+
+    Returns:
+        ``[B, L + new]``, the prompt first.
+
+    Raises:
+        ArgumentError: on an empty prompt, a negative count, or padding on the right.
+        LengthError: before anything is generated, when the encoding cannot reach the last
+            position.
+    """
+    if prompt.dim() != 2 or prompt.shape[1] < 1:
+        raise ArgumentError(
+            "prompt",
+            expected="shape [B, L] with L of 1 or more",
+            got=list(prompt.shape),
+            remedy="Start with at least one token.",
+        )
+    if max_new_tokens < 0:
+        raise ArgumentError(
+            "max_new_tokens", expected="0 or more", got=max_new_tokens, remedy="Use 0 for none."
+        )
+    if layout is None:
+        layout = Layout.sequence(prompt.shape[1], device=prompt.device)
+    if layout.valid is not None and not bool(layout.valid[:, -1].all()):
+        raise ArgumentError(
+            "layout",
+            expected="a real token at the end of every row",
+            got="padding",
+            remedy="Pad on the left: Layout.padded(lengths, side='left').",
+        )
+    if max_new_tokens > 1:
+        # The last token drawn is never read, so the last position is one short of the end.
+        model.require_position(int(layout.positions[:, -1].max()) + max_new_tokens - 1)
+    sampling = Greedy() if sampling is None else sampling
+    cache = model.new_cache() if cached else None
+    tokens, part, where = prompt, prompt, layout
+    stopped = torch.zeros(prompt.shape[0], dtype=torch.bool, device=prompt.device)
+    for _ in range(max_new_tokens):
+        drawn = sampling.choose(model(part, where, cache=cache)[:, -1])
+        if stop_token is not None:
+            drawn = torch.where(stopped, stop_token, drawn)
+            stopped = stopped | (drawn == stop_token)
+        tokens = torch.cat([tokens, drawn.unsqueeze(1)], dim=1)
+        following = layout.following()
+        layout = layout.concat(following)
+        part, where = (drawn.unsqueeze(1), following) if cached else (tokens, layout)
+        if stop_token is not None and bool(stopped.all()):
+            break
+    return tokens
