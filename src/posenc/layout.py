@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -386,7 +385,7 @@ class Grid:
         """Δ = key position − query position, ``[B|1, Q, K, A]``."""
         return self.key.positions.unsqueeze(1) - self.query.positions.unsqueeze(2)
 
-    @cached_property
+    @property
     def visible(self) -> Bool[Tensor, "b 1 Q K"]:
         """Which keys each query may see, ``[B|1, 1, Q, K]``."""
         query, key = self.query, self.key

@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc.attention.backends.base import Backend, Problem
 from posenc.attention.backends.reference import Reference
 from posenc.attention.backends.sdpa import Sdpa
+from posenc.attention.lowering import lower
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding
 from posenc.errors import BackendRefusal, UnknownNameError
@@ -18,9 +19,7 @@ from posenc.layout import Grid
 
 __all__ = ["BACKENDS", "Explanation", "attend", "explain"]
 
-BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (Sdpa(), Reference())
-}
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Sdpa(), Reference())}
 """In the order in which ``auto`` tries them: fastest first."""
 
 
@@ -131,7 +130,8 @@ def _pose(
         scale = encoding.default_scale(q.shape[-1])
     if encoding.query_key is not None:
         q, k = encoding.query_key(q, k, grid)
-    return Problem(q, k, v, grid, encoding, scale, dropout)
+    lowered = lower(encoding, q, k, grid, scale=scale)
+    return Problem(q, k, v, grid, encoding, scale, dropout, lowered)
 
 
 def _choose(problem: Problem, name: str) -> tuple[Backend, dict[str, str]]:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding import Encoding, Gathered, LowRank, Lowered
+from posenc.encoding import Encoding, Gathered, Lowered, LowRank
 from posenc.layout import Grid
 
 __all__ = ["lower", "offset_line", "repeat_heads"]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.lowering import lower
 from posenc.encoding import Encoding, Lowered
 from posenc.layout import Grid
 
@@ -27,6 +25,7 @@ class Problem:
         encoding: its score and value parts are what is left to do.
         scale: factor of the product q·k.
         dropout: probability of dropping an attention weight.
+        lowered: score and value parts in structured form; None where one has none.
     """
 
     q: Float[Tensor, "B H Q D"]
@@ -36,15 +35,11 @@ class Problem:
     encoding: Encoding
     scale: float
     dropout: float
+    lowered: tuple[Lowered, ...] | None
 
     @property
     def heads(self) -> int:
         return self.q.shape[1]
-
-    @cached_property
-    def lowered(self) -> tuple[Lowered, ...] | None:
-        """Score and value parts in structured form; None where one has none."""
-        return lower(self.encoding, self.q, self.k, self.grid, scale=self.scale)
 
 
 class Backend(ABC):

@@ -138,7 +138,8 @@ def _attend_line(
     if not grid.dense:
         offsets = grid.line(device=q.device)
         line = line.masked_fill((offsets < first) | (offsets > last), -torch.inf)
-    line = line.detach().contiguous()
+    # The kernel reads a float32 mask beside half-precision queries, and float64 beside float64.
+    line = line.detach().to(torch.promote_types(q.dtype, torch.float32)).contiguous()
     block = queries if not grid.causal and grid.window is None else CAUSAL_BLOCK
     outputs = []
     for begin in range(0, queries, block):

@@ -1,0 +1,115 @@
+"""Saved models come back bit by bit, and damaged ones are refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import posenc
+from posenc.errors import ArgumentError, CheckpointError, OutputError
+from posenc.models import Decoder, DecoderConfig
+
+TEXT = torch.arange(20).remainder(17).unsqueeze(0)
+
+
+def make(encoding: str = "t5", **changes: object) -> Decoder:
+    torch.manual_seed(0)
+    fields = {"vocabulary": 17, "dim": 32, "layers": 2, "heads": 4, "max_length": 20} | changes
+    return Decoder(DecoderConfig(encoding=encoding, **fields)).eval()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("encoding", [*posenc.ENCODINGS, "t5+sinusoidal"])
+def test_round_trip_is_exact(encoding: str, tmp_path: Path) -> None:
+    model = make(encoding)
+    model.save(tmp_path / "model")
+    assert torch.equal(Decoder.load(tmp_path / "model")(TEXT), model(TEXT))
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+def test_options_come_back(tmp_path: Path) -> None:
+    make("t5", options={"buckets": 8, "max_distance": 20}).save(tmp_path)
+    score = Decoder.load(tmp_path).encodings[1].score
+    assert score is not None
+    assert score.table.shape == (4, 8)
+
+
+def test_shared_tables_are_written_once_and_stay_shared(tmp_path: Path) -> None:
+    make("t5").save(tmp_path)
+    first, second = (encoding.score for encoding in Decoder.load(tmp_path).encodings)
+    assert first is second
+
+
+def test_a_cut_file_is_refused(tmp_path: Path) -> None:
+    make().save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        Decoder.load(tmp_path)
+
+
+def test_a_flipped_bit_is_refused(tmp_path: Path) -> None:
+    make().save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="checksum"):
+        Decoder.load(tmp_path)
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    described = json.loads((folder / "config.json").read_text())
+    described["config"] |= changes
+    (folder / "config.json").write_text(json.dumps(described))
+
+
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    make("rope").save(tmp_path)
+    change_config(tmp_path, layers=3)
+    with pytest.raises(CheckpointError, match=r"no blocks\.2\."):
+        Decoder.load(tmp_path)
+    change_config(tmp_path, layers=1)
+    with pytest.raises(CheckpointError, match=r"unknown blocks\.1\."):
+        Decoder.load(tmp_path)
+    change_config(tmp_path, layers=2, vocabulary=18)
+    with pytest.raises(CheckpointError, match=r"embedding\.weight of shape \[18, 32\]"):
+        Decoder.load(tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{"encoding": "nonsense"}, {"colour": 1}, {"dim": -1}])
+def test_a_configuration_that_means_nothing(tmp_path: Path, changes: dict[str, object]) -> None:
+    make().save(tmp_path)
+    change_config(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        Decoder.load(tmp_path)
+
+
+def test_missing_files_and_other_kinds(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        Decoder.load(tmp_path / "nowhere")
+    make().save(tmp_path)
+    (tmp_path / "config.json").write_text('{"kind": "vision", "config": {}}')
+    with pytest.raises(CheckpointError, match="vision"):
+        Decoder.load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="JSON"):
+        Decoder.load(tmp_path)
+
+
+def test_records_cannot_be_saved(tmp_path: Path) -> None:
+    model = make("alibi")
+    nameless = Decoder(model.config, encodings=model.encodings)
+    with pytest.raises(ArgumentError, match="by name"):
+        nameless.save(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError):
+        make().save(tmp_path / "file" / "model")

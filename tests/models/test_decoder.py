@@ -1,0 +1,173 @@
+"""The decoder with every encoding: caches, chunks, padding, packing and shards change nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import Layout
+from posenc.attention import Cache
+from posenc.errors import ArgumentError, LengthError, UnknownNameError
+from posenc.models import Decoder, DecoderConfig
+
+NAMES = [*posenc.ENCODINGS, "rope+alibi", "t5+sinusoidal"]
+LENGTH, VOCABULARY = 24, 29
+
+
+def make(encoding: str, **changes: object) -> Decoder:
+    torch.manual_seed(0)
+    fields = {"vocabulary": VOCABULARY, "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2}
+    fields |= {"encoding": encoding, "max_length": 40, **changes}
+    return Decoder(DecoderConfig(**fields)).eval()  # type: ignore[arg-type]
+
+
+def tokens(rows: int = 2, length: int = LENGTH) -> Tensor:
+    return torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunks", [[1] * LENGTH, [10, 1, 13], [23, 1]])
+@pytest.mark.parametrize("encoding", NAMES)
+def test_cached_equals_whole(encoding: str, chunks: list[int]) -> None:
+    model, text = make(encoding), tokens()
+    cache = model.new_cache()
+    parts = [model(part, cache=cache) for part in text.split(chunks, dim=1)]
+    close(torch.cat(parts, dim=1), model(text))
+    assert cache.length == LENGTH
+
+
+@pytest.mark.parametrize("encoding", NAMES)
+def test_packed_equals_separate(encoding: str) -> None:
+    model, text = make(encoding), tokens(1)
+    packed = model(text, Layout.packed([9, 15]))
+    close(packed[:, :9], model(text[:, :9]))
+    close(packed[:, 9:], model(text[:, 9:]))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("encoding", NAMES)
+def test_padded_equals_unpadded(encoding: str, side: str) -> None:
+    model, text = make(encoding), tokens()
+    layout = Layout.padded([LENGTH, 15], side=side)
+    real = slice(LENGTH - 15, None) if side == "left" else slice(0, 15)
+    logits = model(text, layout)
+    close(logits[:1], model(text[:1]))
+    close(logits[1:, real], model(text[1:, real]))
+
+
+@pytest.mark.parametrize("encoding", NAMES)
+def test_second_shard_sees_the_first(encoding: str) -> None:
+    model, text = make(encoding), tokens()
+    whole, layout = model(text), Layout.sequence(LENGTH)
+    cache = model.new_cache()
+    first = model(text[:, :11], layout.slice(0, 11), cache=cache)
+    second = model(text[:, 11:], layout.slice(11, LENGTH), cache=cache)
+    close(torch.cat([first, second], dim=1), whole)
+
+
+@pytest.mark.parametrize("encoding", NAMES)
+def test_future_tokens_change_nothing(encoding: str) -> None:
+    model, text = make(encoding), tokens()
+    changed = text.clone()
+    changed[:, 12:] = (changed[:, 12:] + 1) % VOCABULARY
+    close(model(text)[:, :12], model(changed)[:, :12])
+    assert not torch.allclose(model(text)[:, 12:], model(changed)[:, 12:])
+
+
+@pytest.mark.parametrize("encoding", NAMES)
+def test_every_parameter_gets_a_gradient(encoding: str) -> None:
+    model = make(encoding)
+    model(tokens()).logsumexp(-1).sum().backward()
+    without = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert not without
+
+
+@pytest.mark.parametrize("encoding", NAMES)
+def test_other_weights_do_not_depend_on_the_encoding(encoding: str) -> None:
+    plain = {n: p for n, p in make("nope").named_parameters() if ".encoding." not in n}
+    other = dict(make(encoding).named_parameters())
+    for name, weight in plain.items():
+        assert torch.equal(weight, other[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("encoding", NAMES)
+def test_other_dtypes(encoding: str, dtype: torch.dtype) -> None:
+    model, text = make(encoding), tokens()
+    expected = model(text)
+    got = model.to(dtype)(text)
+    assert got.dtype == dtype
+    tolerance = 1e-4 if dtype == torch.float64 else 0.1
+    scale = expected.abs().max()
+    assert (got.float() - expected).abs().max() <= tolerance * scale
+
+
+@pytest.mark.parametrize("encoding", NAMES)
+def test_compiled_equals_eager(encoding: str) -> None:
+    model, text = make(encoding), tokens()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    close(compiled(text), model(text))
+
+
+def test_window_limits_what_is_seen() -> None:
+    model, text = make("rope", layers=1, window=4), tokens(1)
+    changed = text.clone()
+    changed[:, :8] = (changed[:, :8] + 1) % VOCABULARY
+    before, after = model(text), model(changed)
+    close(before[:, 11:], after[:, 11:])
+    assert not torch.allclose(before[:, 10], after[:, 10])
+
+
+@pytest.mark.parametrize("options", [{"tied": False}, {"norm": "layer", "norm_first": False}])
+@pytest.mark.parametrize("activation", ["swiglu", "gelu", "relu"])
+def test_shapes_of_the_block(options: dict[str, object], activation: str) -> None:
+    model = make("rope", activation=activation, **options)
+    assert model(tokens()).shape == (2, LENGTH, VOCABULARY)
+
+
+def test_encoding_records_serve_as_well_as_names() -> None:
+    named = make("alibi")
+    torch.manual_seed(0)
+    records = posenc.create_layers("alibi", layers=2, heads=4)
+    model = Decoder(named.config, encodings=records).eval()
+    close(model(tokens()), named(tokens()))
+
+
+def test_t5_is_causal_and_shared() -> None:
+    first, second = (encoding.score for encoding in make("t5").encodings)
+    assert first is second
+    assert first is not None
+    assert first.causal is True
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(UnknownNameError, match="alibi"):
+        make("alibbi")
+    with pytest.raises(ArgumentError, match="one a layer"):
+        Decoder(make("nope").config, encodings=[posenc.Encoding()])
+    with pytest.raises(ArgumentError, match="dropout"):
+        make("nope", dropout=1.0)
+    with pytest.raises(ArgumentError, match="heads"):
+        make("nope", heads=5)
+    with pytest.raises(ArgumentError, match="tokens"):
+        make("nope")(torch.zeros(2, 3))
+    with pytest.raises(UnknownNameError, match="norm"):
+        make("nope", norm="batch")
+    with pytest.raises(UnknownNameError, match="activation"):
+        make("nope", activation="tanh")
+
+
+def test_learned_positions_end_with_an_error() -> None:
+    with pytest.raises(LengthError, match="0 to 39"):
+        make("learned")(tokens(length=41))
+
+
+def test_cache_of_another_model_is_not_shared() -> None:
+    model = make("rope")
+    assert isinstance(model.new_cache(), Cache)
+    assert model.new_cache()[0] is not model.new_cache()[0]
