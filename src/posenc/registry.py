@@ -8,7 +8,7 @@ from posenc.encoding import Encoding, Part
 from posenc.encodings import nope
 from posenc.encodings.embedding import learned, sinusoidal
 from posenc.encodings.query_key import rope
-from posenc.encodings.score import alibi, shaw, t5
+from posenc.encodings.score import alibi, fire, kerple, sandwich, shaw, t5
 from posenc.entry import CONTEXT, Entry
 from posenc.errors import ArgumentError, UnknownNameError
 
@@ -16,9 +16,12 @@ __all__ = ["ENCODINGS", "create", "create_layers"]
 
 ENCODINGS: dict[str, Entry] = {
     "alibi": alibi.ENTRY,
+    "fire": fire.ENTRY,
+    "kerple": kerple.ENTRY,
     "learned": learned.ENTRY,
     "nope": nope.ENTRY,
     "rope": rope.ENTRY,
+    "sandwich": sandwich.ENTRY,
     "shaw": shaw.ENTRY,
     "sinusoidal": sinusoidal.ENTRY,
     "t5": t5.ENTRY,

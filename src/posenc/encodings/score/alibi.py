@@ -72,7 +72,7 @@ class Alibi(OffsetBias):
         learned = {0: "fixed", 1: "learned", 2: "learned, asymmetric"}[directions]
         return f"heads={self.heads}, {learned}"
 
-    def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, H *dims]:
+    def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, H * dims]:
         distance = offset.abs()
         if self.log_slopes is None:
             past = ahead = distance.new_tensor(geometric_slopes(self.heads))

@@ -21,7 +21,7 @@ class OffsetBias(ScoreTerm, ABC):
     """
 
     @abstractmethod
-    def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, H *dims]:
+    def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, H * dims]:
         """The bias of every head at any real offsets, in float32 or better."""
 
     def forward(

@@ -1,0 +1,121 @@
+"""Functional interpolation of relative positions."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import ScoreTerm
+from posenc.encodings.precision import wide_linear
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Grid
+
+__all__ = ["Fire"]
+
+
+class Fire(ScoreTerm):
+    """FIRE: a small network reads the distance as a share of how far the query could look back.
+
+    ``s_ij += f_h(log(c·|Δ| + 1) / log(c·max(p_i, L) + 1))`` (equation 4).
+
+    Δ = j - i and the query's position ``p_i`` in tokens, any real; ``c`` per token and the
+    threshold ``L`` in tokens are learned numbers; f: one hidden ReLU layer, from a number to H
+    logits. While p_i ≤ L the bias depends on Δ alone; beyond, the same share of a longer past
+    gives the same bias, so that no input to f is new at any length. Claims: not relative, one
+    axis, trainable, one network for all layers. Cost: Q·K·(H + hidden). Differs from the paper,
+    which is causal, in serving keys ahead too, by |Δ| (symmetric) and |p_i|.
+
+    Args:
+        heads: H.
+        hidden: width of the hidden layer.
+        scale: initial c, positive.
+        threshold: initial L in tokens, positive.
+
+    Raises:
+        ArgumentError: when an argument is out of its domain.
+
+    Reference: Li et al. 2024, "Functional Interpolation for Relative Positions Improves Long
+    Context Transformers".
+
+    >>> import posenc
+    >>> posenc.create("fire", heads=8).score.input.weight.shape
+    torch.Size([32, 1])
+    """
+
+    EPSILON = 1e-6
+
+    def __init__(
+        self, *, heads: int, hidden: int = 32, scale: float = 0.1, threshold: float = 512.0
+    ) -> None:
+        super().__init__()
+        for name, value in (("heads", heads), ("hidden", hidden)):
+            if value < 1:
+                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
+        for name, number in (("scale", scale), ("threshold", threshold)):
+            if not number > 0:
+                raise ArgumentError(
+                    name, expected="more than 0", got=number, remedy="The paper has 0.1 and 512."
+                )
+        self.initial = (scale, threshold)
+        self.input, self.output = nn.Linear(1, hidden), nn.Linear(hidden, heads)
+        self.scale = nn.Parameter(torch.empty(()))
+        self.stretch = nn.Parameter(torch.empty(()))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start at the given c and L, with a fresh network."""
+        self.input.reset_parameters()
+        self.output.reset_parameters()
+        with torch.no_grad():
+            self.scale.fill_(self.initial[0])
+            self.stretch.fill_(1.0)
+
+    def extra_repr(self) -> str:
+        return f"c={self.initial[0]:g}, L={self.initial[1]:g} at first"
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "b H Q K"]:
+        return self.bias(grid.query.positions[..., 0], grid.offset[..., 0])
+
+    def bias(
+        self, positions: Float[Tensor, "b Q"], offset: Float[Tensor, "b Q K"]
+    ) -> Float[Tensor, "b H Q K"]:
+        """The bias of queries at ``positions`` to keys at ``offset`` from them."""
+        scale = self.scale.to(offset.dtype)
+        # L is learned through a factor, as in the authors' listing: tokens are a poor unit to
+        # take gradient steps in.
+        threshold = (self.stretch.to(offset.dtype) * self.initial[1]).abs()
+        reach = torch.maximum(positions.abs(), threshold).unsqueeze(-1)
+        share = torch.log((scale * offset).abs() + 1) / (
+            torch.log((scale * reach).abs() + 1) + self.EPSILON
+        )
+        hidden = torch.relu(wide_linear(share.unsqueeze(-1), self.input))
+        return wide_linear(hidden, self.output).movedim(-1, 1)
+
+
+ENTRY = Entry(
+    factory=Fire,
+    summary="Lets a small network read the distance as a share of the query's past.",
+    claims=Claims(
+        sites=("score",),
+        relative=False,
+        trainable=True,
+        extrapolates="Holds past the training length: its inputs stay in the trained range.",
+        cost="Q·K·(H + hidden)",
+    ),
+    citation=Citation(
+        authors="Li et al.",
+        title="Functional Interpolation for Relative Positions Improves Long Context Transformers",
+        year=2024,
+        url="https://arxiv.org/abs/2310.04418",
+    ),
+    sharing="layers",
+)
