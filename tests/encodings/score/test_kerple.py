@@ -41,7 +41,7 @@ def test_equals_loops(kernel: str, grid: Grid) -> None:
             expected = -R1[h] * math.log(1 + R2[h] * distance)
         else:
             expected = -R1[h] * distance ** R2[h]
-        assert float(got[b, h, i, j]) == pytest.approx(expected, rel=5e-5, abs=1e-6)
+        assert got[b, h, i, j].item() == pytest.approx(expected, rel=5e-5, abs=1e-6)
 
 
 def test_a_number_by_hand() -> None:

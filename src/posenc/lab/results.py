@@ -1,0 +1,248 @@
+"""What a comparison returns: tidy records, the same for every task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from posenc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "Comparison",
+    "Corpus",
+    "Measurement",
+    "Metric",
+    "Provenance",
+    "Refusal",
+    "Role",
+    "Run",
+    "Subject",
+]
+
+Role = Literal["candidate", "baseline", "control"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A quantity that is measured as a function of something.
+
+    Args:
+        key: its name in measurements ("loss", "recall").
+        label: its name for people.
+        unit: of the value.
+        axis: what it is measured against, with the unit.
+        lower_is_better: whether a small value is good.
+        chance: value reached without any information; None if there is none to speak of.
+        description: how it is measured, in a sentence or two.
+        headline: whether the comparison is decided by it; exactly one metric is.
+        log_x: whether the axis is best drawn on a log scale.
+    """
+
+    key: str
+    label: str
+    unit: str
+    axis: str
+    lower_is_better: bool
+    chance: float | None
+    description: str
+    headline: bool
+    log_x: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Something that is compared: an encoding, or a trained model looked at in another way.
+
+    Args:
+        name: key, as "rope", "t5+sinusoidal" or "rope|window=64".
+        label: its name for people.
+        role: a candidate, a baseline to beat, or a control that ought to do badly.
+        note: why it is there, in a sentence.
+    """
+
+    name: str
+    label: str
+    role: Role
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One trained model, and what it cost.
+
+    Args:
+        subject, seed: which one.
+        steps: training steps.
+        parameters: trainable numbers.
+        tokens_per_second: in training.
+        peak_memory_bytes: most memory held while training.
+        train_seconds: wall-clock time of training.
+    """
+
+    subject: str
+    seed: int
+    steps: int
+    parameters: int
+    tokens_per_second: float
+    peak_memory_bytes: int
+    train_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A metric's value for one subject and seed at one point of the metric's axis."""
+
+    subject: str
+    seed: int
+    metric: str
+    x: float
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A measurement that could not be made, and why."""
+
+    subject: str
+    metric: str
+    x: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """The data of a comparison.
+
+    Args:
+        name: for people.
+        files: how many.
+        train_bytes, held_out_bytes: size of what is trained and tested on.
+        sha256: of all of it.
+    """
+
+    name: str
+    files: int
+    train_bytes: int
+    held_out_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """How to get the same results again.
+
+    Args:
+        command: the exact command line.
+        created: ISO 8601, UTC.
+        versions: of python, torch, posenc and the platform.
+        device: what it ran on.
+        threads: CPU threads a process.
+        seeds: all of them.
+        corpus: the data.
+        settings: everything else that decides results.
+    """
+
+    command: str
+    created: str
+    versions: Mapping[str, str]
+    device: str
+    threads: int
+    seeds: tuple[int, ...]
+    corpus: Corpus
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The results of comparing subjects on a task.
+
+    Args:
+        task: its key; title: what was done, for people.
+        train_length: tokens a training window.
+        test_lengths: where it was tested, ascending.
+        metrics, subjects, runs, measurements, refusals: the records.
+        provenance: how they came about.
+        complete: False when it was interrupted, so that runs are missing.
+    """
+
+    task: str
+    title: str
+    train_length: int
+    test_lengths: tuple[int, ...]
+    metrics: tuple[Metric, ...]
+    subjects: tuple[Subject, ...]
+    runs: tuple[Run, ...]
+    measurements: tuple[Measurement, ...]
+    refusals: tuple[Refusal, ...]
+    provenance: Provenance
+    complete: bool
+
+    @property
+    def headline(self) -> Metric:
+        """The metric that decides."""
+        return next(metric for metric in self.metrics if metric.headline)
+
+    def metric(self, key: str) -> Metric | None:
+        """The metric called ``key``, if it was measured."""
+        return next((metric for metric in self.metrics if metric.key == key), None)
+
+    def values(self, subject: str, metric: str, x: float) -> dict[int, float]:
+        """Seed to value of one subject at one point."""
+        return {
+            m.seed: m.value
+            for m in self.measurements
+            if (m.subject, m.metric, m.x) == (subject, metric, x)
+        }
+
+    def frame(self) -> pd.DataFrame:
+        """All measurements, a row each: subject, seed, metric, x, value."""
+        import pandas as pd
+
+        columns = [field.name for field in fields(Measurement)]
+        return pd.DataFrame([asdict(m) for m in self.measurements], columns=columns)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Comparison:
+        """What ``to_json`` wrote.
+
+        Raises:
+            CheckpointError: when fields are missing or unknown.
+        """
+        try:
+            records: dict[str, Any] = dict(plain)
+            for name, kind in (
+                ("metrics", Metric),
+                ("subjects", Subject),
+                ("runs", Run),
+                ("measurements", Measurement),
+                ("refusals", Refusal),
+            ):
+                records[name] = _records(kind, plain[name])
+            provenance = dict(plain["provenance"])
+            provenance["corpus"] = Corpus(**provenance["corpus"])
+            provenance["seeds"] = tuple(provenance["seeds"])
+            records["provenance"] = Provenance(**provenance)
+            records["test_lengths"] = tuple(plain["test_lengths"])
+            return cls(**records)
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(
+                "comparison",
+                expected="the fields of a comparison",
+                got=error,
+                remedy="It was changed, or written by another version of posenc.",
+            ) from error
+
+
+Record = TypeVar("Record")
+
+
+def _records(kind: type[Record], plain: list[dict[str, Any]]) -> tuple[Record, ...]:
+    return tuple(kind(**item) for item in plain)
