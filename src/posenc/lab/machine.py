@@ -1,0 +1,143 @@
+"""What this machine has, and what a piece of work used of it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import platform
+import sys
+from pathlib import Path
+
+import torch
+
+__all__ = ["PeakMemory", "available_memory", "cores", "describe_device", "platform_name"]
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that could be allocated on a device now; None where the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+    limits = [limit for limit in (_free_system(), _free_group()) if limit is not None]
+    return min(limits, default=None)
+
+
+def describe_device(device: torch.device) -> str:
+    """A device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({_processor()}, {cores()} cores)"
+
+
+def platform_name() -> str:
+    """The operating system in words."""
+    return platform.platform(aliased=True, terse=True)
+
+
+class PeakMemory:
+    """The most memory used since it was created, beyond what was used then.
+
+    On CUDA what the allocator gave out; on the CPU the growth of the process, of which memory
+    freed by earlier work is returned to the system first, where the C library can do that.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            self._before = torch.cuda.memory_allocated(device)
+            return
+        _return_freed()
+        _reset_peak()
+        self._before = _resident() or _peak_resident()
+
+    def used(self) -> int:
+        """Bytes at the highest point so far."""
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device)
+        else:
+            peak = _peak_resident()
+        return max(0, peak - self._before)
+
+
+def _free_system() -> int | None:
+    lines = _lines(Path("/proc/meminfo"))
+    if "MemAvailable" in lines:
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _free_group() -> int | None:
+    """What is left of a container's limit."""
+    folder = Path("/sys/fs/cgroup")
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return int((folder / limit).read_text()) - int((folder / used).read_text())
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _reset_peak() -> None:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def _peak_resident() -> int:
+    lines = _lines(Path("/proc/self/status"))
+    if "VmHWM" in lines:
+        return int(lines["VmHWM"].split()[0]) * 1024
+    if sys.platform == "win32":
+        return 0
+    import resource  # a module of Unix alone
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _resident() -> int | None:
+    lines = _lines(Path("/proc/self/status"))
+    return int(lines["VmRSS"].split()[0]) * 1024 if "VmRSS" in lines else None
+
+
+def _return_freed() -> None:
+    """Ask glibc to give freed memory back, so that the next peak is not hidden below it."""
+    if sys.platform != "linux":
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+
+
+def _processor() -> str:
+    name = _lines(Path("/proc/cpuinfo")).get("model name")
+    return name or platform.processor() or platform.machine()
+
+
+def _lines(path: Path) -> dict[str, str]:
+    """A file of ``key: value`` lines; empty where there is no such file."""
+    try:
+        text = path.read_text()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}

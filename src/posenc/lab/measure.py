@@ -1,0 +1,147 @@
+"""Loss of next-token models: on the same targets at every length, and by position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["Profile", "Targets", "byte_entropy", "losses", "predictions", "rows_a_call"]
+
+Model = Callable[[Tensor], Tensor]
+"""Tokens ``[B, L]`` to logits ``[B, L, V]`` of the token after each."""
+
+TOKENS_A_CALL = 4096
+"""Tokens evaluated at a time: enough to fill one core, little enough for any memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Segments of a text that are predicted in contexts of any length, always the same bytes.
+
+    Args:
+        ends: ``[W]``, where in the text each segment ends (exclusive).
+        width: bytes in a segment.
+    """
+
+    ends: Int[Tensor, " W"]
+    width: int
+
+    @classmethod
+    def spread(cls, size: int, *, width: int, longest: int, count: int) -> Targets:
+        """Up to ``count`` segments, evenly over a text of ``size`` bytes, without overlap.
+
+        Each has ``longest`` bytes of input before its end. ``size`` must exceed ``longest +
+        width``.
+        """
+        room = size - longest - 1
+        steps = min(count, max(1, room // width))
+        ends = longest + 1 + torch.arange(1, steps + 1) * room // steps
+        return cls(ends, width)
+
+    def windows(self, text: Int[Tensor, " T"], length: int) -> Int[Tensor, "W L1"]:
+        """Windows of ``length`` inputs before the segments' ends, and one byte more as target.
+
+        The last ``width`` bytes of each are the segment, whatever the length.
+        """
+        return text[self.ends.unsqueeze(1) + torch.arange(-length - 1, 0)].long()
+
+    def loss(self, model: Model, text: Int[Tensor, " T"], length: int) -> float:
+        """Bits a byte on the segments with windows of ``length``."""
+        each = losses(model, self.windows(text, length), last=self.width)
+        return float(each.mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Loss by position in the context, on the same bytes at every position.
+
+    Windows of ``bins · width`` tokens slide over runs of text in steps of ``width``, so that each
+    segment of a run is seen in every bin.
+
+    Args:
+        starts: ``[G]``, where in the text each run begins.
+        width: positions in a bin, and bytes in a segment.
+        bins: how many there are.
+        run: segments in a run.
+    """
+
+    starts: Int[Tensor, " G"]
+    width: int
+    bins: int
+    run: int
+
+    @classmethod
+    def spread(cls, size: int, *, length: int, bins: int, run: int, count: int) -> Profile:
+        """Up to ``count`` runs, evenly over a text of ``size`` bytes, for windows of ``length``.
+
+        ``size`` must exceed ``(run + 2 · bins) · width``, about three times ``length``.
+        """
+        bins = min(bins, length)
+        width = length // bins
+        span = (run + 2 * bins - 2) * width + 1
+        room = size - span
+        runs = max(1, min(count, room // span + 1))
+        starts = 1 + (bins - 1) * width + torch.arange(runs) * max(0, room) // max(1, runs - 1)
+        return cls(starts, width, bins, run)
+
+    def shortened(self, length: int) -> Profile:
+        """The same segments in shorter windows, of at most ``length`` tokens."""
+        return replace(self, bins=max(1, min(self.bins, length // self.width)))
+
+    @property
+    def length(self) -> int:
+        """Tokens in a window."""
+        return self.bins * self.width
+
+    def loss(self, model: Model, text: Int[Tensor, " T"]) -> list[tuple[float, float]]:
+        """(middle of the bin, bits a byte) for every bin."""
+        slides = torch.arange(-(self.bins - 1), self.run) * self.width
+        begins = (self.starts.unsqueeze(1) + slides).flatten()
+        windows = text[begins.unsqueeze(1) + torch.arange(-1, self.length)].long()
+        each = losses(model, windows, last=self.length)
+        binned = each.unflatten(-1, (self.bins, self.width)).mean(-1)
+        binned = binned.unflatten(0, (len(self.starts), len(slides)))
+        found = []
+        for index in range(self.bins):
+            # Segment s lies in this bin of the window that slid to s - index.
+            first = self.bins - 1 - index
+            value = binned[:, first : first + self.run, index].mean()
+            found.append(((index + 0.5) * self.width, float(value)))
+        return found
+
+
+@torch.inference_mode()
+def losses(model: Model, windows: Int[Tensor, "W L1"], *, last: int) -> Float[Tensor, "W last"]:
+    """Bits that the last ``last`` tokens of each window cost, each given all before it."""
+    parts = []
+    for chunk in windows.split(rows_a_call(windows.shape[1] - 1)):
+        logits = model(chunk[:, :-1])[:, -last:].float()
+        targets = chunk[:, -last:].to(logits.device)
+        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        parts.append(each.unflatten(0, targets.shape).cpu())
+    return torch.cat(parts) / math.log(2)
+
+
+@torch.inference_mode()
+def predictions(model: Model, windows: Int[Tensor, "W L"]) -> Int[Tensor, " W"]:
+    """The likeliest token after each window."""
+    chunks = windows.split(rows_a_call(windows.shape[1]))
+    return torch.cat([model(chunk)[:, -1].argmax(-1).cpu() for chunk in chunks])
+
+
+def byte_entropy(train: Int[Tensor, " T"], held_out: Int[Tensor, " U"]) -> float:
+    """Bits a byte of ``held_out`` costs who knows only how often each byte comes in ``train``."""
+    counts = torch.bincount(train.long(), minlength=256).double() + 1
+    bits = -(counts / counts.sum()).log2()
+    shares = torch.bincount(held_out.long(), minlength=256).double()
+    return float((bits * shares).sum() / shares.sum())
+
+
+def rows_a_call(length: int) -> int:
+    return max(1, TOKENS_A_CALL // length)

@@ -1,0 +1,402 @@
+"""Byte-level language modelling, tested at longer contexts than trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.attention import explain
+from posenc.errors import ArgumentError, DataError, LengthError
+from posenc.lab.corpus import read_corpus
+from posenc.lab.measure import Profile, Targets, byte_entropy, predictions, rows_a_call
+from posenc.lab.results import Corpus, Measurement, Metric, Refusal, Subject
+from posenc.lab.settings import Settings
+from posenc.lab.subjects import Variant
+from posenc.lab.tasks import needles
+from posenc.layout import Grid, Layout
+from posenc.models import Decoder, DecoderConfig
+
+__all__ = ["LanguageModelling"]
+
+VOCABULARY = 256
+SEGMENTS = 256
+"""Segments scored at every length."""
+
+BINS, RUN, RUNS = 16, 16, 4
+"""Of the loss by position: bins, segments seen in each bin in a row, and how many such runs."""
+
+NEEDLES = 128
+"""Needles asked for at every length."""
+
+HELD_OUT_LENGTHS = 4
+"""Held-out bytes there must be, in multiples of the longest context."""
+
+T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
+
+
+class LanguageModelling:
+    """Predict each byte of real text from those before it.
+
+    Metrics: loss on the same bytes at every context length; loss by position in the context, on
+    the same bytes at every position; needles found (see ``needles``).
+
+    Args:
+        settings: of the comparison.
+
+    Raises:
+        DataError: when the text is unusable, or too short for the lengths asked for.
+    """
+
+    title = "Next byte of real text, at longer contexts than trained on"
+    training_unit = 1 / math.log(2)
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        corpus = read_corpus(settings.text)
+        self._require_size(len(corpus.train), len(corpus.held_out))
+        self._train = torch.frombuffer(bytearray(corpus.train), dtype=torch.uint8)
+        self._held_out = torch.frombuffer(bytearray(corpus.held_out), dtype=torch.uint8)
+        self.data = corpus.describe()
+        self.corpus = Corpus(
+            name=corpus.name,
+            files=corpus.files,
+            train_bytes=len(corpus.train),
+            held_out_bytes=len(corpus.held_out),
+            sha256=corpus.sha256,
+        )
+        decisive = (
+            corpus.sha256,
+            settings.train_length,
+            settings.width,
+            settings.layers,
+            settings.heads,
+            settings.batch,
+            settings.needle_rows,
+        )
+        self.fingerprint = hashlib.sha256(repr(decisive).encode()).hexdigest()
+        self.lengths = settings.lengths
+        self.tokens_per_step = settings.batch * settings.train_length
+        longest, width = settings.lengths[-1], settings.train_length // 2
+        size = len(corpus.held_out)
+        self._targets = Targets.spread(size, width=width, longest=longest, count=SEGMENTS)
+        self._profile = Profile.spread(size, length=longest, bins=BINS, run=RUN, count=RUNS)
+        self._stacks = Targets.spread(size, width=1, longest=longest, count=NEEDLES)
+        self.metrics = self._metrics()
+        self.subjects = tuple(self._subject(variant) for variant in settings.variants)
+
+    def build(self, encoding: str) -> Decoder:
+        """A ``Decoder``; its learned table, if it has one, ends at the training length."""
+        return Decoder(self._config(encoding))
+
+    def batch(self, seed: int, step: int) -> dict[str, Tensor]:
+        """``inputs`` and ``targets`` ``[batch, train_length]``, windows from anywhere."""
+        settings = self._settings
+        generator = torch.Generator().manual_seed(seed << 32 | step)
+        places = len(self._train) - settings.train_length
+        begins = torch.randint(places, (settings.batch, 1), generator=generator)
+        windows = self._train[begins + torch.arange(settings.train_length + 1)].long()
+        inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        rows = round(settings.needle_rows * settings.batch)
+        if rows:
+            needles.hide(inputs[:rows], targets[:rows], generator)
+        return {"inputs": inputs, "targets": targets}
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        """Mean cross-entropy, in nats."""
+        logits = model(batch["inputs"]).flatten(0, 1)
+        return F.cross_entropy(
+            logits.float(), batch["targets"].flatten(), ignore_index=needles.IGNORED
+        )
+
+    def require_memory(self, model: nn.Module, available: int) -> None:
+        """Refuse a training step that is estimated not to fit into ``available`` bytes."""
+        settings = self._settings
+        needed = _bytes(
+            cast(Decoder, model), settings.batch, settings.train_length, training=True
+        )
+        if needed > available:
+            raise ArgumentError(
+                "batch",
+                expected=f"a training step that fits into {_gigabytes(available)}",
+                got=f"about {_gigabytes(needed)} for {settings.batch} windows of "
+                f"{settings.train_length}",
+                remedy="Lower batch, train_length or width, or use fewer workers.",
+            )
+
+    def count(self, encoding: str) -> int:
+        """Measurements of one run, in the pieces that ``measure`` yields."""
+        pieces = len(self._settings.lengths) * (2 if self._settings.needle_rows else 1) + 1
+        return pieces * len(self._variants(encoding))
+
+    def measure(
+        self, model: nn.Module, encoding: str, seed: int, *, available: int | None
+    ) -> Iterator[list[Measurement | Refusal]]:
+        """All metrics of the encoding and of its variants."""
+        for variant in self._variants(encoding):
+            seen = self._through(cast(Decoder, model), variant)
+            for length in self._settings.lengths:
+                yield [self._loss(seen, variant, seed, length, available)]
+            if self._settings.needle_rows:
+                for length in self._settings.lengths:
+                    yield [self._recall(seen, variant, seed, length, available)]
+            yield self._by_position(seen, variant, seed, available)
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        """Write the decoder; ``Decoder.load`` reads it."""
+        cast(Decoder, model).save(folder)
+
+    def _variants(self, encoding: str) -> list[Variant]:
+        return [v for v in self._settings.variants if v.encoding == encoding]
+
+    def _config(self, encoding: str) -> DecoderConfig:
+        settings = self._settings
+        return DecoderConfig(
+            vocabulary=VOCABULARY,
+            dim=settings.width,
+            layers=settings.layers,
+            heads=settings.heads,
+            encoding=encoding,
+            options=_options(encoding, settings.train_length),
+            max_length=settings.train_length,
+        )
+
+    def _through(self, model: Decoder, variant: Variant) -> Decoder:
+        """The model as the variant looks at it: the same weights."""
+        if variant.window is None:
+            return model
+        seen = Decoder(replace(model.config, window=variant.window))
+        seen.load_state_dict(model.state_dict())
+        seen.requires_grad_(requires_grad=False)
+        return seen.to(model.embedding.weight.device).eval()
+
+    def _loss(
+        self, model: Decoder, variant: Variant, seed: int, length: int, available: int | None
+    ) -> Measurement | Refusal:
+        reason = _refusal(model, length, available)
+        if reason is not None:
+            return Refusal(subject=variant.name, metric="loss", x=length, reason=reason)
+        value = self._targets.loss(model, self._held_out, length)
+        return Measurement(
+            subject=variant.name, seed=seed, metric="loss", x=length, value=value
+        )
+
+    def _recall(
+        self, model: Decoder, variant: Variant, seed: int, length: int, available: int | None
+    ) -> Measurement | Refusal:
+        reason = _refusal(model, length, available)
+        if reason is not None:
+            return Refusal(subject=variant.name, metric="recall", x=length, reason=reason)
+        windows = self._stacks.windows(self._held_out, length)[:, 1:]
+        generator = torch.Generator().manual_seed(length)
+        stacks, answers = needles.haystacks(windows, generator)
+        right = predictions(model, stacks) == answers
+        return Measurement(
+            subject=variant.name,
+            seed=seed,
+            metric="recall",
+            x=length,
+            value=float(right.double().mean()),
+        )
+
+    def _by_position(
+        self, model: Decoder, variant: Variant, seed: int, available: int | None
+    ) -> list[Measurement | Refusal]:
+        """At the longest context, or at the training length where that is all there is."""
+        found: list[Measurement | Refusal] = []
+        profile = self._profile
+        reason = _refusal(model, profile.length, available)
+        if reason is not None:
+            found.append(
+                Refusal(
+                    subject=variant.name,
+                    metric="loss_by_position",
+                    x=profile.length,
+                    reason=reason,
+                )
+            )
+            profile = profile.shortened(self._settings.train_length)
+        found += [
+            Measurement(
+                subject=variant.name, seed=seed, metric="loss_by_position", x=x, value=value
+            )
+            for x, value in profile.loss(model, self._held_out)
+        ]
+        return found
+
+    def _metrics(self) -> tuple[Metric, ...]:
+        entropy = byte_entropy(self._train, self._held_out)
+        width, longest = self._targets.width, self._settings.lengths[-1]
+        segments = len(self._targets.ends)
+        metrics = [
+            Metric(
+                key="loss",
+                label="Loss on the same bytes",
+                unit="bits per byte",
+                axis="context length (bytes)",
+                lower_is_better=True,
+                chance=entropy,
+                description=f"The same {segments * width:,} held-out bytes at every length, "
+                f"{width} at the end of each window: a longer window only adds context before "
+                "them. The rule is what a byte costs who knows only how frequent each is.",
+                headline=True,
+                log_x=True,
+            ),
+            Metric(
+                key="loss_by_position",
+                label="Loss by position in the context",
+                unit="bits per byte",
+                axis="position in the context (bytes)",
+                lower_is_better=True,
+                chance=entropy,
+                description=f"In windows of {longest} bytes that slide over held-out text, so "
+                "that every position is scored on the same bytes.",
+                headline=False,
+                log_x=False,
+            ),
+            Metric(
+                key="training_loss",
+                label="Training loss",
+                unit="bits per byte",
+                axis="training step",
+                lower_is_better=True,
+                chance=None,
+                description="Mean over the steps since the point before"
+                + (", needles included." if self._settings.needle_rows else "."),
+                headline=False,
+                log_x=False,
+            ),
+        ]
+        if self._settings.needle_rows:
+            metrics.insert(1, self._recall_metric())
+        return tuple(metrics)
+
+    def _recall_metric(self) -> Metric:
+        return Metric(
+            key="recall",
+            label="Needles found",
+            unit="share of needles",
+            axis="context length (bytes)",
+            lower_is_better=False,
+            chance=needles.CHANCE,
+            description="One of 16 marked bytes stands in the first eighth of a window of real "
+            "text; asked at its end, how often is it named? "
+            f"{self._settings.needle_rows:.0%} of the training windows ask this within "
+            f"{self._settings.train_length} bytes. The rule is a guess.",
+            headline=False,
+            log_x=True,
+        )
+
+    def _subject(self, variant: Variant) -> Subject:
+        if variant.window is not None:
+            return Subject(
+                name=variant.name,
+                label=f"{variant.encoding}, window {variant.window}",
+                role="baseline",
+                note=f"The {variant.encoding} models, with attention cut to the last "
+                f"{variant.window} tokens when they are tested: what can be had without "
+                "looking further back.",
+            )
+        if variant.encoding == "nope":
+            return Subject(
+                name=variant.name,
+                label="nope",
+                role="control",
+                note="No encoding at all: what the causal mask alone tells about order.",
+            )
+        return Subject(
+            name=variant.name,
+            label=variant.encoding,
+            role="candidate",
+            note=_note(variant.encoding, self._settings.train_length),
+        )
+
+    def _require_size(self, train: int, held_out: int) -> None:
+        longest = self._settings.lengths[-1]
+        least_held_out = HELD_OUT_LENGTHS * longest
+        least_train = 4 * (self._settings.train_length + 1)
+        if held_out >= least_held_out and train >= least_train:
+            return
+        raise DataError(
+            "text",
+            expected=f"at least {least_train} bytes to train on and {least_held_out} held out, "
+            f"to test at length {longest}",
+            got=f"{train} and {held_out}",
+            remedy="Give a longer text, or shorter test lengths.",
+        )
+
+
+def _options(encoding: str, train_length: int) -> dict[str, Any]:
+    """Options that make a method fit the training length."""
+    if "t5" not in encoding.split("+"):
+        return {}
+    # A distance that no training window has would keep its random initial bias: the last bucket
+    # must begin within the window. T5's own 128 is a quarter of its training length.
+    max_distance = min(T5_MAX_DISTANCE, train_length // 2)
+    buckets = min(T5_BUCKETS, max_distance // 2 * 2)
+    return {"buckets": buckets, "max_distance": max_distance}
+
+
+def _note(encoding: str, train_length: int) -> str:
+    notes = []
+    if "t5" in encoding.split("+"):
+        options = _options(encoding, train_length)
+        notes.append(
+            f"T5's biases with {options['buckets']} buckets, the last for distances from "
+            f"{options['max_distance']} on, so that training reaches every bucket."
+        )
+    if "learned" in encoding.split("+"):
+        notes.append(f"A table of {train_length} positions: it has none beyond.")
+    return " ".join(notes)
+
+
+def _refusal(model: Decoder, length: int, available: int | None) -> str | None:
+    """Why a length cannot be tested; None if it can."""
+    try:
+        model.require_position(length - 1)
+    except LengthError as error:
+        return str(error)
+    needed = _bytes(model, rows_a_call(length), length, training=False)
+    if available is not None and needed > available:
+        return (
+            f"A context of {length} would take about {_gigabytes(needed)} of memory, of which "
+            f"{_gigabytes(available)} are free."
+        )
+    return None
+
+
+def _bytes(model: Decoder, rows: int, length: int, *, training: bool) -> int:
+    """Estimated bytes of a forward pass, or of a training step."""
+    config = model.config
+    tokens = rows * length
+    hidden = 2 * config.feed_forward_width
+    kept = config.layers if training else 1
+    per_token = kept * (12 * config.dim + 3 * hidden) + 4 * config.vocabulary
+    floats = tokens * per_token
+    if any(_materialises(model, layer, training) for layer in range(config.layers)):
+        floats += kept * 5 * rows * config.heads * length**2
+    if training:
+        floats = 2 * floats + 4 * sum(p.numel() for p in model.parameters())
+    return 4 * floats
+
+
+def _materialises(model: Decoder, layer: int, training: bool) -> bool:
+    """Whether attention writes its weights of size length² to memory."""
+    config = model.config
+    head_dim = config.head_dim or config.dim // config.heads
+    q = torch.zeros(1, config.heads, 2, head_dim, device=model.embedding.weight.device)
+    layout = Layout.sequence(2, device=q.device)
+    grid = Grid.of(layout, causal=True, window=config.window)
+    with torch.set_grad_enabled(training):
+        return explain(q, q, q, grid, model.encodings[layer]).backend == "reference"
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"

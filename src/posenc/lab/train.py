@@ -1,0 +1,200 @@
+"""Training one model: the same data and the same start for every encoding, resumable to the bit."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from posenc.errors import Interrupted
+from posenc.lab.checkpoint import Checkpoint, Plan
+from posenc.lab.machine import PeakMemory
+from posenc.lab.tasks.task import Task
+
+__all__ = ["Trained", "Watch", "interruptible", "learning_rate", "seeded_model", "train"]
+
+SAVE_SECONDS = 5.0
+"""At most so much work is lost when a process is killed."""
+
+WARMUP = 0.05
+FLOOR = 0.05
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.01
+LARGEST_NORM = 1.0
+
+CONTROL = "nope"
+"""The encoding whose model all others take their weights from, but for the encoding's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A trained model, and what training it took.
+
+    Args:
+        model: on the device it was trained on, frozen.
+        losses: ``[steps]`` loss of every step.
+        diverged: the first step whose loss was no number; training ended soon after it.
+        seconds: of training, over all calls that it took.
+        tokens_per_second: of training.
+        peak_memory_bytes: what training took beyond the process before it.
+    """
+
+    model: nn.Module
+    losses: Tensor
+    diverged: int | None
+    seconds: float
+    tokens_per_second: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """How the caller follows a training, and stops it.
+
+    Args:
+        stop: asked after each step; True: save and raise ``Interrupted``.
+        started: called once, with the number of steps that an earlier call has done.
+        stepped: called after each step with (steps done, loss of the last, tokens a second).
+    """
+
+    stop: Callable[[], bool] = lambda: False
+    started: Callable[[int], None] = lambda step: None
+    stepped: Callable[[int, Tensor, float], None] = lambda step, loss, speed: None
+
+
+def train(task: Task, plan: Plan, watch: Watch | None = None) -> Trained:
+    """Train one model, or continue where the checkpoint in ``plan.folder`` says it was.
+
+    On the CPU a run that was stopped or killed at any moment, and continued, ends with the same
+    bits as one that was not: data and rate of a step depend on the seed and the step alone, and
+    the checkpoint holds all else.
+
+    Raises:
+        Interrupted: after ``watch.stop`` said so; the state is saved.
+        CheckpointError: when the checkpoint is damaged or of another run.
+        OutputError: when the checkpoint cannot be written.
+    """
+    watch = Watch() if watch is None else watch
+    device = torch.device(plan.device)
+    memory = PeakMemory(device)
+    bare = seeded_model(task, plan.encoding, plan.seed)
+    inner = AdamW(
+        bare.parameters(), lr=plan.rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
+    )
+    fabric = _fabric(device, plan.precision)
+    model, optimizer = fabric.setup(bare, inner)
+    torch.manual_seed(plan.seed)
+    state = Checkpoint(bare, inner, plan, task.fingerprint)
+    state.restore()
+    watch.started(state.step)
+
+    def save() -> None:
+        state.peak_memory_bytes = max(state.peak_memory_bytes, memory.used())
+        state.save()
+
+    model.train()
+    earlier, first = state.seconds, state.step
+    began = saved = time.perf_counter()
+    while state.step < plan.steps:
+        for group in inner.param_groups:
+            group["lr"] = learning_rate(state.step, plan)
+        batch = {name: x.to(device) for name, x in task.batch(plan.seed, state.step).items()}
+        optimizer.zero_grad(set_to_none=True)
+        loss = task.loss(model, batch)
+        fabric.backward(loss)
+        nn.utils.clip_grad_norm_(bare.parameters(), LARGEST_NORM)
+        optimizer.step()
+        state.losses[state.step] = loss.detach()
+        state.step += 1
+        now = time.perf_counter()
+        state.seconds = earlier + now - began
+        speed = task.tokens_per_step * (state.step - first) / (now - began)
+        watch.stepped(state.step, state.losses[state.step - 1], speed)
+        if state.step < plan.steps and watch.stop():
+            save()
+            raise _interrupted(plan, state.step)
+        if now - saved > SAVE_SECONDS:
+            if state.diverged() is not None:
+                break
+            save()
+            saved = time.perf_counter()
+    save()
+    bare.requires_grad_(requires_grad=False).eval()
+    return Trained(
+        model=bare,
+        losses=state.losses.cpu(),
+        diverged=state.diverged(),
+        seconds=state.seconds,
+        tokens_per_second=task.tokens_per_step * state.step / max(state.seconds, 1e-9),
+        peak_memory_bytes=state.peak_memory_bytes,
+    )
+
+
+def seeded_model(task: Task, encoding: str, seed: int) -> nn.Module:
+    """A new model whose weights are the same for every encoding, but for the encoding's own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        control = dict(task.build(CONTROL).named_parameters())
+        torch.manual_seed(seed)
+        model = task.build(encoding)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in control and control[name].shape == parameter.shape:
+                parameter.copy_(control[name])
+    return model
+
+
+def learning_rate(step: int, plan: Plan) -> float:
+    """Rate of a step: a linear rise over the first twentieth, then a cosine to a twentieth."""
+    rising = max(1.0, WARMUP * plan.steps)
+    if step < rising:
+        return plan.rate * min(1.0, (step + 1) / rising)
+    progress = (step - rising) / max(1.0, plan.steps - rising)
+    return plan.rate * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Make a first Ctrl-C a request to stop, which the value tells; a second one interrupts.
+
+    Only in the main thread, where Python lets signals be handled; elsewhere nothing changes.
+    """
+    asked = threading.Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _fabric(device: torch.device, precision: str) -> Fabric:
+    devices = 1 if device.index is None else [device.index]
+    return Fabric(accelerator=device.type, devices=devices, precision=precision)  # type: ignore[arg-type]
+
+
+def _interrupted(plan: Plan, step: int) -> Interrupted:
+    return Interrupted(
+        "training",
+        expected=f"{plan.steps} steps of {plan.encoding}, seed {plan.seed}",
+        got=f"a stop after step {step}",
+        remedy="It is saved: train it again with the same settings and folder to continue.",
+    )
