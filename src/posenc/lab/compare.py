@@ -163,9 +163,7 @@ class _Session:
             paced[message.order.encoding] = message.paced
 
         orders = [Pace(encoding=name, measured=name == names[0]) for name in names]
-        whole = crew.run(
-            orders, stop=stop, stopping=self._stopping, tell=self.tell, done=done
-        )
+        whole = crew.run(orders, stop=stop, stopping=self._stopping, tell=self.tell, done=done)
         if not whole:
             return False
         pieces = self.task.count(names[0])

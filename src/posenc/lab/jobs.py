@@ -22,7 +22,7 @@ from posenc.lab.tasks import Task
 from posenc.lab.train import Trained, Watch, train
 from posenc.storage import make_folder, read_json, write_json
 
-__all__ = ["Job", "Outcome", "Pace", "carry_out", "pace"]
+__all__ = ["Job", "Outcome", "Pace", "carry_out", "pace", "plan"]
 
 CURVE_POINTS = 60
 """Points of a training curve."""
@@ -120,6 +120,19 @@ class Outcome:
             ) from error
 
 
+def plan(settings: Settings, encoding: str, *, seed: int, steps: int, folder: Path) -> Plan:
+    """How the settings have a run trained."""
+    return Plan(
+        encoding=encoding,
+        seed=seed,
+        steps=steps,
+        rate=settings.rate,
+        device=settings.device,
+        precision=settings.precision,
+        folder=folder,
+    )
+
+
 def carry_out(
     job: Job,
     task: Task,
@@ -136,16 +149,8 @@ def carry_out(
         CheckpointError, OutputError: as ``train``.
     """
     make_folder(job.folder)
-    plan = Plan(
-        encoding=job.encoding,
-        seed=job.seed,
-        steps=job.steps,
-        rate=settings.rate,
-        device=settings.device,
-        precision=settings.precision,
-        folder=job.folder,
-    )
-    trained = train(task, plan, _watch(job, stop, tell))
+    planned = plan(settings, job.encoding, seed=job.seed, steps=job.steps, folder=job.folder)
+    trained = train(task, planned, _watch(job, stop, tell))
     names = [v.name for v in settings.variants if v.encoding == job.encoding]
     found: list[Measurement | Refusal] = []
     if job.encoding in names:
@@ -160,7 +165,7 @@ def carry_out(
         measurements=tuple(item for item in found if isinstance(item, Measurement)),
         refusals=tuple(item for item in found if isinstance(item, Refusal)),
     ).write(job.outcome)
-    plan.checkpoint.unlink(missing_ok=True)
+    planned.checkpoint.unlink(missing_ok=True)
 
 
 def pace(
@@ -171,21 +176,13 @@ def pace(
     Raises:
         Interrupted: after ``stop`` said so.
     """
-    plan = Plan(
-        encoding=order.encoding,
-        seed=0,
-        steps=PACE_STEPS,
-        rate=settings.rate,
-        device=settings.device,
-        precision=settings.precision,
-        folder=folder,
-    )
+    planned = plan(settings, order.encoding, seed=0, steps=PACE_STEPS, folder=folder)
     marks: list[float] = []
 
     def stepped(step: int, loss: Tensor, speed: float) -> None:
         marks.append(time.perf_counter())
 
-    trained = train(task, plan, Watch(stop=stop, stepped=stepped))
+    trained = train(task, planned, Watch(stop=stop, stepped=stepped))
     # The first step, which also allocates, is before the first mark.
     seconds = (marks[-1] - marks[0]) / (len(marks) - 1)
     if not order.measured:
@@ -199,9 +196,7 @@ def _watch(job: Job, stop: Callable[[], bool], tell: Callable[[Event], None]) ->
     told = 0.0
 
     def started(step: int) -> None:
-        tell(
-            RunStarted(encoding=job.encoding, seed=job.seed, step=step, steps=job.steps)
-        )
+        tell(RunStarted(encoding=job.encoding, seed=job.seed, step=step, steps=job.steps))
 
     def stepped(step: int, loss: Tensor, speed: float) -> None:
         nonlocal told
@@ -290,9 +285,7 @@ def _curve(job: Job, task: Task, trained: Trained) -> list[Measurement | Refusal
     return points
 
 
-def _diverged(
-    job: Job, task: Task, names: Iterable[str], step: int
-) -> list[Measurement | Refusal]:
+def _diverged(job: Job, task: Task, names: Iterable[str], step: int) -> list[Measurement | Refusal]:
     reason = (
         f"Training of seed {job.seed} diverged at step {step + 1}: its loss was no longer a "
         "number. Lower the learning rate."

@@ -105,8 +105,8 @@ class Profile:
         begins = (self.starts.unsqueeze(1) + slides).flatten()
         windows = text[begins.unsqueeze(1) + torch.arange(-1, self.length)].long()
         each = losses(model, windows, last=self.length)
-        binned = each.unflatten(-1, (self.bins, self.width)).mean(-1)
-        binned = binned.unflatten(0, (len(self.starts), len(slides)))
+        shape = (len(self.starts), len(slides), self.bins, self.width)
+        binned = each.reshape(shape).mean(-1)
         found = []
         for index in range(self.bins):
             # Segment s lies in this bin of the window that slid to s - index.
@@ -120,18 +120,18 @@ class Profile:
 def losses(model: Model, windows: Int[Tensor, "W L1"], *, last: int) -> Float[Tensor, "W last"]:
     """Bits that the last ``last`` tokens of each window cost, each given all before it."""
     parts = []
-    for chunk in windows.split(rows_a_call(windows.shape[1] - 1)):
+    for chunk in _chunks(windows, windows.shape[1] - 1):
         logits = model(chunk[:, :-1])[:, -last:].float()
         targets = chunk[:, -last:].to(logits.device)
         each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-        parts.append(each.unflatten(0, targets.shape).cpu())
+        parts.append(each.reshape(targets.shape).cpu())
     return torch.cat(parts) / math.log(2)
 
 
 @torch.inference_mode()
 def predictions(model: Model, windows: Int[Tensor, "W L"]) -> Int[Tensor, " W"]:
     """The likeliest token after each window."""
-    chunks = windows.split(rows_a_call(windows.shape[1]))
+    chunks = _chunks(windows, windows.shape[1])
     return torch.cat([model(chunk)[:, -1].argmax(-1).cpu() for chunk in chunks])
 
 
@@ -143,5 +143,11 @@ def byte_entropy(train: Int[Tensor, " T"], held_out: Int[Tensor, " U"]) -> float
     return float((bits * shares).sum() / shares.sum())
 
 
+def _chunks(windows: Tensor, length: int) -> list[Tensor]:
+    rows = rows_a_call(length)
+    return [windows[begin : begin + rows] for begin in range(0, len(windows), rows)]
+
+
 def rows_a_call(length: int) -> int:
+    """Windows of so many tokens that are evaluated at a time."""
     return max(1, TOKENS_A_CALL // length)

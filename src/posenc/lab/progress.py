@@ -166,8 +166,6 @@ class Finished:
     resume: str | None
 
 
-Event = (
-    Prepared | Paced | RunStarted | Stepped | Measuring | RunFinished | Stopping | Finished
-)
+Event = Prepared | Paced | RunStarted | Stepped | Measuring | RunFinished | Stopping | Finished
 
 Progress = Callable[[Event], None]

@@ -21,7 +21,7 @@ from posenc.lab.checkpoint import Checkpoint, Plan
 from posenc.lab.machine import PeakMemory
 from posenc.lab.tasks.task import Task
 
-__all__ = ["Trained", "Watch", "interruptible", "learning_rate", "seeded_model", "train"]
+__all__ = ["CONTROL", "Trained", "Watch", "interruptible", "learning_rate", "seeded_model", "train"]
 
 SAVE_SECONDS = 5.0
 """At most so much work is lost when a process is killed."""

@@ -21,10 +21,11 @@ from typing import cast
 import torch
 
 from posenc.errors import Interrupted, PosencError
-from posenc.lab.jobs import Job, Pace, carry_out, pace
+from posenc.lab.jobs import Job, Pace, carry_out, pace, plan
 from posenc.lab.progress import Event
 from posenc.lab.settings import Settings
 from posenc.lab.tasks import TASKS, Task
+from posenc.lab.train import CONTROL, train
 
 __all__ = ["Crew", "Done", "Order"]
 
@@ -78,9 +79,7 @@ class Crew:
         with _without_interrupts():
             for _ in range(count):
                 ours, theirs = context.Pipe()
-                process = context.Process(
-                    target=serve, args=(theirs, settings, count), daemon=True
-                )
+                process = context.Process(target=serve, args=(theirs, settings, count), daemon=True)
                 process.start()
                 theirs.close()
                 self._members.append(_Member(process, ours))
@@ -186,7 +185,9 @@ def serve(connection: Connection, settings: Settings, workers: int) -> None:
             continue  # a request to stop that came after the end of what it was for
         answer: Done | _Failed
         try:
-            task = TASKS[settings.task](settings) if task is None else task
+            if task is None:
+                task = TASKS[settings.task](settings)
+                _warm_up(task, settings)
             answer = _carry_out(order, task, settings, workers, connection)
         except PosencError as error:
             answer = _Failed(error)
@@ -194,6 +195,12 @@ def serve(connection: Connection, settings: Settings, workers: int) -> None:
             answer = _Failed(_unexpected(order))
         with suppress(OSError):
             connection.send(answer)
+
+
+def _warm_up(task: Task, settings: Settings) -> None:
+    """Let libraries allocate what they keep, so that it is not counted as the first run's."""
+    with tempfile.TemporaryDirectory() as folder:
+        train(task, plan(settings, CONTROL, seed=0, steps=1, folder=Path(folder)))
 
 
 def _carry_out(

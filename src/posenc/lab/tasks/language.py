@@ -13,15 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.attention import explain
 from posenc.errors import ArgumentError, DataError, LengthError
 from posenc.lab.corpus import read_corpus
+from posenc.lab.footprint import decoder_bytes, gigabytes
 from posenc.lab.measure import Profile, Targets, byte_entropy, predictions, rows_a_call
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal, Subject
 from posenc.lab.settings import Settings
 from posenc.lab.subjects import Variant
 from posenc.lab.tasks import needles
-from posenc.layout import Grid, Layout
 from posenc.models import Decoder, DecoderConfig
 
 __all__ = ["LanguageModelling"]
@@ -99,7 +98,7 @@ class LanguageModelling:
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         """``inputs`` and ``targets`` ``[batch, train_length]``, windows from anywhere."""
         settings = self._settings
-        generator = torch.Generator().manual_seed(seed << 32 | step)
+        generator = _generator(seed, step)
         places = len(self._train) - settings.train_length
         begins = torch.randint(places, (settings.batch, 1), generator=generator)
         windows = self._train[begins + torch.arange(settings.train_length + 1)].long()
@@ -119,14 +118,14 @@ class LanguageModelling:
     def require_memory(self, model: nn.Module, available: int) -> None:
         """Refuse a training step that is estimated not to fit into ``available`` bytes."""
         settings = self._settings
-        needed = _bytes(
+        needed = decoder_bytes(
             cast(Decoder, model), settings.batch, settings.train_length, training=True
         )
         if needed > available:
             raise ArgumentError(
                 "batch",
-                expected=f"a training step that fits into {_gigabytes(available)}",
-                got=f"about {_gigabytes(needed)} for {settings.batch} windows of "
+                expected=f"a training step that fits into {gigabytes(available)}",
+                got=f"about {gigabytes(needed)} for {settings.batch} windows of "
                 f"{settings.train_length}",
                 remedy="Lower batch, train_length or width, or use fewer workers.",
             )
@@ -175,7 +174,11 @@ class LanguageModelling:
         seen = Decoder(replace(model.config, window=variant.window))
         seen.load_state_dict(model.state_dict())
         seen.requires_grad_(requires_grad=False)
-        return seen.to(model.embedding.weight.device).eval()
+        return seen.to(_device(model)).eval()
+
+    def _text(self, model: Decoder) -> Tensor:
+        """The held-out text where the model is."""
+        return self._held_out.to(_device(model))
 
     def _loss(
         self, model: Decoder, variant: Variant, seed: int, length: int, available: int | None
@@ -183,10 +186,8 @@ class LanguageModelling:
         reason = _refusal(model, length, available)
         if reason is not None:
             return Refusal(subject=variant.name, metric="loss", x=length, reason=reason)
-        value = self._targets.loss(model, self._held_out, length)
-        return Measurement(
-            subject=variant.name, seed=seed, metric="loss", x=length, value=value
-        )
+        value = self._targets.loss(model, self._text(model), length)
+        return Measurement(subject=variant.name, seed=seed, metric="loss", x=length, value=value)
 
     def _recall(
         self, model: Decoder, variant: Variant, seed: int, length: int, available: int | None
@@ -195,9 +196,9 @@ class LanguageModelling:
         if reason is not None:
             return Refusal(subject=variant.name, metric="recall", x=length, reason=reason)
         windows = self._stacks.windows(self._held_out, length)[:, 1:]
-        generator = torch.Generator().manual_seed(length)
+        generator = _generator(length)
         stacks, answers = needles.haystacks(windows, generator)
-        right = predictions(model, stacks) == answers
+        right = predictions(model, stacks.to(_device(model))) == answers
         return Measurement(
             subject=variant.name,
             seed=seed,
@@ -227,7 +228,7 @@ class LanguageModelling:
             Measurement(
                 subject=variant.name, seed=seed, metric="loss_by_position", x=x, value=value
             )
-            for x, value in profile.loss(model, self._held_out)
+            for x, value in profile.loss(model, self._text(model))
         ]
         return found
 
@@ -333,6 +334,12 @@ class LanguageModelling:
         )
 
 
+def _generator(*numbers: int) -> torch.Generator:
+    """One that differs with each of the numbers (torch itself reads only 32 bits of a seed)."""
+    digest = hashlib.sha256(repr(numbers).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
+
+
 def _options(encoding: str, train_length: int) -> dict[str, Any]:
     """Options that make a method fit the training length."""
     if "t5" not in encoding.split("+"):
@@ -363,40 +370,14 @@ def _refusal(model: Decoder, length: int, available: int | None) -> str | None:
         model.require_position(length - 1)
     except LengthError as error:
         return str(error)
-    needed = _bytes(model, rows_a_call(length), length, training=False)
+    needed = decoder_bytes(model, rows_a_call(length), length, training=False)
     if available is not None and needed > available:
         return (
-            f"A context of {length} would take about {_gigabytes(needed)} of memory, of which "
-            f"{_gigabytes(available)} are free."
+            f"A context of {length} would take about {gigabytes(needed)} of memory, of which "
+            f"{gigabytes(available)} are free."
         )
     return None
 
 
-def _bytes(model: Decoder, rows: int, length: int, *, training: bool) -> int:
-    """Estimated bytes of a forward pass, or of a training step."""
-    config = model.config
-    tokens = rows * length
-    hidden = 2 * config.feed_forward_width
-    kept = config.layers if training else 1
-    per_token = kept * (12 * config.dim + 3 * hidden) + 4 * config.vocabulary
-    floats = tokens * per_token
-    if any(_materialises(model, layer, training) for layer in range(config.layers)):
-        floats += kept * 5 * rows * config.heads * length**2
-    if training:
-        floats = 2 * floats + 4 * sum(p.numel() for p in model.parameters())
-    return 4 * floats
-
-
-def _materialises(model: Decoder, layer: int, training: bool) -> bool:
-    """Whether attention writes its weights of size length² to memory."""
-    config = model.config
-    head_dim = config.head_dim or config.dim // config.heads
-    q = torch.zeros(1, config.heads, 2, head_dim, device=model.embedding.weight.device)
-    layout = Layout.sequence(2, device=q.device)
-    grid = Grid.of(layout, causal=True, window=config.window)
-    with torch.set_grad_enabled(training):
-        return explain(q, q, q, grid, model.encodings[layer]).backend == "reference"
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"
+def _device(model: Decoder) -> torch.device:
+    return model.embedding.weight.device

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-__all__ = ["CHANCE", "IGNORED", "hide", "haystacks"]
+__all__ = ["CHANCE", "IGNORED", "haystacks", "hide"]
 
 QUERY = 0x05
 """ASCII's "enquiry"; text does not contain it."""
