@@ -242,7 +242,10 @@ def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
             yield sentence.format(
                 names=_list([row.subject.label for row in chosen]),
                 where=where,
-                details="; ".join(_change(row, metric, train) for row in chosen),
+                details="; ".join(
+                    ("" if one else f"{row.subject.label} ") + _change(row, metric, train)
+                    for row in chosen
+                ),
                 hold="holds" if one else "hold",
                 degrade="degrades" if one else "degrade",
                 break_="breaks" if one else "break",
@@ -274,7 +277,7 @@ def _change(row: Row, metric: Metric, train: int) -> str:
     assert row.change is not None  # callers choose rows that have one
     last = max(row.values)
     before, after = row.values[train].mean, row.values[last].mean
-    return f"{row.subject.label} {before:.3g} → {after:.3g} {metric.unit} ({_percent(row.change)})"
+    return f"{before:.3g} → {after:.3g} {metric.unit} ({_percent(row.change)})"
 
 
 def _percent(change: Estimate) -> str:

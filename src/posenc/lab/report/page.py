@@ -1,0 +1,90 @@
+"""The page: one HTML file that needs nothing but itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import vl_convert
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from posenc.lab.report.charts import Chart
+from posenc.lab.results import Comparison
+from posenc.lab.statistics import Estimate, Summary
+
+__all__ = ["render_page"]
+
+
+def render_page(comparison: Comparison, summary: Summary, charts: list[Chart]) -> str:
+    """The whole page as HTML, scripts and styles included."""
+    environment = Environment(
+        loader=PackageLoader("posenc.lab.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    libraries = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub is wrong
+    environment.filters |= {
+        "number": _number,
+        "spread": _spread,
+        "bytes": _bytes,
+        "count": _count,
+        "json": _inline_json,
+    }
+    return environment.get_template("page.html.jinja").render(
+        comparison=comparison,
+        summary=summary,
+        charts=charts,
+        specs={chart.key: chart.spec for chart in charts},
+        headline=comparison.headline,
+        recall=comparison.metric("recall"),
+        recalled=sorted({length for row in summary.rows for length in row.recall}),
+        style=Markup(_source(environment, "style.css")),
+        script=Markup(_source(environment, "charts.js")),
+        libraries=Markup(libraries.replace("</script", "<\\/script")),
+    )
+
+
+def _source(environment: Environment, name: str) -> str:
+    assert environment.loader is not None  # given above
+    return environment.loader.get_source(environment, name)[0]
+
+
+def _inline_json(value: Any) -> Markup:
+    """JSON that no HTML parser mistakes for markup."""
+    return Markup(json.dumps(value).replace("<", "\\u003c"))
+
+
+def _number(value: Estimate | None, unit: str = "") -> str:
+    if value is None:
+        return "—"
+    return f"{value.mean:.1%}" if unit.startswith("share") else f"{value.mean:.3f}"
+
+
+def _spread(value: Estimate | None, unit: str = "") -> str:
+    if value is None or value.half_width is None:
+        return ""
+    return f"±{value.half_width:.1%}" if unit.startswith("share") else f"±{value.half_width:.3f}"
+
+
+def _bytes(value: float | None) -> str:
+    if value is None:
+        return "—"
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+def _count(value: float | None) -> str:
+    """Three digits are enough to compare by."""
+    if value is None:
+        return "—"
+    for unit in ("", " k", " M"):
+        if value < 1000:
+            return f"{value:.0f}{unit}" if value >= 100 or not unit else f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{value:.3g} G"

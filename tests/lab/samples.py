@@ -1,0 +1,169 @@
+"""A comparison as it might come out, for tests of what is made from one."""
+
+from __future__ import annotations
+
+import random
+
+from posenc.lab.results import (
+    Comparison,
+    Corpus,
+    Measurement,
+    Metric,
+    Provenance,
+    Refusal,
+    Run,
+    Subject,
+)
+
+LOSS = Metric(
+    key="loss",
+    label="Loss on the same bytes",
+    unit="bits per byte",
+    axis="context length (bytes)",
+    lower_is_better=True,
+    chance=4.9,
+    description="The same held-out bytes at every length: a longer window only adds context.",
+    headline=True,
+    log_x=True,
+)
+BY_POSITION = Metric(
+    key="loss_by_position",
+    label="Loss by position in the context",
+    unit="bits per byte",
+    axis="position in the context (bytes)",
+    lower_is_better=True,
+    chance=4.9,
+    description="In sliding windows of 512 bytes.",
+    headline=False,
+    log_x=False,
+)
+RECALL = Metric(
+    key="recall",
+    label="Needles found",
+    unit="share of needles",
+    axis="context length (bytes)",
+    lower_is_better=False,
+    chance=1 / 16,
+    description="One of 16 marked bytes stands far back; asked at the end, is it named?",
+    headline=False,
+    log_x=True,
+)
+TRAINING = Metric(
+    key="training_loss",
+    label="Training loss",
+    unit="bits per byte",
+    axis="training step",
+    lower_is_better=True,
+    chance=None,
+    description="Mean over the steps since the point before.",
+    headline=False,
+    log_x=False,
+)
+ACCURACY = Metric(
+    key="accuracy",
+    label="Sequences right",
+    unit="share of sequences",
+    axis="context length (tokens)",
+    lower_is_better=False,
+    chance=0.0,
+    description="Every token of the answer is right.",
+    headline=True,
+    log_x=True,
+)
+
+LOSSES = {
+    "alibi": (2.90, 2.79, 2.79, 2.85),
+    "t5": (2.93, 2.86, 2.97, 3.24),
+    "rope": (2.78, 2.74, 3.33, 3.90),
+    "sinusoidal": (3.03, 3.87, 4.27, 4.89),
+    "learned": (3.05,),
+    "nope": (3.27, 3.33, 3.43, 3.59),
+    "rope|window=64": (2.78, 2.73, 2.73, 2.73),
+}
+ROLES = {"nope": "control", "rope|window=64": "baseline"}
+REASON = "the learned table ends at position 63"
+
+
+def sample(
+    *,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    lengths: tuple[int, ...] = (64, 128, 256, 512),
+    metric: Metric = LOSS,
+    complete: bool = True,
+) -> Comparison:
+    """A comparison with plausible numbers, the same at every call."""
+    noise = random.Random(0)
+    measurements, refusals, runs = [], [], []
+
+    def add(name: str, seed: int, key: str, x: float, value: float) -> None:
+        measurements.append(Measurement(subject=name, seed=seed, metric=key, x=x, value=value))
+
+    for name, losses in LOSSES.items():
+        for seed in seeds:
+            shared = 0.02 * seed
+            for place, length in enumerate(lengths):
+                if place >= len(losses):
+                    continue
+                value = losses[place] + shared + noise.gauss(0, 0.01)
+                if metric is ACCURACY:
+                    value = max(0.0, 1.0 - (value - 2.6) / 2)
+                add(name, seed, metric.key, length, value)
+                add(name, seed, "recall", length, min(1.0, max(0.03, 1.4 - value / 3)))
+            for bin_ in range(len(losses) * 4 if len(lengths) > 1 else 4):
+                base = losses[min(bin_ // 4, len(losses) - 1)]
+                add(name, seed, "loss_by_position", 16 + 32 * bin_, base + 0.4 / (bin_ + 1))
+            if name not in ROLES or name == "nope":
+                for step in range(20, 601, 20):
+                    add(name, seed, "training_loss", step, losses[0] + 3 * 40 / (40 + step))
+            runs.append(
+                Run(
+                    subject=name,
+                    seed=seed,
+                    steps=600,
+                    parameters=147_000 + 128 * len(name),
+                    tokens_per_second=90_000 + 4000 * len(name) + 500 * seed,
+                    peak_memory_bytes=420 * 2**20,
+                    train_seconds=13.5,
+                )
+            )
+        refusals += [
+            Refusal(subject=name, metric=metric.key, x=length, reason=REASON)
+            for length in lengths[len(losses) :]
+        ]
+    subjects = tuple(
+        Subject(
+            name=name,
+            label=name.replace("|", ", ").replace("=", " "),
+            role=ROLES.get(name, "candidate"),  # type: ignore[arg-type]
+            note=f"Why {name} is here.",
+        )
+        for name in LOSSES
+    )
+    return Comparison(
+        task="language",
+        title="Next-byte prediction",
+        train_length=lengths[0],
+        test_lengths=lengths,
+        metrics=(metric, BY_POSITION, RECALL, TRAINING),
+        subjects=subjects,
+        runs=tuple(runs),
+        measurements=tuple(measurements),
+        refusals=tuple(refusals),
+        provenance=Provenance(
+            command="posenc compare --encodings rope,alibi,t5 --out <demo>",
+            created="2026-01-01T12:00:00+00:00",
+            versions={"posenc": "0.1.0", "python": "3.11.7", "torch": "2.13.0"},
+            device="cpu",
+            threads=1,
+            seeds=seeds,
+            corpus=Corpus(
+                name="the Python 3.11 standard library's source",
+                files=300,
+                train_bytes=4_900_000,
+                held_out_bytes=500_000,
+                sha256="ab" * 32,
+            ),
+            settings={"width": 64, "layers": 2, "heads": 4, "steps": 600, "batch": 32},
+        ),
+        complete=complete,
+    )

@@ -1,0 +1,132 @@
+"""What a report writes, and that it writes all of it or nothing."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from samples import ACCURACY, sample
+
+from posenc.errors import OutputError
+from posenc.lab.report import write_report
+from posenc.lab.report.charts import draw_charts
+from posenc.lab.results import Comparison
+from posenc.lab.statistics import summarise
+
+
+def test_files(tmp_path: Path) -> None:
+    files = write_report(sample(), tmp_path / "report")
+    assert files.page == tmp_path / "report" / "index.html"
+    for path in (files.page, *files.pictures, *files.tables):
+        assert path.stat().st_size > 500, path
+    assert {path.name for path in files.pictures} == {
+        f"{key}.{kind}"
+        for key in ("headline", "change", "loss_by_position", "recall", "training_loss", "cost")
+        for kind in ("png", "svg")
+    }
+    assert files.pictures[0].read_bytes().startswith(b"\x89PNG")
+    again = Comparison.from_json(json.loads(files.tables[0].read_text()))
+    assert again == sample()
+    with files.tables[2].open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["subject"] for row in rows][:2] == ["rope|window=64", "alibi"]
+    assert float(rows[1]["loss@512"]) == pytest.approx(2.87, abs=0.05)
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
+def test_page_stands_alone(tmp_path: Path) -> None:
+    page = write_report(sample(), tmp_path / "report").page.read_text()
+    own = re.sub(r"<script>.*?</script>", "", page, flags=re.S)
+    assert not re.search(r"""(src|href)\s*=\s*["']?https?:""", own)
+    assert "default-src 'none'" in own
+    assert len(page) < 3_000_000
+
+
+def test_page_says_what_was_found_and_how_to_get_it_again(tmp_path: Path) -> None:
+    page = write_report(sample(), tmp_path / "report").page.read_text()
+    assert page.index("alibi holds up at 512") < page.index('id="table"') < page.index("chart-")
+    assert "posenc compare --encodings rope,alibi,t5 --out &lt;demo&gt;" in page
+    assert "ab" * 32 in page
+    assert "the learned table ends at position 63" in page
+    assert "cannot" in page
+
+
+@pytest.mark.parametrize(
+    "comparison",
+    [
+        sample(seeds=(0,)),
+        sample(lengths=(64,)),
+        sample(complete=False),
+        sample(metric=ACCURACY),
+        replace(sample(complete=False), measurements=(), runs=()),
+    ],
+    ids=["one seed", "one length", "interrupted", "accuracy", "empty"],
+)
+def test_other_comparisons(comparison: Comparison, tmp_path: Path) -> None:
+    assert write_report(comparison, tmp_path / "report").page.exists()
+
+
+def test_a_subject_has_one_colour_in_all_charts() -> None:
+    comparison = sample()
+    seen: dict[str, set[str]] = {}
+    for chart in draw_charts(comparison, summarise(comparison)):
+        for scale in re.findall(r'"color": (\{"field": "subject".*?\]\})', json.dumps(chart.spec)):
+            domain, colours = re.findall(r'"(?:domain|range)": (\[.*?\])', scale)
+            for name, colour in zip(json.loads(domain), json.loads(colours), strict=True):
+                seen.setdefault(name, set()).add(colour)
+    assert len(seen) == len(comparison.subjects)
+    assert all(len(colours) == 1 for colours in seen.values())
+    assert len({next(iter(colours)) for colours in seen.values()}) == len(seen)
+
+
+def test_charts_only_of_what_was_measured() -> None:
+    comparison = sample()
+    few = replace(
+        comparison, measurements=tuple(m for m in comparison.measurements if m.metric == "loss")
+    )
+    keys = [chart.key for chart in draw_charts(few, summarise(few))]
+    assert keys == ["headline", "change", "cost"]
+
+
+def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("x")
+    with pytest.raises(OutputError, match="holds something"):
+        write_report(sample(), tmp_path)
+    assert (tmp_path / "mine").read_text() == "x"
+    report = tmp_path / "report"
+    write_report(sample(), report)
+    write_report(sample(seeds=(0,)), report, overwrite=True)
+    assert "One seed only" in (report / "index.html").read_text()
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def full(path: Path, content: bytes) -> None:
+        calls.append(path)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        path.write_bytes(content)
+
+    def guarded(path: Path, content: bytes) -> None:
+        try:
+            full(path, content)
+        except OSError as error:
+            raise OutputError("out", expected="", got=error, remedy="") from error
+
+    monkeypatch.setattr("posenc.lab.report.files.write_bytes", guarded)
+    old = tmp_path / "report"
+    with pytest.raises(OutputError, match="No space"):
+        write_report(sample(), old)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError):
+        write_report(sample(), tmp_path / "file" / "report")

@@ -1,0 +1,108 @@
+"""Intervals, verdicts, ranks and the answer in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from samples import ACCURACY, sample
+
+from posenc.lab.results import Measurement
+from posenc.lab.statistics import Summary, estimate, paired_difference, summarise
+
+
+def row_of(summary: Summary, name: str):  # type: ignore[no-untyped-def]
+    return next(row for row in summary.rows if row.subject.name == name)
+
+
+def test_interval_by_hand() -> None:
+    # Student's t at 97.5 % with 2 degrees of freedom is 4.302653; sd 1, n 3.
+    found = estimate([1.0, 2.0, 3.0])
+    assert found is not None
+    assert found.mean == 2.0
+    assert found.half_width == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+    assert estimate([]) is None
+    single = estimate([5.0])
+    assert single is not None
+    assert single.half_width is None
+    assert not single.sure
+
+
+def test_pairs_cancel_what_seeds_share() -> None:
+    a, b = {0: 1.0, 1: 5.0, 2: 9.0}, {0: 0.9, 1: 4.91, 2: 8.89, 7: 0.0}
+    found = paired_difference(a, b)
+    assert found is not None
+    assert found.n == 3
+    assert found.mean == pytest.approx(0.1, abs=1e-9)
+    assert found.sure
+
+
+def test_verdicts_and_order() -> None:
+    summary = summarise(sample())
+    verdicts = {row.subject.name: row.verdict for row in summary.rows}
+    assert verdicts["alibi"] == "holds"
+    assert verdicts["t5"] == "degrades"
+    assert verdicts["rope"] == verdicts["sinusoidal"] == "breaks"
+    assert verdicts["learned"] == "untestable"
+    assert [row.subject.name for row in summary.rows][:2] == ["rope|window=64", "alibi"]
+    assert summary.rows[-1].subject.name == "learned"
+    assert summary.rows[-1].rank is None
+    assert [row.rank for row in summary.rows[:-1]] == [1, 2, 3, 4, 5, 6]
+
+
+def test_subjects_that_cannot_be_told_apart_share_a_rank() -> None:
+    base = sample()
+    other = base.values("alibi", "loss", 512)
+    changed = tuple(
+        replace(m, value=other[m.seed] + (0.01 if m.seed == 1 else -0.004))
+        if (m.subject, m.metric, m.x) == ("t5", "loss", 512)
+        else m
+        for m in base.measurements
+    )
+    summary = summarise(replace(base, measurements=changed))
+    assert row_of(summary, "t5").rank == row_of(summary, "alibi").rank == 2
+    assert any("do not tell apart" in sentence for sentence in summary.answer)
+
+
+def test_the_answer_names_what_matters() -> None:
+    text = " ".join(summarise(sample()).answer)
+    for words in (
+        "alibi holds up at 512 tokens, 8 times the training length",
+        "rope and sinusoidal break",
+        "The baseline rope, window 64",
+        "beaten by no candidate",
+        "learned could not be tested at 128: the learned table ends",
+        "95 % intervals over 3 seeds",
+    ):
+        assert words in text
+
+
+def test_higher_can_be_better() -> None:
+    summary = summarise(sample(metric=ACCURACY))
+    assert summary.rows[0].subject.name in ("rope|window=64", "alibi")
+    assert row_of(summary, "sinusoidal").verdict == "breaks"
+    change = row_of(summary, "sinusoidal").change
+    assert change is not None
+    assert change.mean > 0
+
+
+def test_one_seed_says_that_it_cannot_be_sure() -> None:
+    summary = summarise(sample(seeds=(0,)))
+    assert "One seed only" in summary.answer[-1]
+    assert all(value.half_width is None for row in summary.rows for value in row.values.values())
+
+
+def test_one_length_and_interrupted_and_empty() -> None:
+    assert "the only one tested" in summarise(sample(lengths=(64,))).answer[0]
+    assert "interrupted" in summarise(sample(complete=False)).answer[0]
+    nothing = replace(sample(complete=False), measurements=(), runs=())
+    assert "Nothing has been measured yet." in summarise(nothing).answer
+
+
+def test_values_beyond_measure_do_not_divide_by_zero() -> None:
+    base = sample(metric=ACCURACY)
+    zero = tuple(
+        replace(m, value=0.0) if isinstance(m, Measurement) and m.subject == "rope" else m
+        for m in base.measurements
+    )
+    assert row_of(summarise(replace(base, measurements=zero)), "rope") is not None
