@@ -165,7 +165,8 @@ def carry_out(
         measurements=tuple(item for item in found if isinstance(item, Measurement)),
         refusals=tuple(item for item in found if isinstance(item, Refusal)),
     ).write(job.outcome)
-    planned.checkpoint.unlink(missing_ok=True)
+    for left_over in (planned.checkpoint, *job.folder.glob(".*.partial")):
+        left_over.unlink(missing_ok=True)
 
 
 def pace(

@@ -211,23 +211,16 @@ class LanguageModelling:
         self, model: Decoder, variant: Variant, seed: int, available: int | None
     ) -> list[Measurement | Refusal]:
         """At the longest context, or at the training length where that is all there is."""
+        key, profile = "loss_by_position", self._profile
         found: list[Measurement | Refusal] = []
-        profile = self._profile
         reason = _refusal(model, profile.length, available)
         if reason is not None:
-            found.append(
-                Refusal(
-                    subject=variant.name,
-                    metric="loss_by_position",
-                    x=profile.length,
-                    reason=reason,
-                )
-            )
+            found.append(Refusal(subject=variant.name, metric=key, x=profile.length, reason=reason))
             profile = profile.shortened(self._settings.train_length)
+            if _refusal(model, profile.length, available) is not None:
+                return found
         found += [
-            Measurement(
-                subject=variant.name, seed=seed, metric="loss_by_position", x=x, value=value
-            )
+            Measurement(subject=variant.name, seed=seed, metric=key, x=x, value=value)
             for x, value in profile.loss(model, self._text(model))
         ]
         return found
