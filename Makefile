@@ -27,7 +27,7 @@ $(VENV)/.installed-test: requirements-test.lock $(VENV)/.installed
 	@touch $@
 
 demo: $(VENV)/.installed ## compare encodings on the embedded corpus; prints where the report is
-	$(BIN)/posenc compare --out posenc-demo --overwrite
+	$(BIN)/posenc compare --out posenc-demo --replace
 
 test: check ## run the whole suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --durations=10

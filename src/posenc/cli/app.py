@@ -1,0 +1,62 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from posenc.cli.compare import compare
+from posenc.cli.console import EXIT_CODES, exit_code, print_error
+from posenc.cli.generate import generate
+from posenc.cli.listing import list_encodings
+from posenc.cli.show import show
+from posenc.errors import PosencError
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    name="posenc",
+    help="Positional encodings for Transformers: list them, look at them, and see which one holds "
+    "up past the length it was trained on.",
+    epilog=f"posenc COMMAND --help shows examples. {EXIT_CODES}",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("list")(list_encodings)
+app.command("show")(show)
+app.command("compare")(compare)
+app.command("generate")(generate)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"posenc {version('posenc')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Positional encodings for Transformers."""
+
+
+def run() -> None:
+    """Run the command line; errors that posenc raises on purpose are shown without a traceback."""
+    try:
+        app()
+    except PosencError as error:
+        if "--debug" in sys.argv:
+            raise
+        print_error(error)
+        sys.exit(exit_code(error))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,279 @@
+"""``posenc compare``: train, test and report."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from posenc.cli.console import ERRORS, EXIT_CODES, OUT, print_json
+from posenc.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from posenc.lab.progress import Event
+    from posenc.lab.results import Comparison
+    from posenc.lab.settings import Settings
+    from posenc.lab.statistics import Summary
+
+__all__ = ["compare"]
+
+VERDICT_STYLES = {"holds": "green", "degrades": "yellow", "breaks": "red", "untestable": "dim"}
+
+
+def compare(
+    text: Annotated[
+        Path | None,
+        typer.Option(help="A file or folder of text; the standard library's source by default."),
+    ] = None,
+    encodings: Annotated[
+        str | None, typer.Option(help="Names joined by commas, as rope,alibi,t5+sinusoidal.")
+    ] = None,
+    train_length: Annotated[int | None, typer.Option(help="Bytes a training window.")] = None,
+    test_lengths: Annotated[
+        str | None, typer.Option(help="Joined by commas; 1, 2, 4 and 8 times that by default.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps a run.")] = None,
+    budget_minutes: Annotated[
+        float | None, typer.Option(help="Choose the steps so that the whole takes this long.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="How many (3), or which (0,1,2).")] = None,
+    width: Annotated[int | None, typer.Option(help="Of the model.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Of the model.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Of the model.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Windows a step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="At its peak.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or mps.")] = None,
+    precision: Annotated[str | None, typer.Option(help="32-true or bf16-mixed.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes at a time; one a core by default.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("posenc-compare"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in OUT.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace the comparison that is in OUT.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Train one small model an encoding, test each past its length, and write a report.
+
+    Every model has the same budget, data order and initial weights; the same bytes are predicted
+    at every length. Ctrl-C finishes the step, saves, and says how to go on.
+
+    Examples:
+
+        posenc compare
+
+        posenc compare --text book.txt --encodings rope,alibi,kerple --out book
+
+        posenc compare --budget-minutes 30 --width 128 --layers 4
+
+        posenc compare --resume --out book
+    """
+    given = {
+        "text": text,
+        "encodings": None if encodings is None else _names(encodings),
+        "train_length": train_length,
+        "test_lengths": None if test_lengths is None else _numbers("--test-lengths", test_lengths),
+        "steps": steps,
+        "budget_minutes": budget_minutes,
+        "seeds": None if seeds is None else _seeds(seeds),
+        "width": width,
+        "layers": layers,
+        "heads": heads,
+        "batch": batch,
+        "learning_rate": learning_rate,
+        "device": device,
+        "precision": precision,
+        "workers": workers,
+    }
+    settings = _settings(
+        out, {k: v for k, v in given.items() if v is not None}, resume=resume, replace=replace
+    )
+    from posenc.lab.compare import compare as carry_out
+    from posenc.lab.report import write_report
+    from posenc.lab.statistics import summarise
+
+    command = shlex.join(["posenc", *sys.argv[1:]])
+    with _Display(shown=not quiet and not json) as display:
+        comparison = carry_out(settings, command=command, progress=display)
+    report = write_report(comparison, out / "report", overwrite=True)
+    summary = summarise(comparison)
+    if json:
+        print_json(
+            {
+                "complete": comparison.complete,
+                "answer": list(summary.answer),
+                "report": str(report.page),
+                "comparison": str(report.folder / "comparison.json"),
+            }
+        )
+    else:
+        _print_summary(comparison, summary)
+        OUT.print(Text.assemble("\nReport: ", (str(report.page.resolve()), "bold")))
+    if not comparison.complete:
+        ERRORS.print(f"Interrupted. To go on: {display.resume}", style="yellow")
+        raise typer.Exit(130)
+
+
+compare.__doc__ = f"{compare.__doc__}\n{EXIT_CODES}"
+
+
+def _settings(out: Path, given: dict[str, Any], *, resume: bool, replace: bool) -> Settings:
+    from posenc.lab.folder import load_settings
+    from posenc.lab.settings import Settings
+
+    if resume and replace:
+        raise ArgumentError(
+            "--resume", expected="--resume or --replace", got="both", remedy="Leave one out."
+        )
+    if resume:
+        return dataclasses.replace(load_settings(out), **given)
+    return Settings(out=out, existing="replace" if replace else "refuse", **given)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    return tuple(_number(option, item) for item in _names(text))
+
+
+def _number(option: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentError(
+            option, expected="whole numbers", got=repr(text), remedy="Write 64,128, for example."
+        ) from None
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    """``3`` is how many, ``0,1,2`` which ones."""
+    numbers = _numbers("--seeds", text)
+    if "," in text:
+        return numbers
+    if numbers and numbers[0] < 1:
+        raise ArgumentError(
+            "--seeds", expected="1 or more", got=numbers[0], remedy="Three give an interval."
+        )
+    return tuple(range(numbers[0])) if numbers else ()
+
+
+class _Display:
+    """Shows the lab's events: bars on a terminal, elsewhere a line a finished run."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self.resume: str | None = None
+        self.shown = shown
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[note]}", style="dim"),
+            TimeRemainingColumn(compact=True),
+            console=ERRORS,
+            disable=not shown or not ERRORS.is_terminal,
+            transient=True,
+        )
+        self.tasks: dict[tuple[str, int], TaskID] = {}
+        self.whole: TaskID | None = None
+
+    def __enter__(self) -> _Display:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.bars.stop()
+
+    def say(self, text: str, style: str = "") -> None:
+        if self.shown:
+            ERRORS.print(text, style=style, markup=False)
+
+    def __call__(self, event: Event) -> None:
+        from posenc.lab import progress
+
+        match event:
+            case progress.Prepared():
+                self.say(f"{event.title}: {event.data}")
+                again = f", {event.finished} of them finished before" if event.finished else ""
+                runs = f"{len(event.runs)} runs{again}, {event.workers} at a time, into {event.out}"
+                self.say(runs, "dim")
+                total = len(event.runs)
+                self.whole = self.bars.add_task("all runs", total=total, note="")
+                self.bars.update(self.whole, completed=event.finished)
+            case progress.Paced():
+                minutes = event.seconds / 60
+                self.say(f"{event.steps} steps a run fit the budget: about {minutes:.1f} minutes.")
+            case progress.RunStarted():
+                key = (event.encoding, event.seed)
+                name = f"{event.encoding}, seed {event.seed}"
+                self.tasks[key] = self.bars.add_task(name, total=1.0, note="starts")
+            case progress.Stepped():
+                note = f"loss {event.loss:.3f}  {event.tokens_per_second / 1000:.0f} k tokens/s"
+                self._move(event.encoding, event.seed, 0.8 * event.step / event.steps, note)
+            case progress.Measuring():
+                share = 0.8 + 0.2 * event.done / event.total
+                self._move(event.encoding, event.seed, share, f"measures {event.subject}")
+            case progress.RunFinished():
+                self._finish(event)
+            case progress.Stopping():
+                self.resume = event.resume
+                self.say("Stopping: each worker finishes its step and saves.", "yellow")
+            case progress.Finished():
+                self.resume = event.resume or self.resume
+                self.say(f"{event.finished} of {event.runs} runs in {event.seconds:.0f} s", "dim")
+
+    def _move(self, encoding: str, seed: int, share: float, note: str) -> None:
+        key = (encoding, seed)
+        if key in self.tasks:
+            self.bars.update(self.tasks[key], completed=share, note=note)
+
+    def _finish(self, event: Any) -> None:
+        key = (event.encoding, event.seed)
+        if key in self.tasks:
+            self.bars.remove_task(self.tasks.pop(key))
+        if self.whole is not None:
+            self.bars.update(self.whole, completed=event.finished)
+        done = f"[{event.finished:>{len(str(event.runs))}}/{event.runs}]"
+        self.say(f"{done} {event.encoding}, seed {event.seed}: {event.seconds:.1f} s")
+
+
+def _print_summary(comparison: Comparison, summary: Summary) -> None:
+    OUT.print()
+    for sentence in summary.answer:
+        OUT.print(Text(sentence))
+    metric, lengths = comparison.headline, comparison.test_lengths
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("#", justify="right")
+    table.add_column("encoding", style="bold")
+    table.add_column("verdict")
+    for length in lengths:
+        table.add_column(f"at {length}", justify="right", no_wrap=True)
+    for row in summary.rows:
+        cells: Sequence[str] = [
+            "cannot"
+            if length in row.refusals
+            else "—"
+            if length not in row.values
+            else _value(row.values[length].mean, row.values[length].half_width)
+            for length in lengths
+        ]
+        verdict = Text(row.verdict, VERDICT_STYLES[row.verdict])
+        table.add_row(str(row.rank or "–"), row.subject.label, verdict, *cells)
+    OUT.print()
+    OUT.print(Text(f"{metric.label}, {metric.unit}, ± 95 % over seeds", "dim"))
+    OUT.print(table)
+
+
+def _value(mean: float, half_width: float | None) -> str:
+    return f"{mean:.3f}" if half_width is None else f"{mean:.3f} ±{half_width:.3f}"

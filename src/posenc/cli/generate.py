@@ -1,0 +1,79 @@
+"""``posenc generate``: sample from a trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posenc.cli.console import OUT, print_json
+from posenc.errors import ArgumentError
+
+__all__ = ["generate"]
+
+
+def generate(
+    model: Annotated[
+        Path,
+        typer.Argument(help="A trained run (OUT/runs/…), its model folder, or any saved Decoder."),
+    ],
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
+    max_new: Annotated[int, typer.Option(help="Bytes to add.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(help="Below 1 sharpens; 0 always takes the likeliest byte.")
+    ] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Only the k likeliest bytes.")] = None,
+    top_p: Annotated[
+        float, typer.Option(help="Only the likeliest bytes that reach this probability.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Continue a text, byte by byte, with a model that posenc compare has trained.
+
+    Examples:
+
+        posenc generate posenc-demo/runs/rope-0
+
+        posenc generate posenc-demo/runs/alibi-1 --prompt "import " --temperature 0
+    """
+    import torch
+
+    from posenc.models import Decoder, Greedy, Sample
+    from posenc.models import generate as continue_tokens
+
+    if not prompt:
+        raise ArgumentError(
+            "--prompt", expected="at least one byte", got="nothing", remedy="Try --prompt 'def '."
+        )
+    folder = model / "model" if (model / "model").is_dir() else model
+    decoder = Decoder.load(folder)
+    if decoder.config.vocabulary < 256:
+        raise ArgumentError(
+            "model",
+            expected="one trained on bytes, with a vocabulary of 256",
+            got=f"a vocabulary of {decoder.config.vocabulary}",
+            remedy="Choose a run of the language task.",
+        )
+    sampling = (
+        Greedy()
+        if temperature == 0
+        else Sample(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            generator=torch.Generator().manual_seed(seed),
+        )
+    )
+    tokens = torch.tensor([list(prompt.encode())])
+    done = continue_tokens(decoder, tokens, max_new_tokens=max_new, sampling=sampling)[0]
+    text = bytes(token for token in done.tolist() if token < 256).decode(errors="replace")
+    continued = text[len(prompt) :]
+    if json:
+        print_json(
+            {"prompt": prompt, "continuation": continued, "encoding": decoder.config.encoding}
+        )
+    else:
+        OUT.print(prompt, style="dim", end="", markup=False)
+        OUT.print(continued, markup=False)

@@ -1,0 +1,95 @@
+"""``posenc list``: every method."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from posenc.cli.console import OUT, print_json
+from posenc.entry import Entry
+from posenc.registry import ENCODINGS
+
+__all__ = ["describe", "list_encodings"]
+
+
+class Site(StrEnum):
+    """Where position enters a Transformer."""
+
+    embedding = "embedding"
+    query_key = "query_key"
+    score = "score"
+    value = "value"
+
+
+def describe(name: str, entry: Entry) -> dict[str, Any]:
+    """All that the registry knows of a method, as plain JSON values."""
+    claims, citation = entry.claims, entry.citation
+    return {
+        "name": name,
+        "summary": entry.summary,
+        "sites": list(claims.sites),
+        "relative": claims.relative,
+        "axes": None if claims.axes is None else list(claims.axes),
+        "trainable": claims.trainable,
+        "causal_only": claims.causal_only,
+        "length_dependent": claims.length_dependent,
+        "extrapolates": claims.extrapolates,
+        "cost": claims.cost,
+        "options": {
+            option: None if p.default is p.empty else p.default
+            for option, p in entry.options().items()
+        },
+        "citation": None
+        if citation is None
+        else {
+            "authors": citation.authors,
+            "title": citation.title,
+            "year": citation.year,
+            "url": citation.url,
+        },
+    }
+
+
+def list_encodings(
+    site: Annotated[
+        Site | None, typer.Option(help="Only methods with a part on this site.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """List every method: where it enters, what it does, what it costs, whom to cite.
+
+    Examples:
+
+        posenc list
+
+        posenc list --site score --json
+    """
+    chosen = {
+        name: entry
+        for name, entry in ENCODINGS.items()
+        if site is None or site.value in entry.claims.sites
+    }
+    if json:
+        print_json([describe(name, entry) for name, entry in chosen.items()])
+        return
+    wide = OUT.width >= 120
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), expand=True)
+    table.add_column("name", style="bold cyan", no_wrap=True)
+    table.add_column("site", no_wrap=not wide, max_width=10)
+    table.add_column("what it does", ratio=3)
+    table.add_column("past its length", ratio=3)
+    if wide:
+        table.add_column("cost", ratio=2)
+    table.add_column("cite", no_wrap=wide, max_width=14 if not wide else 24)
+    for name, entry in chosen.items():
+        claims, citation = entry.claims, entry.citation
+        cited = "—" if citation is None else f"{citation.authors} {citation.year}"
+        row = [name, "\n".join(claims.sites) or "—", entry.summary, claims.extrapolates]
+        table.add_row(*row, *([claims.cost] if wide else []), cited)
+        if not wide:
+            table.add_row()
+    OUT.print(table)
+    OUT.print(f"\n{len(chosen)} methods. posenc show NAME tells more of one.", style="dim")
