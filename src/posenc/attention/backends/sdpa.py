@@ -140,10 +140,8 @@ def _attend_line(
         line = line.masked_fill((offsets < first) | (offsets > last), -torch.inf)
     # The kernel reads a float32 mask beside half-precision queries, and float64 beside float64.
     line = line.detach().to(torch.promote_types(q.dtype, torch.float32)).contiguous()
-    block = queries if not grid.causal and grid.window is None else CAUSAL_BLOCK
     outputs = []
-    for begin in range(0, queries, block):
-        end = min(begin + block, queries)
+    for begin, end in _blocks(queries, one_sided=grid.causal or grid.window is not None):
         low = max(0, begin + first - shift)
         high = min(keys, end + last - shift)
         if low >= high:
@@ -158,6 +156,17 @@ def _attend_line(
         part = (q[:, :, begin:end].flip(2), k[:, :, low:high], v[:, :, low:high])
         outputs.append(_kernel(*part, problem, mask=view).flip(2))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+
+
+def _blocks(queries: int, *, one_sided: bool) -> list[tuple[int, int]]:
+    """Ranges of queries, so that keys hidden from a whole range can be left out.
+
+    One range while compiling: a loop over a symbolic length would be compiled anew a length.
+    """
+    if not one_sided or torch.compiler.is_compiling() or queries <= CAUSAL_BLOCK:
+        return [(0, queries)]
+    starts = range(0, queries, CAUSAL_BLOCK)
+    return [(start, min(start + CAUSAL_BLOCK, queries)) for start in starts]
 
 
 def _visible_offsets(grid: Grid, shift: int) -> tuple[int, int]:

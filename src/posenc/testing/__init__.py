@@ -1,0 +1,10 @@
+"""The laws that every encoding is held to, for encodings of your own as well.
+
+from posenc.testing import Subject, certify
+certify(Subject.of_entry("my method", my_entry))
+"""
+
+from posenc.testing.laws import LAWS, certify
+from posenc.testing.subject import LawBroken, Subject
+
+__all__ = ["LAWS", "LawBroken", "Subject", "certify"]

@@ -1,0 +1,432 @@
+"""What every encoding keeps, whatever it does.
+
+A law takes a ``Subject`` and raises ``LawBroken``. Each compares two ways to compute the same
+thing with the encoding in a causal attention layer, so none needs to know what the encoding does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+
+from posenc.attention import BACKENDS, LayerCache, attend, explain
+from posenc.encoding import Encoding, Gathered, Lowered
+from posenc.layout import Grid, Layout
+from posenc.testing.subject import DIM, HEAD_DIM, HEADS, LawBroken, Layer, Subject, agree
+
+__all__ = ["LAWS", "Law", "certify"]
+
+Law = Callable[[Subject], None]
+
+LENGTH = 13
+
+
+def _inputs(rows: int = 2, length: int = LENGTH, *, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, length, DIM, generator=generator, dtype=torch.float64)
+
+
+def _heads(count: int, length: int, *, seed: int, rows: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, count, length, HEAD_DIM, generator=generator, dtype=torch.float64)
+
+
+def _tokens(rows: int = 2, length: int = LENGTH) -> Tensor:
+    return torch.arange(rows * length).reshape(rows, length) % 5
+
+
+def _whole(layer: Layer, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+    tokens = _tokens(*x.shape[:2]) if tokens is None else tokens
+    whole: Tensor = layer(x, Layout.sequence(x.shape[1]), tokens=tokens)
+    return whole
+
+
+def cached_is_full(subject: Subject) -> None:
+    """One token at a time with a cache equals one pass."""
+    _in_chunks(subject, [1] * LENGTH, "cached_is_full")
+
+
+def chunked_is_full(subject: Subject) -> None:
+    """Chunks of any size with a cache equal one pass."""
+    _in_chunks(subject, [5, 1, 7], "chunked_is_full")
+
+
+def _in_chunks(subject: Subject, sizes: list[int], law: str) -> None:
+    layer, x, tokens, cache = subject.layer(), _inputs(), _tokens(), LayerCache()
+    parts, start = [], 0
+    for size in sizes:
+        layout = Layout.sequence(size, start)
+        part = slice(start, start + size)
+        parts.append(layer(x[:, part], layout, tokens=tokens[:, part], cache=cache))
+        start += size
+    agree(law, "the output", torch.cat(parts, dim=1), _whole(layer, x))
+
+
+def sharded_is_whole(subject: Subject) -> None:
+    """Queries of the second half, against all keys, give the second half."""
+    encoding = subject.layer().encoding
+    q, k, v = _heads(HEADS, LENGTH, seed=2), _heads(3, LENGTH, seed=3), _heads(3, LENGTH, seed=4)
+    layout = _observed(encoding, Layout.sequence(LENGTH))
+    whole = attend(q, k, v, Grid.of(layout, causal=True), encoding)
+    half = Grid(layout.slice(6, LENGTH), layout, causal=True)
+    part = attend(q[:, :, 6:], k, v, half, encoding)
+    agree("sharded_is_whole", "the second half", part, whole[:, :, 6:])
+
+
+def _observed(encoding: Encoding, layout: Layout, rows: int = 2) -> Layout:
+    return encoding.double().observe(_inputs(rows, layout.length, seed=9), layout)
+
+
+def packed_is_separate(subject: Subject) -> None:
+    """Documents packed into one row equal each by itself."""
+    layer, x, tokens = subject.layer(), _inputs(1), _tokens(1)
+    packed = layer(x, Layout.packed([8, 5]), tokens=tokens)
+    for part in (slice(0, 8), slice(8, LENGTH)):
+        alone = _whole(layer, x[:, part], tokens[:, part])
+        agree("packed_is_separate", f"document {part}", packed[:, part], alone)
+
+
+def padded_is_unpadded(subject: Subject) -> None:
+    """Rows padded on either side equal each by itself."""
+    layer, x, tokens = subject.layer(), _inputs(), _tokens()
+    for side in ("left", "right"):
+        padded = layer(x, Layout.padded([LENGTH, 8], side=side), tokens=tokens)
+        real = slice(LENGTH - 8, LENGTH) if side == "left" else slice(0, 8)
+        alone = _whole(layer, x[1:, real], tokens[1:, real])
+        agree("padded_is_unpadded", f"{side} padding", padded[1:, real], alone)
+
+
+def hidden_tokens_change_nothing(subject: Subject) -> None:
+    """What padding and other documents hold does not matter."""
+    layer, x, tokens = subject.layer(), _inputs(), _tokens()
+    garbage = 100 * _inputs(seed=5)
+    for layout, kept in (
+        (Layout.padded([8, 8], LENGTH), slice(0, 8)),
+        (Layout.padded([8, 8], LENGTH, side="left"), slice(LENGTH - 8, LENGTH)),
+        (Layout.packed([5, 8]), slice(5, LENGTH)),
+    ):
+        changed = garbage.clone()
+        changed[:, kept] = x[:, kept]
+        agree(
+            "hidden_tokens_change_nothing",
+            f"tokens {kept}",
+            layer(changed, layout, tokens=tokens)[:, kept],
+            layer(x, layout, tokens=tokens)[:, kept],
+        )
+
+
+def causal_is_causal(subject: Subject) -> None:
+    """Later tokens do not reach earlier ones."""
+    layer, x = subject.layer(), _inputs()
+    changed = x.clone()
+    changed[:, 7:] = 100 * _inputs(seed=5)[:, 7:]
+    agree("causal_is_causal", "the past", _whole(layer, changed)[:, :7], _whole(layer, x)[:, :7])
+
+
+def windows_are_windows(subject: Subject) -> None:
+    """Tokens outside the sliding window do not reach a query."""
+    layer, x = subject.layer(window=4), _inputs()
+    changed = x.clone()
+    changed[:, :5] = 100 * _inputs(seed=5)[:, :5]
+    before, after = _whole(layer, x), _whole(layer, changed)
+    agree("windows_are_windows", "what sees none of them", after[:, 8:], before[:, 8:])
+    if torch.allclose(before[:, 7], after[:, 7], atol=1e-9):
+        raise LawBroken("windows_are_windows: the last token in reach makes no difference")
+
+
+def shift_is_as_claimed(subject: Subject) -> None:
+    """Shifting all positions alike changes nothing if, and only if, the encoding is relative."""
+    layer, x, tokens = subject.layer(), _inputs(), _tokens()
+    still = _whole(layer, x)
+    shifts = (37,) if "positions" in subject.claims.exceptions else (37, 5000)
+    shifted = [layer(x, Layout.sequence(LENGTH, start=by), tokens=tokens) for by in shifts]
+    if subject.claims.relative:
+        for by, output in zip(shifts, shifted, strict=True):
+            what = f"the output shifted by {by}"
+            agree("shift_is_as_claimed", what, output, still, tolerance=1e-5 * by)
+    elif all(torch.allclose(output, still, atol=1e-6) for output in shifted):
+        raise LawBroken("shift_is_as_claimed: a shift changes nothing, so it is relative")
+
+
+def rows_are_independent(subject: Subject) -> None:
+    """Batch rows at different positions equal each by itself."""
+    layer, x, tokens = subject.layer(), _inputs(), _tokens()
+    times = torch.stack([torch.arange(LENGTH), torch.arange(LENGTH) * 2 + 3]).float()
+    both = layer(x, Layout.at(times), tokens=tokens)
+    for row in (0, 1):
+        alone = layer(x[row : row + 1], Layout.at(times[row]), tokens=tokens[row : row + 1])
+        agree("rows_are_independent", f"row {row}", both[row : row + 1], alone)
+
+
+def irregular_is_regular(subject: Subject) -> None:
+    """Integer positions given as data equal the regular layout with the same positions."""
+    layer, x, tokens = subject.layer(), _inputs(), _tokens()
+    given = layer(x, Layout.at(torch.arange(LENGTH).float()), tokens=tokens)
+    agree("irregular_is_regular", "the output", given, _whole(layer, x))
+
+
+def empty_rows_are_zero(subject: Subject) -> None:
+    """A query that sees nothing gives zeros, and finite gradients."""
+    encoding = subject.layer().encoding
+    q, k, v = (_heads(n, 4, seed=i).requires_grad_() for i, n in enumerate((HEADS, 3, 3)))
+    early = _observed(encoding, Layout.sequence(4))
+    late = _observed(encoding, Layout.sequence(4, start=2))
+    output = attend(q, k, v, Grid(early, late, causal=True), encoding)
+    agree("empty_rows_are_zero", "what sees nothing", output[:, :, :2], output[:, :, :2] * 0)
+    gradients = torch.autograd.grad(output.square().sum(), (q, k, v))
+    if not all(bool(gradient.isfinite().all()) for gradient in (output, *gradients)):
+        raise LawBroken("empty_rows_are_zero: a value or gradient is not finite")
+
+
+def grouped_heads_are_repeated(subject: Subject) -> None:
+    """Grouped key/value heads equal the same heads, each repeated in place."""
+    encoding = subject.layer().encoding
+    q, k, v = _heads(HEADS, LENGTH, seed=2), _heads(3, LENGTH, seed=3), _heads(3, LENGTH, seed=4)
+    grid = Grid.of(_observed(encoding, Layout.sequence(LENGTH)), causal=True)
+    for backend in _serving(q, k, v, grid, encoding):
+        grouped = attend(q, k, v, grid, encoding, backend=backend)
+        every_k, every_v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
+        agree(
+            "grouped_heads_are_repeated",
+            backend,
+            grouped,
+            attend(q, every_k, every_v, grid, encoding, backend="reference"),
+        )
+
+
+def lowered_is_forward(subject: Subject) -> None:
+    """The structured form of score and value parts equals their definition, gradients too."""
+    encoding = subject.layer().encoding
+    score, value = encoding.score, encoding.value
+    for start in (0, 4):
+        q, k = _heads(HEADS, 7, seed=2), _heads(HEADS, 9, seed=3)
+        keys = _observed(encoding, Layout.sequence(9))
+        queries = _observed(encoding, Layout.sequence(7, start=start))
+        grid = Grid(queries, keys, causal=True)
+        if score is not None:
+            q.requires_grad_()
+            k.requires_grad_()
+            terms = score.lower(q, k, grid, scale=0.3)
+            if terms is not None:
+                dense = _sum(terms, grid)
+                _match(score(q, k, grid, scale=0.3), dense, [q, k, *score.parameters()], "score")
+        if value is not None:
+            weights = _heads(HEADS, 7, seed=6)[..., :1].expand(-1, -1, -1, 9).softmax(-1)
+            weights = (weights * torch.arange(1, 10)).requires_grad_()
+            term = value.lower(grid)
+            if term is not None and term.value is not None:
+                rows = term.value[:, term.bucket(grid.offset)].double().transpose(0, 1)
+                dense = torch.einsum("bhqk,bhqkd->bhqd", weights, rows.expand(2, HEADS, -1, -1, -1))
+                _match(value(weights, grid), dense, [weights, *value.parameters()], "value")
+
+
+def _sum(terms: Iterable[Lowered], grid: Grid) -> Tensor:
+    """The logits that structured terms stand for, written out."""
+    total = torch.zeros(1, 1, grid.query.length, grid.key.length, dtype=torch.float64)
+    for term in terms:
+        if not isinstance(term, Gathered):
+            total = total + term.query @ term.key.mT
+            continue
+        bucket = term.bucket(grid.offset)
+        if term.table is not None:
+            total = total + term.table[:, bucket].transpose(0, 1)
+        for side, product in (("left", term.left), ("right", term.right)):
+            if product is None:
+                continue
+            each = product.tokens @ product.rows.to(product.tokens).mT
+            spread = (*each.shape[:2], *bucket.shape[1:])
+            if side == "left":
+                total = total + each.gather(-1, bucket.unsqueeze(1).expand(spread))
+            else:
+                index = bucket.mT.unsqueeze(1).expand(*each.shape[:2], *bucket.mT.shape[1:])
+                total = total + each.gather(-1, index).mT
+        if term.row is not None:
+            total = total + term.row.unsqueeze(-1)
+        if term.column is not None:
+            total = total + term.column.unsqueeze(-2)
+    return total
+
+
+def _match(forward: Tensor, dense: Tensor, inputs: list[Tensor], what: str) -> None:
+    law = "lowered_is_forward"
+    dense = dense.expand_as(forward) if forward.shape[0] > 1 else dense
+    forward = forward.expand_as(dense)
+    agree(law, what, dense, forward)
+    if not forward.requires_grad:
+        return
+    weight = torch.linspace(-1, 1, forward.numel(), dtype=forward.dtype).view(forward.shape)
+    pairs = [
+        torch.autograd.grad((side * weight).sum(), inputs, allow_unused=True, retain_graph=True)
+        for side in (dense, forward)
+    ]
+    for got, expected in zip(*pairs, strict=True):
+        if expected is not None or got is not None:
+            zero = torch.zeros_like(got if expected is None else expected)
+            agree(
+                law,
+                f"a gradient of {what}",
+                zero if got is None else got,
+                zero if expected is None else expected,
+            )
+
+
+def backends_agree(subject: Subject) -> None:
+    """Every backend that serves the encoding gives what ``reference`` gives, gradients too."""
+    for frozen in (False, True):
+        encoding = subject.layer().encoding.requires_grad_(not frozen)
+        for queries, keys in ((1, 1), (1, 65), (63, 63), (65, 65), (30, 65)):
+            _one_shape(encoding, queries, keys)
+
+
+def _one_shape(encoding: Encoding, queries: int, keys: int) -> None:
+    law = "backends_agree"
+    shapes = ((HEADS, queries), (3, keys), (3, keys))
+    q, k, v = (
+        _heads(n, size, seed=i, rows=1).requires_grad_() for i, (n, size) in enumerate(shapes)
+    )
+    layout = Layout.sequence(keys)
+    grid = Grid(layout.slice(keys - queries, keys), layout, causal=True)
+    if encoding.observe(_inputs(1, 1), Layout.sequence(1)).signal is not None:
+        seen = _observed(encoding, layout, rows=1)
+        grid = Grid(seen.slice(keys - queries, keys), seen, causal=True)
+    learned = [p for p in encoding.parameters() if p.requires_grad]
+
+    def run(backend: str) -> tuple[Tensor, list[Tensor | None]]:
+        output = attend(q, k, v, grid, encoding, backend=backend)
+        found = torch.autograd.grad(output.sin().sum(), [q, k, v, *learned], allow_unused=True)
+        return output, list(found)
+
+    expected, wanted = run("reference")
+    for backend in _serving(q, k, v, grid, encoding):
+        output, gradients = run(backend)
+        agree(law, f"{backend} with {queries}×{keys}", output, expected, tolerance=1e-5)
+        for got, want in zip(gradients, wanted, strict=True):
+            if want is not None and got is not None:
+                agree(law, f"a gradient of {backend}", got, want, tolerance=1e-5)
+
+
+def _serving(q: Tensor, k: Tensor, v: Tensor, grid: Grid, encoding: Encoding) -> list[str]:
+    """The backends that ``auto`` could take."""
+    refused = explain(q, k, v, grid, encoding).refusals
+    return [name for name in BACKENDS if name not in refused]
+
+
+def gradients_are_right(subject: Subject) -> None:
+    """Analytical gradients equal numerical ones, in float64."""
+    layer, x = subject.layer(), _inputs(1, 5).requires_grad_()
+    layout = Layout.at(torch.arange(5, dtype=torch.float64))
+    tokens = _tokens(1, 5)
+    parameters = [p for p in layer.encoding.parameters() if p.requires_grad]
+
+    def output(x: Tensor, *values: Tensor) -> Tensor:
+        computed: Tensor = layer(x, layout, tokens=tokens)
+        return computed
+
+    try:
+        torch.autograd.gradcheck(output, (x, *parameters), fast_mode=True, atol=1e-4, rtol=1e-3)
+    except RuntimeError as error:
+        raise LawBroken(f"gradients_are_right: {error}") from error
+
+
+def half_precision_keeps_positions(subject: Subject) -> None:
+    """In bfloat16 and under autocast, tokens far out are told apart as near the start.
+
+    Positions that are themselves kept in bfloat16 collide from 257 on, and rotations by such
+    angles are off by radians; what is allowed is the rounding of features.
+    """
+    start = 0 if "positions" in subject.claims.exceptions else 5000
+    layout = Layout.sequence(LENGTH, start=start)
+    x = _inputs().bfloat16()
+    narrow = subject.layer(dtype=torch.bfloat16)
+    wide = copy.deepcopy(narrow).double()
+    expected = wide(x.double(), layout, tokens=_tokens())
+    got = narrow(x, layout, tokens=_tokens())
+    if got.dtype != torch.bfloat16:
+        raise LawBroken(f"half_precision_keeps_positions: bfloat16 came out as {got.dtype}")
+    law = "half_precision_keeps_positions"
+    agree(law, "bfloat16", got, expected, tolerance=0.06)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = copy.deepcopy(wide).float()(x.float(), layout, tokens=_tokens())
+    agree(law, "autocast", mixed, expected, tolerance=0.06)
+
+
+def compiles_once(subject: Subject) -> None:
+    """``torch.compile(fullgraph=True)`` gives the same, without a recompilation a length."""
+    layer = subject.layer(dtype=torch.float32)
+    counter = CompileCounter()
+
+    def run(x: Tensor, tokens: Tensor) -> Tensor:
+        output: Tensor = layer(x, Layout.sequence(x.shape[1]), tokens=tokens)
+        return output
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, backend=counter, fullgraph=True, dynamic=True)
+    for length in (LENGTH, 9, 21):
+        x, tokens = _inputs(2, length).float(), _tokens(2, length)
+        agree("compiles_once", f"length {length}", compiled(x, tokens), run(x, tokens))
+    if counter.frame_count != 1:
+        raise LawBroken(f"compiles_once: {counter.frame_count} compilations for three lengths")
+
+
+def survives_saving(subject: Subject) -> None:
+    """A state dict, a deep copy, and a model made on the meta device carry all there is."""
+    layer, x = subject.layer(), _inputs()
+    expected = _whole(layer, x)
+    agree("survives_saving", "a deep copy", _whole(copy.deepcopy(layer), x), expected)
+    fresh = Layer(subject.make()).double().eval()
+    fresh.load_state_dict(layer.state_dict())
+    agree("survives_saving", "a loaded state dict", _whole(fresh, x), expected)
+    with torch.device("meta"):
+        hollow = Layer(subject.make()).double().eval()
+    hollow = hollow.to_empty(device="cpu")
+    hollow.load_state_dict(layer.state_dict())
+    agree("survives_saving", "a model from the meta device", _whole(hollow, x), expected)
+
+
+LAWS: dict[str, Law] = {
+    law.__name__: law
+    for law in (
+        backends_agree,
+        cached_is_full,
+        causal_is_causal,
+        chunked_is_full,
+        compiles_once,
+        empty_rows_are_zero,
+        gradients_are_right,
+        grouped_heads_are_repeated,
+        half_precision_keeps_positions,
+        hidden_tokens_change_nothing,
+        irregular_is_regular,
+        lowered_is_forward,
+        packed_is_separate,
+        padded_is_unpadded,
+        rows_are_independent,
+        sharded_is_whole,
+        shift_is_as_claimed,
+        survives_saving,
+        windows_are_windows,
+    )
+}
+"""All laws by name."""
+
+
+def certify(subject: Subject, *, only: Iterable[str] | None = None) -> dict[str, str]:
+    """Hold a subject to all laws (or those named), but the exceptions it claims.
+
+    Returns:
+        Law to ``"kept"`` or the reason why it is not asked to keep it.
+
+    Raises:
+        LawBroken: by the first law that is broken.
+    """
+    outcome = {}
+    for name in LAWS if only is None else only:
+        reason = subject.claims.exceptions.get(name)
+        if reason is None:
+            LAWS[name](subject)
+        outcome[name] = "kept" if reason is None else reason
+    return outcome

@@ -1,0 +1,125 @@
+"""What a law is tried on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.attention import Attention, LayerCache
+from posenc.encoding import Encoding
+from posenc.entry import CONTEXT, Claims, Entry
+from posenc.layout import Layout
+
+__all__ = ["LawBroken", "Layer", "Subject", "agree"]
+
+HEADS, KV_HEADS, HEAD_DIM = 6, 3, 8
+"""Six heads: no power of two, and grouped."""
+
+DIM = HEADS * HEAD_DIM
+MAX_LENGTH = 160
+
+
+class LawBroken(AssertionError):
+    """An encoding does not keep a law."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An encoding under test.
+
+    Args:
+        name: for messages.
+        make: a new encoding for ``heads=6, head_dim=8, dim=48, max_length=160, causal=True``,
+            its values drawn from torch's global generator.
+        claims: what it promises.
+    """
+
+    name: str
+    make: Callable[[], Encoding]
+    claims: Claims
+
+    @classmethod
+    def of_entry(cls, name: str, entry: Entry, **options: object) -> Subject:
+        """The subject for a registry entry, its factory called with ``options``."""
+        context = {
+            "dim": DIM,
+            "heads": HEADS,
+            "head_dim": HEAD_DIM,
+            "max_length": MAX_LENGTH,
+            "causal": True,
+        }
+        taken = {key: context[key] for key in CONTEXT if key in entry.parameters()}
+
+        def make() -> Encoding:
+            made = entry.factory(**taken, **options)
+            return made if isinstance(made, Encoding) else Encoding.of(made)
+
+        return cls(name, make, entry.claims)
+
+    def layer(self, *, dtype: torch.dtype = torch.float64, window: int | None = None) -> Layer:
+        """A causal attention layer with this encoding, the same at every call."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            encoding = self.make()
+            spread(encoding)
+            return Layer(encoding, window=window).to(dtype).eval()
+
+
+def spread(encoding: Encoding) -> None:
+    """Move parameters off their initial values, where many methods are trivially the identity."""
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+
+
+class Layer(nn.Module):
+    """An encoding in the smallest model there is: embedding part, then causal attention."""
+
+    def __init__(self, encoding: Encoding, *, window: int | None = None) -> None:
+        super().__init__()
+        self.attention = Attention(
+            dim=DIM,
+            heads=HEADS,
+            kv_heads=KV_HEADS,
+            encoding=encoding,
+            causal=True,
+            window=window,
+        )
+
+    @property
+    def encoding(self) -> Encoding:
+        return self.attention.encoding
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Tensor | None = None,
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        x = self.encoding.embed(x, layout, tokens=tokens)
+        attended: Tensor = self.attention(x, layout, cache=cache)
+        return attended
+
+
+def agree(law: str, what: str, got: Tensor, expected: Tensor, *, tolerance: float = 1e-6) -> None:
+    """Refuse tensors that differ by more than ``tolerance`` of the largest value (or of 1).
+
+    Raises:
+        LawBroken: saying what was compared and how far off it is.
+    """
+    if got.shape != expected.shape:
+        raise LawBroken(f"{law}: {what} has shape {list(got.shape)}, not {list(expected.shape)}")
+    got, expected = got.detach().double(), expected.detach().double()
+    if not got.numel():
+        return
+    scale = max(1.0, expected.abs().max().item())
+    off = (got - expected).abs().max().item()
+    if not off <= tolerance * scale:
+        raise LawBroken(f"{law}: {what} is off by {off:.3g}, more than {tolerance * scale:.3g}")
