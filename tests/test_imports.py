@@ -19,16 +19,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "layout": {"errors"},
     "encoding": {"errors", "layout"},
     "entry": {"errors", "encoding"},
+    "storage": {"errors"},
     "encodings": FOUNDATION,
     "attention": FOUNDATION - {"entry"},
     "registry": FOUNDATION | {"encodings"},
     "testing": FOUNDATION | {"registry", "attention", "encodings"},
     "extension": FOUNDATION | {"registry", "attention", "encodings"},
-    "models": FOUNDATION | {"registry", "attention", "encodings", "extension"},
-    "integrations": FOUNDATION | {"registry", "attention", "encodings", "extension", "models"},
-    "lab": FOUNDATION | {"registry", "attention", "encodings", "extension", "models"},
+    "models": FOUNDATION | {"registry", "attention", "encodings", "extension", "storage"},
+    "integrations": FOUNDATION
+    | {"registry", "attention", "encodings", "extension", "models", "storage"},
+    "lab": FOUNDATION
+    | {"registry", "attention", "encodings", "extension", "models", "storage"},
     "cli": FOUNDATION
-    | {"registry", "attention", "encodings", "extension", "models", "integrations", "lab"},
+    | {"registry", "attention", "encodings", "extension", "models", "integrations", "lab"}
+    | {"storage"},
 }
 
 

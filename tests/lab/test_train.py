@@ -21,7 +21,14 @@ from posenc.errors import CheckpointError, Interrupted, OutputError
 from posenc.lab import train as training
 from posenc.lab.checkpoint import Plan
 from posenc.lab.results import Corpus, Measurement, Refusal
-from posenc.lab.train import Trained, Watch, interruptible, learning_rate, train
+from posenc.lab.train import (
+    Trained,
+    Watch,
+    interruptible,
+    learning_rate,
+    seeded_model,
+    train,
+)
 from posenc.storage import load_tensors
 
 STEPS = 12
@@ -41,10 +48,14 @@ class Toy:
         self.seen: list[tuple[int, int]] = []
 
     def build(self, encoding: str) -> nn.Module:
-        layers = [nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1)]
+        model = nn.Sequential()
         if encoding != "nope":
-            layers.insert(1, nn.PReLU())
-        return nn.Sequential(*layers)
+            model.add_module("encoding", nn.Linear(8, 8))
+        model.add_module("first", nn.Linear(8, 8))
+        model.add_module("norm", nn.BatchNorm1d(8))
+        model.add_module("dropout", nn.Dropout(0.5))
+        model.add_module("last", nn.Linear(8, 1))
+        return model
 
     def batch(self, seed: int, step: int) -> Mapping[str, Tensor]:
         self.seen.append((seed, step))
@@ -105,6 +116,22 @@ def test_data_order_is_that_of_the_seed_for_every_encoding(tmp_path: Path) -> No
         train(task, plan_in(tmp_path / encoding, encoding))
         seen.append(task.seen)
     assert seen[0] == seen[1] == [(1, step) for step in range(STEPS)]
+
+
+def test_weights_agree_though_an_encoding_draws_some_of_its_own() -> None:
+    plain, encoded = (
+        dict(seeded_model(Toy(), encoding, 5).named_parameters()) for encoding in ("nope", "rope")
+    )
+    assert encoded.keys() - plain.keys() == {"encoding.weight", "encoding.bias"}
+    for name, parameter in plain.items():
+        assert torch.equal(encoded[name], parameter), name
+
+
+def test_half_precision_trains(tmp_path: Path) -> None:
+    plan = replace(plan_in(tmp_path, steps=200), precision="bf16-mixed")
+    trained = train(Toy(), plan)
+    assert trained.losses[-20:].mean() < trained.losses[:20].mean()
+    assert {parameter.dtype for parameter in trained.model.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("step", [1, 5, STEPS - 1])

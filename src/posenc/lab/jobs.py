@@ -288,8 +288,8 @@ def _curve(job: Job, task: Task, trained: Trained) -> list[Measurement | Refusal
 
 def _diverged(job: Job, task: Task, names: Iterable[str], step: int) -> list[Measurement | Refusal]:
     reason = (
-        f"Training of seed {job.seed} diverged at step {step + 1}: its loss was no longer a "
-        "number. Lower the learning rate."
+        f"training of seed {job.seed} diverged at step {step + 1}: its loss was no longer a "
+        "number (a lower learning rate may help)"
     )
     return [
         Refusal(subject=name, metric=metric.key, x=x, reason=reason)

@@ -111,9 +111,7 @@ class LanguageModelling:
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """Mean cross-entropy, in nats."""
         logits = model(batch["inputs"]).flatten(0, 1)
-        return F.cross_entropy(
-            logits.float(), batch["targets"].flatten(), ignore_index=needles.IGNORED
-        )
+        return F.cross_entropy(logits.float(), batch["targets"].flatten())
 
     def require_memory(self, model: nn.Module, available: int) -> None:
         """Refuse a training step that is estimated not to fit into ``available`` bytes."""
@@ -362,12 +360,15 @@ def _refusal(model: Decoder, length: int, available: int | None) -> str | None:
     try:
         model.require_position(length - 1)
     except LengthError as error:
-        return str(error)
+        return (
+            f"a context of {length} needs position {length - 1}, and this encoding takes "
+            f"{error.expected}"
+        )
     needed = decoder_bytes(model, rows_a_call(length), length, training=False)
     if available is not None and needed > available:
         return (
-            f"A context of {length} would take about {gigabytes(needed)} of memory, of which "
-            f"{gigabytes(available)} are free."
+            f"a context of {length} would take about {gigabytes(needed)} of memory, of which "
+            f"{gigabytes(available)} are free"
         )
     return None
 

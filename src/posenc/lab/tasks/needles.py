@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-__all__ = ["CHANCE", "IGNORED", "haystacks", "hide"]
+__all__ = ["CHANCE", "haystacks", "hide"]
 
 QUERY = 0x05
 """ASCII's "enquiry"; text does not contain it."""
@@ -25,17 +25,14 @@ CHANCE = 1 / KINDS
 QUERIES = 8
 """Times a training window asks for its needle."""
 
-IGNORED = -100
-"""A target that nothing is learned from, as in ``cross_entropy``."""
-
 
 def hide(
     inputs: Int[Tensor, "B L"], targets: Int[Tensor, "B L"], generator: torch.Generator
 ) -> None:
     """Put a needle into the first half of each training window, and queries after it, in place.
 
-    The answer is a target only, so that the needle stands nowhere else. To predict that a needle
-    or a query comes next is not asked.
+    The answer is a target only, so that the needle stands nowhere else; all other targets stay
+    those of the text, so that needles and queries are never predicted in it.
     """
     rows, length = inputs.shape
     needle, place = _draw(rows, length // 2, generator)
@@ -43,8 +40,6 @@ def hide(
     queries = place + 1 + after.long()
     inputs.scatter_(1, queries, QUERY)
     inputs.scatter_(1, place, needle)
-    targets.scatter_(1, queries - 1, IGNORED)
-    targets.scatter_(1, (place - 1).clamp(min=0), IGNORED)
     targets.scatter_(1, queries, needle.expand(-1, QUERIES))
 
 
