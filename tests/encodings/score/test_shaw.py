@@ -1,0 +1,96 @@
+"""Shaw's keys and values against loops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from grids import GRIDS, inputs
+from torch import Tensor
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend
+from posenc.attention import LayerCache
+from posenc.encodings.score.shaw import shaw
+from posenc.errors import ArgumentError
+from posenc.testing.oracles import attention_by_loops
+
+
+def make(max_distance: int = 2) -> tuple[Encoding, Tensor, Tensor]:
+    encoding = shaw(head_dim=8, max_distance=max_distance).double().requires_grad_(False)
+    assert encoding.score is not None
+    assert encoding.value is not None
+    return encoding, encoding.score.table.rows, encoding.value.table.rows
+
+
+@pytest.mark.parametrize("max_distance", [0, 2, 100])
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_equals_loops(grid: Grid, max_distance: int) -> None:
+    q, k, v = inputs(grid)
+    encoding, keys, values = make(max_distance)
+
+    def index(at: float, to: float) -> int:
+        return max(-max_distance, min(max_distance, round(to - at))) + max_distance
+
+    expected = attention_by_loops(
+        q,
+        k,
+        v,
+        grid,
+        key_vector=lambda h, at, to: keys[index(at, to)],
+        value_vector=lambda h, at, to: values[index(at, to)],
+    )
+    torch.testing.assert_close(attend(q, k, v, grid, encoding), expected)
+
+
+def test_a_number_by_hand() -> None:
+    # Two tokens, head width 1, scale 1, q = 1, k = 0, so logits are a^K: 0 behind, log 3 here.
+    encoding = shaw(head_dim=1, max_distance=1)
+    with torch.no_grad():
+        encoding.score.table.rows.copy_(torch.tensor([[0.0], [1.0986123], [0.0]]))
+        encoding.value.table.rows.copy_(torch.tensor([[10.0], [20.0], [0.0]]))
+    one, zero = torch.ones(1, 1, 2, 1), torch.zeros(1, 1, 2, 1)
+    grid = Grid.of(Layout.sequence(2), causal=True)
+    output = attend(one, zero, zero, grid, encoding, scale=1.0)
+    assert output.flatten().tolist() == pytest.approx([20.0, 17.5])
+
+
+def test_each_cached_token_of_a_chunk_has_its_own_row() -> None:
+    """transformers #19045: cached multi-token chunks all got the last query's positions."""
+    encoding, _, _ = make()
+    torch.manual_seed(1)
+    layer = posenc.Attention(dim=16, heads=2, encoding=encoding, causal=True).double().eval()
+    x = torch.randn(1, 9, 16, dtype=torch.float64)
+    cache = LayerCache()
+    first = layer(x[:, :4], Layout.sequence(4), cache=cache)
+    second = layer(x[:, 4:], Layout.sequence(5, start=4), cache=cache)
+    whole = layer(x, Layout.sequence(9))
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
+
+
+def test_offsets_beyond_every_row_are_clipped() -> None:
+    """transformers #17026: an index error beyond the maximum."""
+    encoding, _, _ = make()
+    grid = Grid(Layout.sequence(1, start=10**6), Layout.sequence(1))
+    q, k, v = inputs(grid)
+    assert attend(q, k, v, grid, encoding).isfinite().all()
+
+
+def test_clip_zero_knows_no_order() -> None:
+    """FIELD: the published control; with k = 0 every offset is alike."""
+    encoding, _, _ = make(0)
+    q, k, v = inputs(GRIDS["both ways"])
+    order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
+    grid = GRIDS["both ways"]
+    moved = attend(q, k[:, :, order], v[:, :, order], grid, encoding)
+    torch.testing.assert_close(moved, attend(q, k, v, grid, encoding))
+
+
+def test_each_layer_has_its_own_tables() -> None:
+    first, second = posenc.create_layers("shaw", layers=2, head_dim=8)
+    assert first.score is not second.score
+
+
+@pytest.mark.parametrize("options", [{"head_dim": 0}, {"max_distance": -1}])
+def test_bad_options(options: dict[str, int]) -> None:
+    with pytest.raises(ArgumentError, match=next(iter(options))):
+        shaw(**({"head_dim": 8} | options))
