@@ -1,0 +1,43 @@
+"""A method in the registry has an oracle test, a citation, and a docstring that says enough."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from posenc.encoding import Encoding
+from posenc.registry import ENCODINGS
+from posenc.testing import LAWS, Subject
+
+TESTS = Path(__file__).parent.parent / "encodings"
+
+
+def test_sorted() -> None:
+    assert list(ENCODINGS) == sorted(ENCODINGS)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_oracle_citation_and_docstring(name: str) -> None:
+    entry = ENCODINGS[name]
+    assert list(TESTS.rglob(f"test_{name}.py")), f"no oracle test of {name}"
+    assert entry.citation is not None
+    assert entry.citation.url.startswith("https://")
+    document = inspect.getdoc(entry.factory) or ""
+    for part in ("``", "Claims:", "Reference:", ">>>"):
+        assert part in document, f"the docstring of {name} has no {part}"
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_claims_are_what_it_is_made_of(name: str) -> None:
+    entry = ENCODINGS[name]
+    encoding = Subject.of_entry(name, entry).make()
+    sites = [site for site in Encoding.SITES if getattr(encoding, site) is not None]
+    assert list(entry.claims.sites) == sites
+    assert entry.claims.trainable == any(True for _ in encoding.parameters())
+    assert entry.claims.causal_only == encoding.causal_only
+    for parameter in entry.parameters().values():
+        assert parameter.kind is parameter.KEYWORD_ONLY, "constructors are keyword-only"
+    for exception in entry.claims.exceptions:
+        assert exception in LAWS or exception == "positions"
