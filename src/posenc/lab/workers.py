@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import signal
 import tempfile
@@ -174,6 +175,7 @@ class Crew:
 def serve(connection: Connection, settings: Settings, workers: int) -> None:
     """A worker process: carries out one order after another until the connection closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each precision
     torch.set_num_threads(settings.threads)
     task: Task | None = None
     while True:

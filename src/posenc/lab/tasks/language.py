@@ -26,14 +26,15 @@ from posenc.models import Decoder, DecoderConfig
 __all__ = ["LanguageModelling"]
 
 VOCABULARY = 256
-SEGMENTS = 256
-"""Segments scored at every length."""
+SEGMENTS, NEEDLES = 256, 128
+"""Segments scored, and needles asked for, at every length."""
 
 BINS, RUN, RUNS = 16, 16, 4
 """Of the loss by position: bins, segments seen in each bin in a row, and how many such runs."""
 
-NEEDLES = 128
-"""Needles asked for at every length."""
+TESTED_TOKENS = 1 << 20
+"""At very long contexts there are fewer segments, needles and runs, so as to keep to this."""
+FEWEST = 16
 
 HELD_OUT_LENGTHS = 4
 """Held-out bytes there must be, in multiples of the longest context."""
@@ -85,9 +86,13 @@ class LanguageModelling:
         self.tokens_per_step = settings.batch * settings.train_length
         longest, width = settings.lengths[-1], settings.train_length // 2
         size = len(corpus.held_out)
-        self._targets = Targets.spread(size, width=width, longest=longest, count=SEGMENTS)
-        self._profile = Profile.spread(size, length=longest, bins=BINS, run=RUN, count=RUNS)
-        self._stacks = Targets.spread(size, width=1, longest=longest, count=NEEDLES)
+        windows = max(FEWEST, TESTED_TOKENS // longest)
+        self._targets = Targets.spread(
+            size, width=width, longest=longest, count=min(SEGMENTS, windows)
+        )
+        self._stacks = Targets.spread(size, width=1, longest=longest, count=min(NEEDLES, windows))
+        runs = min(RUNS, max(1, windows // (RUN + BINS)))
+        self._profile = Profile.spread(size, length=longest, bins=BINS, run=RUN, count=runs)
         self.metrics = self._metrics()
         self.subjects = tuple(self._subject(variant) for variant in settings.variants)
 
