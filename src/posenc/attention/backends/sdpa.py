@@ -7,6 +7,8 @@ strides 1. The CPU kernel takes that view as its mask, so that no Q×K bias is e
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -43,6 +45,8 @@ class Sdpa(Backend):
             return "the score part has no structured form on this grid"
         if any(not _constant_table(term) and not _low_rank(term) for term in lowered):
             return "the score part is neither a table without gradient nor of low rank"
+        if any(_low_rank(term) for term in lowered) and problem.q.dtype.itemsize < 4:
+            return f"extra columns of positions would be rounded to {problem.q.dtype}"
         if any(_constant_table(term) for term in lowered):
             if not on_cpu:
                 return "only the CPU kernel reads a table through an unaligned view"
@@ -135,17 +139,19 @@ def _attend_line(
     queries, keys = q.shape[2], k.shape[2]
     shift = grid.require_shift()
     first, last = _visible_offsets(grid, shift)
+    # The kernel reads a float32 mask beside half-precision queries, and float64 beside float64.
+    line = line.detach().to(torch.promote_types(q.dtype, torch.float32))
+    line = _drop_negligible(line, q, k, problem)
     if not grid.dense:
         offsets = grid.line(device=q.device)
         line = line.masked_fill((offsets < first) | (offsets > last), -torch.inf)
-    # The kernel reads a float32 mask beside half-precision queries, and float64 beside float64.
-    line = line.detach().to(torch.promote_types(q.dtype, torch.float32)).contiguous()
+    line = line.contiguous()
     outputs = []
     for begin, end in _blocks(queries, one_sided=grid.causal or grid.window is not None):
         low = max(0, begin + first - shift)
         high = min(keys, end + last - shift)
         if low >= high:
-            outputs.append(torch.zeros_like(q[:, :, begin:end]))
+            outputs.append(_nothing(q[:, :, begin:end], k, v))
             continue
         # Row r of the reversed block is query end-1-r, so the pair (r, j) is at r + j + Q - end.
         view = line.as_strided(
@@ -156,6 +162,36 @@ def _attend_line(
         part = (q[:, :, begin:end].flip(2), k[:, :, low:high], v[:, :, low:high])
         outputs.append(_kernel(*part, problem, mask=view).flip(2))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+
+
+def _nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Zeros for queries that see no key, with gradients of zero to all three."""
+    tied = q + k[:, :1, :1] + v[:, :1, :1]
+    return tied.masked_fill(torch.ones_like(tied, dtype=torch.bool), 0.0)
+
+
+def _drop_negligible(
+    line: Float[Tensor, "h offsets"], q: Tensor, k: Tensor, problem: Problem
+) -> Float[Tensor, "h offsets"]:
+    """The line with -inf where no weight can matter.
+
+    Weights so small that they are subnormal slow the kernel down several times. A row that sees
+    its own position has a logit of at least ``line[0] - B`` there, B = scale · max‖q‖ · max‖k‖,
+    and at offset Δ none above ``line[Δ] + B``: its weight is at most e^(line[Δ] - line[0] + 2B).
+    Where that is below eps³, all such weights together change an output by less than K · eps³ of
+    the largest value: far below the rounding of the result for any K that fits in memory.
+    """
+    grid = problem.grid
+    shift, queries, keys = grid.require_shift(), grid.query.length, grid.key.length
+    if shift > 0 or queries > shift + keys:
+        return line  # some query does not see its own position
+    limit = 3 * math.log(torch.finfo(line.dtype).eps)
+    if not torch.compiler.is_compiling() and float(line.min() - line.max()) > limit:
+        return line
+    longest_query, longest_key = (x.detach().norm(dim=-1).amax().to(line.dtype) for x in (q, k))
+    largest = problem.scale * longest_query * longest_key
+    here = line[:, queries - 1 - shift].unsqueeze(1)
+    return line.masked_fill(line - here + 2 * largest < limit, -torch.inf)
 
 
 def _blocks(queries: int, *, one_sided: bool) -> list[tuple[int, int]]:

@@ -1,0 +1,111 @@
+"""Wrong arguments are refused at the boundary, each with the remedy; auto explains itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.encoding import QueryKeyTransform
+from posenc.errors import ArgumentError, UnknownNameError
+
+GRID = Grid.of(Layout.sequence(5), causal=True)
+
+
+def heads(*shape: int) -> Tensor:
+    return torch.randn(*shape)
+
+
+GOOD = {"q": heads(2, 4, 5, 8), "k": heads(2, 2, 5, 8), "v": heads(2, 2, 5, 8), "grid": GRID}
+
+BAD = {
+    "rank": ({"q": heads(4, 5, 8)}, r"q: expected shape \[B, heads, L, D\]"),
+    "integers": ({"v": torch.ones(2, 2, 5, 8).long()}, "v: expected a floating dtype"),
+    "dtypes": ({"k": heads(2, 2, 5, 8).double()}, "k: expected torch.float32 as q"),
+    "devices": ({"k": heads(2, 2, 5, 8).to("meta")}, "k: expected cpu as q"),
+    "rows": ({"v": heads(3, 2, 5, 8)}, "v: expected 2 batch rows"),
+    "widths": ({"k": heads(2, 2, 5, 6)}, "k: expected head width 8"),
+    "pairs": ({"v": heads(2, 2, 4, 8)}, "v: expected 2 heads and 5 tokens as k"),
+    "groups": ({"q": heads(2, 5, 5, 8)}, "q: expected a number of heads that k's 2 divide"),
+    "queries": ({"q": heads(2, 4, 6, 8)}, "grid.query: expected 6 tokens as q"),
+    "keys": (
+        {"k": heads(2, 2, 6, 8), "v": heads(2, 2, 6, 8)},
+        "grid.key: expected 6 tokens as k",
+    ),
+    "layout rows": ({"grid": Grid.of(Layout.padded([5, 4, 3]))}, "expected 1 or 2 batch rows"),
+    "encoding": ({"encoding": "rope"}, "encoding: expected an Encoding, got str"),
+    "dropout": ({"dropout": 1.0}, "dropout: expected 0 ≤ dropout < 1"),
+    "scale": ({"scale": float("nan")}, "scale: expected a positive number"),
+    "negative scale": ({"scale": -1.0}, "scale: expected a positive number"),
+    "axes": (
+        {"grid": Grid.of(Layout.image(1, 5)), "encoding": posenc.create("alibi", heads=4)},
+        "positions with 1 axes, as Alibi reads",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize("function", [attend, explain])
+def test_wrong_arguments(function, change: dict[str, object], message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ArgumentError, match=message):
+        function(**({"encoding": Encoding()} | GOOD | change))
+
+
+def test_every_message_has_a_remedy() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        attend(**(GOOD | {"q": heads(4, 5, 8)}), encoding=Encoding())  # type: ignore[arg-type]
+    assert "Split the heads" in str(caught.value)
+    assert caught.value.remedy
+
+
+def test_unknown_backend_lists_the_known() -> None:
+    with pytest.raises(UnknownNameError, match=r"'sdpa'.*auto, reference, sdpa"):
+        attend(**GOOD, encoding=Encoding(), backend="sdp")  # type: ignore[arg-type]
+
+
+class CausalOnly(QueryKeyTransform):
+    causal_only = True
+
+    def forward(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        return q, k
+
+
+def test_causal_only_encodings_need_a_causal_grid() -> None:
+    with pytest.raises(ArgumentError, match="causal=True"):
+        attend(**(GOOD | {"grid": Grid.of(Layout.sequence(5))}), encoding=Encoding.of(CausalOnly()))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="causal"):
+        posenc.Attention(dim=8, heads=2, encoding=Encoding.of(CausalOnly()))
+
+
+def test_explain_says_how_and_why() -> None:
+    told = explain(**GOOD, encoding=posenc.create("alibi", heads=4))  # type: ignore[arg-type]
+    assert told.backend == "sdpa"
+    assert "zero-copy view" in str(told)
+    told = explain(**GOOD, encoding=posenc.create("shaw", head_dim=8))  # type: ignore[arg-type]
+    assert told.backend == "reference"
+    assert "Not sdpa, because the fused kernel has no place for a value part." in str(told)
+
+
+def test_dropout_drops_in_expectation() -> None:
+    torch.manual_seed(0)
+    q, k, v = heads(1, 1, 5, 8), heads(1, 1, 5, 8), torch.ones(1, 1, 5, 8)
+    outputs = torch.stack([attend(q, k, v, GRID, Encoding(), dropout=0.5) for _ in range(400)])
+    assert outputs.std() > 0.1
+    assert outputs.mean().item() == pytest.approx(1.0, abs=0.1)
+
+
+def test_autocast_gives_its_dtype_and_keeps_biases_wide() -> None:
+    grid = Grid.of(Layout.sequence(64, start=4000), causal=True)
+    q, k, v = (torch.randn(1, 4, 64, 8) for _ in range(3))
+    encoding = posenc.create("alibi", heads=4)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = attend(q, k, v, grid, encoding)
+    assert got.dtype == torch.bfloat16
+    exact = attend(q.double(), k.double(), v.double(), grid, encoding)
+    assert (got.double() - exact).abs().max().item() < 0.05
+
+
+def test_scale_of_methods_with_several_terms() -> None:
+    assert Encoding().default_scale(64) == 0.125

@@ -1,0 +1,65 @@
+"""The attention layer: heads, cross-attention, windows, dropout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import posenc
+from posenc import Attention, Encoding, Layout
+from posenc.errors import ArgumentError
+
+
+def make(**options: object) -> Attention:
+    torch.manual_seed(0)
+    fields = {"dim": 24, "heads": 4, "encoding": posenc.create("rope", head_dim=6)} | options
+    return Attention(**fields).eval()  # type: ignore[arg-type]
+
+
+def test_cross_attention_sees_the_context_by_its_layout() -> None:
+    layer, x, context = make(), torch.randn(2, 3, 24), torch.randn(2, 5, 24)
+    here, there = Layout.sequence(3), Layout.padded([5, 2])
+    out = layer(x, here, context=context, context_layout=there)
+    cut = layer(x[1:], here, context=context[1:, :2], context_layout=Layout.sequence(2))
+    torch.testing.assert_close(out[1:], cut)
+
+
+def test_grouped_heads_have_fewer_keys() -> None:
+    layer = make(kv_heads=2)
+    assert layer.key.weight.shape == layer.value.weight.shape == (12, 24)
+    assert layer(torch.randn(1, 3, 24), Layout.sequence(3)).shape == (1, 3, 24)
+
+
+def test_dropout_in_training_only() -> None:
+    layer, x = make(dropout=0.5), torch.randn(1, 9, 24)
+    layout = Layout.sequence(9)
+    torch.testing.assert_close(layer(x, layout), layer(x, layout))
+    layer.train()
+    assert not torch.allclose(layer(x, layout), layer(x, layout))
+
+
+def test_head_dim_and_bias_and_scale() -> None:
+    layer = make(head_dim=8, bias=True, encoding=Encoding(), scale=1.0)
+    assert layer.query.weight.shape == (32, 24)
+    assert layer.output.bias is not None
+    other = make(head_dim=8, bias=True, encoding=Encoding())
+    x = torch.randn(1, 5, 24)
+    assert not torch.allclose(layer(x, Layout.sequence(5)), other(x, Layout.sequence(5)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 5, "encoding": Encoding()}, "a multiple of heads"),
+        ({"kv_heads": 3}, "a multiple of kv_heads"),
+        ({"heads": 0}, "1 or more"),
+    ],
+)
+def test_heads_that_do_not_divide(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make(**options)
+
+
+def test_context_needs_its_layout() -> None:
+    with pytest.raises(ArgumentError, match="context_layout"):
+        make()(torch.randn(1, 3, 24), Layout.sequence(3), context=torch.randn(1, 5, 24))

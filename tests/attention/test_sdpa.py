@@ -1,0 +1,254 @@
+"""The fused backend: exact wherever it serves, never a Q×K bias, and refuses the rest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import posenc
+from posenc import Encoding, Grid, Layout, ScoreTerm, attend, explain
+from posenc.attention.backends.base import Problem
+from posenc.attention.backends.sdpa import _drop_negligible
+from posenc.encoding import Lowered, LowRank
+from posenc.errors import BackendRefusal
+
+FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+GRIDS = {
+    "dense": Grid.of(Layout.sequence(65)),
+    "causal": Grid.of(Layout.sequence(65), causal=True),
+    "several blocks": Grid.of(Layout.sequence(1100), causal=True),
+    "chunk": Grid(Layout.sequence(9, start=56), Layout.sequence(65), causal=True),
+    "one query": Grid(Layout.sequence(1, start=64), Layout.sequence(65), causal=True),
+    "fewer keys": Grid(Layout.sequence(65), Layout.sequence(9), causal=True),
+    "window": Grid.of(Layout.sequence(65), window=7),
+    "causal window": Grid.of(Layout.sequence(1100), causal=True, window=7),
+    "wide window": Grid.of(Layout.sequence(20), causal=True, window=100),
+    "queries before keys": Grid(Layout.sequence(9), Layout.sequence(9, start=5), causal=True),
+    "keys out of the window": Grid(Layout.sequence(5, start=90), Layout.sequence(9), window=4),
+    "padded right": Grid.of(Layout.padded([65, 9]), causal=True),
+    "padded left": Grid.of(Layout.padded([9, 65], side="left")),
+    "packed": Grid.of(Layout.packed([30, 35]), causal=True),
+    "irregular": Grid.of(Layout.at(torch.linspace(0, 9, 33)), causal=True),
+}
+
+
+def inputs(
+    grid: Grid, *, heads: int = 4, kv_heads: int = 2, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(count: int, length: int) -> Tensor:
+        x = torch.randn(2, count, length, 16, generator=generator, dtype=torch.float64)
+        return x.to(dtype).requires_grad_()
+
+    keys = grid.key.length
+    return draw(heads, grid.query.length), draw(kv_heads, keys), draw(kv_heads, keys)
+
+
+class Slope(ScoreTerm):
+    """``s_ij += w · p_i · p_j / 10⁴``: of low rank, for the tests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+
+    def _factors(self, grid: Grid) -> tuple[Tensor, Tensor]:
+        sides = (side.positions.double().unsqueeze(1) / 100 for side in (grid.query, grid.key))
+        q, k = sides
+        return q * self.weight, k
+
+    def forward(self, q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> Tensor:
+        left, right = self._factors(grid)
+        return (left @ right.mT).to(q.dtype)
+
+    def lower(
+        self, q: Tensor, k: Tensor, grid: Grid, *, scale: float
+    ) -> tuple[Lowered, ...] | None:
+        return (LowRank(*self._factors(grid)),)
+
+
+ENCODINGS = {
+    "nope": posenc.create("nope"),
+    "rope": posenc.create("rope", head_dim=16),
+    "alibi": posenc.create("alibi", heads=4),
+    "frozen t5": posenc.create("t5", heads=4).requires_grad_(False),
+    "low rank": Encoding(score=Slope()),
+    "alibi on rope": posenc.create("rope+alibi", heads=4, head_dim=16),
+}
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_equals_reference(name: str, grid: str) -> None:
+    encoding, where = ENCODINGS[name], GRIDS[grid]
+    q, k, v = inputs(where)
+    if "sdpa" in explain(q, k, v, where, encoding).refusals:
+        assert where.marked or where.shift is None
+        assert name not in ("nope", "rope", "low rank")
+        return
+    assert explain(q, k, v, where, encoding).backend == "sdpa"
+    outputs, gradients = [], []
+    for backend in ("sdpa", "reference"):
+        output = attend(q, k, v, where, encoding, backend=backend)
+        outputs.append(output)
+        gradients.append(torch.autograd.grad(output.sin().sum(), (q, k, v)))
+    torch.testing.assert_close(outputs[0], outputs[1], atol=1e-6, rtol=1e-6)
+    for got, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("grid", ["dense", "causal", "chunk", "causal window", "padded left"])
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_narrow_dtypes_err_no_more_than_reference(name: str, grid: str, dtype: torch.dtype) -> None:
+    encoding, where = ENCODINGS[name], GRIDS[grid]
+    q, k, v = (x.detach() for x in inputs(where, dtype=dtype))
+    if "sdpa" in explain(q, k, v, where, encoding).refusals:
+        return
+    exact = attend(q.double(), k.double(), v.double(), where, encoding, backend="reference")
+    error = {
+        backend: (attend(q, k, v, where, encoding, backend=backend).double() - exact).abs().max()
+        for backend in ("sdpa", "reference")
+    }
+    allowed = 4 * error["reference"] + 4 * torch.finfo(dtype).eps
+    assert error["sdpa"] <= allowed
+
+
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "frozen t5", "low rank"])
+@pytest.mark.parametrize("grid", ["dense", "causal", "chunk", "causal window"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_fused_kernel_runs(name: str, grid: str, dtype: torch.dtype) -> None:
+    where = GRIDS[grid]
+    q, k, v = inputs(where, dtype=dtype)
+    if name == "low rank" and dtype == torch.bfloat16:
+        with pytest.raises(BackendRefusal, match="would be rounded"):
+            attend(q, k, v, where, ENCODINGS[name], backend="sdpa")
+        return
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        attend(q, k, v, where, ENCODINGS[name], backend="sdpa")
+    names = {event.name for event in seen.events()}
+    assert FLASH in names
+    assert "aten::softmax" not in names
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the most numbers any operator's new tensor held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        made = function(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple) else (made,):
+            if isinstance(tensor, Tensor):
+                self.most = max(self.most, tensor.untyped_storage().nbytes() // tensor.itemsize)
+        return made
+
+
+@pytest.mark.parametrize("name", ["alibi", "frozen t5"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_bias_of_size_q_by_k(name: str, causal: bool) -> None:
+    length = 1536
+    grid = Grid.of(Layout.sequence(length), causal=causal)
+    q, k, v = inputs(grid, dtype=torch.float32)
+    encoding = ENCODINGS[name]
+    with LargestTensor() as memory:
+        attend(q, k, v, grid, encoding, backend="sdpa").sum().backward()
+    assert memory.most <= max(q.numel(), 8 * length)
+    assert memory.most < length * length
+    with LargestTensor() as memory:
+        attend(q, k, v, grid, encoding, backend="reference")
+    assert memory.most >= length * length
+
+
+REFUSALS = [
+    (posenc.create("shaw", head_dim=16), GRIDS["causal"], {}, "value part"),
+    (Encoding(score=posenc.create("shaw", head_dim=16).score), GRIDS["causal"], {}, "neither"),
+    (posenc.create("t5", heads=4), GRIDS["causal"], {}, "without gradient"),
+    (posenc.create("alibi", heads=4), GRIDS["padded left"], {}, "structured form"),
+    (posenc.create("t5", heads=4).requires_grad_(False), GRIDS["packed"], {}, "regular layouts"),
+    (posenc.create("nope"), GRIDS["causal"], {"dropout": 0.1}, "dropout"),
+]
+
+
+@pytest.mark.parametrize(("encoding", "grid", "options", "reason"), REFUSALS)
+def test_refuses_with_the_reason(
+    encoding: Encoding, grid: Grid, options: dict[str, float], reason: str
+) -> None:
+    q, k, v = inputs(grid)
+    with pytest.raises(BackendRefusal, match=reason):
+        attend(q, k, v, grid, encoding, backend="sdpa", **options)  # type: ignore[arg-type]
+    told = explain(q, k, v, grid, encoding, **options)  # type: ignore[arg-type]
+    assert told.backend == "reference"
+    assert reason in str(told)
+
+
+def test_weights_that_cannot_matter_are_left_out() -> None:
+    """Subnormal weights slow the kernel down; what is dropped is far below rounding."""
+    grid = Grid.of(Layout.sequence(3000), causal=True)
+    q, k, v = (x.detach().float() for x in inputs(grid))
+    encoding = posenc.create("alibi", heads=4)
+    exact = attend(q.double(), k.double(), v.double(), grid, encoding, backend="reference")
+    error = {
+        backend: (attend(q, k, v, grid, encoding, backend=backend) - exact).abs().max()
+        for backend in ("sdpa", "reference")
+    }
+    assert error["sdpa"] <= 2 * error["reference"]
+    line = -0.25 * torch.arange(-2999.0, 3000.0).abs().unsqueeze(0)
+    problem = Problem(q, k, v, grid, encoding, 0.25, 0.0, None)
+    kept = _drop_negligible(line, q, k, problem)
+    assert 0.5 < kept.isinf().float().mean().item() < 1.0
+    huge = _drop_negligible(line, 10 * q, 10 * k, problem)
+    assert huge.isinf().sum() == 0  # such products could outweigh the whole line
+
+
+def test_values_of_another_width() -> None:
+    q, k, _ = inputs(GRIDS["causal"])
+    v = torch.randn(2, 2, 65, 5, dtype=torch.float64)
+    got = attend(q, k, v, GRIDS["causal"], ENCODINGS["alibi"], backend="sdpa")
+    expected = attend(q, k, v, GRIDS["causal"], ENCODINGS["alibi"], backend="reference")
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_strided_inputs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 65, 4, 16, generator=generator).transpose(1, 2) for _ in range(3))
+    for name in ("rope", "alibi"):
+        got = attend(q, k, v, GRIDS["causal"], ENCODINGS[name], backend="sdpa")
+        whole = [x.contiguous() for x in (q, k, v)]
+        torch.testing.assert_close(got, attend(*whole, GRIDS["causal"], ENCODINGS[name]))
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+@pytest.mark.parametrize("grid", ["causal", "padded left", "packed"])
+def test_compiled_equals_eager(backend: str, grid: str) -> None:
+    where = GRIDS[grid]
+    q, k, v = inputs(where, dtype=torch.float32)
+    encoding = ENCODINGS["rope"]
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, where, encoding, backend=backend)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v), run(q, k, v))
+    got = torch.autograd.grad(compiled(q, k, v).sum(), (q, k, v))
+    expected = torch.autograd.grad(run(q, k, v).sum(), (q, k, v))
+    torch.testing.assert_close(got, expected)
+
+
+def test_checkpointing_recomputes_the_same() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    q, k, v = inputs(GRIDS["causal"])
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, GRIDS["causal"], ENCODINGS["alibi"])
+
+    plain = torch.autograd.grad(run(q, k, v).sum(), (q, k, v))
+    again = torch.autograd.grad(checkpoint(run, q, k, v, use_reentrant=False).sum(), (q, k, v))
+    torch.testing.assert_close(plain, again)
