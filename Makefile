@@ -1,41 +1,50 @@
 # Every target makes what it needs: a virtual environment in .venv, filled from the locks.
 SHELL := /bin/bash
 PYTHON ?= python3
-VENV := .venv
-BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
+VENV ?= .venv
 WORKERS ?= 2
+BIN := $(VENV)/bin
+# Not compiled while installing: Python compiles what is imported, once, which is far less. That
+# only pays if the compiled files are kept, so the variable that forbids it is not passed on.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
 .PHONY: help demo test check format bench gpu-test gpu-bench wheel lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-$(BIN)/python:
+# A stamp, not bin/python: a venv that was interrupted half-way has that file too.
+$(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "posenc needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+		{ echo "posenc needs Python 3.11 or newer; $(PYTHON) is not. Remedy: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) || \
+		{ echo "$(PYTHON) could not make a virtual environment (Debian, Ubuntu: apt-get install python3-venv)." >&2; exit 1; }
+	@touch $@
 
-$(VENV)/.installed: requirements.lock pyproject.toml | $(BIN)/python
-	$(PIP) -r requirements.lock
-	$(PIP) --no-deps --editable .
+$(VENV)/.installed: requirements.lock pyproject.toml | $(VENV)/.made
+	@echo "Installing requirements.lock into $(VENV) (PyTorch is large: some minutes the first time)"
+	@$(PIP) -r requirements.lock
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.installed-test: requirements-test.lock $(VENV)/.installed
-	$(PIP) -r requirements-test.lock
+	@echo "Installing requirements-test.lock into $(VENV)"
+	@$(PIP) -r requirements-test.lock
 	@touch $@
 
 demo: $(VENV)/.installed ## compare encodings on the embedded corpus; prints where the report is
 	$(BIN)/posenc compare --out posenc-demo --replace
 
-test: check ## run the whole suite
+test: check ## run format, lint, types and the whole suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --durations=10
 
 check: $(VENV)/.installed-test ## format, lint and types
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
-	$(BIN)/mypy
+	$(BIN)/mypy --no-error-summary
 
 format: $(VENV)/.installed-test ## format and fix what can be fixed
 	$(BIN)/ruff format .
@@ -52,10 +61,10 @@ gpu-bench: $(VENV)/.installed-test ## the benchmarks on a CUDA device
 	$(BIN)/python benchmarks/attention_bias.py --device cuda
 
 wheel: $(VENV)/.installed-test ## build the wheel and the source archive into dist/
-	$(BIN)/python -m build --quiet
+	$(BIN)/python -m build --no-isolation
 
-lock: $(VENV)/.installed ## resolve the pinned packages anew
-	$(BIN)/python scripts/lock.py
+lock: $(VENV)/.installed ## pin what pyproject.toml newly needs; all anew: make lock UPGRADE=--upgrade
+	$(BIN)/python scripts/lock.py $(UPGRADE)
 
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
