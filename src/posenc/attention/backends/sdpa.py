@@ -190,7 +190,7 @@ def _drop_negligible(
         return line
     longest_query, longest_key = (x.detach().norm(dim=-1).amax().to(line.dtype) for x in (q, k))
     largest = problem.scale * longest_query * longest_key
-    here = line[:, queries - 1 - shift].unsqueeze(1)
+    here = line.narrow(1, queries - 1 - shift, 1)
     return line.masked_fill(line - here + 2 * largest < limit, -torch.inf)
 
 
