@@ -7,6 +7,10 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line with the process's arguments; never returns."""
-    from posenc.cli.app import run
+    import sys
 
+    try:
+        from posenc.cli.app import run
+    except KeyboardInterrupt:  # while PyTorch was still being imported
+        sys.exit(130)
     run()

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from posenc.cli.compare import compare
-from posenc.cli.console import EXIT_CODES, exit_code, print_error
+from posenc.cli.console import ERRORS, EXIT_CODES, exit_code, print_error
 from posenc.cli.generate import generate
 from posenc.cli.listing import list_encodings
 from posenc.cli.show import show
@@ -55,8 +55,9 @@ def run() -> None:
         app()
     except PosencError as error:
         if "--debug" in sys.argv:
-            raise
+            ERRORS.print_exception()
         print_error(error)
         sys.exit(exit_code(error))
     except KeyboardInterrupt:
+        ERRORS.print("Interrupted.", style="yellow")
         sys.exit(130)

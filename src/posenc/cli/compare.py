@@ -118,9 +118,9 @@ def compare(
         )
     else:
         _print_summary(comparison, summary)
-        OUT.print(Text.assemble("\nReport: ", (str(report.page.resolve()), "bold")))
+        OUT.print(Text.assemble("\nReport: ", (str(report.page.resolve()), "bold")), soft_wrap=True)
     if not comparison.complete:
-        ERRORS.print(f"Interrupted. To go on: {display.resume}", style="yellow")
+        ERRORS.print(f"Interrupted. To go on: {display.resume}", style="yellow", soft_wrap=True)
         raise typer.Exit(130)
 
 

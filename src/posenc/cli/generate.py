@@ -34,9 +34,9 @@ def generate(
 
     Examples:
 
-        posenc generate posenc-demo/runs/rope-0
+        posenc generate posenc-demo/runs/rope/seed-0
 
-        posenc generate posenc-demo/runs/alibi-1 --prompt "import " --temperature 0
+        posenc generate posenc-demo/runs/alibi/seed-1 --prompt "import " --temperature 0
     """
     import torch
 

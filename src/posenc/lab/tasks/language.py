@@ -365,10 +365,7 @@ def _refusal(model: Decoder, length: int, available: int | None) -> str | None:
     try:
         model.require_position(length - 1)
     except LengthError as error:
-        return (
-            f"a context of {length} needs position {length - 1}, and this encoding takes "
-            f"{error.expected}"
-        )
+        return f"it needs position {length - 1}, outside {error.expected}"
     needed = decoder_bytes(model, rows_a_call(length), length, training=False)
     if available is not None and needed > available:
         return (
