@@ -6,7 +6,13 @@ from collections.abc import Mapping
 
 from posenc.encoding import Encoding, Part
 from posenc.encodings import nope
-from posenc.encodings.embedding import learned, sinusoidal
+from posenc.encodings.embedding import (
+    hierarchical,
+    learned,
+    multiplicative,
+    radix,
+    sinusoidal,
+)
 from posenc.encodings.query_key import rope
 from posenc.encodings.score import alibi, fire, kerple, sandwich, shaw, t5
 from posenc.entry import CONTEXT, Entry
@@ -17,9 +23,12 @@ __all__ = ["ENCODINGS", "create", "create_layers"]
 ENCODINGS: dict[str, Entry] = {
     "alibi": alibi.ENTRY,
     "fire": fire.ENTRY,
+    "hierarchical": hierarchical.ENTRY,
     "kerple": kerple.ENTRY,
     "learned": learned.ENTRY,
+    "multiplicative": multiplicative.ENTRY,
     "nope": nope.ENTRY,
+    "radix": radix.ENTRY,
     "rope": rope.ENTRY,
     "sandwich": sandwich.ENTRY,
     "shaw": shaw.ENTRY,

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import Fusion, fuse, require_fusion
+from posenc.encodings.embedding.table import read_rows, require_inside
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, LengthError
+from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["Learned"]
@@ -83,35 +84,14 @@ class Learned(EmbeddingEncoding):
         *,
         tokens: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L C"]:
-        return fuse(x, self._rows(layout), self.fusion)
-
-    def _rows(self, layout: Layout) -> Float[Tensor, "b L C"]:
-        if layout.start is not None:
-            end = layout.start + layout.length
-            self._require_inside(layout.start, end - 1)
-            return self.table[layout.start : end].unsqueeze(0)
-        positions = layout.positions[..., 0]
-        if layout.valid is not None:
-            positions = positions.masked_fill(~layout.valid, 0.0)
-        if not torch.compiler.is_compiling() and not positions.is_meta:
-            self._require_inside(float(positions.min()), float(positions.max()))
-        last = self.max_length - 1
-        below = positions.floor().clamp(0, last)
-        share = (positions - below).unsqueeze(-1)
-        index = below.long()
-        return torch.lerp(
-            self.table[index].to(share), self.table[(index + 1).clamp(max=last)].to(share), share
+        require_inside(
+            layout,
+            self.max_length,
+            holder="the learned table",
+            remedy="Stretch the table first (posenc.extension: interpolate, hierarchical, "
+            "random_tail), or create it with a larger max_length.",
         )
-
-    def _require_inside(self, first: float, last: float) -> None:
-        if first < 0 or last > self.max_length - 1:
-            raise LengthError(
-                "positions",
-                expected=f"0 to {self.max_length - 1}, what the learned table holds",
-                got=f"{first:g} to {last:g}",
-                remedy="Stretch the table first (posenc.extension: interpolate, hierarchical, "
-                "random_tail), or create it with a larger max_length.",
-            )
+        return fuse(x, read_rows(self.table, layout), self.fusion)
 
 
 ENTRY = Entry(

@@ -1,0 +1,123 @@
+"""A trained table of n positions that covers n²."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.embedding.table import read_rows, require_inside
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+
+__all__ = ["Hierarchical", "hierarchical_rows"]
+
+PAPER_ALPHA = 0.4
+
+
+class Hierarchical(EmbeddingEncoding):
+    """Hierarchical positions: a table of n rows, decomposed so that it serves n² positions.
+
+    ``q_{(i-1)n + j} = α u_i + (1 - α) u_j``, ``u_i = (p_i - α p_1) / (1 - α)``,
+    i, j = 1 … n; the output is ``x + q``.
+
+    ``p`` ``[n, C]`` is the trained table, ``q`` ``[n², C]`` what positions 0 … n² - 1 (in tokens,
+    a fractional one interpolated) read. The first n rows of q are p itself, so a model trained
+    at n keeps its positions. Claims: absolute, one axis, trainable. Cost: L·C, and n²·C once a
+    call unless the layout is short; n·C parameters. Differs from the source in nothing.
+
+    Args:
+        dim: width C.
+        max_length: n, the length it is trained at.
+        alpha: α, weight of the coarse part; neither 0.5, which would make (i, j) and (j, i) one,
+            nor 1, in 0 < α < 1.
+        std: standard deviation of the initial values.
+
+    Raises:
+        ArgumentError: when an option is out of its domain.
+        LengthError: in ``forward``, for a token at n² or beyond.
+
+    Reference: Su 2020, "Hierarchical decomposition of position encodings: BERT can handle
+    ultra-long texts" (kexue.fm/archives/7947).
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("hierarchical", dim=4, max_length=8)
+    >>> encoding.embed(torch.zeros(1, 64, 4), posenc.Layout.sequence(64)).shape
+    torch.Size([1, 64, 4])
+    """
+
+    def __init__(
+        self, *, dim: int, max_length: int, alpha: float = PAPER_ALPHA, std: float = 0.02
+    ) -> None:
+        super().__init__()
+        for name, value in (("dim", dim), ("max_length", max_length)):
+            if value < 1:
+                raise ArgumentError(
+                    name, expected="1 or more", got=value, remedy="Use the model's."
+                )
+        if not 0 < alpha < 1 or alpha == 0.5:
+            raise ArgumentError(
+                "alpha", expected="0 < α < 1, not 0.5", got=alpha, remedy="0.4 is the source's."
+            )
+        if std < 0:
+            raise ArgumentError("std", expected="0 or more", got=std, remedy="0.02 is BERT's.")
+        self.alpha, self.std = alpha, std
+        self.table = nn.Parameter(torch.empty(max_length, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values, as for a learned table."""
+        nn.init.trunc_normal_(self.table, std=self.std, a=-2 * self.std, b=2 * self.std)
+
+    def extra_repr(self) -> str:
+        count, dim = self.table.shape
+        return f"max_length={count} (serves {count**2}), dim={dim}, alpha={self.alpha:g}"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        count = self.table.shape[0]
+        require_inside(
+            layout,
+            count**2,
+            holder=f"a hierarchical table of {count} rows",
+            remedy="Train it with a larger max_length.",
+        )
+        if layout.start is not None and layout.start + layout.length <= count:
+            return fuse(x, read_rows(self.table, layout), "add")
+        rows = hierarchical_rows(self.table, self.alpha)
+        return fuse(x, read_rows(rows, layout), "add")
+
+
+def hierarchical_rows(table: Float[Tensor, "N C"], alpha: float) -> Float[Tensor, "M C"]:
+    """All n² rows that a table of n decomposes into, ``[n², C]``."""
+    base = (table - alpha * table[:1]) / (1 - alpha)
+    return (alpha * base.unsqueeze(1) + (1 - alpha) * base.unsqueeze(0)).flatten(0, 1)
+
+
+ENTRY = Entry(
+    factory=Hierarchical,
+    summary="Decomposes a trained table of n positions so that it serves n².",
+    claims=Claims(
+        sites=("embedding",),
+        relative=False,
+        trainable=True,
+        extrapolates="To the square of its trained length; past that it raises.",
+        cost="L·C once; n²·C rows past n",
+        exceptions={"positions": "only 0 … max_length² - 1 exist"},
+    ),
+    citation=Citation(
+        authors="Su",
+        title="Hierarchical decomposition of position encodings: BERT can handle ultra-long texts",
+        year=2020,
+        url="https://kexue.fm/archives/7947",
+    ),
+    sharing="layers",
+)

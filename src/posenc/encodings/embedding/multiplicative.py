@@ -1,0 +1,114 @@
+"""Positions that scale token vectors."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.embedding.table import read_rows, require_inside
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+
+__all__ = ["Multiplicative"]
+
+
+class Multiplicative(EmbeddingEncoding):
+    """Multiplicative positions: each feature of a token is scaled by a gain of its position.
+
+    ``x ⊗ g[p]``, ``g = 1 + b · tanh(w / b)`` (or ``1 + w`` without a bound).
+
+    ``p`` = 0 … max_length - 1 in tokens, a fractional one interpolated; ``w`` ``[max_length, C]``
+    trained, zero at first, so that the encoding starts as the identity; gains stay in
+    (1 - b, 1 + b), so that no stack of layers can blow a token up. Claims: absolute, one axis,
+    trainable. Cost: L·C; max_length·C parameters. Differs from plain gains (the position vector
+    itself as factor) in the bound; ``bound=None`` is that.
+
+    Args:
+        dim: width C.
+        max_length: positions in the table.
+        bound: b, largest departure of a gain from 1; None for no bound.
+
+    Raises:
+        ArgumentError: when ``dim``, ``max_length`` or ``bound`` is out of its domain.
+        LengthError: in ``forward``, for a token outside the table.
+
+    Reference: Su 2021, "Transformer position encodings that rack researchers' brains"
+    (kexue.fm/archives/8130), section on multiplicative positions.
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("multiplicative", dim=4, max_length=8)
+    >>> encoding.embed(torch.ones(1, 2, 4), posenc.Layout.sequence(2))[0, 1].tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+
+    def __init__(self, *, dim: int, max_length: int, bound: float | None = 1.0) -> None:
+        super().__init__()
+        for name, value in (("dim", dim), ("max_length", max_length)):
+            if value < 1:
+                raise ArgumentError(
+                    name, expected="1 or more", got=value, remedy="Use the model's."
+                )
+        if bound is not None and not 0 < bound <= 1:
+            raise ArgumentError(
+                "bound",
+                expected="0 < bound ≤ 1, so that gains stay positive",
+                got=bound,
+                remedy="Use None for no bound.",
+            )
+        self.bound = bound
+        self.table = nn.Parameter(torch.empty(max_length, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start as the identity."""
+        nn.init.zeros_(self.table)
+
+    def extra_repr(self) -> str:
+        limit = math.inf if self.bound is None else self.bound
+        return f"max_length={self.table.shape[0]}, dim={self.table.shape[1]}, bound={limit:g}"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        require_inside(
+            layout,
+            self.table.shape[0],
+            holder="the table of gains",
+            remedy="Create it with a larger max_length.",
+        )
+        departure = read_rows(self.table, layout)
+        departure = departure.to(torch.promote_types(departure.dtype, torch.float32))
+        if self.bound is not None:
+            departure = self.bound * torch.tanh(departure / self.bound)
+        return fuse(x, 1 + departure, "multiply")
+
+
+ENTRY = Entry(
+    factory=Multiplicative,
+    summary="Scales each feature of a token by a bounded, trained gain of its position.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=False,
+        trainable=True,
+        extrapolates="Cannot: past the table it raises.",
+        cost="L·C once",
+        exceptions={"positions": "only 0 … max_length - 1 exist"},
+    ),
+    citation=Citation(
+        authors="Su",
+        title="Transformer position encodings that rack researchers' brains",
+        year=2021,
+        url="https://kexue.fm/archives/8130",
+    ),
+    sharing="layers",
+)

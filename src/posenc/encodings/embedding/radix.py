@@ -1,0 +1,171 @@
+"""Positions written as digits."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.embedding.table import real_positions, require_inside
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.layout import Layout
+
+__all__ = ["Join", "Radix"]
+
+Join = Literal["sum", "concatenate"]
+
+
+class Radix(EmbeddingEncoding):
+    """Radix positions: a position is written in base β, and each digit place has its own table.
+
+    ``x + Σ_t T_t[⌊p / β^t⌋ mod β]``, t = 0 … m - 1 (or the parts side by side).
+
+    ``p`` = 0 … β^m - 1 in tokens; ``T_t`` ``[β, C]`` (``[β, C/m]`` side by side). The lowest digit
+    of a fractional p is read by linear interpolation between its neighbours, in the next digit's
+    row where it carries over. Claims: absolute, one axis, trainable. Cost: m·L·C; m·β·C
+    parameters for β^m positions. This is the view under which stretching RoPE's base is a change
+    of radix.
+
+    Args:
+        dim: width C.
+        base: β, 2 or more.
+        digits: m; by default as many as ``max_length`` needs, or 4.
+        max_length: positions that must be covered.
+        join: ``"sum"`` or ``"concatenate"``.
+        std: standard deviation of the initial values.
+
+    Raises:
+        ArgumentError: when an option is out of its domain, digits cover fewer positions than
+            ``max_length``, or C is no multiple of the digits to be put side by side.
+        UnknownNameError: for another ``join``.
+        LengthError: in ``forward``, for a token at β^m or beyond.
+
+    Reference: Su 2023, "Transformer upgrade road 10: RoPE is a β-ary encoding"
+    (kexue.fm/archives/9675).
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("radix", dim=4, base=10, digits=3)
+    >>> encoding.embedding.digits_of(torch.tensor([507.0])).tolist()
+    [[7, 0, 5]]
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        base: int = 10,
+        digits: int | None = None,
+        max_length: int | None = None,
+        join: Join = "sum",
+        std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ArgumentError("dim", expected="1 or more", got=dim, remedy="Use the model's.")
+        if base < 2:
+            raise ArgumentError("base", expected="2 or more", got=base, remedy="Try 10.")
+        if digits is None:
+            digits = 4 if max_length is None else places(max_length, base)
+        if digits < 1 or (max_length is not None and base**digits < max_length):
+            raise ArgumentError(
+                "digits",
+                expected="1 or more, enough for max_length",
+                got=f"{digits} in base {base} for {max_length} positions",
+                remedy="Raise digits or base.",
+            )
+        if join not in ("sum", "concatenate"):
+            raise UnknownNameError.of("join", join, ("sum", "concatenate"))
+        if join == "concatenate" and dim % digits:
+            raise ArgumentError(
+                "dim",
+                expected=f"a multiple of the {digits} digits",
+                got=dim,
+                remedy="Use join='sum', or another number of digits.",
+            )
+        if std < 0:
+            raise ArgumentError("std", expected="0 or more", got=std, remedy="Try 0.02.")
+        self.base, self.std = base, std
+        self.join: Join = join
+        width = dim // digits if join == "concatenate" else dim
+        self.tables = nn.Parameter(torch.empty(digits, base, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values."""
+        nn.init.trunc_normal_(self.tables, std=self.std, a=-2 * self.std, b=2 * self.std)
+
+    @property
+    def digits(self) -> int:
+        """m, the number of digit places."""
+        return self.tables.shape[0]
+
+    def extra_repr(self) -> str:
+        return f"base={self.base}, digits={self.digits}, {self.join}"
+
+    def digits_of(self, positions: Float[Tensor, "*dims"]) -> Int[Tensor, "*dims m"]:
+        """Digits of the integer part of each position, the lowest place first."""
+        powers = self.base ** torch.arange(self.digits, device=positions.device)
+        return positions.floor().long().unsqueeze(-1) // powers % self.base
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        covered = self.base**self.digits
+        require_inside(
+            layout,
+            covered,
+            holder=f"{self.digits} digits in base {self.base}",
+            remedy="Create it with more digits, or a larger base (posenc.extension: radix_base).",
+        )
+        positions = real_positions(layout)
+        below = positions.floor().clamp(0, covered - 1)
+        share = (positions - below).unsqueeze(-1)
+        vectors = self._read(below)
+        if layout.start is None:
+            above = self._read((below + 1).clamp(max=covered - 1))
+            vectors = torch.lerp(vectors.to(share), above.to(share), share)
+        return fuse(x, vectors, "add")
+
+    def _read(self, positions: Float[Tensor, "b L"]) -> Float[Tensor, "b L C"]:
+        places = torch.arange(self.digits, device=positions.device)
+        parts = self.tables[places, self.digits_of(positions)]
+        return parts.sum(-2) if self.join == "sum" else parts.flatten(-2)
+
+
+def places(count: int, base: int) -> int:
+    """Digits needed to write 0 … count - 1 in ``base``, decided in integers."""
+    digits = max(1, round(math.log(max(count, 2), base)) - 1)
+    while base**digits < count:
+        digits += 1
+    return digits
+
+
+ENTRY = Entry(
+    factory=Radix,
+    summary="Writes the position in some base and adds a trained vector for each digit.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=False,
+        trainable=True,
+        extrapolates="To base^digits positions, most of whose digits have been seen.",
+        cost="digits·L·C once",
+        exceptions={"positions": "only 0 … base^digits - 1 exist"},
+    ),
+    citation=Citation(
+        authors="Su",
+        title="Transformer upgrade road 10: RoPE is a β-ary encoding",
+        year=2023,
+        url="https://kexue.fm/archives/9675",
+    ),
+    sharing="layers",
+)

@@ -1,0 +1,57 @@
+"""Hierarchical decomposition against the source's equation in loops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from posenc import Layout
+from posenc.encodings.embedding.hierarchical import Hierarchical
+from posenc.errors import ArgumentError, LengthError
+
+
+@pytest.mark.parametrize("alpha", [0.4, 0.2, 0.9])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_equals_loops(alpha: float, count: int) -> None:
+    encoding = Hierarchical(dim=3, max_length=count, alpha=alpha).requires_grad_(False)
+    table = encoding.table.double()
+    base = [(table[i] - alpha * table[0]) / (1 - alpha) for i in range(count)]
+    got = encoding(torch.zeros(1, count**2, 3), Layout.sequence(count**2))
+    for i in range(count):
+        for j in range(count):
+            expected = alpha * base[i] + (1 - alpha) * base[j]
+            torch.testing.assert_close(got[0, i * count + j].double(), expected)
+
+
+def test_trained_positions_keep_their_rows() -> None:
+    encoding = Hierarchical(dim=4, max_length=7)
+    x = torch.zeros(1, 49, 4)
+    torch.testing.assert_close(encoding(x, Layout.sequence(49))[0, :7], encoding.table)
+    torch.testing.assert_close(encoding(x[:, :7], Layout.sequence(7))[0], encoding.table)
+
+
+def test_a_number_by_hand() -> None:
+    # n = 2, α = 0.4, p = (0, 6): u = (0, 10), so q = (0, 6, 4, 10).
+    encoding = Hierarchical(dim=1, max_length=2).requires_grad_(False)
+    encoding.table.copy_(torch.tensor([[0.0], [6.0]]))
+    out = encoding(torch.zeros(1, 4, 1), Layout.sequence(4)).flatten()
+    assert out.tolist() == pytest.approx([0.0, 6.0, 4.0, 10.0])
+
+
+def test_all_positions_differ_unless_alpha_is_a_half() -> None:
+    out = Hierarchical(dim=4, max_length=6)(torch.zeros(1, 36, 4), Layout.sequence(36))[0]
+    assert len(out.detach().round(decimals=6).unique(dim=0)) == 36
+
+
+def test_ends_at_the_square() -> None:
+    with pytest.raises(LengthError, match="0 to 35"):
+        Hierarchical(dim=4, max_length=6)(torch.zeros(1, 37, 4), Layout.sequence(37))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dim": 0}, {"max_length": 0}, {"alpha": 0.5}, {"alpha": 1.0}, {"alpha": 0.0}, {"std": -1.0}],
+)
+def test_bad_options(options: dict[str, float]) -> None:
+    with pytest.raises(ArgumentError, match=next(iter(options))):
+        Hierarchical(**({"dim": 4, "max_length": 4} | options))  # type: ignore[arg-type]

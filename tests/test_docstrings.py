@@ -1,0 +1,25 @@
+"""The examples in docstrings run, and print what they say."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+import posenc
+
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(posenc.__path__, "posenc.")
+    if not module.name.startswith(("posenc.cli", "posenc.lab"))
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name: str) -> None:
+    torch.manual_seed(0)
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0

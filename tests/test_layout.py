@@ -1,0 +1,155 @@
+"""Layouts and grids: positions as data."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from posenc import Grid, Layout
+from posenc.errors import ArgumentError
+
+
+def test_sequence_is_regular() -> None:
+    layout = Layout.sequence(4, start=3)
+    assert layout.positions[0, :, 0].tolist() == layout.order[0].tolist() == [3, 4, 5, 6]
+    assert (layout.start, layout.length, layout.axes, layout.batch) == (3, 4, 1, 1)
+
+
+def test_packed_restarts_positions_but_not_order() -> None:
+    """torchtitan #2559, OLMo-core #591, nanoVLM #201: packed positions were never reset."""
+    layout = Layout.packed([2, 3])
+    assert layout.positions[0, :, 0].tolist() == [0, 1, 0, 1, 2]
+    assert layout.order[0].tolist() == [0, 1, 2, 3, 4]
+    assert layout.document is not None
+    assert layout.document[0].tolist() == [0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_rows_begin_at_zero(side: str) -> None:
+    """transformers #22161, unsloth #3795: positions under left padding."""
+    layout = Layout.padded([3, 1], side=side)
+    assert layout.valid is not None
+    for row, length in enumerate((3, 1)):
+        real = layout.positions[row, layout.valid[row], 0]
+        assert real.tolist() == list(range(length))
+
+
+def test_image_is_in_raster_order_after_its_special_tokens() -> None:
+    layout = Layout.image(2, 3, prefix=1)
+    assert layout.extent == (2, 3)
+    cells = [[0, 0], [0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    assert layout.positions[0].tolist() == cells
+    assert layout.special is not None
+    assert layout.special[0].tolist() == [True] + [False] * 6
+    masked = Layout.image(1, 2, prefix=1, valid=torch.tensor([[[True, False]]]))
+    assert masked.valid is not None
+    assert masked.valid.tolist() == [[True, True, False]]
+
+
+def test_at_takes_any_real_times() -> None:
+    """x-transformers #299: positions of one's own."""
+    assert Layout.at(torch.tensor([0.5, -3.0])).positions.shape == (1, 2, 1)
+    assert Layout.at(torch.zeros(3, 4)).batch == 3
+    assert Layout.at(torch.zeros(3, 4, 2)).axes == 2
+    assert Layout.at(torch.arange(3)).positions.dtype == torch.float32
+    times = torch.tensor([0.0, 1.5], requires_grad=True)
+    Layout.at(times).positions.sum().backward()
+    assert times.grad is not None
+
+
+def test_slices_of_regular_layouts_are_regular() -> None:
+    part = Layout.sequence(9, start=2).slice(4, 7)
+    assert part.start == 6
+    assert part.order[0].tolist() == [6, 7, 8]
+    documents = Layout.packed([2, 3]).slice(1, 4).document
+    assert documents is not None
+    assert documents.tolist() == [[0, 1, 1]]
+
+
+def test_following_goes_on_from_the_last_token() -> None:
+    assert Layout.sequence(3, start=2).following().start == 5
+    after = Layout.padded([3, 1], side="left").following()
+    assert after.positions[:, 0, 0].tolist() == [3, 1]
+    assert after.valid is None
+    packed = Layout.packed([2, 3]).following()
+    assert packed.positions.item() == 3
+    assert packed.document is not None
+    assert packed.document.item() == 1
+    beyond = Layout.image(2, 3).following()
+    assert beyond.positions[0, 0].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_positions_that_are_no_numbers(value: float) -> None:
+    with pytest.raises(ArgumentError, match="finite"):
+        Layout.at(torch.tensor([0.0, value]))
+    with pytest.raises(ArgumentError, match="finite"):
+        Layout(torch.tensor([[[value]]]), torch.zeros(1, 1).long())
+
+
+def test_narrow_positions_are_refused() -> None:
+    """transformers #25681, Megatron #744: bfloat16 positions collide from 257 on."""
+    with pytest.raises(ArgumentError, match="bfloat16 cannot tell"):
+        Layout.at(torch.arange(4).bfloat16())
+
+
+BAD = [
+    (lambda: Layout(torch.zeros(3), torch.zeros(1, 3).long()), "positions"),
+    (lambda: Layout(torch.zeros(1, 3, 1), torch.zeros(1, 4).long()), "order"),
+    (lambda: Layout(torch.zeros(1, 3, 1), torch.zeros(1, 3)), "order: expected torch.int64"),
+    (
+        lambda: Layout(torch.zeros(2, 3, 1), torch.zeros(3, 3).long()),
+        "equal batch sizes",
+    ),
+    (lambda: Layout.sequence(0), "length"),
+    (lambda: Layout.packed([]), "lengths"),
+    (lambda: Layout.padded([4], 3), "lengths"),
+    (lambda: Layout.padded([4], side="top"), "side"),
+    (lambda: Layout.image(2, 2, valid=torch.ones(1, 3, 2).bool()), "valid"),
+    (lambda: Layout.at(torch.zeros(1, 1, 1, 1)), "times"),
+    (lambda: Grid.of(Layout.sequence(2), window=0), "window"),
+    (lambda: Grid(Layout.sequence(2), Layout.image(1, 2)), "equally many axes"),
+    (lambda: Grid.of(Layout.at(torch.zeros(2))).line(), "regular layouts"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), BAD)
+def test_wrong_arguments(make, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ArgumentError, match=message):
+        make()
+
+
+def test_offsets_are_key_less_query() -> None:
+    grid = Grid(Layout.sequence(2, start=5), Layout.sequence(3))
+    assert grid.offset[0, :, :, 0].tolist() == [[-5, -4, -3], [-6, -5, -4]]
+    line = grid.line()
+    for i in range(2):
+        for j in range(3):
+            assert line[j - i + 1] == grid.offset[0, i, j, 0]
+
+
+VISIBLE = {
+    "causal": (Grid.of(Layout.sequence(3), causal=True), ["x..", "xx.", "xxx"]),
+    "window": (Grid.of(Layout.sequence(4), window=2), ["xx..", "xxx.", ".xxx", "..xx"]),
+    "both": (Grid.of(Layout.sequence(4), causal=True, window=2), ["x...", "xx..", ".xx.", "..xx"]),
+    "packed": (Grid.of(Layout.packed([1, 2]), causal=True), ["x..", ".x.", ".xx"]),
+    "padded": (Grid.of(Layout.padded([1, 2])), ["x.", ".."]),
+    "chunk": (Grid(Layout.sequence(2, 1), Layout.sequence(3), causal=True), ["xx.", "xxx"]),
+}
+
+
+@pytest.mark.parametrize(("grid", "picture"), VISIBLE.values(), ids=VISIBLE)
+def test_visible(grid: Grid, picture: list[str]) -> None:
+    seen = grid.visible[0, 0].tolist()
+    assert ["".join("x" if cell else "." for cell in row) for row in seen] == picture
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("start", [0, 2, 9])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 3, 20])
+def test_dense_says_what_visible_shows(
+    queries: int, start: int, causal: bool, window: int | None
+) -> None:
+    grid = Grid(Layout.sequence(queries, start), Layout.sequence(4), causal, window)
+    assert grid.dense == bool(grid.visible.all())
