@@ -4,7 +4,8 @@ from posenc.testing import Subject, certify
 certify(Subject.of_entry("my method", my_entry))
 """
 
+from posenc.testing.identities import IDENTITIES
 from posenc.testing.laws import LAWS, certify
 from posenc.testing.subject import LawBroken, Subject
 
-__all__ = ["LAWS", "LawBroken", "Subject", "certify"]
+__all__ = ["IDENTITIES", "LAWS", "LawBroken", "Subject", "certify"]
