@@ -55,7 +55,7 @@ bench: $(VENV)/.installed-test ## time attention with encodings against attentio
 	$(BIN)/python benchmarks/import_time.py
 
 gpu-test: $(VENV)/.installed-test ## the tests that need a CUDA device
-	$(BIN)/python -m pytest -q -m gpu
+	$(BIN)/python -m pytest -q -m gpu -rs
 
 gpu-bench: $(VENV)/.installed-test ## the benchmarks on a CUDA device
 	$(BIN)/python benchmarks/attention_bias.py --device cuda

@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "encoding": {"errors", "layout"},
     "entry": {"errors", "encoding"},
     "storage": {"errors"},
+    "transforms": {"errors", "layout"},
     "encodings": FOUNDATION,
     "attention": FOUNDATION - {"entry"},
     "registry": FOUNDATION | {"encodings"},
