@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.attention.backends.base import Backend, Problem
 from posenc.attention.backends.reference import Reference
 from posenc.attention.backends.sdpa import Sdpa
-from posenc.attention.lowering import lower
+from posenc.attention.lowering import lower, repeat_heads
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding
 from posenc.errors import BackendRefusal, UnknownNameError
@@ -130,6 +130,7 @@ def _pose(
         scale = encoding.default_scale(q.shape[-1])
     if encoding.query_key is not None:
         q, k = encoding.query_key(q, k, grid)
+        v = repeat_heads(v, k.shape[1])  # keys may have come back with one head a query head
     lowered = lower(encoding, q, k, grid, scale=scale)
     return Problem(q, k, v, grid, encoding, scale, dropout, lowered)
 

@@ -6,17 +6,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.encoding import QueryKeyTransform
 from posenc.encodings.frequencies import geometric_frequencies
-from posenc.encodings.query_key.rotation import Pairing, require_pairing, rotate
+from posenc.encodings.query_key.rotation import (
+    Pairing,
+    Rotary,
+    require_base,
+    still_where_special,
+)
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
-from posenc.layout import Grid, Layout
+from posenc.layout import Layout
 
 __all__ = ["Rope"]
 
 
-class Rope(QueryKeyTransform):
+class Rope(Rotary):
     """RoPE: turns each pair of query and key features by an angle proportional to position.
 
     ``q'_i = R(p_i) q_i``, ``k'_j = R(p_j) k_j``, where R(p) turns pair t by ``p · θ_t``,
@@ -59,7 +63,7 @@ class Rope(QueryKeyTransform):
         fraction: float = 1.0,
         learned: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(head_dim=head_dim, pairing=pairing)
         if not 0 < fraction <= 1:
             raise ArgumentError(
                 "fraction", expected="0 < fraction ≤ 1", got=fraction, remedy="1 turns all."
@@ -72,12 +76,7 @@ class Rope(QueryKeyTransform):
                 got=f"{turned:g}",
                 remedy="Change head_dim or fraction: features turn in pairs.",
             )
-        if not base > 1:
-            raise ArgumentError(
-                "base", expected="more than 1", got=base, remedy="10000 is the paper's."
-            )
-        self.head_dim, self.base, self.turned = head_dim, base, int(turned)
-        self.pairing: Pairing = require_pairing(pairing)
+        self.base, self.turned = require_base(base), int(turned)
         self.log_frequencies = nn.Parameter(torch.empty(self.turned // 2)) if learned else None
         self.reset_parameters()
 
@@ -94,30 +93,12 @@ class Rope(QueryKeyTransform):
         return geometric_frequencies(self.turned // 2, self.turned, self.base, like=like)
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
-        """Angle of every token and pair in radians, in the positions' float32 or float64."""
         positions = layout.positions[..., 0]
         if self.log_frequencies is None:
             theta = self._theta(like=positions)
         else:
             theta = self.log_frequencies.to(positions.dtype).exp()
-        angles = positions.unsqueeze(-1) * theta
-        if layout.special is not None:
-            angles = angles.masked_fill(layout.special.unsqueeze(-1), 0.0)
-        return angles
-
-    def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
-        if q.shape[-1] != self.head_dim:
-            raise ArgumentError(
-                "q",
-                expected=f"head width {self.head_dim}, the encoding's head_dim",
-                got=q.shape[-1],
-                remedy="Create the encoding with the attention's head_dim.",
-            )
-        query_angles = self.angles(grid.query)
-        key_angles = query_angles if grid.key is grid.query else self.angles(grid.key)
-        return rotate(q, query_angles, self.pairing), rotate(k, key_angles, self.pairing)
+        return still_where_special(positions.unsqueeze(-1) * theta, layout)
 
 
 ENTRY = Entry(

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.errors import UnknownNameError
+from posenc.encoding import QueryKeyTransform
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.layout import Grid, Layout
 
-__all__ = ["Pairing", "require_pairing", "rotate"]
+__all__ = [
+    "Pairing",
+    "Rotary",
+    "one_a_head",
+    "require_base",
+    "require_pairing",
+    "require_width",
+    "rotate",
+    "still_where_special",
+]
 
 Pairing = Literal["half", "adjacent"]
 
@@ -23,16 +35,18 @@ def require_pairing(pairing: Pairing) -> Pairing:
 
 
 def rotate(
-    x: Float[Tensor, "B H L D"], angles: Float[Tensor, "b L T"], pairing: Pairing
+    x: Float[Tensor, "B H L D"], angles: Float[Tensor, "b h L T"], pairing: Pairing
 ) -> Float[Tensor, "B H L D"]:
     """The first 2T features of each head rotated by ``angles`` in radians, the rest untouched.
 
-    Pair t is features (t, t + T) with pairing ``"half"`` and (2t, 2t + 1) with ``"adjacent"``;
+    Angles are ``[B|1, H|1, L, T]``, or ``[B|1, L, T]`` for all heads alike. Pair t is features
+    (t, t + T) with pairing ``"half"`` and (2t, 2t + 1) with ``"adjacent"``;
     ``(a, b) → (a cos φ - b sin φ, a sin φ + b cos φ)``. Computed in the angles' precision and
     returned in ``x``'s dtype.
     """
     turned = 2 * angles.shape[-1]
-    cosine, sine = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+    angles = angles.unsqueeze(1) if angles.dim() == 3 else angles
+    cosine, sine = angles.cos(), angles.sin()
     first, second = (
         x[..., :turned].chunk(2, dim=-1)
         if pairing == "half"
@@ -45,3 +59,86 @@ def rotate(
         joined = torch.stack(rotated, dim=-1).flatten(-2)
     joined = joined.to(x.dtype)
     return joined if turned == x.shape[-1] else torch.cat([joined, x[..., turned:]], dim=-1)
+
+
+def require_base(base: float) -> float:
+    """``base`` if frequencies fall with it; ArgumentError otherwise."""
+    if not base > 1:
+        raise ArgumentError(
+            "base", expected="more than 1", got=base, remedy="10000 is RoPE's, for text."
+        )
+    return base
+
+
+def require_width(x: Tensor, head_dim: int) -> None:
+    """ArgumentError unless ``x`` has heads of width ``head_dim``."""
+    if x.shape[-1] != head_dim:
+        raise ArgumentError(
+            "q",
+            expected=f"head width {head_dim}, the encoding's head_dim",
+            got=x.shape[-1],
+            remedy="Create the encoding with the attention's head_dim.",
+        )
+
+
+def one_a_head(k: Float[Tensor, "B G K D"], heads: int) -> Float[Tensor, "B H K D"]:
+    """Keys repeated to one a query head, for methods in which each head turns its own way.
+
+    Raises:
+        ArgumentError: when k's heads do not divide ``heads``.
+    """
+    if heads % k.shape[1]:
+        raise ArgumentError(
+            "k",
+            expected=f"a number of heads that divides the encoding's {heads}",
+            got=k.shape[1],
+            remedy="Create the encoding with the attention's query heads.",
+        )
+    return k if k.shape[1] == heads else k.repeat_interleave(heads // k.shape[1], dim=1)
+
+
+class Rotary(QueryKeyTransform, ABC):
+    """``q'_i = R(p_i) q_i``, ``k'_j = R(p_j) k_j``: pair t turned by an angle of the position.
+
+    A subclass writes ``angles``. Heads may share them or have their own; keys then come back with
+    one head a query head.
+
+    Args:
+        head_dim: width D of a head.
+        pairing: ``"half"`` or ``"adjacent"``, see ``rotate``.
+
+    Raises:
+        UnknownNameError: for another ``pairing``.
+    """
+
+    def __init__(self, *, head_dim: int, pairing: Pairing) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.pairing: Pairing = require_pairing(pairing)
+
+    @abstractmethod
+    def angles(self, layout: Layout) -> Float[Tensor, "b *h L T"]:
+        """Angle of every token and pair in radians, in the positions' float32 or float64.
+
+        ``[B|1, L, T]``, or ``[B|1, H, L, T]`` where each head has its own; 0 for special tokens.
+        """
+
+    def forward(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+        require_width(q, self.head_dim)
+        query_angles = self.angles(grid.query)
+        key_angles = query_angles if grid.key is grid.query else self.angles(grid.key)
+        if key_angles.dim() == 4:
+            k = one_a_head(k, key_angles.shape[1])
+        return rotate(q, query_angles, self.pairing), rotate(k, key_angles, self.pairing)
+
+
+def still_where_special(
+    angles: Float[Tensor, "b *h L T"], layout: Layout
+) -> Float[Tensor, "b *h L T"]:
+    """``angles`` with 0 for the layout's special tokens, which stand nowhere."""
+    if layout.special is None:
+        return angles
+    special = layout.special.unsqueeze(-1)
+    return angles.masked_fill(special.unsqueeze(1) if angles.dim() == 4 else special, 0.0)
