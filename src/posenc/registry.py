@@ -14,7 +14,7 @@ from posenc.encodings.embedding import (
     sinusoidal,
 )
 from posenc.encodings.query_key import rope
-from posenc.encodings.score import alibi, fire, kerple, sandwich, shaw, t5
+from posenc.encodings.score import alibi, contextual, cope, fire, kerple, sandwich, shaw, t5
 from posenc.entry import CONTEXT, Entry
 from posenc.errors import ArgumentError, UnknownNameError
 
@@ -22,6 +22,8 @@ __all__ = ["ENCODINGS", "create", "create_layers"]
 
 ENCODINGS: dict[str, Entry] = {
     "alibi": alibi.ENTRY,
+    "contextual": contextual.ENTRY,
+    "cope": cope.ENTRY,
     "fire": fire.ENTRY,
     "hierarchical": hierarchical.ENTRY,
     "kerple": kerple.ENTRY,

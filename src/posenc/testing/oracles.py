@@ -23,6 +23,9 @@ Rule = Callable[[int, int, float, float], float]
 VectorRule = Callable[[int, float, float], Tensor]
 """(head, query position, key position) to a vector as wide as a value."""
 
+LogitRule = Callable[[Tensor, Tensor, int, float, float], Tensor]
+"""(query, key, head, query position, key position) to a number."""
+
 
 def attention_by_loops(
     q: Float[Tensor, "B H Q D"],
@@ -32,6 +35,7 @@ def attention_by_loops(
     *,
     scale: float | None = None,
     bias: Rule | None = None,
+    logit: LogitRule | None = None,
     key_vector: VectorRule | None = None,
     value_vector: VectorRule | None = None,
 ) -> Float[Tensor, "B H Q E"]:
@@ -41,6 +45,7 @@ def attention_by_loops(
         q, k, v, grid: as ``attend`` takes them, queries and keys already transformed.
         scale: factor of the products; D^-1/2 by default.
         bias: added to each logit.
+        logit: the whole logit, in place of the scaled product.
         key_vector: added to each key, as the query sees it.
         value_vector: added to each value, as the query sees it.
     """
@@ -63,8 +68,11 @@ def attention_by_loops(
                         key = key + key_vector(h, at, to).double()
                     if value_vector is not None:
                         value = value + value_vector(h, at, to).double()
-                    logit = scale * (q[b, h, i] @ key)
-                    logits.append(logit + (0.0 if bias is None else bias(h, b, at, to)))
+                    if logit is None:
+                        score = scale * (q[b, h, i] @ key)
+                    else:
+                        score = logit(q[b, h, i], key, h, at, to).double()
+                    logits.append(score + (0.0 if bias is None else bias(h, b, at, to)))
                     values.append(value)
                 if logits:
                     weights = torch.stack(logits).softmax(0)

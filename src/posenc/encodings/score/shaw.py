@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
 from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm, ValueTerm
+from posenc.encodings.score.clipped import ClippedTable
 from posenc.encodings.score.gathering import gather_rows, sum_by_bucket
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.layout import Grid
 
 __all__ = ["ShawKeys", "ShawValues", "shaw"]
@@ -45,34 +44,12 @@ def shaw(*, head_dim: int, max_distance: int = 16) -> Encoding:
     )
 
 
-class _Table(nn.Module):
-    """A vector for each clipped offset, ``[2k + 1, D]``."""
-
-    def __init__(self, *, head_dim: int, max_distance: int) -> None:
-        super().__init__()
-        if head_dim < 1:
-            raise ArgumentError(
-                "head_dim", expected="1 or more", got=head_dim, remedy="Use the attention's."
-            )
-        if max_distance < 0:
-            raise ArgumentError(
-                "max_distance", expected="0 or more", got=max_distance, remedy="The paper has 16."
-            )
-        self.max_distance = max_distance
-        self.rows = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim))
-        nn.init.xavier_uniform_(self.rows)
-
-    def bucket(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
-        clipped = offset[..., 0].round().clamp(-self.max_distance, self.max_distance)
-        return clipped.long() + self.max_distance
-
-
 class ShawKeys(ScoreTerm):
     """The key half of ``shaw``: ``s_ij += scale · q_i · a^K[n]``."""
 
     def __init__(self, *, head_dim: int, max_distance: int = 16) -> None:
         super().__init__()
-        self.table = _Table(head_dim=head_dim, max_distance=max_distance)
+        self.table = ClippedTable(head_dim=head_dim, max_distance=max_distance)
 
     def forward(
         self,
@@ -101,7 +78,7 @@ class ShawValues(ValueTerm):
 
     def __init__(self, *, head_dim: int, max_distance: int = 16) -> None:
         super().__init__()
-        self.table = _Table(head_dim=head_dim, max_distance=max_distance)
+        self.table = ClippedTable(head_dim=head_dim, max_distance=max_distance)
 
     def forward(self, weights: Float[Tensor, "B H Q K"], grid: Grid) -> Float[Tensor, "B H Q D"]:
         return sum_by_bucket(weights, self.table.rows[None], self.table.bucket(grid.offset))

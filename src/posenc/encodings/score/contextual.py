@@ -1,0 +1,112 @@
+"""Relative vectors on queries, keys and values."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm
+from posenc.encodings.score.clipped import ClippedTable
+from posenc.encodings.score.gathering import gather_rows
+from posenc.encodings.score.shaw import ShawValues
+from posenc.entry import Citation, Claims, Entry
+from posenc.layout import Grid
+
+__all__ = ["ContextualScores", "contextual"]
+
+
+def contextual(*, head_dim: int, max_distance: int = 16) -> Encoding:
+    """A trained vector for each clipped offset, added to queries, to keys and to values.
+
+    ``s_ij = scale · (q_i + p^Q[n]) · (k_j + p^K[n])``, ``o_i = Σ_j p_ij (v_j + p^V[n])``,
+    ``n = clip(Δ, -k, k) + k``.
+
+    Δ = j - i in tokens (a fractional one is rounded); ``k = max_distance``; the tables are
+    ``[2k + 1, D]``, shared by the heads, each layer with its own. Multiplied out the logit has
+    four terms: content with content, content with position, position with content, and
+    ``p^Q[n] · p^K[n]``, a bias of the offset alone, which some later forms leave out. With
+    ``p^Q = 0`` this is Shaw's method. Claims: relative, one axis, trainable.
+    Cost: Q·K·H beside (Q + K)·N·D·H; 3·(2k + 1)·D parameters. Differs from the paper, which
+    writes it as the general form of relative methods, in fixing its choices as Shaw does:
+    clipped offsets, and tables that start Xavier-uniform.
+
+    Args:
+        head_dim: width D of a head.
+        max_distance: k, the offset beyond which all are alike.
+
+    Raises:
+        ArgumentError: when ``head_dim`` is below 1 or ``max_distance`` negative.
+
+    Reference: Wu et al. 2021, "Rethinking and Improving Relative Position Encoding for Vision
+    Transformer"; Shaw et al. 2018.
+
+    >>> import posenc
+    >>> [type(part).__name__ for part in posenc.create("contextual", head_dim=64).parts()]
+    ['ContextualScores', 'ShawValues']
+    """
+    return Encoding(
+        score=ContextualScores(head_dim=head_dim, max_distance=max_distance),
+        value=ShawValues(head_dim=head_dim, max_distance=max_distance),
+    )
+
+
+class ContextualScores(ScoreTerm):
+    """The score half of ``contextual``: all of the logit but ``scale · q_i · k_j``."""
+
+    def __init__(self, *, head_dim: int, max_distance: int = 16) -> None:
+        super().__init__()
+        self.query = ClippedTable(head_dim=head_dim, max_distance=max_distance)
+        self.key = ClippedTable(head_dim=head_dim, max_distance=max_distance)
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "B H Q K"]:
+        bucket = self.key.bucket(grid.offset)
+        position_to_position = (self.query.rows * self.key.rows).sum(-1)[bucket].unsqueeze(1)
+        content_to_position = gather_rows(q, self.key.rows[None], bucket)
+        position_to_content = gather_rows(k, self.query.rows[None], bucket.mT).mT
+        return scale * (position_to_position + content_to_position + position_to_content)
+
+    def lower(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> tuple[Lowered, ...] | None:
+        table = scale * (self.query.rows * self.key.rows).sum(-1)
+        return (
+            Gathered(
+                self.key.bucket,
+                table=table.expand(q.shape[1], -1),
+                left=Product(q * scale, self.key.rows[None]),
+                right=Product(k * scale, self.query.rows[None]),
+                reach=self.key.max_distance,
+            ),
+        )
+
+
+ENTRY = Entry(
+    factory=contextual,
+    summary="Adds a trained vector for each clipped offset to queries, keys and values.",
+    claims=Claims(
+        sites=("score", "value"),
+        relative=True,
+        trainable=True,
+        extrapolates="Degrades slowly: offsets beyond the clip distance are alike.",
+        cost="Q·K·H beside (Q + K)·(2k + 1)·D·H",
+    ),
+    citation=Citation(
+        authors="Wu et al.",
+        title="Rethinking and Improving Relative Position Encoding for Vision Transformer",
+        year=2021,
+        url="https://arxiv.org/abs/2107.14222",
+    ),
+    sharing="none",
+)

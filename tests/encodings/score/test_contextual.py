@@ -1,0 +1,143 @@
+"""The contextual method against loops, and against its four terms."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from grids import GRIDS, inputs
+from torch import Tensor
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend
+from posenc.attention import LayerCache
+from posenc.encodings.score.contextual import ContextualScores, contextual
+from posenc.encodings.score.shaw import ShawKeys
+from posenc.errors import ArgumentError
+from posenc.testing.oracles import attention_by_loops
+
+
+def make(max_distance: int = 2) -> tuple[Encoding, Tensor, Tensor, Tensor]:
+    torch.manual_seed(4)
+    encoding = contextual(head_dim=8, max_distance=max_distance).double()
+    assert isinstance(encoding.score, ContextualScores)
+    assert encoding.value is not None
+    return (
+        encoding,
+        encoding.score.query.rows,
+        encoding.score.key.rows,
+        encoding.value.get_parameter("table.rows"),
+    )
+
+
+@pytest.mark.parametrize("max_distance", [0, 2, 100])
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_equals_loops(grid: Grid, max_distance: int) -> None:
+    q, k, v = inputs(grid)
+    encoding, queries, keys, values = make(max_distance)
+    encoding.requires_grad_(False)
+
+    def index(at: float, to: float) -> int:
+        return max(-max_distance, min(max_distance, round(to - at))) + max_distance
+
+    def logit(query: Tensor, key: Tensor, h: int, at: float, to: float) -> Tensor:
+        n = index(at, to)
+        return (query + queries[n]) @ (key + keys[n]) / math.sqrt(8)
+
+    expected = attention_by_loops(
+        q, k, v, grid, logit=logit, value_vector=lambda h, at, to: values[index(at, to)]
+    )
+    torch.testing.assert_close(attend(q, k, v, grid, encoding), expected)
+
+
+def test_gradients_equal_those_of_vectors_for_every_pair() -> None:
+    """The same with whole tensors p_ij ``[Q, K, D]``, differentiated by autograd."""
+    grid = GRIDS["more keys"]
+    q, k, v = (x.requires_grad_() for x in inputs(grid))
+    encoding, queries, keys, values = make()
+    index = grid.offset[0, ..., 0].clamp(-2, 2).long() + 2
+    every_k, every_v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
+    moved_q = q.unsqueeze(3) + queries[index]
+    moved_k = every_k.unsqueeze(2) + keys[index]
+    logits = (moved_q * moved_k).sum(-1) / math.sqrt(8)
+    weights = logits.masked_fill(~grid.visible, -torch.inf).softmax(-1)
+    expected = (weights.unsqueeze(-1) * (every_v.unsqueeze(2) + values[index])).sum(3)
+    got = attend(q, k, v, grid, encoding)
+    torch.testing.assert_close(got, expected)
+    leaves = [q, k, v, queries, keys, values]
+    weight = torch.linspace(-1, 1, got.numel(), dtype=torch.float64).view(got.shape)
+    for ours, theirs in zip(
+        torch.autograd.grad((got * weight).sum(), leaves),
+        torch.autograd.grad((expected * weight).sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_number_by_hand() -> None:
+    # Width 1, scale 1, q = 2, k = 3; p^Q = 5 and p^K = 7 at offset 0: (2 + 5)(3 + 7) - 6 = 64.
+    encoding = contextual(head_dim=1, max_distance=1)
+    assert isinstance(encoding.score, ContextualScores)
+    with torch.no_grad():
+        encoding.score.query.rows.copy_(torch.tensor([[0.0], [5.0], [0.0]]))
+        encoding.score.key.rows.copy_(torch.tensor([[0.0], [7.0], [0.0]]))
+    q, k = torch.full((1, 1, 2, 1), 2.0), torch.full((1, 1, 2, 1), 3.0)
+    scores = encoding.score(q, k, Grid.of(Layout.sequence(2)), scale=1.0)
+    assert scores[0, 0].tolist() == [[64.0, 0.0], [0.0, 64.0]]
+
+
+def test_position_with_position_is_counted() -> None:
+    """METHODS: the p^Q·p^K term, which later forms leave out, is in."""
+    encoding, queries, keys, _ = make()
+    zero = torch.zeros(1, 1, 7, 8, dtype=torch.float64)
+    grid = GRIDS["both ways"]
+    assert encoding.score is not None
+    scores = encoding.score(zero, zero, grid, scale=0.5)[0, 0]
+    for i in range(7):
+        for j in range(7):
+            n = max(-2, min(2, j - i)) + 2
+            assert scores[i, j].item() == pytest.approx((0.5 * queries[n] @ keys[n]).item())
+
+
+def test_without_query_vectors_it_is_shaw() -> None:
+    encoding, queries, keys, _ = make()
+    shaw = ShawKeys(head_dim=8, max_distance=2).double()
+    with torch.no_grad():
+        queries.zero_()
+        shaw.table.rows.copy_(keys)
+    grid = GRIDS["causal"]
+    q, k, v = inputs(grid)
+    expected = attend(q, k, v, grid, Encoding(score=shaw, value=encoding.value))
+    torch.testing.assert_close(attend(q, k, v, grid, encoding), expected)
+
+
+def test_each_cached_token_of_a_chunk_has_its_own_row() -> None:
+    """transformers #19045: cached multi-token chunks all got the last query's positions."""
+    encoding, *_ = make()
+    layer = posenc.Attention(dim=16, heads=2, encoding=encoding, causal=True).double().eval()
+    x = torch.randn(1, 9, 16, dtype=torch.float64)
+    cache = LayerCache()
+    first = layer(x[:, :4], Layout.sequence(4), cache=cache)
+    second = layer(x[:, 4:], Layout.sequence(5, start=4), cache=cache)
+    whole = layer(x, Layout.sequence(9))
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
+
+
+def test_offsets_beyond_every_row_are_clipped() -> None:
+    """transformers #17026: an index error beyond the maximum."""
+    encoding, *_ = make()
+    grid = Grid(Layout.sequence(1, start=10**6), Layout.sequence(1))
+    q, k, v = inputs(grid)
+    assert attend(q, k, v, grid, encoding).isfinite().all()
+
+
+def test_each_layer_has_its_own_tables() -> None:
+    first, second = posenc.create_layers("contextual", layers=2, head_dim=8)
+    assert first.score is not second.score
+
+
+@pytest.mark.parametrize("options", [{"head_dim": 0}, {"max_distance": -1}])
+def test_bad_options(options: dict[str, int]) -> None:
+    with pytest.raises(ArgumentError, match=next(iter(options))):
+        contextual(**({"head_dim": 8} | options))
