@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from posenc.encoding import Encoding, Part
 from posenc.encodings import nope
 from posenc.encodings.embedding import (
+    conv,
     hierarchical,
     learned,
     multiplicative,
@@ -23,6 +24,7 @@ __all__ = ["ENCODINGS", "create", "create_layers"]
 ENCODINGS: dict[str, Entry] = {
     "alibi": alibi.ENTRY,
     "contextual": contextual.ENTRY,
+    "conv": conv.ENTRY,
     "cope": cope.ENTRY,
     "fire": fire.ENTRY,
     "hierarchical": hierarchical.ENTRY,

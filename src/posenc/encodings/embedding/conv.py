@@ -1,0 +1,262 @@
+"""Position from a convolution over neighbouring tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import EmbeddingEncoding
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.layout import Layout
+
+__all__ = ["Conv", "Padding"]
+
+Padding = Literal["zeros", "circular"]
+
+
+class Conv(EmbeddingEncoding):
+    """Conditional positions: a depthwise convolution over neighbouring tokens, with a residual.
+
+    ``x_i + b + Σ_δ w_δ ⊙ x_{i+δ}``, δ in ``-(k-1)/2 … (k-1)/2`` on each axis, or in
+    ``-(k-1) … 0`` where causal; a token outside the document, or that is padding, counts as 0.
+
+    Which tokens are neighbours is their order, not their position: δ tokens away in the row, of
+    the same document. On two axes they are the cells of a whole image (``Layout.image``); special
+    tokens pass unchanged. ``w`` ``[C, 1, k]`` or ``[C, 1, k, k]`` and ``b`` ``[C]`` are laid out as
+    torch's convolutions hold them. Claims: relative, one or two axes, trainable. The zeros beyond
+    the border are all that tells where a token is; with ``padding="circular"``, where the row (or
+    each document in it, or the image) is a ring, the output is shift-equivariant and says nothing.
+    Cost: L·C·k (k² on two axes), once. Differs from the paper in standing before the first block
+    rather than after it.
+
+    Args:
+        dim: width C.
+        kernel: k, cells along each axis; odd unless causal.
+        axes: 1, a sequence, or 2, an image.
+        causal: tokens read those before them only; one axis. The cache keeps ``kernel - 1``.
+        padding: ``"zeros"`` or ``"circular"``, see above; the latter cannot be causal.
+
+    Raises:
+        ArgumentError: when an option is out of its domain; in ``forward``, for a layout with
+            another number of axes or that is not a whole image where one is needed.
+        UnknownNameError: for another ``padding``.
+
+    Reference: Chu et al. 2023, "Conditional Positional Encodings for Vision Transformers".
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("conv", dim=1, causal=False)
+    >>> with torch.no_grad(): _ = encoding.embedding.weight.fill_(1.0)
+    >>> encoding.embed(torch.ones(1, 4, 1), posenc.Layout.sequence(4)).flatten().tolist()
+    [3.0, 4.0, 4.0, 3.0]
+    """
+
+    axes = (1, 2)
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        kernel: int = 3,
+        axes: int = 1,
+        causal: bool = False,
+        padding: Padding = "zeros",
+    ) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ArgumentError("dim", expected="1 or more", got=dim, remedy="Use the model's.")
+        if axes not in (1, 2):
+            raise ArgumentError(
+                "axes", expected="1 or 2", got=axes, remedy="1 for text, 2 for images."
+            )
+        if kernel < 1 or (not causal and kernel % 2 == 0):
+            raise ArgumentError(
+                "kernel",
+                expected="1 or more" if causal else "an odd number from 1",
+                got=kernel,
+                remedy="3 is the paper's.",
+            )
+        if padding not in ("zeros", "circular"):
+            raise UnknownNameError.of("padding", padding, ("zeros", "circular"))
+        if causal and axes == 2:
+            raise ArgumentError(
+                "causal",
+                expected="False on two axes",
+                got=causal,
+                remedy="Use axes=1 for a decoder over the cells in raster order.",
+            )
+        if causal and padding == "circular":
+            raise ArgumentError(
+                "padding",
+                expected="'zeros' where causal",
+                got=padding,
+                remedy="A ring reads the end from the beginning; use zeros.",
+            )
+        self.kernel, self.causal = kernel, causal
+        self.padding: Padding = padding
+        self.lookback = kernel - 1 if causal else 0
+        self.weight = nn.Parameter(torch.empty(dim, 1, *[kernel] * axes))
+        self.bias = nn.Parameter(torch.empty(dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values: normal of variance 2 a cell of the kernel, no bias."""
+        nn.init.normal_(self.weight, std=math.sqrt(2 / self.weight[0].numel()))
+        nn.init.zeros_(self.bias)
+
+    def extra_repr(self) -> str:
+        axes = self.weight.dim() - 2
+        side = "causal" if self.causal else self.padding
+        return f"dim={self.weight.shape[0]}, kernel={self.kernel}, axes={axes}, {side}"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        axes = self.weight.dim() - 2
+        if x.shape[-1] != self.weight.shape[0]:
+            raise ArgumentError(
+                "x",
+                expected=f"width {self.weight.shape[0]}, the encoding's dim",
+                got=x.shape[-1],
+                remedy="Create the encoding with the model's width.",
+            )
+        extent = layout.extent
+        if layout.axes != axes or (axes == 2 and extent is None):
+            raise ArgumentError(
+                "layout",
+                expected="a sequence" if axes == 1 else "a whole image (Layout.image)",
+                got=f"{layout.axes} axes, extent {extent}",
+                remedy=f"Create it with axes={layout.axes}, or give it whole images.",
+            )
+        wide = torch.promote_types(x.dtype, self.weight.dtype)
+        # What padding holds may be anything, NaN included, so it is replaced and not multiplied.
+        hidden = _hidden(layout)
+        real = x.to(wide) if hidden is None else x.to(wide).masked_fill(hidden.unsqueeze(-1), 0)
+        if extent is not None:
+            mixed = self._image(real, extent)
+        elif layout.start is not None and hidden is None and layout.document is None:
+            mixed = self._regular(real)
+        else:
+            mixed = self.shifted(real, layout)
+        if layout.special is not None:
+            mixed = mixed.masked_fill(layout.special.unsqueeze(-1), 0)
+        return (x + mixed).to(x.dtype)
+
+    def shifted(self, x: Float[Tensor, "B L C"], layout: Layout) -> Float[Tensor, "B L C"]:
+        """The convolution alone, ``b + Σ_δ w_δ ⊙ x_{i+δ}``, over a sequence of any layout.
+
+        ``x`` is zero at padding and at tokens that stand nowhere.
+        """
+        weight = self.weight.to(x.dtype)[:, 0]
+        mixed = self.bias.to(x.dtype).expand_as(x)
+        for cell, step in enumerate(self._steps()):
+            index, known = _neighbours(layout, step, ring=self.padding == "circular")
+            index = index.expand(x.shape[0], -1).unsqueeze(-1).expand_as(x)
+            neighbour = x.gather(1, index).masked_fill(~known.unsqueeze(-1), 0)
+            mixed = mixed + weight[:, cell] * neighbour
+        return mixed
+
+    def _steps(self) -> range:
+        first = 1 - self.kernel if self.causal else -(self.kernel // 2)
+        return range(first, first + self.kernel)
+
+    def _regular(self, x: Float[Tensor, "B L C"]) -> Float[Tensor, "B L C"]:
+        """The same for one document from end to end, by torch's convolution."""
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        before = -self._steps()[0]
+        after = self.kernel - 1 - before
+        if self.padding == "circular":
+            index = torch.arange(-before, x.shape[1] + after, device=x.device) % x.shape[1]
+            padded = x[:, index].mT
+        else:
+            padded = nn.functional.pad(x.mT, (before, after))
+        return nn.functional.conv1d(padded, weight, bias, groups=x.shape[-1]).mT
+
+    def _image(self, x: Float[Tensor, "B L C"], extent: tuple[int, int]) -> Float[Tensor, "B L C"]:
+        height, width = extent
+        prefix = x.shape[1] - height * width
+        image = x[:, prefix:].mT.unflatten(-1, (height, width))
+        half = self.kernel // 2
+        if self.padding == "circular":
+            rows = torch.arange(-half, height + half, device=x.device) % height
+            columns = torch.arange(-half, width + half, device=x.device) % width
+            image = image[:, :, rows][:, :, :, columns]
+        else:
+            image = nn.functional.pad(image, (half, half, half, half))
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        mixed = nn.functional.conv2d(image, weight, bias, groups=x.shape[-1])
+        return nn.functional.pad(mixed.flatten(2).mT, (0, 0, prefix, 0))
+
+
+def _hidden(layout: Layout) -> Bool[Tensor, "b L"] | None:
+    """Tokens that are no one's neighbour: padding, and those that stand nowhere."""
+    if layout.valid is None:
+        return layout.special
+    return ~layout.valid if layout.special is None else ~layout.valid | layout.special
+
+
+def _neighbours(
+    layout: Layout, step: int, *, ring: bool
+) -> tuple[Int[Tensor, "b L"], Bool[Tensor, "b L"]]:
+    """The column of each token's neighbour ``step`` tokens away, and whether there is one."""
+    column = torch.arange(layout.length, device=layout.device).unsqueeze(0)
+    if ring:
+        first, count = _runs(layout, column)
+        index = first + (column - first + step) % count
+        return index, torch.ones_like(index, dtype=torch.bool)
+    index = (column + step).clamp(0, layout.length - 1)
+    order = layout.order
+    known = (index - column == step) & (
+        order.gather(1, index.expand(order.shape[0], -1)) - order == step
+    )
+    if layout.document is not None:
+        document = layout.document
+        known = known & (document.gather(1, index.expand(document.shape[0], -1)) == document)
+    return index, known
+
+
+def _runs(
+    layout: Layout, column: Int[Tensor, "1 L"]
+) -> tuple[Int[Tensor, "b L"], Int[Tensor, "b L"]]:
+    """First column and length of the stretch of one document, or of padding, each token is in."""
+    begins = column == 0
+    for mark in (layout.document, _hidden(layout)):
+        if mark is not None:
+            changes = nn.functional.pad(mark[:, 1:] != mark[:, :-1], (1, 0), value=True)
+            begins = begins | changes
+    ends = nn.functional.pad(begins[:, 1:], (0, 1), value=True)
+    first = torch.where(begins, column, 0).cummax(1).values
+    last = torch.where(ends, column, layout.length).flip(1).cummin(1).values.flip(1)
+    return first, last - first + 1
+
+
+ENTRY = Entry(
+    factory=Conv,
+    summary="Convolves each token with its neighbours; the zeros at the border tell position.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=True,
+        axes=(1, 2),
+        trainable=True,
+        extrapolates="Holds: it reads neighbours only; far from a border it knows no position.",
+        cost="L·C·kernel once (kernel² on two axes)",
+        exceptions={
+            "windows_are_windows": "tokens carry what stood kernel - 1 before them into the window",
+        },
+    ),
+    citation=Citation(
+        authors="Chu et al.",
+        title="Conditional Positional Encodings for Vision Transformers",
+        year=2023,
+        url="https://arxiv.org/abs/2102.10882",
+    ),
+    sharing="layers",
+)

@@ -1,0 +1,245 @@
+"""Convolutional positions against torch's convolutions and loops; what leaks position."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from posenc import Layout
+from posenc.attention import LayerCache
+from posenc.encoding import Encoding
+from posenc.encodings.embedding.conv import Conv
+from posenc.errors import ArgumentError, UnknownNameError
+
+
+def made(dim: int = 4, **options: object) -> Conv:
+    encoding = Conv(dim=dim, **options).double()  # type: ignore[arg-type]
+    nn.init.normal_(encoding.bias)
+    return encoding
+
+
+def irregular(length: int) -> Layout:
+    return Layout.at(torch.arange(length).float())
+
+
+def loops(encoding: Conv, x: Tensor, layout: Layout) -> Tensor:
+    """The docstring's sum, one token and one step at a time, over one axis."""
+    kernel = encoding.kernel
+    first = 1 - kernel if encoding.causal else -(kernel // 2)
+    batch, length, _ = x.shape
+
+    def mark(name: str, row: int, token: int, default: int) -> int:
+        values = getattr(layout, name)
+        return default if values is None else int(values[row % values.shape[0], token])
+
+    def real(row: int, token: int) -> bool:
+        return bool(mark("valid", row, token, 1)) and not mark("special", row, token, 0)
+
+    output = x.clone()
+    for row in range(batch):
+        for i in range(length):
+            if not real(row, i):
+                continue
+            output[row, i] += encoding.bias
+            document = mark("document", row, i, 0)
+            ring = [
+                j for j in range(length) if real(row, j) and mark("document", row, j, 0) == document
+            ]
+            for cell in range(kernel):
+                j = i + first + cell
+                if encoding.padding == "circular":
+                    j = ring[(ring.index(i) + first + cell) % len(ring)]
+                elif j not in ring:
+                    continue
+                output[row, i] += encoding.weight[:, 0, cell] * x[row, j]
+    return output
+
+
+LAYOUTS = {
+    "regular": Layout.sequence(9, start=4),
+    "irregular": irregular(9),
+    "packed": Layout.packed([4, 1, 4]),
+    "left": Layout.padded([9, 4, 1], side="left"),
+    "right": Layout.padded([9, 4, 1]),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"kernel": 5},
+        {"kernel": 1},
+        {"kernel": 11},
+        {"causal": True},
+        {"causal": True, "kernel": 4},
+        {"padding": "circular"},
+        {"padding": "circular", "kernel": 7},
+    ],
+    ids=str,
+)
+def test_equals_loops(name: str, options: dict[str, object]) -> None:
+    encoding, layout = made(**options), LAYOUTS[name]
+    x = torch.randn(3, 9, 4, dtype=torch.float64)
+    got, expected = encoding(x, layout), loops(encoding, x, layout)
+    if layout.valid is not None:
+        got, expected = (y[layout.valid] for y in (got, expected))
+    torch.testing.assert_close(got, expected)
+    wanted = torch.autograd.grad(expected.sin().sum(), list(encoding.parameters()))
+    found = torch.autograd.grad(got.sin().sum(), list(encoding.parameters()))
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "circular"])
+def test_equals_torch(padding: str) -> None:
+    torch_conv = nn.Conv1d(6, 6, 5, padding=2, groups=6, padding_mode=padding)
+    encoding = Conv(dim=6, kernel=5, padding=padding)  # type: ignore[arg-type]
+    encoding.load_state_dict(torch_conv.state_dict())
+    x = torch.randn(2, 8, 6)
+    expected = x + torch_conv(x.mT).mT
+    torch.testing.assert_close(encoding(x, Layout.sequence(8)), expected)
+    torch.testing.assert_close(encoding(x, irregular(8)), expected)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "circular"])
+@pytest.mark.parametrize(("height", "width"), [(5, 4), (1, 7), (6, 1), (1, 1)])
+def test_images_equal_torch(height: int, width: int, padding: str) -> None:
+    """PEG: the class token passes unchanged, the cells are convolved as an image."""
+    encoding = Conv(dim=6, axes=2, padding=padding)  # type: ignore[arg-type]
+    x = torch.randn(2, 2 + height * width, 6)
+    image = x[:, 2:].mT.unflatten(-1, (height, width))
+    mode = "constant" if padding == "zeros" else "circular"
+    framed = nn.functional.pad(image, (1, 1, 1, 1), mode=mode)
+    mixed = nn.functional.conv2d(framed, encoding.weight, encoding.bias, groups=6)
+    got = encoding(x, Layout.image(height, width, prefix=2))
+    torch.testing.assert_close(got[:, :2], x[:, :2])
+    torch.testing.assert_close(got[:, 2:], (image + mixed).flatten(2).mT)
+
+
+def test_padding_cells_are_zeros() -> None:
+    """A 3×3 image in a 4×4 frame is convolved as it is by itself, whatever the frame holds."""
+    valid = torch.zeros(1, 4, 4, dtype=torch.bool)
+    valid[:, :3, :3] = True
+    encoding = made(axes=2)
+    x = torch.randn(1, 4, 4, 4, dtype=torch.float64)
+    alone = encoding(x[:, :3, :3].reshape(1, 9, 4), Layout.image(3, 3))
+    x[~valid] = float("nan")
+    framed = encoding(x.reshape(1, 16, 4), Layout.image(4, 4, valid=valid))
+    torch.testing.assert_close(framed[valid.flatten(1)], alone[0])
+
+
+def test_worked_by_hand() -> None:
+    encoding = Conv(dim=1, causal=True)
+    with torch.no_grad():
+        encoding.weight.copy_(torch.tensor([[[100.0, 10.0, 1.0]]]))
+        encoding.bias.fill_(0.5)
+    x = torch.tensor([[[1.0], [2.0], [3.0], [4.0]]])
+    got = encoding(x, Layout.sequence(4)).flatten().tolist()
+    assert got == [1 + 1.5, 2 + 12.5, 3 + 123.5, 4 + 234.5]
+
+
+def test_zeros_leak_position_and_a_ring_does_not() -> None:
+    """Equal tokens: with zeros those at the border are told apart, on a ring none are."""
+    ones = torch.ones(1, 7, 4, dtype=torch.float64)
+    zeros, ring = (
+        made(padding=padding)(ones, Layout.sequence(7)) for padding in ("zeros", "circular")
+    )
+    assert not torch.allclose(zeros[:, 0], zeros[:, 3])
+    torch.testing.assert_close(zeros[:, 2], zeros[:, 3])
+    torch.testing.assert_close(ring, ring[:, :1].expand_as(ring))
+
+
+@pytest.mark.parametrize("layout", [Layout.sequence(7), irregular(7)])
+def test_a_ring_is_shift_equivariant(layout: Layout) -> None:
+    x = torch.randn(2, 7, 4, dtype=torch.float64)
+    ring, zeros = made(padding="circular", kernel=5), made(kernel=5)
+    torch.testing.assert_close(ring(x.roll(3, 1), layout), ring(x, layout).roll(3, 1))
+    assert not torch.allclose(zeros(x.roll(3, 1), layout), zeros(x, layout).roll(3, 1))
+
+
+def test_a_ring_of_two_axes_is_shift_equivariant() -> None:
+    x = torch.randn(2, 5, 6, 4, dtype=torch.float64)
+    encoding, layout = made(padding="circular", axes=2), Layout.image(5, 6)
+    shifted = encoding(x.roll((2, 3), (1, 2)).flatten(1, 2), layout)
+    expected = encoding(x.flatten(1, 2), layout).unflatten(1, (5, 6)).roll((2, 3), (1, 2))
+    torch.testing.assert_close(shifted, expected.flatten(1, 2))
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 5])
+def test_in_chunks_it_reads_what_the_cache_kept(kernel: int) -> None:
+    encoding = Encoding.of(made(kernel=kernel, causal=True))
+    x = torch.randn(2, 11, 4, dtype=torch.float64)
+    cache, parts, start = LayerCache(), [], 0
+    for size in (1, 1, 4, 2, 3):
+        chunk = x[:, start : start + size]
+        parts.append(cache.embed(encoding, chunk, Layout.sequence(size, start)))
+        start += size
+    torch.testing.assert_close(torch.cat(parts, dim=1), encoding.embed(x, Layout.sequence(11)))
+
+
+def test_never_reads_a_later_token_out_of_order() -> None:
+    """Tokens out of order in the row are not taken for neighbours."""
+    layout = Layout.at(torch.tensor([2.0, 0.0, 1.0]))
+    layout = Layout(layout.positions, torch.tensor([[2, 0, 1]]))
+    x = torch.randn(1, 3, 4, dtype=torch.float64)
+    changed = x.clone()
+    changed[:, 0] = 100.0
+    encoding = made(causal=True)
+    torch.testing.assert_close(encoding(changed, layout)[:, 1:], encoding(x, layout)[:, 1:])
+
+
+def test_starts_as_the_authors_do() -> None:
+    torch.manual_seed(0)
+    encoding = Conv(dim=4096, axes=2)
+    assert encoding.weight.std().item() == pytest.approx(math.sqrt(2 / 9), rel=0.02)
+    assert encoding.bias.abs().max() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_keeps_the_dtype(dtype: torch.dtype) -> None:
+    x = torch.randn(2, 5, 4, dtype=dtype)
+    for layout in (Layout.sequence(5), irregular(5)):
+        assert Conv(dim=4)(x, layout).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("encoding", "layout"),
+    [
+        (Conv(dim=4), Layout.image(3, 3)),
+        (Conv(dim=4, axes=2), Layout.sequence(9)),
+        (Conv(dim=4, axes=2), Layout.image(3, 3).slice(0, 6)),
+    ],
+)
+def test_needs_a_sequence_or_a_whole_image(encoding: Conv, layout: Layout) -> None:
+    with pytest.raises(ArgumentError, match="layout"):
+        encoding(torch.zeros(1, layout.length, 4), layout)
+
+
+def test_refuses_another_width() -> None:
+    with pytest.raises(ArgumentError, match="width 4"):
+        Conv(dim=4)(torch.zeros(1, 3, 5), Layout.sequence(3))
+
+
+@pytest.mark.parametrize(
+    ("named", "options"),
+    [
+        ("dim", {"dim": 0}),
+        ("kernel", {"kernel": 4}),
+        ("kernel", {"kernel": 0, "causal": True}),
+        ("axes", {"axes": 3}),
+        ("causal", {"axes": 2, "causal": True}),
+        ("padding", {"padding": "circular", "causal": True}),
+    ],
+)
+def test_bad_options(named: str, options: dict[str, object]) -> None:
+    with pytest.raises(ArgumentError, match=named):
+        Conv(**({"dim": 4} | options))  # type: ignore[arg-type]
+
+
+def test_unknown_padding() -> None:
+    with pytest.raises(UnknownNameError, match="circular"):
+        Conv(dim=4, padding="circlar")  # type: ignore[arg-type]
