@@ -1,0 +1,107 @@
+"""Contextual positions."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import ScoreTerm
+from posenc.encodings.score.running import Ranks
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Grid
+
+__all__ = ["Cope"]
+
+
+class Cope(ScoreTerm):
+    """CoPE: counts only those tokens between a query and a key that the query finds worth it.
+
+    ``g_ij = σ(scale · q_i·k_j)``, ``p_ij = min(Σ_{t=j..i} g_it, N - 1)``,
+    ``s_ij += q_i · e(p_ij)`` (equations 3-5), ``e`` between two rows of its table drawn in
+    proportion from both.
+
+    The sum is over the keys that the query sees, by order; p in tokens counted, 0 … N - 1; ``e``
+    ``[N, D]``, shared by the heads, each layer with its own, zero at first. Claims: relative (it
+    reads no positions at all), any number of axes, causal only, trainable. Cost: Q·K·H beside
+    Q·N·D·H; N·D parameters. As in the paper's listing the gates read the scaled logits and
+    ``q·e`` is not scaled (the authors' repository scales both unless told otherwise: the same but
+    for a factor of e). Differs from the paper in nothing. Where all gates are 1 it is a table
+    of clipped distances, ``e[min(i - j + 1, N - 1)]``.
+
+    Args:
+        head_dim: width D of a head.
+        max_count: N, rows of the table; what is counted further is all alike.
+
+    Raises:
+        ArgumentError: when ``head_dim`` is below 1 or ``max_count`` below 2.
+
+    Reference: Golovneva et al. 2024, "Contextual Position Encoding: Learning to Count What's
+    Important".
+
+    >>> import posenc
+    >>> posenc.create("cope", head_dim=32).score.rows.shape
+    torch.Size([64, 32])
+    """
+
+    causal_only = True
+    axes = None
+
+    def __init__(self, *, head_dim: int, max_count: int = 64) -> None:
+        super().__init__()
+        if head_dim < 1:
+            raise ArgumentError(
+                "head_dim", expected="1 or more", got=head_dim, remedy="Use the attention's."
+            )
+        if max_count < 2:
+            raise ArgumentError(
+                "max_count", expected="2 or more", got=max_count, remedy="The paper has 64."
+            )
+        self.rows = nn.Parameter(torch.empty(max_count, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start without positions, as the authors' code does."""
+        nn.init.zeros_(self.rows)
+
+    def extra_repr(self) -> str:
+        return f"max_count={self.rows.shape[0]}, head_dim={self.rows.shape[1]}"
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "B H Q K"]:
+        gates = torch.sigmoid(q @ k.mT * scale).masked_fill(~grid.visible, 0.0)
+        count = Ranks.of(grid).from_key(gates).clamp(max=self.rows.shape[0] - 1)
+        products = q @ self.rows.to(q).mT
+        low = count.detach().floor().clamp(max=self.rows.shape[0] - 2)
+        share = count - low
+        below, above = (products.gather(-1, low.long() + step) for step in (0, 1))
+        return below + share * (above - below)
+
+
+ENTRY = Entry(
+    factory=Cope,
+    summary="Counts the tokens that a query finds worth counting, and reads a table by the count.",
+    claims=Claims(
+        sites=("score",),
+        relative=True,
+        axes=None,
+        trainable=True,
+        causal_only=True,
+        extrapolates="Fair: counts beyond the table are alike, and grow slower than positions.",
+        cost="Q·K·H beside Q·N·D·H",
+    ),
+    citation=Citation(
+        authors="Golovneva et al.",
+        title="Contextual Position Encoding: Learning to Count What's Important",
+        year=2024,
+        url="https://arxiv.org/abs/2405.18719",
+    ),
+    sharing="none",
+)
