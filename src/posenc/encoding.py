@@ -99,12 +99,21 @@ class Part(nn.Module):
         """
         return layout
 
+    def attach(self, query: nn.Linear, key: nn.Linear) -> None:
+        """Be told of the projections of the layer that the part is put in.
+
+        Most parts have no use for them; DeBERTa projects its relative embeddings by them.
+        """
+
 
 class EmbeddingEncoding(Part, ABC):
     """Changes the token vectors before the first block, or before each."""
 
     every_layer: ClassVar[bool] = False
     """Whether it enters every block (FLOATER) rather than the first only."""
+
+    lookback: int = 0
+    """How many tokens before the given ones it reads (a causal convolution does)."""
 
     @abstractmethod
     def forward(
@@ -130,7 +139,10 @@ class QueryKeyTransform(Part, ABC):
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
     ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B G K E"]]:
-        """Both transformed, in their own dtypes, with as many heads as they came with."""
+        """Both transformed, in their own dtypes, with as many heads as they came with.
+
+        Where each query head treats its keys in its own way, the keys come back with H heads.
+        """
 
 
 class ScoreTerm(Part, ABC):

@@ -60,6 +60,10 @@ class Claims:
     cost: str
     exceptions: Mapping[str, str] = field(default_factory=dict)
 
+    def serves(self, axes: int) -> bool:
+        """Whether positions may have so many axes."""
+        return self.axes is None or axes in self.axes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from text_encodings import TEXT_ENCODINGS
 
-import posenc
 from posenc.errors import ArgumentError, CheckpointError, OutputError
 from posenc.models import Decoder, DecoderConfig
 
@@ -21,7 +21,7 @@ def make(encoding: str = "t5", **changes: object) -> Decoder:
     return Decoder(DecoderConfig(encoding=encoding, **fields)).eval()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("encoding", [*posenc.ENCODINGS, "t5+sinusoidal"])
+@pytest.mark.parametrize("encoding", [*TEXT_ENCODINGS, "t5+sinusoidal"])
 def test_round_trip_is_exact(encoding: str, tmp_path: Path) -> None:
     model = make(encoding)
     model.save(tmp_path / "model")

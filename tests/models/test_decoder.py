@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from text_encodings import TEXT_ENCODINGS
 from torch import Tensor
 
 import posenc
@@ -12,7 +13,7 @@ from posenc.attention import Cache
 from posenc.errors import ArgumentError, LengthError, UnknownNameError
 from posenc.models import Decoder, DecoderConfig
 
-NAMES = [*posenc.ENCODINGS, "rope+alibi", "t5+sinusoidal"]
+NAMES = [*TEXT_ENCODINGS, "rope+alibi", "t5+sinusoidal"]
 LENGTH, VOCABULARY = 24, 29
 
 

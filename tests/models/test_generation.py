@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from text_encodings import TEXT_ENCODINGS
 from torch import Tensor
 
-import posenc
 from posenc import Layout
 from posenc.errors import ArgumentError, LengthError
 from posenc.models import Decoder, DecoderConfig, Greedy, Sample, generate
 
-NAMES = [*posenc.ENCODINGS, "rope+alibi"]
+NAMES = [*TEXT_ENCODINGS, "rope+alibi"]
 
 
 def make(encoding: str = "rope") -> Decoder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor, cat
 
+from posenc.encoding import Encoding
 from posenc.layout import Layout
 
 __all__ = ["Cache", "LayerCache"]
@@ -21,6 +22,27 @@ class LayerCache:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.layout: Layout | None = None
+        self.inputs: tuple[Tensor, Layout] | None = None
+
+    def embed(
+        self,
+        encoding: Encoding,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        """``encoding.embed`` of tokens that follow what is cached, which it may read."""
+        lookback = 0 if encoding.embedding is None else encoding.embedding.lookback
+        if lookback == 0:
+            return encoding.embed(x, layout, tokens=tokens)
+        length = x.shape[1]
+        if self.inputs is not None:
+            past, past_layout = self.inputs
+            x, layout = cat([past, x], dim=1), past_layout.concat(layout)
+        begin = max(0, layout.length - lookback)
+        self.inputs = x[:, begin:], layout.slice(begin, layout.length)
+        return encoding.embed(x, layout)[:, layout.length - length :]
 
     def append(
         self, keys: Float[Tensor, "B G L D"], values: Float[Tensor, "B G L E"], layout: Layout
@@ -39,6 +61,8 @@ class LayerCache:
         if self.keys is not None and self.values is not None and self.layout is not None:
             self.keys, self.values = self.keys[rows], self.values[rows]
             self.layout = self.layout.select(rows)
+        if self.inputs is not None:
+            self.inputs = self.inputs[0][rows], self.inputs[1].select(rows)
 
     def truncate(self, length: int) -> None:
         """Forget all but the last ``length`` tokens, and the graph that made them."""

@@ -82,6 +82,8 @@ class Attention(nn.Module):
         self.value = nn.Linear(dim, kv_heads * head_dim, bias=bias)
         self.output = nn.Linear(heads * head_dim, dim, bias=bias)
         self.encoding = encoding
+        for part in encoding.parts():
+            part.attach(self.query, self.key)
 
     def forward(
         self,

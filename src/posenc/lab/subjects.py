@@ -62,7 +62,15 @@ def require_encoding(name: str) -> None:
 
     Raises:
         UnknownNameError: with the close matches.
+        ArgumentError: on an encoding of images.
     """
     for part in name.split("+"):
         if part not in ENCODINGS:
             raise UnknownNameError.of("encoding", part, ENCODINGS)
+        if not ENCODINGS[part].claims.serves(1):
+            raise ArgumentError(
+                "encoding",
+                expected="one for text",
+                got=f"{part}, whose positions have {ENCODINGS[part].claims.axes} axes",
+                remedy="See posenc list for those that serve one axis.",
+            )

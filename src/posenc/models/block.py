@@ -110,8 +110,8 @@ class Block(nn.Module):
         return x
 
     def _attend(self, x: Tensor, layout: Layout, cache: LayerCache | None) -> Tensor:
-        embedding = self.attention.encoding.embedding
-        if embedding is not None and embedding.every_layer:
-            x = embedding(x, layout)
+        encoding = self.attention.encoding
+        if encoding.embedding is not None and encoding.embedding.every_layer:
+            x = encoding.embed(x, layout) if cache is None else cache.embed(encoding, x, layout)
         attended: Tensor = self.attention(x, layout, cache=cache)
         return attended

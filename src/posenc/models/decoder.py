@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -193,7 +194,8 @@ class Decoder(nn.Module):
         x = self.embedding(tokens) * self.config.dim**0.5
         first = self.encodings[0]
         if first.embedding is not None and not first.embedding.every_layer:
-            x = first.embed(x, layout, tokens=tokens)
+            embed = first.embed if cache is None else partial(cache[0].embed, first)
+            x = embed(x, layout, tokens=tokens)
         x = self.dropout(x)
         for index, block in enumerate(self.blocks):
             x = block(x, layout, cache=None if cache is None else cache[index])

@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounter
 from posenc.attention import BACKENDS, LayerCache, attend, explain
 from posenc.encoding import Encoding, Gathered, Lowered
 from posenc.layout import Grid, Layout
-from posenc.testing.subject import DIM, HEAD_DIM, HEADS, LawBroken, Layer, Subject, agree
+from posenc.testing.subject import DIM, HEAD_DIM, HEADS, LawBroken, Layer, Subject, agree, fold
 
 __all__ = ["LAWS", "Law", "certify"]
 
@@ -39,9 +39,9 @@ def _tokens(rows: int = 2, length: int = LENGTH) -> Tensor:
     return torch.arange(rows * length).reshape(rows, length) % 5
 
 
-def _whole(layer: Layer, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+def _whole(subject: Subject, layer: Layer, x: Tensor, tokens: Tensor | None = None) -> Tensor:
     tokens = _tokens(*x.shape[:2]) if tokens is None else tokens
-    whole: Tensor = layer(x, Layout.sequence(x.shape[1]), tokens=tokens)
+    whole: Tensor = layer(x, subject.place(Layout.sequence(x.shape[1])), tokens=tokens)
     return whole
 
 
@@ -59,34 +59,35 @@ def _in_chunks(subject: Subject, sizes: list[int], law: str) -> None:
     layer, x, tokens, cache = subject.layer(), _inputs(), _tokens(), LayerCache()
     parts, start = [], 0
     for size in sizes:
-        layout = Layout.sequence(size, start)
+        layout = subject.place(Layout.sequence(size, start))
         part = slice(start, start + size)
         parts.append(layer(x[:, part], layout, tokens=tokens[:, part], cache=cache))
         start += size
-    agree(law, "the output", torch.cat(parts, dim=1), _whole(layer, x))
+    agree(law, "the output", torch.cat(parts, dim=1), _whole(subject, layer, x))
 
 
 def sharded_is_whole(subject: Subject) -> None:
     """Queries of the second half, against all keys, give the second half."""
     encoding = subject.layer().encoding
     q, k, v = _heads(HEADS, LENGTH, seed=2), _heads(3, LENGTH, seed=3), _heads(3, LENGTH, seed=4)
-    layout = _observed(encoding, Layout.sequence(LENGTH))
+    layout = _observed(subject, encoding, Layout.sequence(LENGTH))
     whole = attend(q, k, v, Grid.of(layout, causal=True), encoding)
     half = Grid(layout.slice(6, LENGTH), layout, causal=True)
     part = attend(q[:, :, 6:], k, v, half, encoding)
     agree("sharded_is_whole", "the second half", part, whole[:, :, 6:])
 
 
-def _observed(encoding: Encoding, layout: Layout, rows: int = 2) -> Layout:
-    return encoding.double().observe(_inputs(rows, layout.length, seed=9), layout)
+def _observed(subject: Subject, encoding: Encoding, layout: Layout, rows: int = 2) -> Layout:
+    x = _inputs(rows, layout.length, seed=9)
+    return encoding.double().observe(x, subject.place(layout))
 
 
 def packed_is_separate(subject: Subject) -> None:
     """Documents packed into one row equal each by itself."""
     layer, x, tokens = subject.layer(), _inputs(1), _tokens(1)
-    packed = layer(x, Layout.packed([8, 5]), tokens=tokens)
+    packed = layer(x, subject.place(Layout.packed([8, 5])), tokens=tokens)
     for part in (slice(0, 8), slice(8, LENGTH)):
-        alone = _whole(layer, x[:, part], tokens[:, part])
+        alone = _whole(subject, layer, x[:, part], tokens[:, part])
         agree("packed_is_separate", f"document {part}", packed[:, part], alone)
 
 
@@ -94,9 +95,9 @@ def padded_is_unpadded(subject: Subject) -> None:
     """Rows padded on either side equal each by itself."""
     layer, x, tokens = subject.layer(), _inputs(), _tokens()
     for side in ("left", "right"):
-        padded = layer(x, Layout.padded([LENGTH, 8], side=side), tokens=tokens)
+        padded = layer(x, subject.place(Layout.padded([LENGTH, 8], side=side)), tokens=tokens)
         real = slice(LENGTH - 8, LENGTH) if side == "left" else slice(0, 8)
-        alone = _whole(layer, x[1:, real], tokens[1:, real])
+        alone = _whole(subject, layer, x[1:, real], tokens[1:, real])
         agree("padded_is_unpadded", f"{side} padding", padded[1:, real], alone)
 
 
@@ -109,6 +110,7 @@ def hidden_tokens_change_nothing(subject: Subject) -> None:
         (Layout.padded([8, 8], LENGTH, side="left"), slice(LENGTH - 8, LENGTH)),
         (Layout.packed([5, 8]), slice(5, LENGTH)),
     ):
+        layout = subject.place(layout)
         changed = garbage.clone()
         changed[:, kept] = x[:, kept]
         agree(
@@ -124,7 +126,12 @@ def causal_is_causal(subject: Subject) -> None:
     layer, x = subject.layer(), _inputs()
     changed = x.clone()
     changed[:, 7:] = 100 * _inputs(seed=5)[:, 7:]
-    agree("causal_is_causal", "the past", _whole(layer, changed)[:, :7], _whole(layer, x)[:, :7])
+    agree(
+        "causal_is_causal",
+        "the past",
+        _whole(subject, layer, changed)[:, :7],
+        _whole(subject, layer, x)[:, :7],
+    )
 
 
 def windows_are_windows(subject: Subject) -> None:
@@ -132,7 +139,7 @@ def windows_are_windows(subject: Subject) -> None:
     layer, x = subject.layer(window=4), _inputs()
     changed = x.clone()
     changed[:, :5] = 100 * _inputs(seed=5)[:, :5]
-    before, after = _whole(layer, x), _whole(layer, changed)
+    before, after = _whole(subject, layer, x), _whole(subject, layer, changed)
     agree("windows_are_windows", "what sees none of them", after[:, 8:], before[:, 8:])
     if torch.allclose(before[:, 7], after[:, 7], atol=1e-9):
         raise LawBroken("windows_are_windows: the last token in reach makes no difference")
@@ -141,9 +148,9 @@ def windows_are_windows(subject: Subject) -> None:
 def shift_is_as_claimed(subject: Subject) -> None:
     """Shifting all positions alike changes nothing if, and only if, the encoding is relative."""
     layer, x, tokens = subject.layer(), _inputs(), _tokens()
-    still = _whole(layer, x)
+    still = _whole(subject, layer, x)
     shifts = (37,) if "positions" in subject.claims.exceptions else (37, 5000)
-    shifted = [layer(x, Layout.sequence(LENGTH, start=by), tokens=tokens) for by in shifts]
+    shifted = [layer(x, _shifted(subject, by), tokens=tokens) for by in shifts]
     if subject.claims.relative:
         for by, output in zip(shifts, shifted, strict=True):
             what = f"the output shifted by {by}"
@@ -152,29 +159,38 @@ def shift_is_as_claimed(subject: Subject) -> None:
         raise LawBroken("shift_is_as_claimed: a shift changes nothing, so it is relative")
 
 
+def _shifted(subject: Subject, by: int) -> Layout:
+    if subject.axes == 1:
+        return Layout.sequence(LENGTH, start=by)
+    layout = subject.place(Layout.sequence(LENGTH))
+    return layout.with_positions(layout.positions + by)
+
+
 def rows_are_independent(subject: Subject) -> None:
     """Batch rows at different positions equal each by itself."""
     layer, x, tokens = subject.layer(), _inputs(), _tokens()
     times = torch.stack([torch.arange(LENGTH), torch.arange(LENGTH) * 2 + 3]).float()
-    both = layer(x, Layout.at(times), tokens=tokens)
+    both = layer(x, subject.place(Layout.at(times)), tokens=tokens)
     for row in (0, 1):
-        alone = layer(x[row : row + 1], Layout.at(times[row]), tokens=tokens[row : row + 1])
+        layout = subject.place(Layout.at(times[row]))
+        alone = layer(x[row : row + 1], layout, tokens=tokens[row : row + 1])
         agree("rows_are_independent", f"row {row}", both[row : row + 1], alone)
 
 
 def irregular_is_regular(subject: Subject) -> None:
     """Integer positions given as data equal the regular layout with the same positions."""
     layer, x, tokens = subject.layer(), _inputs(), _tokens()
-    given = layer(x, Layout.at(torch.arange(LENGTH).float()), tokens=tokens)
-    agree("irregular_is_regular", "the output", given, _whole(layer, x))
+    times = Layout.at(torch.arange(LENGTH).float())
+    given = layer(x, subject.place(times), tokens=tokens)
+    agree("irregular_is_regular", "the output", given, _whole(subject, layer, x))
 
 
 def empty_rows_are_zero(subject: Subject) -> None:
     """A query that sees nothing gives zeros, and finite gradients."""
     encoding = subject.layer().encoding
     q, k, v = (_heads(n, 4, seed=i).requires_grad_() for i, n in enumerate((HEADS, 3, 3)))
-    early = _observed(encoding, Layout.sequence(4))
-    late = _observed(encoding, Layout.sequence(4, start=2))
+    early = _observed(subject, encoding, Layout.sequence(4))
+    late = _observed(subject, encoding, Layout.sequence(4, start=2))
     output = attend(q, k, v, Grid(early, late, causal=True), encoding)
     agree("empty_rows_are_zero", "what sees nothing", output[:, :, :2], output[:, :, :2] * 0)
     gradients = torch.autograd.grad(output.square().sum(), (q, k, v))
@@ -186,7 +202,7 @@ def grouped_heads_are_repeated(subject: Subject) -> None:
     """Grouped key/value heads equal the same heads, each repeated in place."""
     encoding = subject.layer().encoding
     q, k, v = _heads(HEADS, LENGTH, seed=2), _heads(3, LENGTH, seed=3), _heads(3, LENGTH, seed=4)
-    grid = Grid.of(_observed(encoding, Layout.sequence(LENGTH)), causal=True)
+    grid = Grid.of(_observed(subject, encoding, Layout.sequence(LENGTH)), causal=True)
     for backend in _serving(q, k, v, grid, encoding):
         grouped = attend(q, k, v, grid, encoding, backend=backend)
         every_k, every_v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
@@ -204,8 +220,8 @@ def lowered_is_forward(subject: Subject) -> None:
     score, value = encoding.score, encoding.value
     for start in (0, 4):
         q, k = _heads(HEADS, 7, seed=2), _heads(HEADS, 9, seed=3)
-        keys = _observed(encoding, Layout.sequence(9))
-        queries = _observed(encoding, Layout.sequence(7, start=start))
+        keys = _observed(subject, encoding, Layout.sequence(9))
+        queries = _observed(subject, encoding, Layout.sequence(7, start=start))
         grid = Grid(queries, keys, causal=True)
         if score is not None:
             q.requires_grad_()
@@ -279,19 +295,19 @@ def backends_agree(subject: Subject) -> None:
     for frozen in (False, True):
         encoding = subject.layer().encoding.requires_grad_(not frozen)
         for queries, keys in ((1, 1), (1, 65), (63, 63), (65, 65), (30, 65)):
-            _one_shape(encoding, queries, keys)
+            _one_shape(subject, encoding, queries, keys)
 
 
-def _one_shape(encoding: Encoding, queries: int, keys: int) -> None:
+def _one_shape(subject: Subject, encoding: Encoding, queries: int, keys: int) -> None:
     law = "backends_agree"
     shapes = ((HEADS, queries), (3, keys), (3, keys))
     q, k, v = (
         _heads(n, size, seed=i, rows=1).requires_grad_() for i, (n, size) in enumerate(shapes)
     )
-    layout = Layout.sequence(keys)
+    layout = subject.place(Layout.sequence(keys))
     grid = Grid(layout.slice(keys - queries, keys), layout, causal=True)
-    if encoding.observe(_inputs(1, 1), Layout.sequence(1)).signal is not None:
-        seen = _observed(encoding, layout, rows=1)
+    seen = _observed(subject, encoding, Layout.sequence(keys), rows=1)
+    if seen.signal is not None:
         grid = Grid(seen.slice(keys - queries, keys), seen, causal=True)
     learned = [p for p in encoding.parameters() if p.requires_grad]
 
@@ -318,7 +334,7 @@ def _serving(q: Tensor, k: Tensor, v: Tensor, grid: Grid, encoding: Encoding) ->
 def gradients_are_right(subject: Subject) -> None:
     """Analytical gradients equal numerical ones, in float64."""
     layer, x = subject.layer(), _inputs(1, 5).requires_grad_()
-    layout = Layout.at(torch.arange(5, dtype=torch.float64))
+    layout = subject.place(Layout.at(torch.arange(5, dtype=torch.float64)))
     tokens = _tokens(1, 5)
     parameters = [p for p in layer.encoding.parameters() if p.requires_grad]
 
@@ -339,7 +355,7 @@ def half_precision_keeps_positions(subject: Subject) -> None:
     angles are off by radians; what is allowed is the rounding of features.
     """
     start = 0 if "positions" in subject.claims.exceptions else 5000
-    layout = Layout.sequence(LENGTH, start=start)
+    layout = subject.place(Layout.sequence(LENGTH, start=start))
     x = _inputs().bfloat16()
     narrow = subject.layer(dtype=torch.bfloat16)
     wide = copy.deepcopy(narrow).double()
@@ -357,10 +373,10 @@ def half_precision_keeps_positions(subject: Subject) -> None:
 def compiles_once(subject: Subject) -> None:
     """``torch.compile(fullgraph=True)`` gives the same, without a recompilation a length."""
     layer = subject.layer(dtype=torch.float32)
-    counter = CompileCounter()
+    counter, axes = CompileCounter(), subject.axes
 
     def run(x: Tensor, tokens: Tensor) -> Tensor:
-        output: Tensor = layer(x, Layout.sequence(x.shape[1]), tokens=tokens)
+        output: Tensor = layer(x, fold(Layout.sequence(x.shape[1]), axes), tokens=tokens)
         return output
 
     torch._dynamo.reset()
@@ -375,16 +391,16 @@ def compiles_once(subject: Subject) -> None:
 def survives_saving(subject: Subject) -> None:
     """A state dict, a deep copy, and a model made on the meta device carry all there is."""
     layer, x = subject.layer(), _inputs()
-    expected = _whole(layer, x)
-    agree("survives_saving", "a deep copy", _whole(copy.deepcopy(layer), x), expected)
+    expected = _whole(subject, layer, x)
+    agree("survives_saving", "a deep copy", _whole(subject, copy.deepcopy(layer), x), expected)
     fresh = Layer(subject.make()).double().eval()
     fresh.load_state_dict(layer.state_dict())
-    agree("survives_saving", "a loaded state dict", _whole(fresh, x), expected)
+    agree("survives_saving", "a loaded state dict", _whole(subject, fresh, x), expected)
     with torch.device("meta"):
         hollow = Layer(subject.make()).double().eval()
     hollow = hollow.to_empty(device="cpu")
     hollow.load_state_dict(layer.state_dict())
-    agree("survives_saving", "a model from the meta device", _whole(hollow, x), expected)
+    agree("survives_saving", "a model from the meta device", _whole(subject, hollow, x), expected)
 
 
 LAWS: dict[str, Law] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -14,13 +15,19 @@ from posenc.encoding import Encoding
 from posenc.entry import CONTEXT, Claims, Entry
 from posenc.layout import Layout
 
-__all__ = ["LawBroken", "Layer", "Subject", "agree"]
+__all__ = ["LawBroken", "Layer", "Subject", "agree", "fold"]
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 3, 8
 """Six heads: no power of two, and grouped."""
 
 DIM = HEADS * HEAD_DIM
 MAX_LENGTH = 160
+
+OPTIONS: dict[str, dict[str, object]] = {}
+"""Options that a method of the registry needs for the lengths that laws are tried on."""
+
+COLUMNS, ROWS = 5, 4
+"""Size of the images, and of the clips' frames, that texts are folded into on several axes."""
 
 
 class LawBroken(AssertionError):
@@ -52,7 +59,8 @@ class Subject:
             "max_length": MAX_LENGTH,
             "causal": True,
         }
-        taken = {key: context[key] for key in CONTEXT if key in entry.parameters()}
+        known = {key: context[key] for key in CONTEXT if key in entry.parameters()}
+        taken: dict[str, object] = known | OPTIONS.get(name, {})
 
         def make() -> Encoding:
             made = entry.factory(**taken, **options)
@@ -67,6 +75,30 @@ class Subject:
             encoding = self.make()
             spread(encoding)
             return Layer(encoding, window=window).to(dtype).eval()
+
+    @property
+    def axes(self) -> int:
+        """How many axes its positions are tried on: the fewest it serves."""
+        return 1 if self.claims.axes is None else min(self.claims.axes)
+
+    def place(self, layout: Layout) -> Layout:
+        """A layout of one axis for this encoding; see ``fold``."""
+        return fold(layout, self.axes)
+
+
+def fold(layout: Layout, axes: int) -> Layout:
+    """A text laid out as an image or a clip.
+
+    Position p goes to ``(p // 5, p % 5)`` on two axes, ``(p // 20, p // 5 % 4, p % 5)`` on three.
+    """
+    if axes == 1:
+        return layout
+    p = layout.positions[..., 0]
+    line, column = p.div(COLUMNS, rounding_mode="floor"), p.remainder(COLUMNS)
+    if axes == 2:
+        return layout.with_positions(torch.stack([line, column], dim=-1))
+    frame, row = line.div(ROWS, rounding_mode="floor"), line.remainder(ROWS)
+    return layout.with_positions(torch.stack([frame, row, column], dim=-1))
 
 
 def spread(encoding: Encoding) -> None:
@@ -103,7 +135,8 @@ class Layer(nn.Module):
         tokens: Tensor | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B L C"]:
-        x = self.encoding.embed(x, layout, tokens=tokens)
+        embed = self.encoding.embed if cache is None else partial(cache.embed, self.encoding)
+        x = embed(x, layout, tokens=tokens)
         attended: Tensor = self.attention(x, layout, cache=cache)
         return attended
 
