@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["wide_linear"]
+__all__ = ["wide_linear", "widest"]
 
 
 def wide_linear(x: Float[Tensor, "*dims I"], layer: nn.Linear) -> Float[Tensor, "*dims O"]:
-    """``layer`` applied in the dtype of ``x``, whatever the dtype of its weights."""
+    """``layer`` applied in the dtype of ``x``, whatever the dtype of its weights or autocast's."""
     bias = None if layer.bias is None else layer.bias.to(x.dtype)
-    return nn.functional.linear(x, layer.weight.to(x.dtype), bias)
+    if x.is_meta:
+        return nn.functional.linear(x, layer.weight.to(x.dtype), bias)
+    with torch.autocast(x.device.type, enabled=False):
+        return nn.functional.linear(x, layer.weight.to(x.dtype), bias)
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The widest floating dtype of a device: float64, but float32 on Apple's GPUs."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """float64 where the device has it, else float32."""
+    return torch.float32 if device.type == "mps" else torch.float64
