@@ -15,7 +15,18 @@ from posenc.encodings.embedding import (
     sinusoidal,
 )
 from posenc.encodings.query_key import rope
-from posenc.encodings.score import alibi, contextual, cope, fire, kerple, sandwich, shaw, t5
+from posenc.encodings.score import (
+    alibi,
+    contextual,
+    cope,
+    fire,
+    forgetting,
+    kerple,
+    sandwich,
+    shaw,
+    swin,
+    t5,
+)
 from posenc.entry import CONTEXT, Entry
 from posenc.errors import ArgumentError, UnknownNameError
 
@@ -27,6 +38,7 @@ ENCODINGS: dict[str, Entry] = {
     "conv": conv.ENTRY,
     "cope": cope.ENTRY,
     "fire": fire.ENTRY,
+    "forgetting": forgetting.ENTRY,
     "hierarchical": hierarchical.ENTRY,
     "kerple": kerple.ENTRY,
     "learned": learned.ENTRY,
@@ -37,6 +49,7 @@ ENCODINGS: dict[str, Entry] = {
     "sandwich": sandwich.ENTRY,
     "shaw": shaw.ENTRY,
     "sinusoidal": sinusoidal.ENTRY,
+    "swin": swin.ENTRY,
     "t5": t5.ENTRY,
 }
 

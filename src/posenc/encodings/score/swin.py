@@ -1,0 +1,119 @@
+"""Swin's relative position biases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import Gathered, Lowered, ScoreTerm
+from posenc.encodings.score.special import has_special, special_pairs
+from posenc.encodings.score.window import Window
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Grid
+
+__all__ = ["Swin"]
+
+
+class Swin(ScoreTerm):
+    """Swin bias: a learned number for each head and each offset inside a window of an image.
+
+    ``s_ij += table[h, n]``, ``n = (Δ'_y + M_y - 1) · (2M_x - 1) + Δ'_x + M_x - 1`` (equation 4).
+
+    Δ' = (row, column) of query i less that of key j, in cells (a fractional one is rounded);
+    window ``M_y`` by ``M_x`` cells; table ``[H, (2M_y - 1)(2M_x - 1)]`` in logits. Which tokens
+    share a window is for ``Layout.document`` to say, shifted windows included: what a cyclic
+    shift brings together belongs to different documents. Pairs with a special token (a class
+    token) have no offset and no bias. Claims: relative, two axes, trainable, each layer with its
+    own table. Cost: Q·K·H; H·(2M_y - 1)(2M_x - 1) parameters. Differs from the paper in nothing.
+
+    Args:
+        heads: H.
+        window: (M_y, M_x) in cells. A visible pair farther apart is refused with a LengthError
+            where that is known without waiting for a device, and has NaN for a logit elsewhere.
+
+    Raises:
+        ArgumentError: when ``heads`` or a side of ``window`` is below 1.
+
+    Reference: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted
+    Windows".
+
+    >>> import posenc, torch
+    >>> swin = posenc.create("swin", heads=4, window=(2, 3)).score
+    >>> swin.window.index(torch.tensor([[0.0, 0.0], [1.0, 2.0], [-1.0, 0.0]])).tolist()
+    [7, 0, 12]
+    """
+
+    axes: ClassVar[tuple[int, ...] | None] = (2,)
+
+    def __init__(self, *, heads: int, window: Sequence[int] = (7, 7)) -> None:
+        super().__init__()
+        if heads < 1:
+            raise ArgumentError("heads", expected="1 or more", got=heads, remedy="Count heads.")
+        self.window = Window.of(window, argument="window")
+        self.table = nn.Parameter(torch.empty(heads, self.window.count))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw initial values, normal with standard deviation 0.02, as the authors' code does."""
+        nn.init.trunc_normal_(self.table, std=0.02)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.table.shape[0]}, window={self.window.height}x{self.window.width}"
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "b H Q K"]:
+        bias = self._guarded(grid)[:, self.window.index(grid.offset)].transpose(0, 1)
+        special = special_pairs(grid)
+        return bias if special is None else bias.masked_fill(special.unsqueeze(1), 0.0)
+
+    def lower(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> tuple[Lowered, ...] | None:
+        if has_special(grid):
+            return None
+        return (Gathered(self.window.index, table=self._guarded(grid)),)
+
+    def _guarded(self, grid: Grid) -> Float[Tensor, "H N+1"]:
+        """The table, and a last entry for pairs outside the window.
+
+        Where all visible pairs are known to be inside, only hidden ones read it.
+        """
+        outside = 0.0 if self.window.require(grid) else float("nan")
+        return nn.functional.pad(self.table, (0, 1), value=outside)
+
+
+ENTRY = Entry(
+    factory=Swin,
+    summary="Adds a learned number for each head and offset inside a window of an image.",
+    claims=Claims(
+        sites=("score",),
+        relative=True,
+        axes=(2,),
+        trainable=True,
+        extrapolates="Not at all: a larger window needs the table resampled (posenc.extension).",
+        cost="Q·K·H; a table of H·(2M - 1)² numbers",
+    ),
+    citation=Citation(
+        authors="Liu et al.",
+        title="Swin Transformer: Hierarchical Vision Transformer using Shifted Windows",
+        year=2021,
+        url="https://arxiv.org/abs/2103.14030",
+    ),
+    sharing="none",
+)

@@ -1,0 +1,148 @@
+"""Tables over the offsets inside a window of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.encodings.score.special import special_pairs
+from posenc.errors import ArgumentError, LengthError
+from posenc.layout import Grid, Layout
+
+__all__ = ["Window"]
+
+CHUNK = 256
+"""Queries looked at together when visible pairs are checked one by one."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window of ``height`` by ``width`` cells, and where its offsets are in a table.
+
+    Offsets are Δ = key - query in cells; a fractional one is rounded. Tables are in the order of
+    query - key, as Swin has them: index 0 is the key farthest below and to the right.
+    """
+
+    height: int
+    width: int
+
+    @classmethod
+    def of(cls, sides: Sequence[int], *, argument: str) -> Window:
+        """A checked window.
+
+        Raises:
+            ArgumentError: unless ``sides`` are two numbers, both 1 or more.
+        """
+        if len(sides) != 2 or any(int(side) != side or side < 1 for side in sides):
+            raise ArgumentError(
+                argument,
+                expected="(height, width) in cells, both 1 or more",
+                got=sides,
+                remedy="Give both sides, (7, 7) for a square.",
+            )
+        return cls(int(sides[0]), int(sides[1]))
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.height, self.width
+
+    @property
+    def spans(self) -> tuple[int, int]:
+        """Offsets along each axis, ``2·side - 1``."""
+        return 2 * self.height - 1, 2 * self.width - 1
+
+    @property
+    def count(self) -> int:
+        """Offsets in all, ``(2·height - 1) · (2·width - 1)``."""
+        return self.spans[0] * self.spans[1]
+
+    def along(self, offset: Float[Tensor, "*dims A"], axis: int) -> Int[Tensor, "*dims"]:
+        """Row of an axis's own table, ``0 … 2·side - 2``; ``2·side - 1`` outside the window."""
+        reach = self.sides[axis] - 1
+        back = -offset[..., axis].round()
+        index = back.clamp(-reach, reach).long() + reach
+        return index.masked_fill(back.abs() > reach, 2 * reach + 1)
+
+    def index(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+        """``(Δ'_y + height - 1) · (2·width - 1) + Δ'_x + width - 1``, Δ' = query - key.
+
+        ``count`` outside the window.
+        """
+        row, column = self.along(offset, 0), self.along(offset, 1)
+        outside = (row >= self.spans[0]) | (column >= self.spans[1])
+        return (row * self.spans[1] + column).masked_fill(outside, self.count)
+
+    def offsets(
+        self, *, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "N A"]:
+        """The offsets Δ in the order of the table, ``[N, 2]``."""
+        axes = [
+            torch.arange(side - 1, -side, -1, device=device, dtype=dtype) for side in self.sides
+        ]
+        return torch.cartesian_prod(*axes).reshape(-1, 2)
+
+    def require(self, grid: Grid) -> bool:
+        """Refuse a pair that sees each other from farther apart than the window.
+
+        Whole images are judged by their size; other layouts by their positions, on the CPU only,
+        so that no device is waited for.
+
+        Returns:
+            Whether all pairs are known to be inside; False where nothing is known.
+
+        Raises:
+            LengthError: when a visible pair is outside.
+        """
+        query, key = grid.query, grid.key
+        if query.extent is not None and key.extent is not None:
+            widest = [max(pair) for pair in zip(query.extent, key.extent, strict=True)]
+            if widest[0] <= self.height and widest[1] <= self.width:
+                return True
+            if not grid.marked and not grid.causal and grid.window is None:
+                raise self._refusal(f"{widest[0] - 1} by {widest[1] - 1}")
+        positions = query.positions
+        if torch.compiler.is_compiling() or positions.device.type != "cpu":
+            return False
+        if not self._holds(query, key):
+            self._require_each(grid)
+        return True
+
+    def _holds(self, query: Layout, key: Layout) -> bool:
+        """Whether the window is as large as all that the tokens span, whoever sees whom."""
+        both = (query.positions.detach(), key.positions.detach())
+        if not all(side.shape[1] for side in both):
+            return True
+        lowest = torch.stack([side.amin((0, 1)) for side in both]).amin(0)
+        highest = torch.stack([side.amax((0, 1)) for side in both]).amax(0)
+        limit = torch.tensor(self.sides, device=lowest.device) - 1
+        return bool(((highest - lowest).round() <= limit).all())
+
+    def _require_each(self, grid: Grid) -> None:
+        limit = torch.tensor(self.sides) - 1
+        for begin in range(0, grid.query.length, CHUNK):
+            queries = grid.query.slice(begin, begin + CHUNK)
+            part = Grid(queries, grid.key, grid.causal, grid.window)
+            apart = part.offset.detach().abs().round()
+            seen = part.visible[:, 0]
+            special = special_pairs(part)
+            if special is not None:
+                seen = seen & ~special
+            outside = (apart > limit).any(-1) & seen
+            if bool(outside.any()):
+                first = apart.expand(*outside.shape, 2)[outside][0].tolist()
+                raise self._refusal(f"{first[0]:g} by {first[1]:g}")
+
+    def _refusal(self, got: str) -> LengthError:
+        return LengthError(
+            "positions",
+            expected=f"offsets up to {self.height - 1} by {self.width - 1} cells, "
+            f"what a table for {self.height} by {self.width} cells holds",
+            got=got,
+            remedy="Make the table larger, resample a trained one (posenc.extension), or let "
+            "tokens see their own window only (Layout.document).",
+        )
