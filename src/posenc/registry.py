@@ -14,7 +14,7 @@ from posenc.encodings.embedding import (
     radix,
     sinusoidal,
 )
-from posenc.encodings.query_key import rope
+from posenc.encodings.query_key import rope, rope2d, rope_mixed
 from posenc.encodings.score import (
     alibi,
     contextual,
@@ -26,6 +26,8 @@ from posenc.encodings.score import (
     shaw,
     swin,
     t5,
+    transformer_xl,
+    xlnet,
 )
 from posenc.entry import CONTEXT, Entry
 from posenc.errors import ArgumentError, UnknownNameError
@@ -46,11 +48,15 @@ ENCODINGS: dict[str, Entry] = {
     "nope": nope.ENTRY,
     "radix": radix.ENTRY,
     "rope": rope.ENTRY,
+    "rope2d": rope2d.ENTRY,
+    "rope_mixed": rope_mixed.ENTRY,
     "sandwich": sandwich.ENTRY,
     "shaw": shaw.ENTRY,
     "sinusoidal": sinusoidal.ENTRY,
     "swin": swin.ENTRY,
     "t5": t5.ENTRY,
+    "transformer_xl": transformer_xl.ENTRY,
+    "xlnet": xlnet.ENTRY,
 }
 
 

@@ -19,10 +19,5 @@ def wide_linear(x: Float[Tensor, "*dims I"], layer: nn.Linear) -> Float[Tensor, 
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """The widest floating dtype of a device: float64, but float32 on Apple's GPUs."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-def widest(device: torch.device) -> torch.dtype:
     """float64 where the device has it, else float32."""
     return torch.float32 if device.type == "mps" else torch.float64

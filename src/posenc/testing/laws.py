@@ -313,7 +313,10 @@ def _one_shape(subject: Subject, encoding: Encoding, queries: int, keys: int) ->
 
     def run(backend: str) -> tuple[Tensor, list[Tensor | None]]:
         output = attend(q, k, v, grid, encoding, backend=backend)
-        found = torch.autograd.grad(output.sin().sum(), [q, k, v, *learned], allow_unused=True)
+        # Signals were read from the tokens once, and their graph serves every backend.
+        found = torch.autograd.grad(
+            output.sin().sum(), [q, k, v, *learned], allow_unused=True, retain_graph=True
+        )
         return output, list(found)
 
     expected, wanted = run("reference")

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posenc.encodings.precision import widest
 from posenc.layout import Grid, Layout
 
 __all__ = ["Ranks"]
@@ -61,7 +62,8 @@ class Ranks:
         The difference of the two is the sum over the keys after the one and up to the other;
         float64 keeps it exact where thousands of values have been added before.
         """
-        sums = torch.nn.functional.pad(self.arrange(values.double()).cumsum(-1), (1, 0))
+        wide = self.arrange(values.to(widest(values.device)))
+        sums = torch.nn.functional.pad(wide.cumsum(-1), (1, 0))
         return _read(sums, self.query_until), _read(sums, self.until)
 
     def from_key(self, values: Float[Tensor, "b H Q K"]) -> Float[Tensor, "b H Q K"]:

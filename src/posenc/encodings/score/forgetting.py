@@ -1,0 +1,65 @@
+"""Forgetting attention."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encodings.score.gated_decay import GatedDecay
+from posenc.entry import Citation, Claims, Entry
+
+__all__ = ["Forgetting"]
+
+
+class Forgetting(GatedDecay):
+    """FoX: every token says what share of all before it is kept; ALiBi with a slope from the data.
+
+    ``s_ij += Σ_{t=j+1..i} log f_t``, ``f_t = σ(w_h · x_t + b_h)`` (equations 4-7).
+
+    x: the layer's input ``[B, L, C]``; f a share in (0, 1) a token and head; the sum is over the
+    document's real tokens, by order: ``c_i - c_j`` with running sums c. Claims: relative (it reads
+    no positions at all), any number of axes, causal only, trainable. Cost: L·C·H for the gates,
+    then a number a query and a key; (C + 1)·H parameters. Differs from the paper in nothing; the
+    paper's "Pro" block (output gates and norms, shifted keys) is a matter of the model. With a
+    constant f it is ALiBi of slope -log f.
+
+    Args:
+        dim: width C of the layer's input.
+        heads: H.
+
+    Raises:
+        ArgumentError: when an argument is below 1.
+
+    Reference: Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate".
+
+    >>> import posenc, torch
+    >>> forgetting = posenc.create("forgetting", dim=64, heads=8)
+    >>> forgetting.observe(torch.randn(1, 5, 64), posenc.Layout.sequence(5)).signal.shape
+    torch.Size([1, 5, 8])
+    """
+
+    def steps(self, gates: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
+        return torch.nn.functional.logsigmoid(gates)
+
+
+ENTRY = Entry(
+    factory=Forgetting,
+    summary="Lowers logits by forget gates that each token between a key and a query sets.",
+    claims=Claims(
+        sites=("score",),
+        relative=True,
+        axes=None,
+        trainable=True,
+        causal_only=True,
+        extrapolates="Holds well past the training length: the far past has been forgotten.",
+        cost="L·C·H for the gates, then a number a query and a key",
+    ),
+    citation=Citation(
+        authors="Lin et al.",
+        title="Forgetting Transformer: Softmax Attention with a Forget Gate",
+        year=2025,
+        url="https://arxiv.org/abs/2503.02130",
+    ),
+    sharing="none",
+)
