@@ -1,0 +1,69 @@
+"""Logits that are cosines."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import QueryKeyTransform
+from posenc.errors import ArgumentError
+from posenc.layout import Grid
+
+__all__ = ["CosineLogits"]
+
+
+class CosineLogits(QueryKeyTransform):
+    """Scaled cosine logits: ``s_ij = τ_h · cos(q_i, k_j)``, with a learned factor a head.
+
+    ``q'_i = τ_h · q_i / ‖q_i‖``, ``k'_j = k_j / ‖k_j‖`` and no other scale: a record with this
+    part has a default scale of 1. ``τ_h = exp(min(log_scale_h, log 100))``, 10 at first. It
+    carries no positions; Swin v2 has it beside its biases. Cost: (Q + K)·D·H; H parameters.
+
+    Args:
+        heads: H.
+
+    Raises:
+        ArgumentError: when ``heads`` is below 1, or queries come with another number of heads.
+
+    Reference: Liu et al. 2022, "Swin Transformer V2: Scaling Up Capacity and Resolution",
+    equation 2.
+    """
+
+    axes: ClassVar[tuple[int, ...] | None] = None
+    scale: ClassVar[float | None] = 1.0
+
+    FIRST, MOST = 10.0, 100.0
+    """τ at first, and at most."""
+
+    def __init__(self, *, heads: int) -> None:
+        super().__init__()
+        if heads < 1:
+            raise ArgumentError("heads", expected="1 or more", got=heads, remedy="Count heads.")
+        self.log_scale = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start at τ = 10."""
+        nn.init.constant_(self.log_scale, math.log(self.FIRST))
+
+    def extra_repr(self) -> str:
+        return f"heads={len(self.log_scale)}"
+
+    def forward(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+        if q.shape[1] != len(self.log_scale):
+            raise ArgumentError(
+                "q",
+                expected=f"{len(self.log_scale)} heads, as the encoding has",
+                got=q.shape[1],
+                remedy="Create the encoding with the attention's heads.",
+            )
+        wide = torch.promote_types(q.dtype, torch.float32)
+        factor = self.log_scale.to(wide).clamp(max=math.log(self.MOST)).exp().view(-1, 1, 1)
+        q_unit, k_unit = (nn.functional.normalize(x.to(wide), dim=-1) for x in (q, k))
+        return (factor * q_unit).to(q.dtype), k_unit.to(k.dtype)

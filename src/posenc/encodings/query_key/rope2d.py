@@ -1,0 +1,102 @@
+"""Rotary positions on two axes: half of each head's pairs an axis."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.query_key.rotation import (
+    Pairing,
+    Rotary,
+    require_base,
+    still_where_special,
+)
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+
+__all__ = ["Rope2d", "require_quarters"]
+
+
+def require_quarters(head_dim: int) -> None:
+    """ArgumentError unless a head splits into pairs for each of two axes."""
+    if head_dim < 4 or head_dim % 4:
+        raise ArgumentError(
+            "head_dim",
+            expected="a multiple of 4",
+            got=head_dim,
+            remedy="Features turn in pairs, half of the pairs an axis.",
+        )
+
+
+class Rope2d(Rotary):
+    """Axial RoPE: the first half of a head's pairs turn with the row, the second with the column.
+
+    Pair t turns by ``y · θ_t`` and pair D/4 + t by ``x · θ_t``, ``θ_t = base^(-4t/D)``,
+    t = 0 … D/4 - 1: RoPE with D/2 features an axis.
+
+    ``(y, x)`` is a position in cells, any reals; ``θ_t`` in radians a cell. Special tokens are not
+    turned. Claims: relative on both axes, no parameters. Cost: (Q + K)·D·H. Differs from the
+    paper's code in the order of features only (there columns first and pairs adjacent): one
+    permutation of the features of queries and keys. Qwen2-VL's image encoder is ``base=10000``;
+    DINOv3 is ``base=100`` with positions centred, scaled to [-1, 1] and multiplied by 2π.
+
+    Args:
+        head_dim: width D of a head.
+        base: sets the slowest frequency; images need less than text.
+        pairing: ``"half"`` pairs feature t with t + D/2, ``"adjacent"`` 2t with 2t + 1.
+
+    Raises:
+        ArgumentError: when ``head_dim`` is no multiple of 4, or ``base`` is not above 1.
+        UnknownNameError: for another ``pairing``.
+
+    Reference: Heo et al. 2024, "Rotary Position Embedding for Vision Transformer".
+
+    >>> import posenc, torch
+    >>> grid = posenc.Grid.of(posenc.Layout.image(2, 3, prefix=1))
+    >>> q = torch.randn(1, 2, 7, 8)
+    >>> posenc.create("rope2d", head_dim=8).query_key(q, q, grid)[0].shape
+    torch.Size([1, 2, 7, 8])
+    """
+
+    axes: ClassVar[tuple[int, ...] | None] = (2,)
+
+    def __init__(self, *, head_dim: int, base: float = 100.0, pairing: Pairing = "half") -> None:
+        super().__init__(head_dim=head_dim, pairing=pairing)
+        require_quarters(head_dim)
+        self.base = require_base(base)
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, base={self.base:g}, {self.pairing}"
+
+    def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
+        positions = layout.positions
+        theta = geometric_frequencies(
+            self.head_dim // 4, self.head_dim / 2, self.base, like=positions
+        )
+        angles = (positions.unsqueeze(-1) * theta).flatten(-2)
+        return still_where_special(angles, layout)
+
+
+ENTRY = Entry(
+    factory=Rope2d,
+    summary="Turns half of the pairs by angles proportional to the row, half to the column.",
+    claims=Claims(
+        sites=("query_key",),
+        relative=True,
+        axes=(2,),
+        trainable=False,
+        extrapolates="Holds at resolutions somewhat above the trained one, then degrades.",
+        cost="(Q + K)·D·H",
+    ),
+    citation=Citation(
+        authors="Heo et al.",
+        title="Rotary Position Embedding for Vision Transformer",
+        year=2024,
+        url="https://arxiv.org/abs/2403.13298",
+    ),
+    sharing="layers",
+)

@@ -1,0 +1,114 @@
+"""Rotary positions on two axes with learned frequencies that mix them."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.query_key.rope2d import require_quarters
+from posenc.encodings.query_key.rotation import (
+    Pairing,
+    Rotary,
+    require_base,
+    still_where_special,
+)
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+
+__all__ = ["RopeMixed"]
+
+
+class RopeMixed(Rotary):
+    """RoPE-Mixed: each pair of each head turns with a learned direction across the image.
+
+    Pair t of head h turns by ``y · θ^y_ht + x · θ^x_ht``.
+
+    ``(y, x)`` is a position in cells, any reals; θ ``[2, H, D/2]`` in radians a cell, learned. They
+    start, as in the paper's code, with magnitudes ``base^(-4t/D)``, t = 0 … D/4 - 1, in a random
+    direction of each head's own and then again at a right angle to it. Special tokens are not
+    turned. Claims: relative on both axes, trained, each layer its own. Cost: (Q + K)·D·H; grouped
+    keys are repeated to one a query head, since each head turns them in its own way. Differs from
+    the paper's code in the order of features only.
+
+    Args:
+        heads: query heads H.
+        head_dim: width D of a head.
+        base: sets the smallest initial frequency.
+        pairing: ``"half"`` pairs feature t with t + D/2, ``"adjacent"`` 2t with 2t + 1.
+
+    Raises:
+        ArgumentError: when ``head_dim`` is no multiple of 4, ``heads`` is below 1 or ``base`` is
+            not above 1.
+        UnknownNameError: for another ``pairing``.
+
+    Reference: Heo et al. 2024, "Rotary Position Embedding for Vision Transformer".
+
+    >>> import posenc, torch
+    >>> grid = posenc.Grid.of(posenc.Layout.image(2, 3, prefix=1))
+    >>> q = torch.randn(1, 2, 7, 8)
+    >>> posenc.create("rope_mixed", heads=2, head_dim=8).query_key(q, q, grid)[0].shape
+    torch.Size([1, 2, 7, 8])
+    """
+
+    axes: ClassVar[tuple[int, ...] | None] = (2,)
+
+    def __init__(
+        self, *, heads: int, head_dim: int, base: float = 10.0, pairing: Pairing = "half"
+    ) -> None:
+        super().__init__(head_dim=head_dim, pairing=pairing)
+        require_quarters(head_dim)
+        if heads < 1:
+            raise ArgumentError(
+                "heads", expected="1 or more", got=heads, remedy="Give the query heads."
+            )
+        self.base = require_base(base)
+        self.frequencies = nn.Parameter(torch.empty(2, heads, head_dim // 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start in random directions, one and its perpendicular a head."""
+        with torch.no_grad():
+            like = self.frequencies
+            size = geometric_frequencies(
+                self.head_dim // 4, self.head_dim / 2, self.base, like=like
+            )
+            direction = 2 * math.pi * torch.rand_like(like[0, :, :1])
+            turned = torch.stack([direction, direction + math.pi / 2])
+            for axis, component in enumerate((turned.sin(), turned.cos())):
+                self.frequencies[axis] = torch.cat(list(component * size), dim=-1)
+
+    def extra_repr(self) -> str:
+        _, heads, _ = self.frequencies.shape
+        return f"heads={heads}, head_dim={self.head_dim}, base={self.base:g}, {self.pairing}"
+
+    def angles(self, layout: Layout) -> Float[Tensor, "b H L T"]:
+        positions = layout.positions[:, None, :, :, None]
+        rows, columns = self.frequencies.to(positions.dtype).unsqueeze(2)
+        angles = positions[..., 0, :] * rows + positions[..., 1, :] * columns
+        return still_where_special(angles, layout)
+
+
+ENTRY = Entry(
+    factory=RopeMixed,
+    summary="Turns each pair with a learned direction across the image, a head its own.",
+    claims=Claims(
+        sites=("query_key",),
+        relative=True,
+        axes=(2,),
+        trainable=True,
+        extrapolates="Holds at resolutions above the trained one better than axial RoPE.",
+        cost="(Q + K)·D·H",
+    ),
+    citation=Citation(
+        authors="Heo et al.",
+        title="Rotary Position Embedding for Vision Transformer",
+        year=2024,
+        url="https://arxiv.org/abs/2403.13298",
+    ),
+)

@@ -1,0 +1,119 @@
+"""RoPE-Mixed against complex multiplication in loops, with frequencies drawn at random."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from grids import inputs
+from image_grids import IMAGES, rotate_axes_by_loops
+
+from posenc import Encoding, Grid, Layout, attend, create_layers
+from posenc.encodings.query_key.rope2d import Rope2d
+from posenc.encodings.query_key.rope_mixed import RopeMixed
+from posenc.errors import ArgumentError
+from posenc.testing.oracles import attention_by_loops
+
+
+@pytest.mark.parametrize("pairing", ["half", "adjacent"])
+@pytest.mark.parametrize("grid", IMAGES.values(), ids=IMAGES)
+def test_equals_loops(grid: Grid, pairing: str) -> None:
+    q, k, v = inputs(grid)
+    rope = RopeMixed(heads=6, head_dim=8, pairing=pairing)  # type: ignore[arg-type]
+    theta = rope.frequencies.tolist()
+
+    def angle(head: int, pair: int, at: list[float]) -> float:
+        return at[0] * theta[0][head][pair] + at[1] * theta[1][head][pair]
+
+    how = {"adjacent": pairing == "adjacent"}
+    every_k = k.repeat_interleave(2, dim=1)
+    turned = (
+        rotate_axes_by_loops(q, grid.query, angle, **how),
+        rotate_axes_by_loops(every_k, grid.key, angle, **how),
+    )
+    expected = attention_by_loops(*turned, v.repeat_interleave(2, dim=1), grid)
+    got = attend(q, k, v, grid, Encoding(query_key=rope))
+    torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-4)
+
+
+def test_a_pair_by_hand() -> None:
+    # With θ = (π/4 a row, π/2 a column) the cell (2, 1) turns by π.
+    rope = RopeMixed(heads=1, head_dim=4)
+    with torch.no_grad():
+        rope.frequencies.copy_(torch.tensor([math.pi / 4, math.pi / 2]).reshape(2, 1, 1))
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0]).reshape(1, 1, 1, 4)
+    turned, _ = rope(x, x, Grid.of(Layout.at(torch.tensor([[[2.0, 1.0]]]))))
+    torch.testing.assert_close(turned, -x)
+
+
+def test_starts_in_random_directions_at_right_angles() -> None:
+    torch.manual_seed(0)
+    theta = RopeMixed(heads=5, head_dim=16).frequencies
+    size = 10.0 ** (-4 * torch.arange(4) / 16)
+    torch.testing.assert_close(theta.norm(dim=0), size.repeat(2).expand(5, -1))
+    first, second = theta.chunk(2, dim=-1)
+    torch.testing.assert_close((first * second).sum(0), torch.zeros(5, 4), atol=1e-6, rtol=0)
+    directions = theta[0, :, 0] / theta[:, :, 0].norm(dim=0)
+    assert len(directions.unique()) == 5
+
+
+def test_axial_frequencies_make_it_axial() -> None:
+    """RoPE-Mixed contains axial RoPE."""
+    mixed, axial = RopeMixed(heads=2, head_dim=8), Rope2d(head_dim=8, base=10.0)
+    with torch.no_grad():
+        mixed.frequencies.zero_()
+        mixed.frequencies[0, :, :2] = mixed.frequencies[1, :, 2:] = 10.0 ** (-torch.arange(2) / 2)
+    grid = Grid.of(Layout.image(3, 4, prefix=1))
+    q, k = torch.randn(1, 2, 13, 8), torch.randn(1, 2, 13, 8)
+    torch.testing.assert_close(mixed(q, k, grid), axial(q, k, grid))
+
+
+def test_frequencies_are_trained() -> None:
+    rope = RopeMixed(heads=2, head_dim=8).double()
+    q, k = (torch.randn(1, 2, 6, 8, dtype=torch.float64) for _ in range(2))
+    layout = Layout.image(2, 3)
+    grid = Grid.of(layout.with_positions(layout.positions.double()))
+
+    def products(frequencies: torch.Tensor) -> torch.Tensor:
+        turned, other = torch.func.functional_call(rope, {"frequencies": frequencies}, (q, k, grid))
+        return turned @ other.mT
+
+    torch.autograd.gradcheck(products, (rope.frequencies,))
+
+
+def test_each_layer_has_its_own() -> None:
+    first, second = create_layers("rope_mixed", layers=2, dim=16, heads=2)
+    assert not torch.equal(*(e.query_key.frequencies for e in (first, second)))  # type: ignore[union-attr]
+
+
+def test_grouped_keys_turn_with_each_of_their_queries() -> None:
+    rope = RopeMixed(heads=4, head_dim=8)
+    q, k = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8)
+    grid = Grid.of(Layout.image(2, 3))
+    turned = rope(q, k, grid)[1]
+    torch.testing.assert_close(turned, rope(q, k.repeat_interleave(2, dim=1), grid)[1])
+
+
+def test_special_tokens_are_not_turned() -> None:
+    layout = Layout.image(2, 2, prefix=1)
+    layout = layout.with_positions(layout.positions + 3)
+    x = torch.randn(1, 2, 5, 8)
+    turned, _ = RopeMixed(heads=2, head_dim=8)(x, x, Grid.of(layout))
+    torch.testing.assert_close(turned[:, :, 0], x[:, :, 0])
+    assert not torch.allclose(turned[:, :, 1], x[:, :, 1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"head_dim": 6}, "multiple of 4"), ({"heads": 0}, "heads"), ({"base": 0.5}, "base")],
+)
+def test_bad_options(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        RopeMixed(**({"heads": 2, "head_dim": 8} | options))  # type: ignore[arg-type]
+
+
+def test_other_heads_are_refused() -> None:
+    x = torch.randn(1, 4, 4, 8)
+    with pytest.raises(ArgumentError, match="heads that divides the encoding's 3"):
+        RopeMixed(heads=3, head_dim=8)(x, x, Grid.of(Layout.image(2, 2)))
