@@ -14,7 +14,7 @@ from posenc.encodings.embedding import (
     radix,
     sinusoidal,
 )
-from posenc.encodings.query_key import rope, rope2d, rope_mixed
+from posenc.encodings.query_key import mrope, rope, rope2d, rope_mixed
 from posenc.encodings.score import (
     alibi,
     contextual,
@@ -44,6 +44,7 @@ ENCODINGS: dict[str, Entry] = {
     "hierarchical": hierarchical.ENTRY,
     "kerple": kerple.ENTRY,
     "learned": learned.ENTRY,
+    "mrope": mrope.ENTRY,
     "multiplicative": multiplicative.ENTRY,
     "nope": nope.ENTRY,
     "radix": radix.ENTRY,

@@ -1,0 +1,232 @@
+"""Transformer-XL's relative sinusoids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding, Gathered, Lowered, LowRank, Product, ScoreTerm
+from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.score.gathering import gather_rows
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Grid
+
+__all__ = ["GlobalBiases", "TransformerXL", "transformer_xl"]
+
+STD = 0.02
+"""Standard deviation of all initial values, in Transformer-XL and in XLNet."""
+
+
+def transformer_xl(*, dim: int, heads: int, head_dim: int, base: float = 10000.0) -> TransformerXL:
+    """Transformer-XL: products with projected sinusoids of the offset, and two trained vectors.
+
+    ``s_ij = scale · ((q_i + u_h) · k_j + (q_i + w_h) · W_h r(i - j))`` (section 3.3; w is their
+    v), ``r(x)[t] = sin(x · ω_t)``, ``r(x)[C/2 + t] = cos(x · ω_t)``, ``ω_t = base^(-2t/C)``.
+
+    i - j in tokens, any real and never clipped; r ``[C]``, all sines before all cosines; ``W_h``
+    ``[D, C]`` without bias, each layer's own; u and w ``[H, D]``, one pair for all layers
+    (XLNet's layers have their own: ``xlnet``). The reference code finds the terms by padding and
+    reshaping ("relative shift"); here every pair reads its own offset, so queries and keys may
+    have any lengths and positions. Cached keys carry their layout: that is the segment memory.
+
+    Claims: relative, one axis, trainable. Cost: Q·K·H beside Q·(Q + K)·D·H on regular layouts;
+    Q·K·C·H elsewhere, since by the sum of angles the second term is then of rank C;
+    H·D·C parameters a layer. Differs from the paper in serving bidirectional attention too.
+
+    Args:
+        dim: width C of the model and of r; even.
+        heads: H.
+        head_dim: width D of a head.
+        base: ratio of the fastest frequency to the slowest (its limit).
+
+    Raises:
+        ArgumentError: when ``dim`` is odd or anything is out of its domain.
+
+    Reference: Dai et al. 2019, "Transformer-XL: Attentive Language Models beyond a Fixed-Length
+    Context".
+
+    >>> import posenc
+    >>> first, second = posenc.create_layers("transformer_xl", layers=2, dim=64, heads=4)
+    >>> first.score.biases is second.score.biases, first.score.weight is second.score.weight
+    (True, False)
+    """
+    biases = GlobalBiases(heads=heads, head_dim=head_dim)
+    return TransformerXL(dim=dim, biases=biases, base=base)
+
+
+def _share_biases(layers: int, arguments: Mapping[str, Any]) -> list[Encoding]:
+    first = transformer_xl(**arguments)
+    others = [
+        TransformerXL(dim=first.dim, biases=first.biases, base=first.base)
+        for _ in range(layers - 1)
+    ]
+    return [Encoding(score=part) for part in (first, *others)]
+
+
+class GlobalBiases(nn.Module):
+    """The vectors u (``content``) and w (``position``), ``[H, D]``, that stand in for a query.
+
+    Args:
+        heads: H.
+        head_dim: D.
+
+    Raises:
+        ArgumentError: when either is below 1.
+    """
+
+    def __init__(self, *, heads: int, head_dim: int) -> None:
+        super().__init__()
+        for name, value in (("heads", heads), ("head_dim", head_dim)):
+            if value < 1:
+                raise ArgumentError(
+                    name, expected="1 or more", got=value, remedy="Use the attention's."
+                )
+        self.content = nn.Parameter(torch.empty(heads, head_dim))
+        self.position = nn.Parameter(torch.empty(heads, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values."""
+        nn.init.normal_(self.content, std=STD)
+        nn.init.normal_(self.position, std=STD)
+
+
+class TransformerXL(ScoreTerm):
+    """One layer of ``transformer_xl``: all of the logit but ``scale · q_i · k_j``.
+
+    Args:
+        dim: width C of the sinusoids; even.
+        biases: u and w, perhaps shared with other layers.
+        base: of the sinusoids.
+
+    Raises:
+        ArgumentError: when ``dim`` is odd or below 2, or ``base`` not above 1.
+    """
+
+    def __init__(self, *, dim: int, biases: GlobalBiases, base: float = 10000.0) -> None:
+        super().__init__()
+        if dim < 2 or dim % 2:
+            raise ArgumentError(
+                "dim",
+                expected="an even number from 2, a sine and a cosine each frequency",
+                got=dim,
+                remedy="Use an even width.",
+            )
+        if not base > 1:
+            raise ArgumentError(
+                "base", expected="more than 1", got=base, remedy="10000 is the paper's."
+            )
+        self.dim, self.base = dim, base
+        self.biases = biases
+        heads, head_dim = biases.content.shape
+        self.weight = nn.Parameter(torch.empty(heads, head_dim, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values of this layer's own weights."""
+        nn.init.normal_(self.weight, std=STD)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, base={self.base:g}"
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "B H Q K"]:
+        content = self._column(k).unsqueeze(2)
+        q = q + self.biases.position.to(q).unsqueeze(1)
+        if grid.shift is None:
+            turned, places = self._factors(q, grid)
+            return scale * (content + turned @ places.mT)
+        offset = grid.offset[..., 0].long()
+        return scale * (content + gather_rows(q, self._rows(grid, q), offset - _first(grid)))
+
+    def lower(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> tuple[Lowered, ...] | None:
+        column = scale * self._column(k)
+        if grid.shift is None:
+            moved = scale * (q + self.biases.position.to(q).unsqueeze(1))
+            ones = column.new_ones(1, q.shape[1], q.shape[2], 1)
+            return LowRank(*self._factors(moved, grid)), LowRank(ones, column.unsqueeze(-1))
+        first, rows = _first(grid), self._rows(grid, q)
+
+        def bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+            return offset[..., 0].long() - first
+
+        table = scale * (rows @ self.biases.position.to(rows).unsqueeze(-1)).squeeze(-1)
+        return (Gathered(bucket, table=table, left=Product(q * scale, rows), column=column),)
+
+    def _column(self, k: Float[Tensor, "B H K D"]) -> Float[Tensor, "B H K"]:
+        """``u · k_j``."""
+        return (k @ self.biases.content.to(k).unsqueeze(-1)).squeeze(-1)
+
+    def _rows(self, grid: Grid, like: Tensor) -> Float[Tensor, "H N D"]:
+        """``W r(-Δ)`` at every offset Δ of a regular grid, ascending."""
+        sine, cosine = self._waves(-grid.line(device=like.device).to(torch.float32))
+        return torch.cat([sine, cosine], dim=-1).to(like) @ self.weight.to(like).mT
+
+    def _factors(
+        self, q: Float[Tensor, "B H Q D"], grid: Grid
+    ) -> tuple[Float[Tensor, "B H Q C"], Float[Tensor, "b H K C"]]:
+        """Two factors of ``q_i · W r(i - j)``, by the sine and cosine of a difference.
+
+        With a = Wᵀq, whose halves belong to sines and cosines, the product with r(i - j) is
+        ``(a_s sin i + a_c cos i) · cos j + (a_c sin i - a_s cos i) · sin j``, at every frequency.
+        """
+        for_sines, for_cosines = (q @ self.weight.to(q)).chunk(2, dim=-1)
+        sine, cosine = self._turns(grid.query.positions, q)
+        key_sine, key_cosine = self._turns(grid.key.positions, q)
+        turned = (for_sines * sine + for_cosines * cosine, for_cosines * sine - for_sines * cosine)
+        places = torch.cat([key_cosine, key_sine], dim=-1)
+        return torch.cat(turned, dim=-1), places.expand(-1, q.shape[1], -1, -1)
+
+    def _turns(self, positions: Float[Tensor, "b L 1"], like: Tensor) -> tuple[Tensor, Tensor]:
+        sine, cosine = self._waves(positions[..., 0].unsqueeze(1))
+        return sine.to(like), cosine.to(like)
+
+    def _waves(self, x: Float[Tensor, "*dims"]) -> tuple[Tensor, Tensor]:
+        """``sin(x · ω)`` and ``cos(x · ω)``, ``[..., C/2]``, in float64 where there is one."""
+        wide = x if x.device.type == "mps" else x.double()
+        frequencies = geometric_frequencies(self.dim // 2, self.dim, self.base, like=wide)
+        angles = wide.unsqueeze(-1) * frequencies
+        return angles.sin(), angles.cos()
+
+
+def _first(grid: Grid) -> int:
+    """The smallest offset of a regular grid."""
+    return grid.require_shift() - (grid.query.length - 1)
+
+
+ENTRY = Entry(
+    factory=transformer_xl,
+    summary="Adds products with projected sinusoids of the offset, and two trained vectors.",
+    claims=Claims(
+        sites=("score",),
+        relative=True,
+        trainable=True,
+        extrapolates="Degrades past the training length: farther sinusoids are new to W.",
+        cost="Q·K·H beside Q·(Q + K)·D·H; Q·K·C·H on irregular layouts",
+    ),
+    citation=Citation(
+        authors="Dai et al.",
+        title="Transformer-XL: Attentive Language Models beyond a Fixed-Length Context",
+        year=2019,
+        url="https://arxiv.org/abs/1901.02860",
+    ),
+    sharing=_share_biases,
+)

@@ -1,0 +1,58 @@
+"""XLNet's form of Transformer-XL's positions."""
+
+from __future__ import annotations
+
+from posenc.encodings.score.transformer_xl import GlobalBiases, TransformerXL
+from posenc.entry import Citation, Claims, Entry
+
+__all__ = ["xlnet"]
+
+
+def xlnet(*, dim: int, heads: int, head_dim: int, base: float = 10000.0) -> TransformerXL:
+    """XLNet: the logits of ``transformer_xl``, where each layer has vectors u and w of its own.
+
+    ``s_ij = scale · ((q_i + u_h) · k_j + (q_i + w_h) · W_h r(i - j))``; symbols as there.
+
+    i - j in tokens, signed: keys ahead of the query are told from those behind. Claims: relative,
+    one axis, trainable. Cost: as ``transformer_xl``; H·D·(C + 2) parameters a layer. Differs from
+    XLNet, whose attention also has a term for segments, in holding positions only.
+
+    Args:
+        dim: width C of the model; even.
+        heads: H.
+        head_dim: width D of a head.
+        base: ratio of the fastest frequency to the slowest (its limit).
+
+    Raises:
+        ArgumentError: when ``dim`` is odd or anything is out of its domain.
+
+    Reference: Yang et al. 2019, "XLNet: Generalized Autoregressive Pretraining for Language
+    Understanding".
+
+    >>> import posenc
+    >>> first, second = posenc.create_layers("xlnet", layers=2, dim=64, heads=4)
+    >>> first.score.biases is second.score.biases
+    False
+    """
+    biases = GlobalBiases(heads=heads, head_dim=head_dim)
+    return TransformerXL(dim=dim, biases=biases, base=base)
+
+
+ENTRY = Entry(
+    factory=xlnet,
+    summary="Transformer-XL's logits with two trained vectors in every layer.",
+    claims=Claims(
+        sites=("score",),
+        relative=True,
+        trainable=True,
+        extrapolates="Degrades past the training length: farther sinusoids are new to W.",
+        cost="Q·K·H beside Q·(Q + K)·D·H; Q·K·C·H on irregular layouts",
+    ),
+    citation=Citation(
+        authors="Yang et al.",
+        title="XLNet: Generalized Autoregressive Pretraining for Language Understanding",
+        year=2019,
+        url="https://arxiv.org/abs/1906.08237",
+    ),
+    sharing="none",
+)
