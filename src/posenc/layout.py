@@ -282,7 +282,8 @@ class Layout:
     def following(self) -> Layout:
         """The layout of one token after the last of every row: a step further, same document.
 
-        On several axes it stands one past the largest position of the row, on each of them.
+        On several axes it stands one past the largest position of the row's last document, on
+        each of them.
 
         Raises:
             ArgumentError: where the layout carries a signal: it has to be read from the token.
@@ -296,7 +297,11 @@ class Layout:
             )
         if self.start is not None:
             return Layout.sequence(1, self.start + self.length, device=self.device)
-        last = self.positions[:, -1:] if self.axes == 1 else self.positions.amax((1, 2), True)
+        last = self.positions
+        if self.axes > 1 and self.document is not None:
+            others = self.document != self.document[:, -1:]
+            last = last.masked_fill(others.unsqueeze(-1), -torch.inf)
+        last = last[:, -1:] if self.axes == 1 else last.amax((1, 2), True)
         return Layout(
             last.expand(-1, 1, self.axes) + 1,
             self.order[:, -1:] + 1,

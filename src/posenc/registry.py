@@ -12,6 +12,7 @@ from posenc.encodings.embedding import (
     learned,
     multiplicative,
     radix,
+    recursive,
     sinusoidal,
 )
 from posenc.encodings.query_key import mrope, rope, rope2d, rope_mixed
@@ -25,6 +26,7 @@ from posenc.encodings.score import (
     sandwich,
     shaw,
     swin,
+    swin_v2,
     t5,
     transformer_xl,
     xlnet,
@@ -48,6 +50,7 @@ ENCODINGS: dict[str, Entry] = {
     "multiplicative": multiplicative.ENTRY,
     "nope": nope.ENTRY,
     "radix": radix.ENTRY,
+    "recursive": recursive.ENTRY,
     "rope": rope.ENTRY,
     "rope2d": rope2d.ENTRY,
     "rope_mixed": rope_mixed.ENTRY,
@@ -55,6 +58,7 @@ ENCODINGS: dict[str, Entry] = {
     "shaw": shaw.ENTRY,
     "sinusoidal": sinusoidal.ENTRY,
     "swin": swin.ENTRY,
+    "swin_v2": swin_v2.ENTRY,
     "t5": t5.ENTRY,
     "transformer_xl": transformer_xl.ENTRY,
     "xlnet": xlnet.ENTRY,

@@ -1,0 +1,157 @@
+"""Rotary positions of texts, images and videos in one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.query_key.rotation import (
+    Pairing,
+    Rotary,
+    require_base,
+    still_where_special,
+)
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.layout import Layout
+
+__all__ = ["Mrope", "default_sections"]
+
+Arrangement = Literal["contiguous", "interleaved"]
+
+
+def default_sections(pairs: int, arrangement: Arrangement) -> tuple[int, int, int]:
+    """Pairs of time, height and width in the ratio of the published models.
+
+    16:24:24 of 64 where contiguous (Qwen2-VL), 24:20:20 where interleaved (Qwen3-VL); height and
+    width rounded down, but to no less than 1.
+    """
+    share = 24 if arrangement == "contiguous" else 20
+    plane = max(1, pairs * share // 64)
+    return pairs - 2 * plane, plane, plane
+
+
+class Mrope(Rotary):
+    """M-RoPE: RoPE whose pairs turn by the time, the height or the width of a token's position.
+
+    Pair t turns by ``p_axis(t) · θ_t``, ``θ_t = base^(-2t/D)``, t = 0 … D/2 - 1. With sections
+    (T, H, W), pair t belongs to time, then height, then width, as many pairs each
+    (``"contiguous"``); or (``"interleaved"``) pairs 1, 4, 7, … to height and 2, 5, 8, … to width
+    until these have theirs, and all others to time.
+
+    ``p`` is a position of three axes, any reals: a text token stands at the same number on all
+    three (where M-RoPE is RoPE), an image's cells at their rows and columns from one past the
+    largest number before; what follows begins one past the largest of them (``Layout.following``).
+    Claims: relative on all axes, no parameters. Cost: (Q + K)·D·H. Differs from the paper in
+    nothing. θ falls along the pairs, so that contiguous widths turn slowly only; interleaving
+    gives every axis fast and slow pairs.
+
+    Args:
+        head_dim: width D of a head.
+        base: sets the slowest frequency.
+        sections: pairs of time, height and width, D/2 in all; by default in the published ratio
+            (``default_sections``).
+        arrangement: ``"contiguous"`` (Qwen2-VL) or ``"interleaved"`` (Qwen3-VL).
+        pairing: ``"half"`` pairs feature t with t + D/2, ``"adjacent"`` 2t with 2t + 1.
+
+    Raises:
+        ArgumentError: when ``head_dim`` is odd or below 6, ``base`` is not above 1, or
+            ``sections`` are not three counts of 1 or more that fit D/2 pairs.
+        UnknownNameError: for another ``arrangement`` or ``pairing``.
+
+    Reference: Wang et al. 2024, "Qwen2-VL: Enhancing Vision-Language Model's Perception of the
+    World at Any Resolution"; interleaved: Qwen Team 2025, "Qwen3-VL Technical Report".
+
+    >>> import posenc, torch
+    >>> grid = posenc.Grid.of(posenc.Layout.at(torch.tensor([[[0, 0, 0], [1, 1, 1], [1, 1, 2]]])))
+    >>> q = torch.randn(1, 2, 3, 16)
+    >>> posenc.create("mrope", head_dim=16).query_key(q, q, grid)[0].shape
+    torch.Size([1, 2, 3, 16])
+    """
+
+    axes: ClassVar[tuple[int, ...] | None] = (3,)
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        base: float = 1e6,
+        sections: Sequence[int] | None = None,
+        arrangement: Arrangement = "contiguous",
+        pairing: Pairing = "half",
+    ) -> None:
+        super().__init__(head_dim=head_dim, pairing=pairing)
+        if head_dim < 6 or head_dim % 2:
+            raise ArgumentError(
+                "head_dim",
+                expected="an even number, 6 or more",
+                got=head_dim,
+                remedy="Features turn in pairs, at least one pair an axis.",
+            )
+        if arrangement not in ("contiguous", "interleaved"):
+            raise UnknownNameError.of("arrangement", arrangement, ("contiguous", "interleaved"))
+        pairs = head_dim // 2
+        given = default_sections(pairs, arrangement) if sections is None else tuple(sections)
+        self.base, self.sections, self.arrangement = require_base(base), given, arrangement
+        self._axis_of_pair = _assign(given, pairs, arrangement)
+
+    def extra_repr(self) -> str:
+        return (
+            f"head_dim={self.head_dim}, base={self.base:g}, sections={self.sections}, "
+            f"{self.arrangement}, {self.pairing}"
+        )
+
+    def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
+        positions = layout.positions
+        theta = geometric_frequencies(self.head_dim // 2, self.head_dim, self.base, like=positions)
+        axes = positions.unbind(-1)
+        of_pair = torch.stack([axes[axis] for axis in self._axis_of_pair], dim=-1)
+        return still_where_special(of_pair * theta, layout)
+
+
+def _assign(sections: tuple[int, ...], pairs: int, arrangement: Arrangement) -> list[int]:
+    """The axis of every pair.
+
+    Raises:
+        ArgumentError: when the sections do not fit.
+    """
+    if len(sections) == 3 and min(sections) >= 1 and sum(sections) == pairs:
+        if arrangement == "contiguous":
+            return [axis for axis, count in enumerate(sections) for _ in range(count)]
+        axes = [t % 3 if t < 3 * sections[t % 3] else 0 for t in range(pairs)]
+        if all(axes.count(axis) == count for axis, count in enumerate(sections)):
+            return axes
+    raise ArgumentError(
+        "sections",
+        expected=f"three counts of 1 or more that add up to head_dim / 2 = {pairs}"
+        + (", time's no smaller than the others" if arrangement == "interleaved" else ""),
+        got=sections,
+        remedy="Leave them out for the published ratio.",
+    )
+
+
+ENTRY = Entry(
+    factory=Mrope,
+    summary="Turns some pairs with time, some with height, some with width.",
+    claims=Claims(
+        sites=("query_key",),
+        relative=True,
+        axes=(3,),
+        trainable=False,
+        extrapolates="As RoPE; images cost few positions, so that more fit in the trained range.",
+        cost="(Q + K)·D·H",
+    ),
+    citation=Citation(
+        authors="Wang et al.",
+        title="Qwen2-VL: Enhancing Vision-Language Model's Perception of the World at Any "
+        "Resolution",
+        year=2024,
+        url="https://arxiv.org/abs/2409.12191",
+    ),
+    sharing="layers",
+)
