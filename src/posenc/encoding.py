@@ -135,6 +135,9 @@ class EmbeddingEncoding(Part, ABC):
 class QueryKeyTransform(Part, ABC):
     """Transforms queries and keys before their product."""
 
+    scale: ClassVar[float | None] = None
+    """The factor that the product wants; the default scale is then this. None: no wish."""
+
     @abstractmethod
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
@@ -311,6 +314,11 @@ class Encoding(nn.Module):
         return observed
 
     def default_scale(self, head_dim: int) -> float:
-        """``(terms · head_dim) ** -0.5``, what ``attend`` uses unless told otherwise."""
+        """What ``attend`` uses unless told otherwise: ``(terms · head_dim) ** -0.5``.
+
+        A query_key part that names its own ``scale`` (cosine logits) overrides it.
+        """
+        if self.query_key is not None and self.query_key.scale is not None:
+            return self.query_key.scale
         terms = 1 if self.score is None else self.score.terms
         return float((terms * head_dim) ** -0.5)

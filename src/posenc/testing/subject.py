@@ -23,7 +23,9 @@ HEADS, KV_HEADS, HEAD_DIM = 6, 3, 8
 DIM = HEADS * HEAD_DIM
 MAX_LENGTH = 160
 
-OPTIONS: dict[str, dict[str, object]] = {}
+OPTIONS: dict[str, dict[str, object]] = {
+    "swin": {"window": (14, 14)},
+}
 """Options that a method of the registry needs for the lengths that laws are tried on."""
 
 COLUMNS, ROWS = 5, 4

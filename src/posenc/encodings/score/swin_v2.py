@@ -1,0 +1,173 @@
+"""Swin v2's continuous position biases and cosine logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding, Gathered, Lowered, ScoreTerm
+from posenc.encodings.precision import wide_linear
+from posenc.encodings.query_key.cosine import CosineLogits
+from posenc.encodings.score.special import has_special, special_pairs
+from posenc.encodings.score.window import Window
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.layout import Grid
+
+__all__ = ["Logits", "SwinV2Bias", "swin_v2"]
+
+Logits = Literal["cosine", "dot"]
+
+
+def swin_v2(
+    *,
+    heads: int,
+    window: Sequence[int] = (8, 8),
+    hidden: int = 512,
+    logits: Logits = "cosine",
+) -> Encoding:
+    """Swin v2: a small network reads log-spaced offsets; logits are scaled cosines.
+
+    ``s_ij = τ_h · cos(q_i, k_j) + 16 · σ(f_h(u(Δ'_y), u(Δ'_x)))`` (equations 2-4),
+    ``u(Δ') = sign(Δ') · log2(1 + 8|Δ'| / (M - 1)) / log2(8)``.
+
+    Δ' = (row, column) of query i less that of key j, in cells, any real; M the side of
+    ``window`` along that axis; f: two numbers, one hidden ReLU layer, H logits; ``τ_h`` as in
+    ``CosineLogits``. Offsets beyond the window are read too, as in fine-tuning at a larger window:
+    keep ``window`` at the size first trained at. An axis of one cell has u = 0. Pairs with a
+    special token have no bias. Claims: relative, two axes, trainable, each layer with its own
+    network. Cost: a table of (2Y - 1)(2X - 1) offsets, ``hidden`` + H operations each, for whole
+    images of Y by X cells; else Q·K·(``hidden`` + H). Differs from the authors' code in nothing
+    but axes of one cell, where that divides by zero.
+
+    Args:
+        heads: H.
+        window: (height, width) in cells, by which offsets are scaled.
+        hidden: width of the hidden layer.
+        logits: ``"cosine"``, or ``"dot"`` for the usual product (a record of the bias alone).
+
+    Raises:
+        ArgumentError: when ``heads``, ``hidden`` or a side of ``window`` is below 1.
+        UnknownNameError: for other ``logits``.
+
+    Reference: Liu et al. 2022, "Swin Transformer V2: Scaling Up Capacity and Resolution".
+
+    >>> import posenc
+    >>> encoding = posenc.create("swin_v2", heads=4)
+    >>> encoding.default_scale(32), encoding.score.output.weight.shape
+    (1.0, torch.Size([4, 512]))
+    """
+    if logits not in ("cosine", "dot"):
+        raise UnknownNameError.of("logits", logits, ("cosine", "dot"))
+    bias = SwinV2Bias(heads=heads, window=window, hidden=hidden)
+    return Encoding(query_key=CosineLogits(heads=heads) if logits == "cosine" else None, score=bias)
+
+
+class SwinV2Bias(ScoreTerm):
+    """The bias of ``swin_v2``: ``s_ij += 16 · σ(f_h(u(Δ'_y), u(Δ'_x)))``."""
+
+    axes: ClassVar[tuple[int, ...] | None] = (2,)
+
+    WIDEST = 8.0
+    """What the window's last offset is scaled to."""
+
+    MOST = 16.0
+    """The bias is between 0 and this."""
+
+    def __init__(self, *, heads: int, window: Sequence[int] = (8, 8), hidden: int = 512) -> None:
+        super().__init__()
+        for name, value in (("heads", heads), ("hidden", hidden)):
+            if value < 1:
+                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
+        self.window = Window.of(window, argument="window")
+        self.input, self.output = nn.Linear(2, hidden), nn.Linear(hidden, heads, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw weights, normal with standard deviation 0.02, as the authors' code does."""
+        nn.init.trunc_normal_(self.input.weight, std=0.02)
+        nn.init.zeros_(self.input.bias)
+        nn.init.trunc_normal_(self.output.weight, std=0.02)
+
+    def extra_repr(self) -> str:
+        return f"window={self.window.height}x{self.window.width}"
+
+    def coordinates(self, offset: Float[Tensor, "*dims A"]) -> Float[Tensor, "*dims A"]:
+        """u of each axis, from offsets Δ = key - query; ±log2(9)/log2(8) at the window's ends."""
+        reach = torch.tensor(self.window.sides, dtype=offset.dtype, device=offset.device) - 1
+        # An axis of one cell has one offset, 0; it stays 0.
+        scaled = torch.where(reach > 0, -offset * self.WIDEST / reach.clamp(min=1), 0.0)
+        return scaled.sign() * torch.log2(scaled.abs() + 1) / math.log2(self.WIDEST)
+
+    def bias(self, offset: Float[Tensor, "*dims A"]) -> Float[Tensor, "H *dims"]:
+        """The bias of every head at any offsets Δ, in the offsets' float32 or float64."""
+        hidden = torch.relu(wide_linear(self.coordinates(offset), self.input))
+        return self.MOST * wide_linear(hidden, self.output).movedim(-1, 0).sigmoid()
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "b H Q K"]:
+        offset = grid.offset
+        whole = _whole(grid)
+        if whole is None:
+            bias = self.bias(offset)
+        else:
+            bias = self._table(whole, offset)[:, whole.index(offset)]
+        special = special_pairs(grid)
+        bias = bias.transpose(0, 1)
+        return bias if special is None else bias.masked_fill(special.unsqueeze(1), 0.0)
+
+    def lower(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> tuple[Lowered, ...] | None:
+        whole = _whole(grid)
+        if whole is None or has_special(grid):
+            return None
+        return (Gathered(whole.index, table=self._table(whole, grid.key.positions)),)
+
+    def _table(self, window: Window, like: Tensor) -> Float[Tensor, "H N"]:
+        return self.bias(window.offsets(device=like.device, dtype=like.dtype))
+
+
+def _whole(grid: Grid) -> Window | None:
+    """The window that holds all offsets between whole images; None where they are not whole."""
+    query, key = grid.query.extent, grid.key.extent
+    if query is None or key is None:
+        return None
+    return Window(max(query[0], key[0]), max(query[1], key[1]))
+
+
+ENTRY = Entry(
+    factory=swin_v2,
+    summary="Lets a small network read log-spaced offsets in an image; logits are cosines.",
+    claims=Claims(
+        sites=("query_key", "score"),
+        relative=True,
+        axes=(2,),
+        trainable=True,
+        extrapolates="Holds at moderately larger windows: offsets are read on a log scale.",
+        cost="Q·K·H beside (Q + K)·D·H; a table of offsets for whole images",
+    ),
+    citation=Citation(
+        authors="Liu et al.",
+        title="Swin Transformer V2: Scaling Up Capacity and Resolution",
+        year=2022,
+        url="https://arxiv.org/abs/2111.09883",
+    ),
+    sharing="none",
+)
