@@ -1,0 +1,128 @@
+"""The vectors ``p_0, p_1, …`` of a recursion, at any set of positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.encodings.opaque import opaque
+
+__all__ = ["gated_at", "gated_orbit", "linear_at", "linear_orbit"]
+
+SPARSE = 32
+"""Positions are sparse when fewer than one in so many of those between them is asked for."""
+
+
+def linear_orbit(weights: Sequence[Tensor], first: int, count: int) -> Float[Tensor, "count C"]:
+    """``c + A^k (p_0 - c)`` for k = first … first + count - 1, by doubling.
+
+    Args:
+        weights: ``p_0`` ``[C]``, ``c`` ``[C]``, ``A`` ``[C, C]``.
+        first, count: which vectors.
+    """
+    start, centre, transition = weights
+    powers = [transition.mT]
+    rows = (start - centre).unsqueeze(0)
+    for digit in range(first.bit_length()):
+        wanted = digit + 1 < first.bit_length() or count > 1
+        if first >> digit & 1:
+            rows = _step(rows, powers, digit, wanted)
+        elif wanted:
+            _square(powers, digit)
+    digit = 0
+    while rows.shape[0] < count:
+        missing = count - rows.shape[0]
+        following = _step(rows[:missing], powers, digit, missing > rows.shape[0])
+        rows = torch.cat([rows, following])
+        digit += 1
+    return rows + centre
+
+
+def _step(
+    rows: Float[Tensor, "R C"], powers: list[Tensor], digit: int, wanted: bool
+) -> Float[Tensor, "R C"]:
+    """The rows ``2^digit`` steps on; the same product also squares the power, if ``wanted``."""
+    power = powers[digit]
+    if not wanted or len(powers) > digit + 1:
+        return rows @ power
+    both = torch.cat([rows, power]) @ power
+    powers.append(both[len(rows) :])
+    return both[: len(rows)]
+
+
+def _square(powers: list[Tensor], digit: int) -> None:
+    if len(powers) == digit + 1:
+        powers.append(powers[digit] @ powers[digit])
+
+
+def _linear_sparse(weights: Sequence[Tensor], positions: Int[Tensor, " N"]) -> Float[Tensor, "N C"]:
+    """The same at positions far from one another: A's powers by the binary digits of each."""
+    start, centre, transition = weights
+    power = transition.mT
+    rows = (start - centre).expand(len(positions), -1)
+    digits = int(positions.max()).bit_length()
+    for digit in range(digits):
+        odd = (positions >> digit & 1).bool().unsqueeze(-1)
+        rows = torch.where(odd, rows @ power, rows)
+        if digit + 1 < digits:
+            power = power @ power
+    return rows + centre
+
+
+def gated_orbit(weights: Sequence[Tensor], first: int, count: int) -> Float[Tensor, "count C"]:
+    """The states of a gated recurrent unit without input, one after the other from ``p_0``.
+
+    Args:
+        weights: ``p_0`` ``[C]``, ``U`` ``[3C, C]``, biases ``a`` and ``b`` ``[3C]`` of the input's
+            and the state's side, in the order of the gates r, z and n.
+        first, count: which vectors.
+    """
+    start, recurrent, input_bias, state_bias = weights
+    steps = first + count - 1
+    if steps == 0:
+        return start.unsqueeze(0)
+    nothing = start.new_zeros(steps, 1, 1)
+    flat = [start.new_zeros(len(recurrent), 1), recurrent, input_bias, state_bias]
+    states, _ = torch.gru(nothing, start.view(1, 1, -1), flat, True, 1, 0.0, False, False, False)
+    return torch.cat([start.unsqueeze(0), states[:, 0]])[first:]
+
+
+Orbit = Callable[[Sequence[Tensor], int, int], Tensor]
+
+
+def _read(
+    positions: Float[Tensor, "b L"],
+    weights: Sequence[Tensor],
+    orbit: Orbit,
+    sparse: Callable[[Sequence[Tensor], Tensor], Tensor] | None,
+) -> Float[Tensor, "b L C"]:
+    """Vectors at real positions, a fractional one between the two integers next to it."""
+    if not positions.numel():
+        return positions.new_zeros(*positions.shape, len(weights[0]))
+    below = positions.detach().floor()
+    above = positions.detach().ceil() if not positions.requires_grad else below + 1
+    first, last = int(below.min()), int(above.max())
+    if sparse is None or last - first < SPARSE * positions.numel():
+        vectors = orbit(weights, first, last - first + 1)
+        low, high = below.long() - first, above.long() - first
+    else:
+        distinct, index = torch.stack([below, above]).long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        vectors = sparse(weights, distinct)
+        low, high = index
+    share = (positions - below).unsqueeze(-1)
+    return torch.lerp(vectors[low], vectors[high], share)
+
+
+def _linear(positions: Tensor, weights: Sequence[Tensor], settings: str) -> Tensor:
+    return _read(positions, weights, linear_orbit, _linear_sparse)
+
+
+def _gated(positions: Tensor, weights: Sequence[Tensor], settings: str) -> Tensor:
+    return _read(positions, weights, gated_orbit, None)
+
+
+linear_at = opaque("linear_orbit", _linear)
+gated_at = opaque("gated_orbit", _gated)

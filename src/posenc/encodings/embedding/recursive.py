@@ -1,0 +1,258 @@
+"""Positions that each follow from the one before."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.embedding.orbit import gated_at, gated_orbit, linear_at, linear_orbit
+from posenc.encodings.embedding.table import real_positions
+from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.precision import widest
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError, LengthError, UnknownNameError
+from posenc.layout import Layout
+
+__all__ = ["FreeStep", "GatedStep", "Recursive", "RotationStep", "Step", "StepKind"]
+
+StepKind = Literal["linear", "free", "gru"]
+
+
+class Step(nn.Module, ABC):
+    """What leads from a position's vector to the next."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.empty(dim))
+
+    @abstractmethod
+    def reset_parameters(self) -> None:
+        """Set the initial values."""
+
+    @abstractmethod
+    def weights(self) -> list[Tensor]:
+        """``p_0`` and what the step is made of, in float64 where the device has it."""
+
+    @abstractmethod
+    def along(self, first: int, count: int) -> Float[Tensor, "count C"]:
+        """``p_first`` to ``p_{first + count - 1}``."""
+
+    @abstractmethod
+    def at(self, positions: Float[Tensor, "b L"]) -> Float[Tensor, "b L C"]:
+        """``p`` at real positions from 0."""
+
+    def _wide(self, *weights: Tensor) -> list[Tensor]:
+        return [weight.to(widest(weight.device)) for weight in weights]
+
+
+class LinearStep(Step):
+    """``p -> c + A (p - c)``."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.centre = nn.Parameter(torch.empty(dim))
+        self.weight = nn.Parameter(torch.empty(dim, dim))
+        self.reset_parameters()
+
+    @abstractmethod
+    def transition(self) -> Float[Tensor, "C C"]:
+        """A, in float64 where the device has it."""
+
+    def weights(self) -> list[Tensor]:
+        return [*self._wide(self.start, self.centre), self.transition()]
+
+    def along(self, first: int, count: int) -> Float[Tensor, "count C"]:
+        return linear_orbit(self.weights(), first, count)
+
+    def at(self, positions: Float[Tensor, "b L"]) -> Float[Tensor, "b L C"]:
+        weights = self.weights()
+        return linear_at(positions.to(weights[0].dtype), weights, "")
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.centre.zero_()
+        self.start.zero_()
+        self.start[1::2] = 1
+        self.weight.zero_()
+        dim = len(self.start)
+        pairs = torch.arange(0, dim - 1, 2, device=self.weight.device)
+        angles = geometric_frequencies(len(pairs), dim, 10000.0, like=self.start)
+        self._turn(pairs, angles)
+
+    @abstractmethod
+    def _turn(self, pairs: Int[Tensor, " T"], angles: Float[Tensor, " T"]) -> None:
+        """Set the weight to turn features (i, i + 1), i in ``pairs``, by ``angles``."""
+
+
+class RotationStep(LinearStep):
+    """A is a rotation, whatever the weight: ``(I + S)(I - S)^-1``, ``S = W - W^T``."""
+
+    def transition(self) -> Float[Tensor, "C C"]:
+        (weight,) = self._wide(self.weight)
+        skew = weight - weight.mT
+        one = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
+        # I - S has an inverse for every skew S, so nothing needs to be checked on the device.
+        made: Tensor = torch.linalg.solve_ex(one - skew, one + skew, left=False)[0]
+        return made
+
+    def _turn(self, pairs: Int[Tensor, " T"], angles: Float[Tensor, " T"]) -> None:
+        half = torch.tan(angles / 2) / 2
+        self.weight[pairs, pairs + 1] = half
+        self.weight[pairs + 1, pairs] = -half
+
+
+class FreeStep(LinearStep):
+    """A is the weight itself."""
+
+    def transition(self) -> Float[Tensor, "C C"]:
+        return self._wide(self.weight)[0]
+
+    def _turn(self, pairs: Int[Tensor, " T"], angles: Float[Tensor, " T"]) -> None:
+        self.weight.fill_diagonal_(1.0)
+        self.weight[pairs, pairs] = self.weight[pairs + 1, pairs + 1] = angles.cos()
+        self.weight[pairs, pairs + 1] = angles.sin()
+        self.weight[pairs + 1, pairs] = -angles.sin()
+
+
+class GatedStep(Step):
+    """A gated recurrent unit that reads nothing but its state."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
+        self.recurrent = nn.Parameter(torch.empty(3 * dim, dim))
+        self.input_bias = nn.Parameter(torch.empty(3 * dim))
+        self.state_bias = nn.Parameter(torch.empty(3 * dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = len(self.start) ** -0.5
+        for weight in (self.recurrent, self.input_bias, self.state_bias):
+            nn.init.uniform_(weight, -bound, bound)
+        nn.init.uniform_(self.start, -1.0, 1.0)
+
+    def weights(self) -> list[Tensor]:
+        return self._wide(self.start, self.recurrent, self.input_bias, self.state_bias)
+
+    def along(self, first: int, count: int) -> Float[Tensor, "count C"]:
+        return gated_orbit(self.weights(), first, count)
+
+    def at(self, positions: Float[Tensor, "b L"]) -> Float[Tensor, "b L C"]:
+        weights = self.weights()
+        return gated_at(positions.to(weights[0].dtype), weights, "")
+
+
+class Recursive(EmbeddingEncoding):
+    """Recursive positions: a position's vector is made from the one before by a trained step.
+
+    ``x + p_k``, ``p_0`` trained, ``p_{k+1} = f(p_k)``; linear:
+    ``f(p) = A · p + b = c + A · (p - c)``, so ``p_k = c + A^k · (p_0 - c)``.
+
+    ``k`` = 0, 1, … in tokens, without an end; a fractional position is read between the two
+    vectors next to it, linearly. ``p_0``, ``c`` ``[C]``; ``b = c - A · c``. ``A`` ``[C, C]`` is
+    ``(I + S)(I - S)^-1`` with ``S = W - W^T``: whatever the training does, a rotation, so
+    ``‖p_k - c‖`` is the same at every k, and neither vectors nor gradients grow or vanish.
+    ``W`` starts where A turns the pair t by ``10000^(-2t/C)`` radians a token, and ``p_0`` at
+    (0, 1, 0, 1, …): the sinusoidal encoding (for even C). Claims: absolute, one axis, trainable.
+
+    Cost: L·C² in log2 L matrix products by doubling, ``[p_k; A^n] · A^n = [p_{k+n}; A^2n]``, and
+    log2 of the first position more where that is not 0; computed in float64, since squaring A
+    doubles its error. C² parameters. The GRU runs through all positions from 0 one by one.
+
+    Args:
+        dim: width C.
+        step: ``"linear"`` as above; ``"free"`` the same with A itself trained, which may then
+            grow without bound far out; ``"gru"`` a gated recurrent unit without input,
+            ``f(p) = z·p + (1 - z)·tanh(a + r·(U_n p + b_n))`` with gates
+            ``r, z = σ(U p + b)``, whose vectors stay within (-1, 1).
+
+    Raises:
+        ArgumentError: when ``dim`` is below 1.
+        UnknownNameError: for another ``step``.
+        LengthError: in ``forward``, for a position below 0.
+
+    Reference: Su 2021, "Transformer position encodings that rack researchers' brains"
+    (kexue.fm/archives/8130), section on recursive positions; the plain recursion is what
+    Liu et al. 2020 make continuous.
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("recursive", dim=4)
+    >>> encoding.embed(torch.zeros(1, 2, 4), posenc.Layout.sequence(2))[0, 0].tolist()
+    [0.0, 1.0, 0.0, 1.0]
+    """
+
+    def __init__(self, *, dim: int, step: StepKind = "linear") -> None:
+        super().__init__()
+        if dim < 1:
+            raise ArgumentError("dim", expected="1 or more", got=dim, remedy="Use the model's.")
+        steps: dict[str, type[Step]] = {"linear": RotationStep, "free": FreeStep, "gru": GatedStep}
+        if step not in steps:
+            raise UnknownNameError.of("step", step, steps)
+        self.kind: StepKind = step
+        self.step = steps[step](dim)
+
+    def reset_parameters(self) -> None:
+        """Set the initial values; the GRU's are drawn."""
+        self.step.reset_parameters()
+
+    def extra_repr(self) -> str:
+        return f"dim={self.step.start.shape[0]}, step={self.kind}"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        return fuse(x, self.table(layout), "add")
+
+    def table(self, layout: Layout) -> Float[Tensor, "b L C"]:
+        """``p`` at a layout's positions, in float64 where the device has it."""
+        with torch.autocast(layout.device.type, enabled=False):
+            return self._read(layout)
+
+    def _read(self, layout: Layout) -> Float[Tensor, "b L C"]:
+        if layout.start is not None and not torch.compiler.is_compiling():
+            require_forward(float(layout.start))
+            return self.step.along(layout.start, layout.length).unsqueeze(0)
+        positions = real_positions(layout)
+        if not torch.compiler.is_compiling() and positions.numel():
+            require_forward(float(positions.detach().min()))
+        return self.step.at(positions)
+
+
+def require_forward(first: float) -> None:
+    """Refuse positions before the recursion begins."""
+    if first < 0:
+        raise LengthError(
+            "positions",
+            expected="0 or more, where the recursion begins",
+            got=f"{first:g}",
+            remedy="Shift the positions, so that the first is 0.",
+        )
+
+
+ENTRY = Entry(
+    factory=Recursive,
+    summary="Makes each position's vector from the one before by a trained rotation, or a GRU.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=False,
+        trainable=True,
+        extrapolates="Any position exists and is bounded; use past the trained ones is uncertain.",
+        cost="L·C² once, in log L products",
+    ),
+    citation=Citation(
+        authors="Su",
+        title="Transformer position encodings that rack researchers' brains",
+        year=2021,
+        url="https://kexue.fm/archives/8130",
+    ),
+    sharing="layers",
+)

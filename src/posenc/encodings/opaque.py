@@ -1,0 +1,88 @@
+"""Computations with loops that depend on data, made whole inside compiled graphs.
+
+A trajectory is computed in as many steps as its last position asks for. ``torch.compile`` cannot
+unroll that, so inside a graph it is one operator, whose backward runs the same code again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["Trajectory", "opaque"]
+
+
+class Trajectory(Protocol):
+    """Vectors at positions, from tensors and from plain settings."""
+
+    def __call__(
+        self, positions: Float[Tensor, "b L"], weights: Sequence[Tensor], settings: str
+    ) -> Float[Tensor, "b L C"]: ...
+
+
+def opaque(name: str, compute: Trajectory) -> Trajectory:
+    """``compute``, as one operator ``posenc::name`` inside compiled graphs and as itself outside.
+
+    ``compute`` gives ``[b, L, C]`` in the dtype of the positions; C is the length of the first
+    of its weights.
+    """
+
+    def forward(positions: Tensor, weights: list[Tensor], settings: str) -> Tensor:
+        return compute(positions, weights, settings).clone()
+
+    def backward(
+        gradient: Tensor, positions: Tensor, weights: list[Tensor], settings: str
+    ) -> list[Tensor]:
+        # Not torch.autograd, which is switched off inside an operator.
+        def again(positions: Tensor, *weights: Tensor) -> Tensor:
+            return compute(positions, weights, settings)
+
+        _, pull = torch.func.vjp(again, positions, *weights)  # type: ignore[misc]
+        return [part.clone() for part in pull(gradient)]
+
+    def shape(positions: Tensor, weights: list[Tensor], settings: str) -> Tensor:
+        return positions.new_empty(*positions.shape, weights[0].shape[0])
+
+    def shapes(
+        gradient: Tensor, positions: Tensor, weights: list[Tensor], settings: str
+    ) -> list[Tensor]:
+        return [torch.empty_like(part) for part in (positions, *weights)]
+
+    operator = torch.library.custom_op(
+        f"posenc::{name}",
+        forward,
+        mutates_args=(),
+        schema="(Tensor positions, Tensor[] weights, str settings) -> Tensor",
+    )
+    operator.register_fake(shape)
+    reverse = torch.library.custom_op(
+        f"posenc::{name}_backward",
+        backward,
+        mutates_args=(),
+        schema="(Tensor gradient, Tensor positions, Tensor[] weights, str settings) -> Tensor[]",
+    )
+    reverse.register_fake(shapes)
+
+    def remember(ctx: Any, inputs: tuple[Tensor, list[Tensor], str], output: Tensor) -> None:
+        positions, weights, settings = inputs
+        ctx.save_for_backward(positions, *weights)
+        ctx.settings = settings
+
+    def differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, list[Tensor], None]:
+        positions, *weights = ctx.saved_tensors
+        first, *rest = reverse(gradient, positions, weights, ctx.settings)
+        return first, rest, None
+
+    operator.register_autograd(differentiate, setup_context=remember)
+
+    def choose(positions: Tensor, weights: Sequence[Tensor], settings: str) -> Tensor:
+        if torch.compiler.is_compiling():
+            made: Tensor = operator(positions, list(weights), settings)
+            return made
+        return compute(positions, weights, settings)
+
+    return choose
