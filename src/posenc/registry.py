@@ -15,13 +15,16 @@ from posenc.encodings.embedding import (
     recursive,
     sinusoidal,
 )
-from posenc.encodings.query_key import mrope, rope, rope2d, rope_mixed
+from posenc.encodings.query_key import mrope, rope, rope2d, rope_mixed, xpos
 from posenc.encodings.score import (
     alibi,
+    cable,
     contextual,
     cope,
+    deberta,
     fire,
     forgetting,
+    irpe,
     kerple,
     sandwich,
     shaw,
@@ -38,12 +41,15 @@ __all__ = ["ENCODINGS", "create", "create_layers"]
 
 ENCODINGS: dict[str, Entry] = {
     "alibi": alibi.ENTRY,
+    "cable": cable.ENTRY,
     "contextual": contextual.ENTRY,
     "conv": conv.ENTRY,
     "cope": cope.ENTRY,
+    "deberta": deberta.ENTRY,
     "fire": fire.ENTRY,
     "forgetting": forgetting.ENTRY,
     "hierarchical": hierarchical.ENTRY,
+    "irpe": irpe.ENTRY,
     "kerple": kerple.ENTRY,
     "learned": learned.ENTRY,
     "mrope": mrope.ENTRY,
@@ -62,6 +68,7 @@ ENCODINGS: dict[str, Entry] = {
     "t5": t5.ENTRY,
     "transformer_xl": transformer_xl.ENTRY,
     "xlnet": xlnet.ENTRY,
+    "xpos": xpos.ENTRY,
 }
 
 

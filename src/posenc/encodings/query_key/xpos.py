@@ -1,0 +1,149 @@
+"""Rotary positions whose products fade with distance."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encoding import QueryKeyTransform
+from posenc.encodings.query_key.rope import Rope
+from posenc.encodings.query_key.rotation import Pairing
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Grid, Layout
+
+__all__ = ["Xpos"]
+
+SHARE = 0.45
+"""Part of a dtype's exponents that a scale may use: query, key and their product stay finite."""
+
+
+class Xpos(QueryKeyTransform):
+    """xPos: RoPE with pairs that grow on queries and shrink on keys, so that products fade.
+
+    ``q'_i = R(p_i) q_i · ζ^((p_i - c)/s)``, ``k'_j = R(p_j) k_j · ζ^((c - p_j)/s)``,
+    ``ζ_t = (2t/D + γ) / (1 + γ)``, t = 0 … D/2 - 1, so that pair t of a product carries
+    ``ζ_t^((p_i - p_j)/s)`` and the angle ``(p_j - p_i) · θ_t``.
+
+    ``p`` is a position in tokens, any real; ``s`` in tokens; ``c``, in tokens, cancels. It is one
+    for queries and keys, the middle of the call's queries, so that nothing overflows: with a cache
+    the newest tokens stand near it, and the past only shrinks. Claims: relative, causal only
+    (keys ahead would grow with distance), no parameters. Cost: (Q + K)·D·H.
+
+    Differs from the paper in nothing as long as the queries of one call span no more than
+    ``2 s E / |ln ζ_0|`` tokens, where E is 0.45 of the largest exponent of the dtype: 32,000 for
+    float32 and bfloat16, 4,000 for float16 with the defaults. Over a longer span the fastest
+    fading pairs no longer fade among the tokens at its ends; pass long sequences in chunks.
+
+    Args:
+        head_dim: width D of a head.
+        base: sets the slowest frequency.
+        gamma: how little the fastest pair fades, above 0.
+        scale_base: s, tokens over which pair t fades by ζ_t; infinite for plain RoPE.
+        pairing: ``"half"`` pairs feature t with t + D/2, ``"adjacent"`` 2t with 2t + 1.
+
+    Raises:
+        ArgumentError: when ``head_dim`` is odd or zero, ``base`` is not above 1, or ``gamma`` or
+            ``scale_base`` is not above 0.
+        UnknownNameError: for another ``pairing``.
+
+    Reference: Sun et al. 2022, "A Length-Extrapolatable Transformer".
+
+    >>> import posenc, torch
+    >>> grid = posenc.Grid.of(posenc.Layout.sequence(3), causal=True)
+    >>> q = torch.randn(1, 2, 3, 8)
+    >>> posenc.create("xpos", head_dim=8).query_key(q, q, grid)[0].shape
+    torch.Size([1, 2, 3, 8])
+    """
+
+    causal_only: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        base: float = 10000.0,
+        gamma: float = 0.4,
+        scale_base: float = 512.0,
+        pairing: Pairing = "half",
+    ) -> None:
+        super().__init__()
+        for name, value in (("gamma", gamma), ("scale_base", scale_base)):
+            if not value > 0:
+                raise ArgumentError(
+                    name,
+                    expected="more than 0",
+                    got=value,
+                    remedy="The paper's are gamma=0.4 and scale_base=512.",
+                )
+        self.rope = Rope(head_dim=head_dim, base=base, pairing=pairing)
+        self.head_dim, self.gamma, self.scale_base = head_dim, gamma, scale_base
+
+    def extra_repr(self) -> str:
+        return f"gamma={self.gamma:g}, scale_base={self.scale_base:g}"
+
+    def log_decay(self, *, like: Tensor) -> Float[Tensor, " T"]:
+        """``ln ζ_t / s``, by how much pair t fades a token, as its logarithm; 0 or less."""
+        steps = torch.arange(self.head_dim // 2, dtype=torch.float64) * (2 / self.head_dim)
+        fading = torch.log((steps + self.gamma) / (1 + self.gamma)) / self.scale_base
+        return fading.to(like)
+
+    def forward(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+        wide = torch.promote_types(q.dtype, grid.query.positions.dtype)
+        turned, others = self.rope(q.to(wide), k.to(wide), grid)
+        grow, shrink = self._exponents(grid, limit=SHARE * math.log(torch.finfo(q.dtype).max))
+        return (turned * self._spread(grow)).to(q.dtype), (others * self._spread(shrink)).to(
+            k.dtype
+        )
+
+    def _exponents(
+        self, grid: Grid, *, limit: float
+    ) -> tuple[Float[Tensor, "b Q T"], Float[Tensor, "b K T"]]:
+        """Logarithms of the factors of queries and of keys."""
+        queries, keys = _places(grid.query), _places(grid.key)
+        first, last = queries.amin(1, keepdim=True), queries.amax(1, keepdim=True)
+        centre, half = (first + last) / 2, (last - first) / 2
+        decay = self.log_decay(like=queries)
+        fading = (queries - centre) * decay
+        # Keys behind all queries vanish as they should, unless queries had to be clamped as well.
+        behind = torch.where((half * decay).abs() <= limit, torch.inf, limit)
+        grow = fading.clamp(-limit, limit)
+        shrink = -((keys - centre) * decay).clamp(min=-limit).minimum(behind)
+        return grow, shrink
+
+    def _spread(self, exponents: Float[Tensor, "b L T"]) -> Float[Tensor, "b 1 L D"]:
+        factors = exponents.exp().unsqueeze(1)
+        if self.rope.pairing == "half":
+            return torch.cat([factors, factors], dim=-1)
+        return factors.repeat_interleave(2, dim=-1)
+
+
+def _places(layout: Layout) -> Float[Tensor, "b L 1"]:
+    return layout.positions[..., :1]
+
+
+ENTRY = Entry(
+    factory=Xpos,
+    summary="RoPE whose products fade with distance, fast pairs first.",
+    claims=Claims(
+        sites=("query_key",),
+        relative=True,
+        trainable=False,
+        causal_only=True,
+        extrapolates="Degrades more slowly than RoPE past the training length.",
+        cost="(Q + K)·D·H",
+    ),
+    citation=Citation(
+        authors="Sun et al.",
+        title="A Length-Extrapolatable Transformer",
+        year=2022,
+        url="https://arxiv.org/abs/2212.10554",
+    ),
+    sharing="layers",
+)
