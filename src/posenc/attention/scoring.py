@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -89,8 +90,7 @@ class ScaledDot(ScoringFunction):
         self, query: Float[Tensor, "*dims Q D"], key: Float[Tensor, "*dims K D"]
     ) -> Float[Tensor, "*dims Q K"]:
         _require_width("key", key, query.shape[-1])
-        products: Tensor = query @ key.mT
-        return products * query.shape[-1] ** -0.5
+        return query @ key.mT / math.sqrt(query.shape[-1])
 
 
 class Bilinear(ScoringFunction):

@@ -1,0 +1,65 @@
+"""Context-aware biases."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encodings.score.gated_decay import GatedDecay
+from posenc.entry import Citation, Claims, Entry
+
+__all__ = ["Cable"]
+
+
+class Cable(GatedDecay):
+    """CABLE: every token says how much it adds to the distance of all that lies before it.
+
+    ``s_ij += c_i - c_j``, ``c_i = -Σ_{t≤i} softplus(w_h · x_t + b_h)``.
+
+    x: the layer's input ``[B, L, C]``; softplus of it, the token's length, in logits, positive;
+    the sums run over the document's real tokens, by order. Claims: relative (it reads no positions
+    at all), any number of axes, causal only, trainable. Cost: L·C·H for the lengths, then a number
+    a query and a key; (C + 1)·H parameters. Differs from the authors' code in nothing but the
+    scale of q·k, which is the attention's (theirs divides by 1). As ``-softplus(z) = log σ(-z)``
+    it is ``forgetting`` with the sign of w and b turned.
+
+    Args:
+        dim: width C of the layer's input.
+        heads: H.
+
+    Raises:
+        ArgumentError: when an argument is below 1.
+
+    Reference: Veisi et al. 2025, "Context-aware Biases for Length Extrapolation".
+
+    >>> import posenc, torch
+    >>> cable = posenc.create("cable", dim=64, heads=8)
+    >>> cable.observe(torch.randn(1, 5, 64), posenc.Layout.sequence(5)).signal.shape
+    torch.Size([1, 5, 8])
+    """
+
+    def steps(self, gates: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
+        return -torch.nn.functional.softplus(gates)
+
+
+ENTRY = Entry(
+    factory=Cable,
+    summary="Lowers logits by a distance to which each token between adds what it says itself.",
+    claims=Claims(
+        sites=("score",),
+        relative=True,
+        axes=None,
+        trainable=True,
+        causal_only=True,
+        extrapolates="Holds well past the training length.",
+        cost="L·C·H for the lengths, then a number a query and a key",
+    ),
+    citation=Citation(
+        authors="Veisi et al.",
+        title="Context-aware Biases for Length Extrapolation",
+        year=2025,
+        url="https://arxiv.org/abs/2503.08067",
+    ),
+    sharing="none",
+)

@@ -1,0 +1,98 @@
+"""Context-aware biases against loops over the authors' definition."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from grids import GRIDS
+from torch import Tensor
+
+import posenc
+from posenc import Encoding, Grid, Layout
+from posenc.attention import LayerCache
+from posenc.encodings.score.cable import Cable
+from posenc.encodings.score.forgetting import Forgetting
+from posenc.errors import ArgumentError
+
+CAUSAL = {name: grid for name, grid in GRIDS.items() if grid.causal}
+DIM, HEADS = 12, 3
+
+
+def make() -> Cable:
+    torch.manual_seed(6)
+    cable = Cable(dim=DIM, heads=HEADS).double()
+    torch.nn.init.normal_(cable.gate.weight)
+    torch.nn.init.normal_(cable.gate.bias)
+    return cable
+
+
+@pytest.mark.parametrize("grid", CAUSAL.values(), ids=CAUSAL)
+def test_equals_loops_gradients_too(grid: Grid) -> None:
+    cable = make()
+    x = torch.randn(2, grid.key.length, DIM, dtype=torch.float64)
+    grid = replace(grid, key=cable.observe(x, grid.key))
+    q = torch.zeros(2, HEADS, grid.query.length, 8, dtype=torch.float64)
+    got = cable(q, q, grid, scale=1.0).masked_fill(~grid.visible, 0.0)
+    expected = by_loops(cable, x, grid)
+    torch.testing.assert_close(got, expected)
+    if expected.requires_grad:
+        weights = list(cable.parameters())
+        found, wanted = (torch.autograd.grad(side.sin().sum(), weights) for side in (got, expected))
+        torch.testing.assert_close(found, wanted)
+
+
+def by_loops(cable: Cable, x: Tensor, grid: Grid) -> Tensor:
+    output = x.new_zeros(x.shape[0], HEADS, grid.query.length, grid.key.length)
+    for b, h, i, j in torch.cartesian_prod(*(torch.arange(n) for n in output.shape)).tolist():
+        seen = grid.visible[min(b, len(grid.visible) - 1), 0, i]
+        if not seen[j]:
+            continue
+        # All these grids hold keys by order: what is seen after j lies between.
+        for t in range(j + 1, grid.key.length):
+            if seen[t]:
+                number = cable.gate.weight[h] @ x[b, t] + cable.gate.bias[h]
+                output[b, h, i, j] = output[b, h, i, j] - torch.log1p(torch.exp(number))
+    return output
+
+
+def test_a_number_by_hand() -> None:
+    # A gate of 0 is a length of log 2: four tokens on, four of them.
+    cable = Cable(dim=2, heads=1)
+    with torch.no_grad():
+        cable.gate.weight.zero_()
+    key = cable.observe(torch.randn(1, 5, 2), Layout.sequence(5))
+    grid = Grid(key, key, causal=True)
+    zero = torch.zeros(1, 1, 5, 1)
+    assert cable(zero, zero, grid, scale=1.0)[0, 0, 4, 0].item() == pytest.approx(-4 * math.log(2))
+
+
+def test_is_forgetting_with_its_gate_turned() -> None:
+    cable, forgetting = make(), Forgetting(dim=DIM, heads=HEADS).double()
+    with torch.no_grad():
+        forgetting.gate.weight.copy_(-cable.gate.weight)
+        forgetting.gate.bias.copy_(-cable.gate.bias)
+    x, layout = torch.randn(1, 6, DIM, dtype=torch.float64), Layout.sequence(6)
+    torch.testing.assert_close(
+        cable.observe(x, layout).signal, forgetting.observe(x, layout).signal
+    )
+
+
+def test_lengths_survive_the_cache() -> None:
+    layer = posenc.Attention(
+        dim=DIM, heads=HEADS, encoding=Encoding(score=make()), causal=True
+    ).double()
+    x, cache = torch.randn(2, 9, DIM, dtype=torch.float64), LayerCache()
+    parts = [
+        layer(x[:, begin:end], Layout.sequence(end - begin, begin), cache=cache)
+        for begin, end in ((0, 4), (4, 5), (5, 9))
+    ]
+    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x, Layout.sequence(9)))
+
+
+@pytest.mark.parametrize("options", [{"dim": 0}, {"heads": 0}])
+def test_bad_options(options: dict[str, int]) -> None:
+    with pytest.raises(ArgumentError, match=next(iter(options))):
+        Cable(**({"dim": 8, "heads": 2} | options))
