@@ -79,8 +79,8 @@ def list_encodings(
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), expand=True)
     table.add_column("name", style="bold cyan", no_wrap=True)
     table.add_column("site", no_wrap=not wide, max_width=10)
-    table.add_column("what it does", ratio=3)
-    table.add_column("past its length", ratio=3)
+    table.add_column("what it does", ratio=3, overflow="fold")
+    table.add_column("past its length", ratio=3, overflow="fold")
     if wide:
         table.add_column("cost", ratio=2)
     table.add_column("cite", no_wrap=wide, max_width=14 if not wide else 24)

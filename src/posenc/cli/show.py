@@ -19,12 +19,11 @@ from posenc.errors import ArgumentError, UnknownNameError
 from posenc.registry import ENCODINGS
 
 if TYPE_CHECKING:
-    from posenc.lab.pictures import Portrait
+    from posenc.lab.panels import Curves, Heat, Portrait
 
 __all__ = ["show"]
 
 BARS = "▁▂▃▄▅▆▇█"
-FORMATS = (".png", ".svg", ".html")
 
 
 def show(
@@ -36,6 +35,10 @@ def show(
     out: Annotated[
         Path | None, typer.Option(help="Write the picture here: .png, .svg or .html.")
     ] = None,
+    bidirectional: Annotated[
+        bool, typer.Option("--bidirectional", help="Attention to both sides.")
+    ] = False,
+    length: Annotated[int, typer.Option(min=2, max=512, help="Tokens in the picture.")] = 48,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Show a method: its formula, options and claims, and a picture of what it does.
@@ -50,18 +53,20 @@ def show(
         raise UnknownNameError.of("encoding", name, ENCODINGS)
     entry = ENCODINGS[name]
     options = _parse(option or [], entry, name)
+    from posenc.lab.portrait import portray
+
+    portrait = portray(name, options=options, causal=not bidirectional, length=length)
+    if out is not None:
+        from posenc.lab.pictures import save_picture
+
+        save_picture(portrait, out, summary=entry.summary)
     if json:
         print_json(describe(name, entry) | {"doc": inspect.getdoc(entry.factory)})
-    from posenc.lab.pictures import portray
-
-    portrait = portray(name, **options)
-    if not json:
-        _print_text(name, entry)
-        _print_picture(portrait)
+        return
+    _print_text(name, entry)
+    _print_picture(portrait)
     if out is not None:
-        _write(portrait, out)
-        if not json:
-            OUT.print(f"\nPicture: {out}")
+        OUT.print(f"\nPicture: {out}")
 
 
 def _parse(options: list[str], entry: Entry, name: str) -> dict[str, Any]:
@@ -105,34 +110,51 @@ def _print_text(name: str, entry: Entry) -> None:
 
 
 def _print_picture(portrait: Portrait) -> None:
-    """The decay as bars; on a terminal with colours a heat map before it, in half blocks."""
-    size = min(portrait.matrix.shape[-1], max(16, (OUT.width - 4) // 2), 48)
-    matrix = portrait.matrix[0, :size, :size]
-    most = max(matrix.abs().max().item(), 1e-9)
-    many = portrait.matrix.shape[0] > 1
-    OUT.print()
-    OUT.print(Text(portrait.title.capitalize(), "dim"))
-    if OUT.color_system is not None:
-        which = "head 1, " if many else ""
-        scale = f"from {-most:.3g} (red) to {most:.3g} (blue)"
-        OUT.print(Text(f"  {which}query down, key across, {scale}", "dim"))
-        for row in range(0, size, 2):
-            line = Text("  ")
-            for column in range(size):
-                upper = _colour(matrix[row, column].item() / most)
-                below = matrix[row + 1, column].item() / most if row + 1 < size else 0.0
-                line.append("▀", Style(color=upper, bgcolor=_colour(below)))
-            OUT.print(line)
-    OUT.print(Text("  mean by tokens back, 0 first", "dim"))
-    for head in range(portrait.decay.shape[0]):
-        values = portrait.decay[head, :size]
+    """Maps in half blocks where the terminal has colours, curves as bars."""
+    from posenc.lab.panels import Curves, Heat
+
+    for panel in portrait.panels:
+        if isinstance(panel, Heat) and OUT.color_system is not None:
+            _print_map(panel)
+        elif isinstance(panel, Curves):
+            _print_curves(panel)
+    if portrait.parameters != "none":
+        what = "These are initial values, which training changes."
+        if portrait.parameters == "random":
+            what = "These are random values: with the initial ones it does nothing."
+        OUT.print(Text(f"\n  {what}", "dim"))
+
+
+def _print_map(heat: Heat) -> None:
+    """The first map of a panel, two cells a character, as much of it as there is room for."""
+    _, height, width = heat.maps.shape
+    step = max(1, -(-width // max(16, OUT.width - 4)))
+    values = heat.maps[0, :, ::step].nan_to_num(0.0)
+    most = max(values.abs().max().item(), 1e-9)
+    which = f"{heat.names[0]}, " if heat.names[0] else ""
+    scale = f"from {-most:.3g} (red) to {most:.3g} (blue)"
+    OUT.print(Text(f"\n{heat.title}", "dim"))
+    OUT.print(Text(f"  {which}{heat.rows} down, {heat.columns} across, {scale}", "dim"))
+    for row in range(0, height, 2):
+        line = Text("  ")
+        for column in range(values.shape[1]):
+            upper = _colour(values[row, column].item() / most)
+            below = values[row + 1, column].item() / most if row + 1 < height else 0.0
+            line.append("▀", Style(color=upper, bgcolor=_colour(below)))
+        OUT.print(line)
+
+
+def _print_curves(curves: Curves) -> None:
+    shown = min(curves.values.shape[-1], OUT.width - 40)
+    first, last = curves.x[0].item(), curves.x[shown - 1].item()
+    OUT.print(Text(f"\n{curves.title.lstrip('… ').capitalize()}", "dim"))
+    OUT.print(Text(f"  {curves.y_label} over {curves.x_label}, {first:g} to {last:g}", "dim"))
+    for name, values in zip(curves.names, curves.values[:, :shown], strict=True):
         low, high = values.min().item(), values.max().item()
         span = max(high - low, 1e-9)
         bars = "".join(BARS[round((v - low) / span * 7)] for v in values.tolist())
-        label = f"  head {head + 1} " if many else "  "
+        label = f"  {name} " if name else "  "
         OUT.print(Text.assemble((label, "dim"), bars, (f"  {low:.3g} … {high:.3g}", "dim")))
-    if portrait.learned:
-        OUT.print(Text("  These are initial values, which training changes.", "dim"))
 
 
 def _colour(share: float) -> str:
@@ -141,26 +163,3 @@ def _colour(share: float) -> str:
     weight = min(1.0, abs(share))
     red, green, blue = (round(247 + (end - 247) * weight) for end in full)
     return f"#{red:02x}{green:02x}{blue:02x}"
-
-
-def _write(portrait: Portrait, out: Path) -> None:
-    if out.suffix not in FORMATS:
-        raise ArgumentError(
-            "--out",
-            expected=f"a file ending in {', '.join(FORMATS)}",
-            got=out.name,
-            remedy=f"Write {out.with_suffix('.png').name}, for example.",
-        )
-    import vl_convert
-
-    from posenc.lab.pictures import draw
-    from posenc.storage import write_bytes
-
-    spec = draw(portrait)
-    if out.suffix == ".png":
-        content = vl_convert.vegalite_to_png(spec, scale=2)
-    elif out.suffix == ".svg":
-        content = vl_convert.vegalite_to_svg(spec).encode()
-    else:
-        content = vl_convert.vegalite_to_html(spec, bundle=True).encode()
-    write_bytes(out, content)

@@ -1,201 +1,242 @@
-"""Pictures of what an encoding does: to the logits, with distance, and to the token vectors."""
+"""Pictures of encodings, drawn by Altair from their portraits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+import altair as alt
 import torch
-from jaxtyping import Float
-from torch import Tensor
+import vl_convert
 
-from posenc.encoding import Encoding
-from posenc.layout import Grid, Layout
-from posenc.registry import create
+from posenc.errors import ArgumentError
+from posenc.lab.colours import RISE, Scale
+from posenc.lab.panels import Curves, Heat, Panel, Portrait, Trail
+from posenc.lab.raster import data_uri
+from posenc.storage import write_bytes
 
-__all__ = ["Portrait", "draw", "portray"]
+__all__ = ["FORMATS", "draw", "save_picture"]
+
+FORMATS = (".png", ".svg", ".html")
+
+SIDE = 288
+"""Pixels that a panel is wide and high, roughly: cells have whole ones."""
+
+NAMED_POINTS = 8
+
+NOTE_WIDTH = 54
+"""Characters a line of the note on a panel."""
+
+INK, SOFT, GRID = "#1c2126", "#5b6570", "#e8eaed"
+
+PARAMETERS = {
+    "initial": "Drawn with the initial values of its parameters, which training changes.",
+    "random": "Drawn with random values of its parameters: with the initial ones it does nothing.",
+}
+
+CONFIG: dict[str, Any] = {
+    "background": "#ffffff",
+    "font": "sans-serif",
+    "padding": 20,
+    "axis": {"gridColor": GRID, "domainColor": "#9aa0a6", "tickColor": "#9aa0a6"}
+    | {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal", "titleColor": SOFT}
+    | {"labelColor": SOFT, "titlePadding": 8, "labelFlush": False},
+    "legend": {"labelFontSize": 11, "labelColor": SOFT, "titleFontSize": 11, "titleColor": SOFT}
+    | {"titleFontWeight": "normal", "symbolStrokeWidth": 2.5, "symbolType": "stroke"},
+    "title": {"anchor": "start", "color": INK, "subtitleColor": SOFT, "fontSize": 14}
+    | {"subtitleFontSize": 12, "subtitlePadding": 4, "offset": 10},
+    "view": {"stroke": None},
+    "concat": {"spacing": 44},
+}
 
 
-@dataclass(frozen=True, eq=False)
-class Portrait:
-    """What a picture of an encoding is drawn from.
+def save_picture(portrait: Portrait, path: Path | str, *, summary: str = "") -> None:
+    """Draw a portrait into a file: PNG, SVG, or an HTML page that works without a network.
 
     Args:
-        name: of the encoding.
-        title: what ``matrix`` is.
-        matrix: ``[H, L, L]``, query by key. For attention parts, what the encoding adds to the
-            logits between tokens that are all alike (all features 1); for embeddings, the cosine
-            between the vectors of two positions.
-        decay: ``[H, L]``, mean of the matrix by distance back, 0 … L-1.
-        vectors: ``[L, C]``, what an embedding adds at each position; None for others.
-        learned: whether what is drawn are initial values that training changes.
-    """
-
-    name: str
-    title: str
-    matrix: Float[Tensor, "H L L"]
-    decay: Float[Tensor, "H L"]
-    vectors: Float[Tensor, "L C"] | None
-    learned: bool
-
-
-@torch.no_grad()
-def portray(
-    name: str,
-    *,
-    length: int = 48,
-    heads: int = 4,
-    head_dim: int = 32,
-    causal: bool = False,
-    **options: object,
-) -> Portrait:
-    """Look at an encoding of the registry.
-
-    Args:
-        name: one name, or several joined by ``+``.
-        length: tokens.
-        heads, head_dim: shape of the attention it is put in.
-        causal: whether queries see the past only.
-        **options: the method's own.
+        portrait: of the encoding.
+        path: its ending says which; an existing file is replaced.
+        summary: what the encoding does, for the line under its name.
 
     Raises:
-        UnknownNameError, ArgumentError: as ``posenc.create``.
+        ArgumentError: on another ending.
+        OutputError: when the file cannot be written.
     """
-    dim = heads * head_dim
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        encoding = create(
-            name,
-            dim=dim,
-            heads=heads,
-            head_dim=head_dim,
-            max_length=length,
-            causal=causal,
-            **options,
+    path = Path(path)
+    kind = path.suffix.lower()
+    if kind not in FORMATS:
+        raise ArgumentError(
+            "out",
+            expected=f"a file ending in {', '.join(FORMATS)}",
+            got=path.name,
+            remedy=f"Write {path.with_suffix('.png').name}, for example.",
         )
-    layout = Layout.sequence(length)
-    learned = any(True for _ in encoding.parameters())
-    if encoding.embedding is not None:
-        vectors = encoding.embed(torch.zeros(1, length, dim), layout)[0]
-        if not vectors.any():
-            vectors = encoding.embed(torch.ones(1, length, dim), layout)[0]
-        unit = torch.nn.functional.normalize(vectors, dim=-1)
-        matrix = (unit @ unit.T).unsqueeze(0)
-        title = "cosine between the vectors of two positions"
-        return Portrait(name, title, matrix, _decay(matrix), vectors, learned)
-    matrix = _logits(encoding, layout, heads, head_dim)
-    title = "added to the logit between tokens that are all alike"
-    return Portrait(name, title, matrix, _decay(matrix), None, learned)
+    spec = draw(portrait, summary=summary)
+    if kind == ".png":
+        content = vl_convert.vegalite_to_png(spec, scale=2)
+    elif kind == ".svg":
+        content = vl_convert.vegalite_to_svg(spec).encode()
+    else:
+        content = vl_convert.vegalite_to_html(spec, bundle=True).encode()
+    write_bytes(path, content)
 
 
-def _logits(
-    encoding: Encoding, layout: Layout, heads: int, head_dim: int
-) -> Float[Tensor, "H L L"]:
-    """Logits with the encoding less those without."""
-    grid, scale = Grid.of(layout, causal=True), encoding.default_scale(head_dim)
-    q = torch.ones(1, heads, layout.length, head_dim)
-    k = torch.ones_like(q)
-    plain = scale * q @ k.mT
-    if encoding.query_key is not None:
-        q, k = encoding.query_key(q, k, grid)
-    logits = scale * q @ k.mT
-    if encoding.score is not None:
-        term = encoding.score(q, k, grid, scale=scale)
-        logits = term if encoding.score.replaces_product else logits + term
-    return (logits - plain).expand(1, heads, -1, -1)[0]
+def draw(portrait: Portrait, *, summary: str = "") -> dict[str, Any]:
+    """The portrait as a Vega-Lite specification with all its data."""
+    lines = [summary] if summary else []
+    if portrait.parameters in PARAMETERS:
+        lines.append(PARAMETERS[portrait.parameters])
+    title = alt.TitleParams(portrait.name, subtitle=lines, fontSize=22, offset=22)
+    panels = [draw_panel(panel) for panel in portrait.panels]
+    across = 2 if len(panels) == 4 else 3
+    chart = alt.concat(*panels, columns=across, align="each", title=title)
+    chart = chart.resolve_scale(color="independent")
+    spec: dict[str, Any] = chart.to_dict()
+    return spec | {"config": CONFIG}
 
 
-def _decay(matrix: Float[Tensor, "H L L"]) -> Float[Tensor, "H L"]:
-    back = [
-        matrix.diagonal(-distance, dim1=1, dim2=2).mean(-1) for distance in range(matrix.shape[-1])
+def draw_panel(panel: Panel) -> Any:
+    """One panel as a chart of Altair's."""
+    if isinstance(panel, Heat):
+        return _draw_heat(panel)
+    return _draw_curves(panel) if isinstance(panel, Curves) else _draw_trail(panel)
+
+
+def _title(panel: Panel) -> alt.TitleParams:
+    return alt.TitleParams(panel.title, subtitle=textwrap.wrap(panel.note, NOTE_WIDTH))
+
+
+def _draw_heat(heat: Heat) -> Any:
+    """All maps of a panel, on one scale of colours."""
+    several = len(heat.names) > 1
+    across = 2 if several else 1
+    scale = Scale.of_angles() if heat.values == "angles" else Scale.of_amounts(heat.maps)
+    maps = [
+        _draw_map(values, name, heat, scale, SIDE // across)
+        for values, name in zip(heat.maps, heat.names, strict=True)
     ]
-    return torch.stack(back, dim=-1)
+    rows = [alt.hconcat(*maps[at : at + across], spacing=18) for at in range(0, len(maps), across)]
+    title = _title(heat)
+    return alt.vconcat(*rows, spacing=14, title=title).resolve_scale(color="shared")
 
 
-def draw(portrait: Portrait) -> dict[str, Any]:
-    """The portrait as a Vega-Lite specification: a heat map, the decay, and the vectors if any."""
-    import altair as alt
-    import pandas as pd
-
-    heads, length, _ = portrait.matrix.shape
-    cells = pd.DataFrame(
-        {
-            "head": h + 1,
-            "query": i,
-            "key": j,
-            "value": portrait.matrix[h, i, j].item(),
-        }
-        for h in range(heads)
-        for i in range(length)
-        for j in range(i + 1 if portrait.vectors is None else length)
+def _draw_map(values: torch.Tensor, name: str, heat: Heat, scale: Scale, side: int) -> Any:
+    """Cells as pixels of an image, with axes around it and, unseen, a point for its legend."""
+    height, width = values.shape
+    down, over = (max(1, round(side / n)) for n in (height, width))
+    place = {"x": 0, "y": 0, "x2": width, "y2": height, "value": scale.domain[0]}
+    picture = alt.InlineData(values=[place | {"url": data_uri(scale.colour(values))}])
+    x = alt.X("x:Q", title=heat.columns, axis=_cell_axis(width)).scale(domain=[0, width])
+    y = alt.Y("y:Q", title=heat.rows, axis=_cell_axis(height)).scale(
+        domain=[0, height], reverse=True
     )
-    most = max(portrait.matrix.abs().max().item(), 1e-9)
-    signed = alt.Scale(scheme="redblue", domain=[-most, most])
-    side = 300 if heads == 1 else 170
-    heat = (
-        alt.Chart(cells)
-        .mark_rect()
-        .encode(
-            x=alt.X("key:O", axis=alt.Axis(values=list(range(0, length, 8)), labelAngle=0)),
-            y=alt.Y("query:O", axis=alt.Axis(values=list(range(0, length, 8)))),
-            color=alt.Color("value:Q", scale=signed, legend=alt.Legend(title=None)),
-            tooltip=["head", "query", "key", alt.Tooltip("value", format=".3f")],
+    base = alt.Chart(picture)
+    cells = base.mark_image(
+        width=over * width,
+        height=down * height,
+        align="left",
+        baseline="top",
+        aspect=False,
+        aria=False,
+    ).encode(x=x, y=y, url="url:N")
+    unseen = base.mark_point(opacity=0).encode(
+        x="x:Q", y="y:Q", color=alt.Color("value:Q", scale=scale.legend(), legend=_gradient())
+    )
+    chart = alt.layer(cells, unseen).properties(width=over * width, height=down * height)
+    title = alt.TitleParams(name, fontSize=12, fontWeight="normal", color=SOFT, offset=6)
+    return chart.properties(title=title) if name else chart
+
+
+def _cell_axis(count: int) -> alt.Axis:
+    every = next((n for n in (1, 2, 4, 8, 16, 32, 64, 128) if count / n <= 8), 256)
+    ticks = [n + 0.5 for n in range(0, count, every)]
+    return alt.Axis(
+        values=ticks, labelExpr="floor(datum.value)", labelAngle=0, domain=False, grid=False
+    )
+
+
+def _gradient() -> alt.Legend:
+    return alt.Legend(
+        title=None, gradientLength=120, gradientThickness=10, format=".2~g", tickCount=5
+    )
+
+
+def _draw_trail(trail: Trail) -> Any:
+    """A line through the points, coloured by position, with some positions named."""
+    count = len(trail.points)
+    every = max(1, -(-count // NAMED_POINTS))
+    rows = [
+        {"position": n, "x": x, "y": y, "name": "" if n % every else str(n)}
+        for n, (x, y) in enumerate(trail.points.tolist())
+    ]
+    middle, reach = _frame(trail.points)
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        x=alt.X("x:Q", title=trail.x_label).scale(
+            domain=[middle[0] - reach, middle[0] + reach], nice=False
+        ),
+        y=alt.Y("y:Q", title=trail.y_label).scale(
+            domain=[middle[1] - reach, middle[1] + reach], nice=False
+        ),
+        order="position:Q",
+    )
+    line = base.mark_line(color="#b9c0c7", strokeWidth=1.2)
+    points = base.mark_point(filled=True, size=26, opacity=1).encode(
+        color=alt.Color("position:Q", scale=alt.Scale(scheme="viridis"), legend=_gradient()),
+        tooltip=[alt.Tooltip("position:Q"), alt.Tooltip("x:Q", format=".3g")],
+    )
+    names = base.mark_text(dx=6, dy=-7, fontSize=10, color=SOFT).encode(text="name:N")
+    title = _title(trail)
+    square = alt.layer(line, points, names).properties(width=SIDE, height=SIDE)
+    return alt.vconcat(square, title=title)
+
+
+def _frame(points: torch.Tensor) -> tuple[list[float], float]:
+    """Centre and half side of the square around all points, so that directions keep their scale."""
+    low, high = points.amin(0), points.amax(0)
+    reach = 0.54 * (high - low).max().item()
+    middle: list[float] = ((low + high) / 2).tolist()
+    return middle, max(reach, 1e-6)
+
+
+def _draw_curves(curves: Curves) -> Any:
+    several = len(curves.names) > 1
+    points = alt.InlineData(values=list(_points(curves)))
+    colour = alt.Color(
+        "curve:N",
+        sort=list(curves.names),
+        legend=alt.Legend(title=None) if several else None,
+        scale=alt.Scale(scheme="viridis") if several else alt.Scale(range=[RISE]),
+    )
+    x = alt.X("x:Q", title=curves.x_label, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False))
+    base = alt.Chart(points).encode(x=x, color=colour)
+    layers = []
+    if curves.low is not None:
+        band = base.mark_area(opacity=0.18).encode(
+            y=alt.Y("low:Q", title=curves.y_label), y2="high:Q"
         )
-        .properties(width=side, height=side)
+        layers.append(band)
+    line = base.mark_line(
+        strokeWidth=2, interpolate="step-after" if curves.steps else "linear"
+    ).encode(
+        y=alt.Y("value:Q", title=curves.y_label),
+        tooltip=[
+            *([alt.Tooltip("curve:N", title="")] if several else []),
+            alt.Tooltip("x:Q", title=curves.x_label),
+            alt.Tooltip("value:Q", title=curves.y_label, format=".4g"),
+        ],
     )
-    if heads > 1:
-        heat = heat.facet(alt.Facet("head:N", title="head"), columns=2)
-    lines = pd.DataFrame(
-        {"head": h + 1, "distance": d, "value": portrait.decay[h, d].item()}
-        for h in range(heads)
-        for d in range(length)
-    )
-    decay = (
-        alt.Chart(lines)
-        .mark_line(strokeWidth=2)
-        .encode(
-            x=alt.X("distance:Q", title="tokens back"),
-            y=alt.Y("value:Q", title="mean"),
-            color=alt.Color("head:N", legend=None if heads == 1 else alt.Legend()),
-            tooltip=["head", "distance", alt.Tooltip("value", format=".3f")],
-        )
-        .properties(width=340, height=300 if heads == 1 else 380, title="by distance")
-    )
-    panels = [heat.properties(title=portrait.title), decay]
-    if portrait.vectors is not None:
-        panels.append(_draw_vectors(portrait.vectors))
-    note = "initial values, which training changes" if portrait.learned else ""
-    title = alt.TitleParams(portrait.name, subtitle=note, fontSize=18, anchor="start")
-    chart = alt.hconcat(*panels, title=title).resolve_scale(color="independent")
-    spec: dict[str, Any] = chart.configure_view(stroke=None).to_dict()
-    return spec
+    title = _title(curves)
+    # A concatenation of one, as heat maps are, so that the titles of panels are level.
+    return alt.vconcat(alt.layer(*layers, line).properties(width=SIDE, height=SIDE), title=title)
 
 
-def _draw_vectors(vectors: Float[Tensor, "L C"]) -> Any:
-    import altair as alt
-    import pandas as pd
-
-    length, width = vectors.shape
-    step = max(1, width // 64)
-    cells = pd.DataFrame(
-        {"position": p, "feature": c, "value": vectors[p, c].item()}
-        for p in range(length)
-        for c in range(0, width, step)
-    )
-    most = max(vectors.abs().max().item(), 1e-9)
-    features = list(range(0, width, 16 * step))
-    return (
-        alt.Chart(cells)
-        .mark_rect()
-        .encode(
-            x=alt.X("feature:O", axis=alt.Axis(values=features, labelAngle=0)),
-            y=alt.Y("position:O", axis=alt.Axis(values=list(range(0, length, 8)))),
-            color=alt.Color(
-                "value:Q",
-                scale=alt.Scale(scheme="purpleorange", domain=[-most, most]),
-                legend=alt.Legend(title=None),
-            ),
-            tooltip=["position", "feature", alt.Tooltip("value", format=".3f")],
-        )
-        .properties(width=300, height=300, title="the vectors themselves")
-    )
+def _points(curves: Curves) -> Iterable[dict[str, Any]]:
+    for number, name in enumerate(curves.names):
+        for place, x in enumerate(curves.x.tolist()):
+            point = {"curve": name, "x": x, "value": float(f"{curves.values[number, place]:.5g}")}
+            if curves.low is not None and curves.high is not None:
+                point["low"] = float(f"{curves.low[number, place]:.5g}")
+                point["high"] = float(f"{curves.high[number, place]:.5g}")
+            yield point

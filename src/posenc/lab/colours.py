@@ -1,0 +1,94 @@
+"""Colours of amounts and angles that are right on white and on near-black paper alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import altair as alt
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["FALL", "RISE", "Scale"]
+
+RISE, FALL = "#2f7cc4", "#cf3f45"
+"""Above zero and below it. Zero is the paper: what is less is more transparent."""
+
+UNEVEN = 8.0
+"""Maps whose largest values are so many times apart are coloured by a root of the value."""
+
+NOTHING = (0.45, 0.5, 0.57, 0.14)
+
+TURN = 24
+"""Steps in which the legend goes once around the circle."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values to colours.
+
+    Args:
+        domain: the smallest and the largest value.
+        exponent: of the share of the largest value that becomes opacity; None for angles, which
+            have a hue each.
+    """
+
+    domain: tuple[float, float]
+    exponent: float | None
+
+    @classmethod
+    def of_amounts(cls, maps: Float[Tensor, "N R K"]) -> Scale:
+        """White at zero, blue above and red below; only the sides that there are."""
+        sizes = maps.abs().nan_to_num(0.0).flatten(1).amax(1)
+        size = max(sizes.max().item(), 1e-9)
+        uneven = len(maps) > 1 and bool(sizes.min() * UNEVEN < size)
+        falls, rises = (bool((sign * maps > 1e-6 * size).any()) for sign in (-1, 1))
+        low, high = -size if falls else 0.0, size if rises or not falls else 0.0
+        return cls((low, high), 0.5 if uneven else 1.0)
+
+    @classmethod
+    def of_angles(cls) -> Scale:
+        """A cycle of hues, so that -π and π look the same."""
+        return cls((-math.pi, math.pi), None)
+
+    def colour(self, values: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims 4"]:
+        """Red, green, blue and opacity from 0 to 1; NaN is a faint grey."""
+        if self.exponent is None:
+            thirds = torch.tensor([0.0, 1 / 3, 2 / 3]) * math.pi
+            # The "sinebow": three squared sines, a third of a turn apart; alike in lightness.
+            hue = (math.pi * (0.5 - (values + math.pi) / (2 * math.pi))).unsqueeze(-1) + thirds
+            coloured = torch.nn.functional.pad(hue.sin().square(), (0, 1), value=1.0)
+        else:
+            share = values / max(-self.domain[0], self.domain[1])
+            ends = torch.tensor([_channels(FALL), _channels(RISE)])
+            opacity = share.abs().pow(self.exponent).unsqueeze(-1)
+            coloured = torch.cat([ends[(share > 0).long()], opacity], dim=-1)
+        return torch.where(values.isnan().unsqueeze(-1), torch.tensor(NOTHING), coloured)
+
+    def legend(self) -> alt.Scale:
+        """The same for Vega-Lite's gradient."""
+        low, high = self.domain
+        if self.exponent is None:
+            at = torch.linspace(low, high, TURN + 1)
+            colours = ["rgb({:.0f},{:.0f},{:.0f})".format(*(255 * c[:3])) for c in self.colour(at)]
+            return alt.Scale(domain=at.tolist(), range=colours)
+        near = 1e-9 * max(-low, high)
+        stops = {low: (FALL, 1), -near: (FALL, 0)} if low < 0 else {}
+        stops |= {near if low < 0 else 0.0: (RISE, 0), high: (RISE, 1)} if high > 0 else {}
+        colours = ["rgba({},{},{},{})".format(*_levels(c), a) for c, a in stops.values()]
+        return alt.Scale(
+            type="pow",
+            exponent=self.exponent,
+            domain=list(stops),
+            range=colours,
+            interpolate="rgb",
+        )
+
+
+def _levels(colour: str) -> tuple[int, ...]:
+    return tuple(bytes.fromhex(colour[1:]))
+
+
+def _channels(colour: str) -> list[float]:
+    return [level / 255 for level in _levels(colour)]

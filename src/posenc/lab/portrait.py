@@ -1,0 +1,162 @@
+"""What an encoding does, as numbers that a picture can be drawn from.
+
+Which panels there are follows from the encoding's parts alone, so a new method has a portrait as
+soon as it is in the registry:
+
+- an embedding part: its vectors (phases, if they are complex), how alike those of two positions
+  are, that by distance, and the trail of the vector in a plane;
+- attention parts: what they add to the logits, query by key, and that by distance;
+- a part with fewer buckets than distances: its buckets;
+- a value part: the length of what it adds to each value;
+- on several axes, maps over the cells of an image around chosen queries instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from posenc.encoding import Encoding
+from posenc.errors import ArgumentError, LengthError
+from posenc.lab.panels import Heat, Panel, Portrait, Trail
+from posenc.lab.sitter import Sitter
+from posenc.layout import Layout
+from posenc.registry import ENCODINGS, create
+
+__all__ = ["portray"]
+
+SIDES = (15, 8, 7, 4)
+"""Cells a side of the image that methods on several axes are looked at in: the first they serve."""
+
+SPREAD = 0.3
+"""Standard deviation of the values given to parameters that all start as the identity."""
+
+
+@torch.no_grad()
+def portray(
+    name: str,
+    *,
+    length: int = 48,
+    heads: int = 4,
+    head_dim: int = 32,
+    max_length: int | None = None,
+    causal: bool = True,
+    options: Mapping[str, object] | None = None,
+) -> Portrait:
+    """Look at an encoding of the registry. The same call gives the same portrait.
+
+    Args:
+        name: one name, or several joined by ``+``.
+        length: tokens.
+        heads, head_dim: shape of the attention it is put in.
+        max_length: positions of a learned table; ``length`` by default.
+        causal: whether queries see the past only; images are always seen whole.
+        options: the method's own.
+
+    Raises:
+        UnknownNameError, ArgumentError: as ``posenc.create``; also ArgumentError for a length
+            below 2, or a method that is made for causal attention and is not to be in it.
+    """
+    if length < 2:
+        raise ArgumentError("length", expected="2 or more", got=length, remedy="48 is usual.")
+    shape: dict[str, Any] = {"dim": heads * head_dim, "heads": heads, "head_dim": head_dim}
+    shape["max_length"] = length if max_length is None else max_length
+    chosen: dict[str, Any] = dict(options or {})
+
+    def make(axes: int) -> Encoding:
+        sided = causal and axes == 1
+        extra: dict[str, Any] = {"axes": axes} if _has_axes(name) and "axes" not in chosen else {}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            encoding = create(name, causal=sided, **shape, **chosen, **extra)
+        _attach(encoding, heads * head_dim)
+        return encoding
+
+    made = [(axes, make(axes)) for axes in _axes(name, chosen, make)]
+    if not causal and any(encoding.causal_only for _, encoding in made):
+        raise ArgumentError(
+            "causal",
+            expected=f"causal attention, the only kind that {name} is made for",
+            got="attention to both sides",
+            remedy="Leave out --bidirectional.",
+        )
+
+    def look() -> tuple[Panel, ...]:
+        found: list[Panel] = []
+        for axes, encoding in made:
+            if axes == 1:
+                layout = Layout.sequence(length)
+                found += Sitter(encoding, layout, heads, head_dim, causal=causal).panels()
+            else:
+                seen = _look_at_image(encoding, axes, heads, head_dim)
+                found += [panel for panel in seen if not found or isinstance(panel, Heat)]
+        return tuple(found)
+
+    parameters = [p for _, encoding in made for p in encoding.parameters()]
+    if not parameters:
+        return Portrait(name=name, panels=look(), parameters="none")
+    panels = look()
+    if not all(_blank(panel) for panel in panels):
+        return Portrait(name=name, panels=panels, parameters="initial")
+    generator = torch.Generator().manual_seed(0)
+    for parameter in parameters:
+        parameter.add_(SPREAD * torch.randn(parameter.shape, generator=generator))
+    return Portrait(name=name, panels=look(), parameters="random")
+
+
+def _has_axes(name: str) -> bool:
+    """Whether the number of axes is an option of the method."""
+    return name in ENCODINGS and "axes" in ENCODINGS[name].options()
+
+
+def _axes(
+    name: str, options: Mapping[str, object], make: Callable[[int], Encoding]
+) -> tuple[int, ...]:
+    """The numbers of axes to look at it on: a sequence, an image if it is made for images too."""
+    if _has_axes(name):
+        given = options.get("axes")
+        served = [n for n in (1, 2) if ENCODINGS[name].claims.serves(n)]
+        return (given,) if isinstance(given, int) else tuple(served)
+    parts = make(1).parts()
+    served = [n for n in (1, 2, 3) if all(part.axes is None or n in part.axes for part in parts)]
+    if any(part.axes is not None for part in parts) and served[:2] == [1, 2]:
+        return (1, 2)
+    return tuple(served[:1])
+
+
+def _attach(encoding: Encoding, dim: int) -> None:
+    """Tell the parts of projections that leave everything as it is."""
+    projection = nn.Linear(dim, dim, bias=False)
+    nn.init.eye_(projection.weight)
+    for part in encoding.parts():
+        part.attach(projection, projection)
+
+
+def _look_at_image(encoding: Encoding, axes: int, heads: int, head_dim: int) -> list[Panel]:
+    for side in SIDES[:-1]:
+        try:
+            return list(Sitter(encoding, _image(side, axes), heads, head_dim).panels())
+        except LengthError:
+            continue
+    return list(Sitter(encoding, _image(SIDES[-1], axes), heads, head_dim).panels())
+
+
+def _image(side: int, axes: int) -> Layout:
+    """The cells of an image; with more axes than two, of the first of many."""
+    cells = Layout.image(side, side)
+    if axes == cells.axes:
+        return cells
+    return Layout.at(nn.functional.pad(cells.positions, (axes - cells.axes, 0)))
+
+
+def _blank(panel: Panel) -> bool:
+    """Whether a panel has one value everywhere."""
+    if isinstance(panel, Trail):
+        values = panel.points - panel.points[:1]
+    else:
+        values = panel.maps if isinstance(panel, Heat) else panel.values
+    seen = values[~values.isnan()]
+    return bool((seen.amax() - seen.amin()) < 1e-6)

@@ -1,0 +1,333 @@
+"""One encoding among tokens, looked at from its parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding, Gathered, Lowered
+from posenc.lab.panels import Curves, Heat, Panel, Trail
+from posenc.layout import Grid, Layout
+
+__all__ = ["Sitter"]
+
+SHOWN_FEATURES = 4
+"""Features of an image's vectors that are shown as maps."""
+
+DRAWS, IMAGE_DRAWS = 16, 4
+"""How many random contents are looked at."""
+
+OWN_SHARE = 0.1
+"""Share of a token's content (its variance) that it does not have in common with the others."""
+
+ROUNDING = 1e-5
+"""What is smaller than this share of the largest logit is the rounding of a difference."""
+
+BAND = (0.1, 0.9)
+
+FARTHEST = 1.25
+"""Buckets are shown up to so many times the distance beyond which there is but one."""
+
+
+class Sitter:
+    """An encoding among random tokens that never change.
+
+    Args:
+        encoding: what is looked at.
+        layout: where the tokens are: a sequence, or the cells of a square image in raster order.
+        heads, head_dim: shape of the attention it is put in.
+        causal: whether queries see the past only.
+    """
+
+    def __init__(
+        self, encoding: Encoding, layout: Layout, heads: int, head_dim: int, *, causal: bool = False
+    ) -> None:
+        self.encoding, self.heads, self.head_dim = encoding, heads, head_dim
+        self.causal, self.layout = causal, layout
+        self.flat = layout.axes == 1
+        self.side = math.isqrt(layout.length)
+        generator = torch.Generator().manual_seed(0)
+        draws = DRAWS if self.flat else IMAGE_DRAWS
+        common = torch.randn(draws, 1, 1, head_dim, generator=generator)
+        own = torch.randn(draws, self.layout.length, 1, head_dim, generator=generator)
+        content = (1 - OWN_SHARE) ** 0.5 * common + OWN_SHARE**0.5 * own
+        # Heads get the same content, so that they differ by what the encoding does alone.
+        self.x = content.expand(-1, -1, heads, -1).flatten(2)
+        self.grid = Grid.of(encoding.observe(self.x, self.layout), causal=self.causal)
+
+    def panels(self) -> Iterable[Panel]:
+        """Everything that the parts have to show, the embedding part first."""
+        if self.encoding.embedding is not None:
+            yield from self._embedding()
+        others = (self.encoding.query_key, self.encoding.score, self.encoding.value)
+        if self.encoding.query_key or self.encoding.score or not self.encoding.parts():
+            yield from self._logits()
+        if any(part is not None for part in others):
+            yield from self._buckets()
+        if self.encoding.value is not None:
+            yield self._values()
+
+    def _embedding(self) -> Iterable[Panel]:
+        vectors = self._vectors()
+        yield from self._features(vectors)
+        units = nn.functional.normalize(vectors, dim=-1)
+        alike = _real(units @ units.mH).unsqueeze(0)
+        yield self._map(
+            alike,
+            ("",),
+            title="Dot products of the vectors of two positions",
+            note="each vector scaled to length 1: 1 is the same direction, 0 a right angle",
+            rows="position",
+            columns="other position",
+        )
+        yield _by_distance(
+            alike.unsqueeze(0),
+            self._distances().abs(),
+            ("",),
+            title="… by distance",
+            x_label="tokens apart" if self.flat else "cells apart",
+            y_label="dot product",
+        )
+        if self.flat:
+            yield _trail(vectors)
+
+    def _features(self, vectors: Tensor) -> Iterable[Panel]:
+        """The vectors themselves."""
+        if not self.flat:
+            last = vectors.shape[-1] - 1
+            chosen = [last * n // (SHOWN_FEATURES - 1) for n in range(SHOWN_FEATURES)]
+            yield Heat(
+                title="Features of the vectors it adds",
+                note="each map is one feature over the image",
+                maps=_real(vectors)[:, chosen].T.reshape(-1, self.side, self.side),
+                names=tuple(f"feature {n}" for n in chosen),
+                rows="row",
+                columns="column",
+            )
+            return
+        if vectors.is_complex():
+            yield Heat(
+                title="Phases of the vectors",
+                note="each row is the vector of one position",
+                maps=vectors.angle().unsqueeze(0),
+                names=("",),
+                rows="position",
+                columns="feature",
+                values="angles",
+            )
+        yield Heat(
+            title="Real parts of the vectors" if vectors.is_complex() else "The vectors it adds",
+            note="each row is the vector of one position",
+            maps=_real(vectors).unsqueeze(0),
+            names=("",),
+            rows="position",
+            columns="feature",
+        )
+
+    def _vectors(self) -> Tensor:
+        """What the embedding part adds at each position, ``[L, C]``, real or complex.
+
+        Its gains, if it adds nothing to zero.
+        """
+        word = torch.zeros(1, self.layout.length, dtype=torch.long)
+        zeros = torch.zeros_like(self.x[:1])
+        vectors = self.encoding.embed(zeros, self.layout, tokens=word)[0]
+        if not bool(vectors.any()):
+            vectors = self.encoding.embed(torch.ones_like(zeros), self.layout, tokens=word)[0]
+        return vectors if vectors.is_complex() else vectors.float()
+
+    def _logits(self) -> Iterable[Panel]:
+        added = self._added()
+        content = bool((added.std(0) > 1e-4 * added.abs().max()).any())
+        added, names = _distinct_heads(added)
+        hidden = ~self.grid.visible[0, 0]
+        about = "between random tokens, 90 % alike" if content else "whatever the tokens are"
+        yield self._map(
+            added[0].masked_fill(hidden, math.nan),
+            names,
+            title="Added to the logits",
+            note=about,
+            rows="query",
+            columns="key",
+        )
+        distances = self._distances()
+        yield _by_distance(
+            added,
+            distances.masked_fill(hidden, torch.iinfo(torch.long).max),
+            names,
+            title="… by distance",
+            x_label=self._distance_label(),
+            y_label="added to the logit",
+        )
+
+    def _added(self) -> Float[Tensor, "B H L L"]:
+        """Logits with the encoding less those without."""
+        encoding, grid = self.encoding, self.grid
+        scale = encoding.default_scale(self.head_dim)
+        q = self.x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
+        k, plain = q, scale * q @ q.mT
+        if encoding.query_key is not None:
+            q, k = encoding.query_key(q, k, grid)
+        logits = scale * _real(q @ k.mH)
+        if encoding.score is not None:
+            term: Tensor = encoding.score(q, k, grid, scale=scale)
+            logits = term if encoding.score.replaces_product else logits + term
+        added: Tensor = (logits - plain).float()
+        return added.masked_fill(added.abs() < ROUNDING * plain.abs().max(), 0.0)
+
+    def _values(self) -> Panel:
+        assert self.encoding.value is not None  # callers have looked
+        length = self.layout.length
+        one_key = torch.eye(length).reshape(length, 1, 1, length)
+        weights = one_key.expand(-1, self.heads, length, -1)
+        vectors: Tensor = self.encoding.value(weights, self.grid)
+        added, names = _distinct_heads(vectors.norm(dim=-1).movedim(0, -1).unsqueeze(0))
+        return self._map(
+            added[0].masked_fill(~self.grid.visible[0, 0], math.nan),
+            names,
+            title="Length of the vector it adds to a value",
+            note="",
+            rows="query",
+            columns="key",
+        )
+
+    def _buckets(self) -> Iterable[Panel]:
+        q = self.x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
+        scale = self.encoding.default_scale(self.head_dim)
+        lowered: list[Lowered | None] = []
+        if self.encoding.score is not None:
+            lowered += self.encoding.score.lower(q, q, self.grid, scale=scale) or ()
+        elif self.encoding.value is not None:
+            lowered += [self.encoding.value.lower(self.grid)]
+        for group in lowered:
+            if isinstance(group, Gathered) and group.reach is not None and self.flat:
+                far = math.ceil(FARTHEST * group.reach)
+                distance = torch.arange(0 if self.causal else -far, far + 1)
+                offset = -distance if self.causal else distance
+                bucket = group.bucket(offset.to(torch.float32).unsqueeze(-1))
+                yield Curves(
+                    title="Buckets",
+                    note="all distances on a step share what is learned",
+                    x=distance.to(torch.float32),
+                    x_label=self._distance_label(),
+                    values=bucket.to(torch.float32).unsqueeze(0),
+                    y_label="bucket",
+                    names=("",),
+                    steps=True,
+                )
+                return
+
+    def _distances(self) -> Int[Tensor, "L L"]:
+        """Tokens back (causal), Δ, or cells apart, of every pair."""
+        offset = self.grid.offset[0]
+        if not self.flat:
+            far: Tensor = offset.norm(dim=-1)
+            return far.round().long()
+        return (-offset if self.causal else offset)[..., 0].long()
+
+    def _distance_label(self) -> str:
+        if not self.flat:
+            return "cells apart"
+        return "tokens back" if self.causal else "position of the key less that of the query"
+
+    def _map(
+        self,
+        matrix: Float[Tensor, "N L L"],
+        names: tuple[str, ...],
+        *,
+        title: str,
+        note: str,
+        rows: str,
+        columns: str,
+    ) -> Heat:
+        """The matrix itself, or on two axes what chosen queries see in the image."""
+        if self.flat:
+            return Heat(
+                title=title, note=note, maps=matrix, names=names, rows=rows, columns=columns
+            )
+        middle, corner = self.side // 2, self.side // 7
+        cells = {
+            "middle": middle * self.side + middle,
+            "corner": corner * self.side + corner,
+        }
+        maps = torch.stack([one[cell] for one in matrix for cell in cells.values()])
+        labels = tuple(f"{name} {rows}: {cell}".strip() for name in names for cell in cells)
+        return Heat(
+            title=title,
+            note=note,
+            maps=maps.reshape(len(maps), self.side, self.side),
+            names=labels,
+            rows="row",
+            columns="column",
+        )
+
+
+def _real(x: Tensor) -> Tensor:
+    return x.real if x.is_complex() else x
+
+
+def _trail(vectors: Tensor) -> Trail:
+    """The vectors along the two directions in which they differ most."""
+    flat = torch.view_as_real(vectors).flatten(1) if vectors.is_complex() else vectors
+    centred = (flat - flat.mean(0)).double()
+    _, sizes, directions = torch.linalg.svd(centred, full_matrices=False)
+    energy = sizes.square()
+    shares = energy / energy.sum().clamp(min=1e-12)
+    labels = [
+        f"{nth} direction ({share:.0%})"
+        for nth, share in zip(("1st", "2nd"), shares[:2].tolist(), strict=True)
+    ]
+    return Trail(
+        title="Trail of the vector",
+        note="along the two directions in which vectors differ most (share of their variance)",
+        points=(centred @ directions[:2].T).float(),
+        x_label=labels[0],
+        y_label=labels[1],
+    )
+
+
+def _distinct_heads(
+    added: Float[Tensor, "B H L L"],
+) -> tuple[Float[Tensor, "B H L L"], tuple[str, ...]]:
+    """Every head, or the first alone where they are all the same."""
+    heads = added.shape[1]
+    if heads == 1 or torch.allclose(added, added[:, :1].expand_as(added), atol=1e-6):
+        return added[:, :1], ("",)
+    return added, tuple(f"head {head + 1}" for head in range(heads))
+
+
+def _by_distance(
+    values: Float[Tensor, "B N L L"],
+    distances: Int[Tensor, "L L"],
+    names: tuple[str, ...],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+) -> Curves:
+    """Means over pairs and contents, with a band if they are not all alike."""
+    steps: Tensor = torch.unique(distances)
+    steps = steps[steps < torch.iinfo(torch.long).max]
+    share = torch.tensor(BAND)
+    means, bands = [], []
+    for step in steps:
+        found = values[:, :, distances == step].movedim(1, 0).flatten(1)
+        means.append(found.mean(-1))
+        bands.append(found.quantile(share, dim=-1))
+    mean, band = torch.stack(means, -1), torch.stack(bands, -1)
+    spread = bool((band[1] - band[0] > 1e-3 * values.abs().max()).any())
+    return Curves(
+        title=title,
+        note="mean; shaded: 80 % of pairs" if spread else "",
+        x=steps.to(torch.float32),
+        x_label=x_label,
+        values=mean,
+        y_label=y_label,
+        names=names,
+        low=band[0] if spread else None,
+        high=band[1] if spread else None,
+    )

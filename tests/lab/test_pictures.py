@@ -1,0 +1,98 @@
+"""Pictures: colours, images of cells, and the files drawn."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from posenc.errors import ArgumentError, OutputError
+from posenc.lab.colours import FALL, RISE, Scale
+from posenc.lab.pictures import draw, save_picture
+from posenc.lab.portrait import portray
+from posenc.lab.raster import data_uri
+
+
+def decode(uri: str) -> torch.Tensor:
+    """The pixels of a PNG that has but one data chunk, as ``[R, K, 4]``."""
+    png = base64.b64decode(uri.removeprefix("data:image/png;base64,"))
+    width, height = struct.unpack(">II", png[16:24])
+    size = struct.unpack(">I", png[33:37])[0]
+    lines = torch.tensor(list(zlib.decompress(png[41 : 41 + size]))).reshape(height, -1)
+    assert set(lines[:, 0].tolist()) == {2}
+    return lines[:, 1:].cumsum(0).remainder(256).reshape(height, width, 4)
+
+
+def test_cells_become_blocks_of_pixels() -> None:
+    cells = torch.rand(3, 5, 4, generator=torch.Generator().manual_seed(0))
+    pixels = decode(data_uri(cells))
+    assert pixels.shape == (3 * 192, 5 * 115, 4)
+    assert pixels[::192, ::115].equal((cells * 255).round().long())
+    assert pixels[191::192, 114::115].equal(pixels[::192, ::115])
+
+
+def test_amounts_are_clear_at_zero_and_full_at_the_ends() -> None:
+    values = torch.tensor([[[-2.0, 0.0, 1.0, math.nan]]])
+    red, clear, blue, nothing = Scale.of_amounts(values).colour(values)[0, 0]
+    assert "#" + bytes(red[:3].mul(255).round().byte().tolist()).hex() == FALL
+    assert "#" + bytes(blue[:3].mul(255).round().byte().tolist()).hex() == RISE
+    assert [c[3].item() for c in (red, clear, blue)] == [1.0, 0.0, 0.5]
+    assert 0 < nothing[3] < 0.3
+
+
+def test_only_the_sides_that_there_are() -> None:
+    assert Scale.of_amounts(torch.tensor([[[0.0, 3.0]]])).domain == (0.0, 3.0)
+    assert Scale.of_amounts(torch.tensor([[[0.0, -3.0]]])).domain == (-3.0, 0.0)
+    assert Scale.of_amounts(torch.zeros(1, 1, 2)).domain[0] == 0.0
+
+
+def test_maps_of_very_different_sizes_share_a_root() -> None:
+    scale = Scale.of_amounts(torch.tensor([[[16.0]], [[1.0]]]))
+    assert scale.exponent == 0.5
+    assert scale.colour(torch.tensor(1.0))[3] == pytest.approx(0.25)
+
+
+def test_angles_have_hues_that_meet() -> None:
+    scale = Scale.of_angles()
+    ends = scale.colour(torch.tensor([-math.pi, math.pi]))
+    assert ends[0] == pytest.approx(ends[1], abs=1e-5)
+    quarter = scale.colour(torch.tensor([0.0, math.pi / 2]))
+    assert (quarter[0] - quarter[1]).abs().max() > 0.3
+    assert scale.colour(torch.tensor([1.0]))[0, 3] == 1
+
+
+def test_files_of_every_kind(tmp_path: Path) -> None:
+    portrait = portray("shaw", length=12)
+    for kind, start in ((".png", b"\x89PNG"), (".svg", b"<svg"), (".html", b"<!DOCTYPE html>")):
+        path = tmp_path / f"shaw{kind}"
+        save_picture(portrait, path, summary="Adds vectors.")
+        content = path.read_bytes()
+        assert content.lstrip().startswith(start)
+        assert len(content) < 3_000_000
+    svg = (tmp_path / "shaw.svg").read_text()
+    for words in ("shaw", "Adds vectors.", "Drawn with the initial values", "Buckets"):
+        assert words in svg
+    assert len(re.findall("data:image/png", svg)) == 2
+
+
+def test_other_endings_and_places_are_refused(tmp_path: Path) -> None:
+    portrait = portray("nope", length=4)
+    with pytest.raises(ArgumentError, match=r"\.png, \.svg, \.html"):
+        save_picture(portrait, tmp_path / "nope.gif")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError):
+        save_picture(portrait, tmp_path / "file" / "nope.png")
+
+
+def test_all_heads_are_drawn_on_one_scale() -> None:
+    spec = draw(portray("alibi", length=8))
+    maps = [row for rows in spec["concat"][0]["vconcat"] for row in rows["hconcat"]]
+    assert [chart["title"]["text"] for chart in maps] == [f"head {n}" for n in (1, 2, 3, 4)]
+    scales = [chart["layer"][1]["encoding"]["color"]["scale"] for chart in maps]
+    assert all(scale == scales[0] for scale in scales)
