@@ -1,0 +1,173 @@
+"""iRPE's piecewise index: near offsets each have a bucket, far ones share them on a log scale."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.errors import ArgumentError, UnknownNameError
+
+__all__ = ["METHODS", "Buckets", "Method", "Piecewise", "buckets_of"]
+
+Method = Literal["product", "cross", "euclidean", "quantised"]
+
+METHODS: tuple[Method, ...] = ("product", "cross", "euclidean", "quantised")
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """``g(x) = [x]`` for ``|x| ≤ α``, beyond it
+    ``sign(x) · min(β, [α + ln(|x|/α) / ln(γ/α) · (β - α)])``, [·] the nearest integer.
+
+    Args:
+        alpha: α, up to where each integer is told apart.
+        beta: β, the largest value; its integer part is the last bucket.
+        gamma: γ, where β is reached.
+
+    Raises:
+        ArgumentError: unless 0 < α < β, α < γ and β ≥ 1.
+    """
+
+    alpha: float
+    beta: float
+    gamma: float
+
+    def __post_init__(self) -> None:
+        for name, value, fits, expected in (
+            ("alpha", self.alpha, self.alpha > 0, "more than 0"),
+            ("beta", self.beta, self.beta > max(self.alpha, 0.9999), "more than alpha, 1 or more"),
+            ("gamma", self.gamma, self.gamma > self.alpha, "more than alpha"),
+        ):
+            if not (fits and math.isfinite(value)):
+                raise ArgumentError(
+                    name, expected=expected, got=value, remedy="The paper has 1.9, 3.8 and 15.2."
+                )
+
+    @property
+    def last(self) -> int:
+        """The largest value, ⌊β⌋."""
+        return int(self.beta)
+
+    def boundaries(self) -> list[float]:
+        """The least |x| whose value is 1, 2, …, ``last``."""
+        least = []
+        for value in range(1, self.last + 1):
+            middle = value - 0.5
+            if middle > self.alpha:
+                share = (middle - self.alpha) / (self.beta - self.alpha)
+                middle = self.alpha * (self.gamma / self.alpha) ** share
+            least.append(middle)
+        return least
+
+    def of(self, x: Float[Tensor, "*dims"]) -> Int[Tensor, "*dims"]:
+        """g of any real numbers, ``-last … last``."""
+        boundaries = torch.tensor(self.boundaries(), dtype=x.dtype, device=x.device)
+        size = torch.bucketize(x.abs(), boundaries, right=True)
+        return torch.where(x < 0, -size, size)
+
+
+class Buckets(ABC):
+    """A map from offsets Δ' = query - key of an image to buckets ``0 … count - 1``.
+
+    Args:
+        piecewise: g.
+    """
+
+    count: int
+
+    def __init__(self, piecewise: Piecewise) -> None:
+        self.piecewise = piecewise
+
+    @abstractmethod
+    def of(self, back: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+        """Bucket of each Δ' = (row, column) of the query less that of the key, in cells."""
+
+    def reverse(self, rows: Float[Tensor, "h N *dims"]) -> Float[Tensor, "h N *dims"]:
+        """Rows in the order in which -Δ' finds what Δ' finds in ``rows``."""
+        return rows.flip(1)
+
+
+class Product(Buckets):
+    """A bucket for each pair of ``g(Δ'_y)`` and ``g(Δ'_x)``: (2⌊β⌋ + 1)² of them."""
+
+    def __init__(self, piecewise: Piecewise) -> None:
+        super().__init__(piecewise)
+        self.side = 2 * piecewise.last + 1
+        self.count = self.side**2
+
+    def of(self, back: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+        index = self.piecewise.of(back[..., :2]) + self.piecewise.last
+        return index[..., 0] * self.side + index[..., 1]
+
+
+class Along(Buckets):
+    """A bucket for each ``g(Δ')`` on one axis: 2⌊β⌋ + 1 of them."""
+
+    def __init__(self, piecewise: Piecewise, axis: int) -> None:
+        super().__init__(piecewise)
+        self.axis = axis
+        self.count = 2 * piecewise.last + 1
+
+    def of(self, back: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+        return self.piecewise.of(back[..., self.axis]) + self.piecewise.last
+
+
+class Radial(Buckets):
+    """A bucket for each ``g([‖Δ'‖])``, [·] the nearest integer: ⌊β⌋ + 1 of them."""
+
+    def __init__(self, piecewise: Piecewise) -> None:
+        super().__init__(piecewise)
+        self.count = piecewise.last + 1
+
+    def of(self, back: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+        return self.piecewise.of(self.distance(back))
+
+    def distance(self, back: Float[Tensor, "*dims A"]) -> Float[Tensor, "*dims"]:
+        """The whole number that g is asked about."""
+        return back.square().sum(-1).sqrt().round()
+
+    def reverse(self, rows: Float[Tensor, "h N *dims"]) -> Float[Tensor, "h N *dims"]:
+        return rows
+
+
+class Ranked(Radial):
+    """As ``Radial``, of the rank of ‖Δ'‖ among all distances between cells: 0, 1, √2, 2, √5, …"""
+
+    def __init__(self, piecewise: Piecewise) -> None:
+        super().__init__(piecewise)
+        # Beyond the last boundary ranks are alike, so that few are needed.
+        self.squares = _sums_of_two_squares(math.ceil(max(piecewise.boundaries())) + 1)
+
+    def distance(self, back: Float[Tensor, "*dims A"]) -> Float[Tensor, "*dims"]:
+        square = back.round().square().sum(-1)
+        squares = torch.tensor(self.squares, dtype=square.dtype, device=square.device)
+        return torch.bucketize(square, squares, right=True).to(square.dtype) - 1
+
+
+def _sums_of_two_squares(count: int) -> list[int]:
+    """The ``count`` least numbers that are a sum of two squares: 0, 1, 2, 4, 5, 8, …"""
+    sums = {a * a + b * b for a in range(count) for b in range(count)}
+    return sorted(sums)[:count]
+
+
+def buckets_of(method: Method, piecewise: Piecewise) -> tuple[Buckets, ...]:
+    """The maps of a method, one a table: two for cross, one for the others.
+
+    Raises:
+        UnknownNameError: for another method.
+    """
+    if method == "product":
+        return (Product(piecewise),)
+    if method == "cross":
+        return (Along(piecewise, 0), Along(piecewise, 1))
+    if method == "euclidean":
+        return (Radial(piecewise),)
+    if method == "quantised":
+        return (Ranked(piecewise),)
+    raise UnknownNameError.of("method", method, METHODS)
