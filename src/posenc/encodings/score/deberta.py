@@ -1,0 +1,351 @@
+"""DeBERTa's disentangled attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm
+from posenc.encodings.score.gathering import gather_rows
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.layout import Grid
+
+__all__ = ["Clamp", "Deberta", "Lookup", "Projections", "RelativeEmbeddings", "deberta"]
+
+Projections = Literal["own", "content"]
+Lookup = Literal["paper", "released"]
+Clamp = Literal["before", "after"]
+
+STD = 0.02
+"""Standard deviation of all initial values, as in BERT."""
+
+
+def deberta(
+    *,
+    dim: int,
+    heads: int,
+    head_dim: int,
+    max_distance: int = 512,
+    buckets: int | None = None,
+    projections: Projections = "own",
+    lookup: Lookup = "paper",
+    clamp: Clamp = "before",
+    normalize: bool = False,
+) -> Deberta:
+    """DeBERTa: content attends to relative positions, and relative positions to content.
+
+    ``s_ij = scale · (q_i · k_j + q_i · W_K P[δ(i, j)] + k_j · W_Q P[δ(j, i)])`` (equation 4),
+    ``δ(i, j) = clip(i - j + S, 0, 2S - 1)``, scale = (3D)^-1/2.
+
+    i - j in tokens (a fractional one is rounded); P ``[2S, C]``, one for all layers. Version 1
+    (the default) has S = ``max_distance`` and projections W_K, W_Q of each layer's own. Version 2
+    is ``buckets=256, projections="content", normalize=True``: P is layer-normalised and projected
+    as the layer's content is, S = ``buckets``, and i - j is first put in a signed bucket, which
+    holds one distance up to m = S/2 and beyond it distance a in bucket
+    ``m + ⌈ln(a/m) / ln((max_distance - 1)/m) · (m - 1)⌉``; found in integers here.
+
+    Claims: relative, one axis, trainable. Cost: Q·K·H beside (Q + K)·S·D·H; 2·S·C parameters and,
+    with projections of its own, 2·C·H·D a layer. Differs from the paper in nothing with the
+    default options. The released code, Microsoft's and transformers' alike, reads row δ(i, j)
+    in the third term too, where the paper has δ(j, i): for released weights take
+    ``lookup="released"``. Where the two differ from one another is ``clamp``.
+
+    Args:
+        dim: width C.
+        heads: H.
+        head_dim: width D of a head.
+        max_distance: offsets this far and farther are alike.
+        buckets: log buckets a direction (version 2), even; None for one distance a row.
+        projections: ``"own"`` to each layer, or the ``"content"``'s, which the attention layer
+            lends its part.
+        lookup: the row of the position-to-content term: ``"paper"`` or ``"released"``, see above.
+        clamp: whether distances are limited to ``max_distance - 1`` ``"before"`` they are put in
+            log buckets (Microsoft) or rows are limited ``"after"`` it (transformers). From
+            ``i - j = -max_distance`` on down the row is then 1 or 0.
+        normalize: P passes a LayerNorm (version 2).
+
+    Raises:
+        ArgumentError: when a size or count is out of its domain.
+        UnknownNameError: for another ``projections``, ``lookup`` or ``clamp``.
+
+    Reference: He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention".
+
+    >>> import posenc, torch
+    >>> first, second = posenc.create_layers("deberta", layers=2, dim=64, heads=4)
+    >>> first.score.relative is second.score.relative
+    True
+    >>> delta = first.score.relative.delta
+    >>> delta(torch.tensor([[600.0], [1.0], [0.0], [-1.0], [-600.0]])).tolist()
+    [0, 511, 512, 513, 1023]
+    """
+    relative = RelativeEmbeddings(
+        dim=dim, max_distance=max_distance, buckets=buckets, clamp=clamp, normalize=normalize
+    )
+    return Deberta(
+        relative=relative, heads=heads, head_dim=head_dim, projections=projections, lookup=lookup
+    )
+
+
+def _share_embeddings(layers: int, arguments: Mapping[str, Any]) -> list[Encoding]:
+    first = deberta(**arguments)
+    others = [
+        Deberta(
+            relative=first.relative,
+            heads=first.heads,
+            head_dim=first.head_dim,
+            projections=first.projections,
+            lookup=first.lookup,
+        )
+        for _ in range(layers - 1)
+    ]
+    return [Encoding(score=part) for part in (first, *others)]
+
+
+class RelativeEmbeddings(nn.Module):
+    """The vectors P ``[2S, C]`` that all layers of a DeBERTa share, and what offset reads which.
+
+    Args:
+        dim, max_distance, buckets, clamp, normalize: as in ``deberta``.
+
+    Raises:
+        ArgumentError, UnknownNameError: as ``deberta``.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        max_distance: int = 512,
+        buckets: int | None = None,
+        clamp: Clamp = "before",
+        normalize: bool = False,
+    ) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ArgumentError("dim", expected="1 or more", got=dim, remedy="Use the model's.")
+        if max_distance < 1:
+            raise ArgumentError(
+                "max_distance", expected="1 or more", got=max_distance, remedy="The paper has 512."
+            )
+        if buckets is not None and (buckets < 4 or buckets % 2):
+            raise ArgumentError(
+                "buckets", expected="an even number from 4, or None", got=buckets, remedy="Use 256."
+            )
+        if buckets is not None and max_distance < buckets // 2 + 2:
+            raise ArgumentError(
+                "max_distance",
+                expected=f"{buckets // 2 + 2} or more, past the distances with their own bucket",
+                got=max_distance,
+                remedy="Raise it or use fewer buckets.",
+            )
+        if clamp not in get_args(Clamp):
+            raise UnknownNameError.of("clamp", clamp, get_args(Clamp))
+        self.max_distance, self.clamp = max_distance, clamp
+        self.span = max_distance if buckets is None else buckets
+        self.boundaries = None if buckets is None else log_boundaries(buckets, max_distance, clamp)
+        self.rows = nn.Parameter(torch.empty(2 * self.span, dim))
+        self.norm = nn.LayerNorm(dim, eps=1e-7) if normalize else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values."""
+        nn.init.normal_(self.rows, std=STD)
+        if self.norm is not None:
+            self.norm.reset_parameters()
+
+    def extra_repr(self) -> str:
+        kind = "clipped offsets" if self.boundaries is None else "log buckets"
+        return f"max_distance={self.max_distance}, {kind}, span={self.span}"
+
+    def forward(self) -> Float[Tensor, "N C"]:
+        """P, normalised if asked for."""
+        if self.norm is None:
+            return self.rows
+        normal: Tensor = self.norm(self.rows)
+        return normal
+
+    def bucket(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+        """Signed bucket of i - j = -Δ, counted from 0: 0 … 2S, one more than there are rows."""
+        back = -offset[..., 0].round()
+        if self.boundaries is None:
+            return back.clamp(-self.span, self.span).long() + self.span
+        boundaries = torch.tensor(self.boundaries, dtype=back.dtype, device=back.device)
+        step = torch.bucketize(back.abs(), boundaries, right=True)
+        return torch.where(back < 0, -step, step) + self.span
+
+    def delta(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+        """``δ(i, j)``, the row of each offset Δ = j - i ``[..., 1]``: 0 … 2S - 1."""
+        return self.bucket(offset).clamp(max=2 * self.span - 1)
+
+
+def log_boundaries(buckets: int, max_distance: int, clamp: Clamp) -> list[int]:
+    """The smallest distance in each bucket but the first; with m = buckets/2,
+    bucket ``m + t`` (t ≥ 1) begins at the least a with ``a > m · ((max_distance - 1)/m)^e``,
+    e = (t - 1)/(m - 1), decided in integers. The last of them, ``max_distance``, begins what
+    clamping "before" never reaches.
+    """
+    middle = buckets // 2
+    boundaries = list(range(1, middle + 1))
+    distance = middle
+    for step in range(middle - 1):
+        most = (max_distance - 1) ** step * middle ** (middle - 1 - step)
+        while distance ** (middle - 1) <= most:
+            distance += 1
+        boundaries.append(distance)
+    return boundaries if clamp == "before" else [*boundaries, max_distance]
+
+
+class Deberta(ScoreTerm):
+    """One layer of ``deberta``: the two terms beside ``scale · q_i · k_j``.
+
+    Args:
+        relative: P, perhaps shared with other layers.
+        heads, head_dim, projections, lookup: as in ``deberta``.
+
+    Raises:
+        ArgumentError, UnknownNameError: as ``deberta``.
+    """
+
+    terms: ClassVar[int] = 3
+
+    def __init__(
+        self,
+        *,
+        relative: RelativeEmbeddings,
+        heads: int,
+        head_dim: int,
+        projections: Projections = "own",
+        lookup: Lookup = "paper",
+    ) -> None:
+        super().__init__()
+        for name, value in (("heads", heads), ("head_dim", head_dim)):
+            if value < 1:
+                raise ArgumentError(
+                    name, expected="1 or more", got=value, remedy="Use the attention's."
+                )
+        if projections not in get_args(Projections):
+            raise UnknownNameError.of("projections", projections, get_args(Projections))
+        if lookup not in get_args(Lookup):
+            raise UnknownNameError.of("lookup", lookup, get_args(Lookup))
+        self.heads, self.head_dim = heads, head_dim
+        self.projections: Projections = projections
+        self.lookup: Lookup = lookup
+        self.relative = relative
+        dim, own = relative.rows.shape[1], projections == "own"
+        self.query = nn.Linear(dim, heads * head_dim) if own else None
+        # A bias of the keys would be alike for all keys of a query, and the softmax lose it.
+        self.key = nn.Linear(dim, heads * head_dim, bias=False) if own else None
+        self._attached: tuple[nn.Linear, nn.Linear] | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values of this layer's own projections."""
+        for layer in (self.query, self.key):
+            if layer is not None:
+                nn.init.normal_(layer.weight, std=STD)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, projections={self.projections}, lookup={self.lookup}"
+
+    def attach(self, query: nn.Linear, key: nn.Linear) -> None:
+        """Borrow the layer's projections, if those are to be the content's.
+
+        Raises:
+            ArgumentError: when they are of other widths, or the part is in another layer already.
+        """
+        if self.projections == "own":
+            return
+        if self._attached is not None and self._attached[0] is not query:
+            raise ArgumentError(
+                "encoding",
+                expected="one that is in no other layer, whose projections it uses",
+                got="one that is",
+                remedy="Create one for each layer: posenc.create_layers.",
+            )
+        wanted = (self.relative.rows.shape[1], self.heads * self.head_dim)
+        if (query.in_features, query.out_features) != wanted:
+            raise ArgumentError(
+                "query",
+                expected=f"a projection from {wanted[0]} to {wanted[1]}",
+                got=f"one from {query.in_features} to {query.out_features}",
+                remedy="Create the encoding with the layer's dim, heads and head_dim.",
+            )
+        self._attached = (query, key)  # in a tuple, so that no state dict holds them twice
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "B H Q K"]:
+        queries, keys = self._projected()
+        c2p = gather_rows(q, keys, self.relative.delta(grid.offset))
+        index = self.relative.delta(grid.offset if self.lookup == "released" else -grid.offset)
+        p2c = gather_rows(k, queries, index.mT).mT
+        return scale * (c2p + p2c)
+
+    def lower(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> tuple[Lowered, ...] | None:
+        queries, keys = self._projected()
+        # One group for both terms: 2S + 1 buckets, of which each term finds two in one row.
+        last = 2 * self.relative.span
+        bucket = torch.arange(last + 1, device=keys.device)
+        from_query = bucket.clamp(max=last - 1)
+        from_key = from_query if self.lookup == "released" else (last - bucket).clamp(max=last - 1)
+        left = Product(q * scale, keys[:, from_query])
+        right = Product(k * scale, queries[:, from_key])
+        reach = self.relative.max_distance
+        return (Gathered(self.relative.bucket, left=left, right=right, reach=reach),)
+
+    def _projected(self) -> tuple[Float[Tensor, "H N D"], Float[Tensor, "H N D"]]:
+        """``W_Q P`` and ``W_K P``, grouped key heads repeated."""
+        query, key = self.query, self.key
+        if query is None or key is None:
+            if self._attached is None:
+                raise ArgumentError(
+                    "projections",
+                    expected="'own', outside an attention layer",
+                    got="'content', whose projections are the layer's",
+                    remedy="Put the encoding into posenc.Attention, or call attach(query, key).",
+                )
+            query, key = self._attached
+        rows = self.relative()
+        heads = [
+            layer(rows).unflatten(-1, (-1, self.head_dim)).transpose(0, 1) for layer in (query, key)
+        ]
+        return heads[0], heads[1].repeat_interleave(self.heads // heads[1].shape[0], dim=0)
+
+
+ENTRY = Entry(
+    factory=deberta,
+    summary="Adds products of content with relative positions, both ways.",
+    claims=Claims(
+        sites=("score",),
+        relative=True,
+        trainable=True,
+        extrapolates="Degrades slowly: far offsets are alike, from max_distance on.",
+        cost="Q·K·H beside (Q + K)·S·D·H",
+    ),
+    citation=Citation(
+        authors="He et al.",
+        title="DeBERTa: Decoding-enhanced BERT with Disentangled Attention",
+        year=2021,
+        url="https://arxiv.org/abs/2006.03654",
+    ),
+    sharing=_share_embeddings,
+)
