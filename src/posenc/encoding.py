@@ -157,6 +157,12 @@ class ScoreTerm(Part, ABC):
     replaces_product: ClassVar[bool] = False
     """Whether ``forward`` returns the whole logit rather than a summand beside ``scale · q·k``."""
 
+    replaces_softmax: ClassVar[bool] = False
+    """Whether what ``forward`` returns are logarithms of the weights, which no softmax follows.
+
+    Only where it replaces the product too; weights then need not sum to 1.
+    """
+
     @abstractmethod
     def forward(
         self,

@@ -36,7 +36,10 @@ class Reference(Backend):
             logits = q @ k.mT * problem.scale
             if score is not None:
                 logits = logits + score(q, k, problem.grid, scale=problem.scale)
-        weights = masked_softmax(logits, problem.grid.visible)
+        if score is not None and score.replaces_softmax:
+            weights = logits.exp().masked_fill(~problem.grid.visible, 0.0)
+        else:
+            weights = masked_softmax(logits, problem.grid.visible)
         weights = torch.dropout(weights, problem.dropout, train=problem.dropout > 0)
         output = weights @ v
         if value is not None:

@@ -71,6 +71,15 @@ class Ranks:
         sums = self.arrange(values).flip(-1).cumsum(-1).flip(-1)
         return _read(sums, self.before)
 
+    def after_key(self, values: Float[Tensor, "b H Q K"]) -> Float[Tensor, "b H Q K"]:
+        """For each key, the sum of a query's ``values`` over those after it.
+
+        Of keys of equal order, those that come later in the tensor count as after.
+        """
+        sums = self.arrange(values).flip(-1).cumsum(-1).flip(-1)
+        later = torch.nn.functional.pad(sums[..., 1:], (0, 1))
+        return later if self.arrangement is None else _read(later, self.arrangement.argsort(-1))
+
 
 def _places(key: Layout, query: Layout) -> tuple[Int[Tensor, "b K"], Int[Tensor, "b Q"]]:
     """One number a token that sorts by document, then by order."""

@@ -1,0 +1,107 @@
+"""Stick-breaking attention."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from posenc.encoding import ScoreTerm
+from posenc.encodings.score.running import Ranks
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import UnknownNameError
+from posenc.layout import Grid
+
+__all__ = ["Remainder", "StickBreaking"]
+
+Remainder = Literal["self", "none"]
+
+
+class StickBreaking(ScoreTerm):
+    """Stick-breaking: each token before a query, the nearest first, takes a share of what is left.
+
+    ``A_ij = β_ij · Π_{j<t<i} (1 - β_it)``, ``β_ij = σ(scale · q_i·k_j)``, in place of the softmax
+    (equations 1-2); what no token took, ``Π_{t<i} (1 - β_it)``, goes to the query's own value.
+
+    β in (0, 1), a share of the stick; the product runs over the keys that the query sees, by
+    order. The weights of a row sum to 1 with ``remainder="self"``, to less without. All is summed
+    in logarithms, so that long products do not vanish. Claims: relative (it reads no positions at
+    all), any number of axes, causal only, no parameters. Cost: Q·K·H. As no other backend can do
+    without the softmax, ``reference`` computes it. Differs from the paper in nothing.
+
+    Args:
+        remainder: ``"self"`` gives what is left to the token itself, as the authors' models do;
+            ``"none"`` to no one.
+
+    Raises:
+        UnknownNameError: for another ``remainder``.
+
+    Reference: Tan et al. 2025, "Scaling Stick-Breaking Attention: An Efficient Implementation and
+    In-depth Study".
+
+    >>> import posenc, torch
+    >>> layout = posenc.Layout.sequence(3)
+    >>> q = torch.zeros(1, 1, 3, 4)
+    >>> grid = posenc.Grid.of(layout, causal=True)
+    >>> posenc.create("stick_breaking").score(q, q, grid, scale=1.0).exp()[0, 0, 2].tolist()
+    [0.25, 0.5, 0.25]
+    """
+
+    causal_only = True
+    axes = None
+    replaces_product = True
+    replaces_softmax = True
+
+    def __init__(self, *, remainder: Remainder = "self") -> None:
+        super().__init__()
+        if remainder not in ("self", "none"):
+            raise UnknownNameError.of("remainder", remainder, ("self", "none"))
+        self.remainder: Remainder = remainder
+
+    def extra_repr(self) -> str:
+        return f"remainder={self.remainder!r}"
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "B H Q K"]:
+        logits = q @ k.mT * scale
+        before = grid.key.order.unsqueeze(1) < grid.query.order.unsqueeze(2)
+        breaks = grid.visible & before.unsqueeze(1)
+        left = logsigmoid(-logits).masked_fill(~breaks, 0.0)
+        taken = logsigmoid(logits) + Ranks.of(grid).after_key(left)
+        if self.remainder == "none":
+            return taken.masked_fill(~breaks, -torch.inf)
+        # Tokens of the query's own order share what is left.
+        here = grid.visible & ~before.unsqueeze(1)
+        rest = left.sum(-1, keepdim=True) - here.sum(-1, keepdim=True).clamp(min=1).log()
+        return torch.where(breaks, taken, rest)
+
+
+ENTRY = Entry(
+    factory=StickBreaking,
+    summary="Lets each token before a query, the nearest first, take a share of what is left.",
+    claims=Claims(
+        sites=("score",),
+        relative=True,
+        axes=None,
+        trainable=False,
+        causal_only=True,
+        extrapolates="Holds well past the training length: the near past takes the weight first.",
+        cost="Q·K·H",
+    ),
+    citation=Citation(
+        authors="Tan et al.",
+        title="Scaling Stick-Breaking Attention: An Efficient Implementation and In-depth Study",
+        year=2025,
+        url="https://arxiv.org/abs/2410.17980",
+    ),
+    sharing="layers",
+)
