@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from posenc.encodings.embedding.conv import Conv
 from posenc.errors import ArgumentError, UnknownNameError
 
 
-def made(dim: int = 4, **options: object) -> Conv:
-    encoding = Conv(dim=dim, **options).double()  # type: ignore[arg-type]
+def made(**options: Any) -> Conv:
+    encoding = Conv(dim=4, **options).double()
     nn.init.normal_(encoding.bias)
     return encoding
 
@@ -96,7 +97,7 @@ def test_equals_loops(name: str, options: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("padding", ["zeros", "circular"])
 def test_equals_torch(padding: str) -> None:
-    torch_conv = nn.Conv1d(6, 6, 5, padding=2, groups=6, padding_mode=padding)
+    torch_conv = nn.Conv1d(6, 6, 5, padding=2, groups=6, padding_mode=padding)  # type: ignore[arg-type]
     encoding = Conv(dim=6, kernel=5, padding=padding)  # type: ignore[arg-type]
     encoding.load_state_dict(torch_conv.state_dict())
     x = torch.randn(2, 8, 6)
@@ -111,7 +112,7 @@ def test_images_equal_torch(height: int, width: int, padding: str) -> None:
     """PEG: the class token passes unchanged, the cells are convolved as an image."""
     encoding = Conv(dim=6, axes=2, padding=padding)  # type: ignore[arg-type]
     x = torch.randn(2, 2 + height * width, 6)
-    image = x[:, 2:].mT.unflatten(-1, (height, width))
+    image = x[:, 2:].mT.reshape(2, 6, height, width)
     mode = "constant" if padding == "zeros" else "circular"
     framed = nn.functional.pad(image, (1, 1, 1, 1), mode=mode)
     mixed = nn.functional.conv2d(framed, encoding.weight, encoding.bias, groups=6)
@@ -165,7 +166,7 @@ def test_a_ring_of_two_axes_is_shift_equivariant() -> None:
     x = torch.randn(2, 5, 6, 4, dtype=torch.float64)
     encoding, layout = made(padding="circular", axes=2), Layout.image(5, 6)
     shifted = encoding(x.roll((2, 3), (1, 2)).flatten(1, 2), layout)
-    expected = encoding(x.flatten(1, 2), layout).unflatten(1, (5, 6)).roll((2, 3), (1, 2))
+    expected = encoding(x.flatten(1, 2), layout).reshape(2, 5, 6, 4).roll((2, 3), (1, 2))
     torch.testing.assert_close(shifted, expected.flatten(1, 2))
 
 

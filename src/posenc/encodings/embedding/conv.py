@@ -183,7 +183,7 @@ class Conv(EmbeddingEncoding):
     def _image(self, x: Float[Tensor, "B L C"], extent: tuple[int, int]) -> Float[Tensor, "B L C"]:
         height, width = extent
         prefix = x.shape[1] - height * width
-        image = x[:, prefix:].mT.unflatten(-1, (height, width))
+        image = x[:, prefix:].mT.reshape(x.shape[0], x.shape[2], height, width)
         half = self.kernel // 2
         if self.padding == "circular":
             rows = torch.arange(-half, height + half, device=x.device) % height
