@@ -1,0 +1,143 @@
+"""Decomposed relative positions of images, as in MViTv2 and SAM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import Gathered, Lowered, Product, ScoreTerm
+from posenc.encodings.score.gathering import gather_rows
+from posenc.encodings.score.special import has_special, special_pairs
+from posenc.encodings.score.window import Window
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Grid
+
+__all__ = ["Decomposed2d"]
+
+
+class Decomposed2d(ScoreTerm):
+    """Decomposed relative positions: a vector for each row offset and one for each column offset.
+
+    ``s_ij += q_i · R^h[Δ'_y + Y - 1] + q_i · R^w[Δ'_x + X - 1]`` (MViTv2, equation 5).
+
+    Δ' = (row, column) of query i less that of key j, in cells (a fractional one is rounded);
+    ``R^h`` ``[2Y - 1, D]`` and ``R^w`` ``[2X - 1, D]``, shared by the heads, zero at first. The
+    query is **not** scaled here, though it is in q·k, as in both models' code. Pairs with a
+    special token have no such term. MViTv2's pooled keys are a layout too: of every r-th cell,
+    at ``r·j + r - 1``. Claims: relative, two axes, trainable, each layer with its own tables.
+    Cost: Q·K·H beside 2·Q·(Y + X)·D·H; lowered to a group an axis, without Q×K memory. Differs
+    from SAM in nothing while images are of ``size`` or smaller; SAM resizes its tables silently
+    otherwise, which is an extension's work here.
+
+    Args:
+        head_dim: width D of a head.
+        size: (Y, X), the largest image in cells. A visible pair farther apart is refused with a
+            LengthError where that is known without waiting for a device, and has NaN for a logit
+            elsewhere. SAM has 14 by 14 for its windows and 64 by 64 for whole images.
+
+    Raises:
+        ArgumentError: when ``head_dim`` or a side of ``size`` is below 1.
+
+    Reference: Li et al. 2022, "MViTv2: Improved Multiscale Vision Transformers for Classification
+    and Detection"; Kirillov et al. 2023, "Segment Anything".
+
+    >>> import posenc
+    >>> part = posenc.create("decomposed2d", head_dim=8, size=(2, 3)).score
+    >>> part.rows.shape, part.columns.shape
+    (torch.Size([3, 8]), torch.Size([5, 8]))
+    """
+
+    axes: ClassVar[tuple[int, ...] | None] = (2,)
+
+    def __init__(self, *, head_dim: int, size: Sequence[int] = (14, 14)) -> None:
+        super().__init__()
+        if head_dim < 1:
+            raise ArgumentError(
+                "head_dim", expected="1 or more", got=head_dim, remedy="Use the attention's."
+            )
+        self.window = Window.of(size, argument="size")
+        self.rows = nn.Parameter(torch.empty(self.window.spans[0], head_dim))
+        self.columns = nn.Parameter(torch.empty(self.window.spans[1], head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start at zero, as SAM does."""
+        nn.init.zeros_(self.rows)
+        nn.init.zeros_(self.columns)
+
+    def extra_repr(self) -> str:
+        return f"size={self.window.height}x{self.window.width}"
+
+    def _axes(
+        self,
+    ) -> list[tuple[Callable[[Float[Tensor, "*dims A"]], Int[Tensor, "*dims"]], Tensor]]:
+        """Bucket map and table of each axis; the last row, zero, is for pairs outside."""
+        tables = (self.rows, self.columns)
+        return [
+            (partial(self.window.along, axis=axis), nn.functional.pad(table, (0, 0, 0, 1))[None])
+            for axis, table in enumerate(tables)
+        ]
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "B H Q K"]:
+        inside = self.window.require(grid)
+        offset, total = grid.offset, q.new_zeros(())
+        for bucket, table in self._axes():
+            total = total + gather_rows(q, table, bucket(offset))
+        if not inside:
+            outside = self.window.index(offset) == self.window.count
+            total = total.masked_fill(outside.unsqueeze(1), float("nan"))
+        special = special_pairs(grid)
+        return total if special is None else total.masked_fill(special.unsqueeze(1), 0.0)
+
+    def lower(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> tuple[Lowered, ...] | None:
+        if has_special(grid):
+            return None
+        inside = self.window.require(grid)
+        groups = []
+        for bucket, table in self._axes():
+            # What cannot be checked is made loud: NaN in the entry for pairs outside.
+            loud = q.new_zeros(q.shape[1], table.shape[1])
+            loud[:, -1] = float("nan")
+            groups.append(Gathered(bucket, table=None if inside else loud, left=Product(q, table)))
+        return tuple(groups)
+
+
+ENTRY = Entry(
+    factory=Decomposed2d,
+    summary="Adds a query's products with a vector for the row and one for the column offset.",
+    claims=Claims(
+        sites=("score",),
+        relative=True,
+        axes=(2,),
+        trainable=True,
+        extrapolates="Not at all: a larger image needs the tables resampled (posenc.extension).",
+        cost="Q·K·H beside 2·Q·(Y + X)·D·H",
+    ),
+    citation=Citation(
+        authors="Li et al.",
+        title="MViTv2: Improved Multiscale Vision Transformers for Classification and Detection",
+        year=2022,
+        url="https://arxiv.org/abs/2112.01526",
+    ),
+    sharing="none",
+)

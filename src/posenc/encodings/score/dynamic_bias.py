@@ -1,0 +1,123 @@
+"""Dynamic position biases."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encodings.precision import wide_linear
+from posenc.encodings.score.offset_bias import OffsetBias
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+
+__all__ = ["DynamicBias"]
+
+
+class DynamicBias(OffsetBias):
+    """Dynamic position bias: a small network reads the offset and gives each head its bias.
+
+    ``s_ij += f_h(u)``, ``u = -Δ`` or, with ``log_distance``, ``-sign(Δ) · log(|Δ| + 1)``.
+
+    Δ = j - i in tokens, any real; f: a number, ``depth`` hidden layers (linear, LayerNorm if
+    ``norm``, SiLU), H logits. Claims: relative, one axis, trainable, one network for all layers.
+    Cost: Q·K·(depth·hidden² + H), or as much for Q + K - 1 offsets where layouts are regular.
+    Differs from CrossFormer, which has it on images (there ReLU with LayerNorm), as x-transformers
+    does; from x-transformers in nothing.
+
+    Args:
+        heads: H.
+        dim: width C of the model.
+        hidden: width of the hidden layers; C / 4 by default, or 16 a head without ``dim``.
+        depth: hidden layers.
+        log_distance: the network reads the logarithm of the distance. Raw distances beyond those
+            trained on are far from anything that the network has seen.
+        norm: hidden layers have a LayerNorm.
+
+    Raises:
+        ArgumentError: when ``heads``, ``hidden`` or ``depth`` is below 1.
+
+    Reference: Wang et al. 2021, "CrossFormer: A Versatile Vision Transformer Hinging on
+    Cross-scale Attention".
+
+    >>> import posenc, torch
+    >>> bias = posenc.create("dynamic_bias", heads=6, dim=48).score
+    >>> bias.bias(torch.tensor([-2.5, 0.0])).shape
+    torch.Size([6, 2])
+    """
+
+    def __init__(
+        self,
+        *,
+        heads: int,
+        dim: int | None = None,
+        hidden: int | None = None,
+        depth: int = 2,
+        log_distance: bool = False,
+        norm: bool = False,
+    ) -> None:
+        super().__init__()
+        if hidden is None:
+            hidden = 16 * heads if dim is None else max(1, dim // 4)
+        for name, value in (("heads", heads), ("hidden", hidden), ("depth", depth)):
+            if value < 1:
+                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
+        self.log_distance = log_distance
+        self.layers = nn.ModuleList(
+            _Hidden(hidden if place else 1, hidden, norm=norm) for place in range(depth)
+        )
+        self.output = nn.Linear(hidden, heads)
+
+    def reset_parameters(self) -> None:
+        """Draw initial values, as PyTorch does for linear layers."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.LayerNorm):
+                module.reset_parameters()
+
+    def extra_repr(self) -> str:
+        return "of the logarithm" if self.log_distance else "of the distance"
+
+    def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, "H *dims"]:
+        read = -offset
+        if self.log_distance:
+            read = read.sign() * torch.log(read.abs() + 1)
+        features = read.unsqueeze(-1)
+        for layer in self.layers:
+            features = layer(features)
+        return wide_linear(features, self.output).movedim(-1, 0)
+
+
+class _Hidden(nn.Module):
+    """Linear, LayerNorm if ``norm``, SiLU, in the dtype of what comes in."""
+
+    def __init__(self, width: int, hidden: int, *, norm: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, hidden)
+        self.norm = nn.LayerNorm(hidden) if norm else None
+
+    def forward(self, x: Float[Tensor, "*dims I"]) -> Float[Tensor, "*dims O"]:
+        x = wide_linear(x, self.linear)
+        if self.norm is not None:
+            weight, bias = self.norm.weight.to(x.dtype), self.norm.bias.to(x.dtype)
+            x = nn.functional.layer_norm(x, x.shape[-1:], weight, bias, self.norm.eps)
+        return nn.functional.silu(x)
+
+
+ENTRY = Entry(
+    factory=DynamicBias,
+    summary="Lets a small network read the offset and give each head its bias.",
+    claims=Claims(
+        sites=("score",),
+        relative=True,
+        trainable=True,
+        extrapolates="Degrades past the training length; less so with log_distance.",
+        cost="Q·K·(depth·hidden² + H); a table of Q + K offsets on regular layouts",
+    ),
+    citation=Citation(
+        authors="Wang et al.",
+        title="CrossFormer: A Versatile Vision Transformer Hinging on Cross-scale Attention",
+        year=2021,
+        url="https://arxiv.org/abs/2108.00154",
+    ),
+    sharing="layers",
+)

@@ -1,0 +1,116 @@
+"""Dynamic position biases against loops, and a number by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from grids import GRIDS, inputs
+from torch import nn
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend
+from posenc.encodings.score.dynamic_bias import DynamicBias
+from posenc.errors import ArgumentError
+from posenc.testing.oracles import attention_by_loops
+
+KINDS = {
+    "plain": {},
+    "log": {"log_distance": True},
+    "norm": {"norm": True, "depth": 1},
+    "both, deep": {"log_distance": True, "norm": True, "depth": 3},
+}
+
+
+def make(**options: object) -> tuple[DynamicBias, nn.Sequential]:
+    """An encoding, and the same network as a plain stack of layers."""
+    torch.manual_seed(5)
+    made = DynamicBias(heads=6, hidden=12, **options).double()  # type: ignore[arg-type]
+    layers: list[nn.Module] = []
+    for hidden in made.layers:
+        layers += [hidden.linear, nn.Identity() if hidden.norm is None else hidden.norm, nn.SiLU()]
+    return made, nn.Sequential(*layers, made.output)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_equals_loops(grid: Grid, kind: dict[str, object]) -> None:
+    made, network = make(**kind)
+    made.requires_grad_(False)
+
+    def bias(h: int, b: int, at: float, to: float) -> float:
+        back = at - to
+        if made.log_distance:
+            back = math.copysign(math.log(abs(back) + 1), back)
+        return network(torch.tensor([back], dtype=torch.float64))[h].item()
+
+    q, k, v = inputs(grid)
+    sides = (replace(side, positions=side.positions.double()) for side in (grid.query, grid.key))
+    grid = Grid(*sides, grid.causal, grid.window)
+    found = attend(q, k, v, grid, Encoding.of(made))
+    expected = attention_by_loops(q, k, v, grid, bias=bias)
+    torch.testing.assert_close(found, expected)
+
+
+def test_gradients_equal_those_of_a_table_of_all_offsets() -> None:
+    """x-transformers' way: the network reads -n+1 … n-1, and pairs look up i - j + n - 1."""
+    made, network = make()
+    n = 7
+    read = network(torch.arange(1 - n, n, dtype=torch.float64).unsqueeze(-1))
+    steps = torch.arange(n)
+    theirs = read[steps.unsqueeze(1) - steps + n - 1].permute(2, 0, 1)
+    q = torch.zeros(1, 6, n, 4)
+    ours = made(q, q, Grid.of(Layout.sequence(n)), scale=1.0)[0]
+    torch.testing.assert_close(ours, theirs, check_dtype=False, rtol=1e-5, atol=1e-6)
+    found, expected = (
+        torch.autograd.grad(bias.double().sin().sum(), list(made.parameters()))
+        for bias in (ours, theirs)
+    )
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("log", "offset", "expected"), [(False, -2.0, 2.0), (True, 1.0, -1.0)])
+def test_a_number_by_hand(log: bool, offset: float, expected: float) -> None:
+    # f = silu(x) - silu(-x) = x, of 2 for the key two before; of -log 2 one ahead, over log 2.
+    made = DynamicBias(heads=1, hidden=2, depth=1, log_distance=log)
+    with torch.no_grad():
+        made.layers[0].linear.weight.copy_(torch.tensor([[1.0], [-1.0]]))
+        made.layers[0].linear.bias.zero_()
+        made.output.weight.copy_(torch.tensor([[1.0, -1.0]]) / (math.log(2) if log else 1.0))
+        made.output.bias.zero_()
+    assert made.bias(torch.tensor([offset])).item() == pytest.approx(expected)
+
+
+def test_positions_are_not_read_in_half_precision() -> None:
+    """Some copies of x-transformers read positions in bfloat16: 256 and 257 are then one."""
+    made, _ = make()
+    half = made.bfloat16()
+    near, far = half.bias(torch.tensor([-256.0, -257.0])).unbind(1)
+    assert near.dtype == torch.float32
+    assert not near.equal(far)
+
+
+def test_one_network_serves_all_layers() -> None:
+    first, second = posenc.create_layers("dynamic_bias", layers=2, heads=4, dim=64)
+    assert first.score is second.score
+    assert first.score.output.in_features == 16
+    assert posenc.create("dynamic_bias", heads=5).score.output.in_features == 80
+
+
+def test_drawn_anew() -> None:
+    made, _ = make(norm=True)
+    before = made.output.weight.clone()
+    with torch.no_grad():
+        made.layers[0].norm.weight.zero_()
+    made.reset_parameters()
+    assert not made.output.weight.equal(before)
+    assert made.layers[0].norm.weight.equal(torch.ones(12).double())
+
+
+@pytest.mark.parametrize("options", [{"heads": 0}, {"hidden": 0}, {"depth": 0}])
+def test_bad_options(options: dict[str, int]) -> None:
+    with pytest.raises(ArgumentError, match=next(iter(options))):
+        DynamicBias(**({"heads": 2} | options))
