@@ -13,6 +13,7 @@ from posenc.encodings.embedding import (
     multiplicative,
     radix,
     recursive,
+    sine2d,
     sinusoidal,
 )
 from posenc.encodings.query_key import mrope, rope, rope2d, rope_mixed, xpos
@@ -36,6 +37,7 @@ from posenc.encodings.score import (
     swin_v2,
     t5,
     transformer_xl,
+    tupe,
     xlnet,
 )
 from posenc.entry import CONTEXT, Entry
@@ -69,12 +71,14 @@ ENCODINGS: dict[str, Entry] = {
     "rope_mixed": rope_mixed.ENTRY,
     "sandwich": sandwich.ENTRY,
     "shaw": shaw.ENTRY,
+    "sine2d": sine2d.ENTRY,
     "sinusoidal": sinusoidal.ENTRY,
     "stick_breaking": stick_breaking.ENTRY,
     "swin": swin.ENTRY,
     "swin_v2": swin_v2.ENTRY,
     "t5": t5.ENTRY,
     "transformer_xl": transformer_xl.ENTRY,
+    "tupe": tupe.ENTRY,
     "xlnet": xlnet.ENTRY,
     "xpos": xpos.ENTRY,
 }

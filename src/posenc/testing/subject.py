@@ -24,6 +24,7 @@ DIM = HEADS * HEAD_DIM
 MAX_LENGTH = 160
 
 OPTIONS: dict[str, dict[str, object]] = {
+    "sine2d": {"scale": None},
     "swin": {"window": (14, 14)},
 }
 """Options that a method of the registry needs for the lengths that laws are tried on."""

@@ -1,0 +1,154 @@
+"""Sinusoidal positions over an image that may be padded."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.frequencies import geometric_frequencies
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+
+__all__ = ["Sine2d"]
+
+
+class Sine2d(EmbeddingEncoding):
+    """DETR's sines: half the features for the row, half for the column, counted over real cells.
+
+    ``x + [S(y), S(x)]``, ``S(c)[2t] = sin(c · ω_t)``, ``S(c)[2t+1] = cos(c · ω_t)``,
+    ``ω_t = temperature^(-4t/C)``; y and x are cumulative sums of the valid mask along columns and
+    rows, so that the first real cell is 1.
+
+    With ``scale`` (radians) both are shares of the real cells of their column or row:
+    ``y ← scale · y / (y_last + 1e-6)``; that takes whole images (``Layout.image``). Without, any
+    layout of two axes is served: where it is not a whole image, y and x are positions + 1.
+    Special tokens pass unchanged. Claims: absolute, two axes, no parameters. Cost: L·C. Differs
+    from the paper, which adds them to queries and keys of every layer, in adding them to the
+    tokens once; sums are taken in float32 or better.
+
+    Args:
+        dim: width C, a multiple of 4.
+        temperature: ratio of the fastest frequency to the slowest, in the limit.
+        scale: what the last real cell of a row or column is brought to; None: counts stay.
+
+    Raises:
+        ArgumentError: when an option is out of its domain; in ``forward``, for a layout that has
+            not two axes, or with ``scale`` is not a whole image.
+
+    Reference: Carion et al. 2020, "End-to-End Object Detection with Transformers".
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("sine2d", dim=4, scale=None)
+    >>> x = encoding.embed(torch.zeros(1, 2, 4), posenc.Layout.image(1, 2))
+    >>> [[round(value, 2) for value in cell] for cell in x[0].tolist()]
+    [[0.84, 0.54, 0.84, 0.54], [0.84, 0.54, 0.91, -0.42]]
+    """
+
+    axes = (2,)
+    EPSILON = 1e-6
+
+    def __init__(
+        self, *, dim: int, temperature: float = 10000.0, scale: float | None = 2 * math.pi
+    ) -> None:
+        super().__init__()
+        if dim < 4 or dim % 4:
+            raise ArgumentError(
+                "dim",
+                expected="a multiple of 4",
+                got=dim,
+                remedy="Each of two axes has as many sines as cosines.",
+            )
+        if not temperature > 1:
+            raise ArgumentError(
+                "temperature", expected="more than 1", got=temperature, remedy="DETR has 10000."
+            )
+        if scale is not None and not (scale > 0 and math.isfinite(scale)):
+            raise ArgumentError(
+                "scale",
+                expected="more than 0, or None",
+                got=scale,
+                remedy="DETR has 2π; None leaves counts as they are.",
+            )
+        self.dim, self.temperature, self.scale = dim, temperature, scale
+
+    def extra_repr(self) -> str:
+        scale = "counts" if self.scale is None else f"scale={self.scale:g}"
+        return f"dim={self.dim}, temperature={self.temperature:g}, {scale}"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        features = self.features(self.coordinates(layout))
+        if layout.special is not None:
+            features = features.masked_fill(layout.special.unsqueeze(-1), 0)
+        return fuse(x, features, "add")
+
+    def coordinates(self, layout: Layout) -> Float[Tensor, "b L 2"]:
+        """y and x of every token, ``[B|1, L, 2]``; those of special tokens mean nothing."""
+        if layout.axes != 2:
+            raise ArgumentError(
+                "layout",
+                expected="two axes",
+                got=layout.axes,
+                remedy="Use Layout.image, or sinusoidal for text.",
+            )
+        if layout.extent is None:
+            if self.scale is not None:
+                raise ArgumentError(
+                    "layout",
+                    expected="a whole image (Layout.image), whose last cells scale it",
+                    got="single cells",
+                    remedy="Create the encoding with scale=None to count cells.",
+                )
+            return layout.positions + 1
+        height, width = layout.extent
+        prefix = layout.length - height * width
+        if layout.valid is None:
+            ones = layout.positions.new_ones(1, height, width)
+        else:
+            mask = layout.valid[:, prefix:].to(layout.positions.dtype)
+            ones = mask.reshape(mask.shape[0], height, width)
+        y, x = ones.cumsum(1), ones.cumsum(2)
+        if self.scale is not None:
+            y = y / (y[:, -1:] + self.EPSILON) * self.scale
+            x = x / (x[:, :, -1:] + self.EPSILON) * self.scale
+        cells = torch.stack([y, x], dim=-1).flatten(1, 2)
+        return torch.nn.functional.pad(cells, (0, 0, prefix, 0))
+
+    def features(self, coordinates: Float[Tensor, "*dims 2"]) -> Float[Tensor, "*dims C"]:
+        """Sines and cosines of y, then of x, in the coordinates' dtype."""
+        half = self.dim // 2
+        frequencies = geometric_frequencies(half // 2, half, self.temperature, like=coordinates)
+        angles = coordinates.unsqueeze(-1) * frequencies
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-3)
+
+
+ENTRY = Entry(
+    factory=Sine2d,
+    summary="Adds sines of an image cell's row and column, counted over real cells.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=False,
+        axes=(2,),
+        trainable=False,
+        extrapolates="To images of any size when scaled: the last cell is always 2π.",
+        cost="L·C once",
+    ),
+    citation=Citation(
+        authors="Carion et al.",
+        title="End-to-End Object Detection with Transformers",
+        year=2020,
+        url="https://arxiv.org/abs/2005.12872",
+    ),
+    sharing="layers",
+)
