@@ -184,3 +184,27 @@ def test_tokens_must_have_been_read() -> None:
 def test_bad_options(options: dict[str, int]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(options))):
         Forgetting(**({"dim": 8, "heads": 2} | options))
+
+
+def test_documents_of_a_regular_layout_in_any_sequence() -> None:
+    """A layout may be regular and have documents whose numbers fall."""
+    forgetting = make()
+    falling = replace(Layout.sequence(7), document=torch.tensor([[5, 5, 5, 2, 2, 2, 2]]))
+    rising = replace(falling, document=falling.document.neg())
+    grid, _ = observe(forgetting, Grid.of(falling, causal=True))
+    other = Grid(rising, replace(rising, signal=grid.key.signal), causal=True)
+    q = torch.zeros(2, HEADS, 7, 8, dtype=torch.float64)
+    got, expected = (forgetting(q, q, each, scale=1.0) for each in (grid, other))
+    seen = grid.visible.expand_as(got)
+    torch.testing.assert_close(got[seen], expected[seen])
+
+
+def test_holes_of_padding_forget_nothing() -> None:
+    forgetting = make()
+    holed = replace(Layout.sequence(5), valid=torch.tensor([[True, True, False, True, True]]))
+    grid, x = observe(forgetting, Grid.of(holed, causal=True))
+    real = [0, 1, 3, 4]
+    whole = forgetting(x[:, None, :], x[:, None, :], grid, scale=1.0)
+    key = forgetting.observe(x[:, real], Layout.sequence(4))
+    alone = forgetting(x[:, None, :4], x[:, None, :4], Grid(key, key, causal=True), scale=1.0)
+    torch.testing.assert_close(whole[:, :, real][..., real], alone)

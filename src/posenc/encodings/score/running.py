@@ -22,6 +22,8 @@ __all__ = ["Ranks"]
 class Ranks:
     """Where queries and keys stand among the keys of a grid, sorted by document and order.
 
+    Padding comes last.
+
     Args:
         arrangement: ``[b, K]``, the key at each rank; None where keys are sorted as they come.
         before: ``[b, K]``, how many keys are of the same document and lower order than each key,
@@ -39,10 +41,10 @@ class Ranks:
     def of(cls, grid: Grid) -> Ranks:
         """The ranks of a grid's keys and queries; reads no tensor's values on the host."""
         places, query_places = _places(grid.key, grid.query)
-        if grid.key.start is None:
-            ordered, arrangement = places.sort(dim=-1, stable=True)
-        else:
+        if grid.key.start is not None and not grid.marked:
             ordered, arrangement = places, None
+        else:
+            ordered, arrangement = places.sort(dim=-1, stable=True)
         return cls(
             arrangement,
             _count(ordered, places, right=False),
@@ -82,15 +84,19 @@ class Ranks:
 
 
 def _places(key: Layout, query: Layout) -> tuple[Int[Tensor, "b K"], Int[Tensor, "b Q"]]:
-    """One number a token that sorts by document, then by order."""
+    """One number a token that sorts by document, then by order, and padding last."""
+    last = torch.iinfo(torch.int64).max
     if key.document is None and query.document is None:
-        return key.order, query.order
+        order = key.order if key.valid is None else key.order.where(key.valid, last)
+        return order, query.order
     least = torch.minimum(key.order.min(), query.order.min())
     most = torch.maximum(key.order.max(), query.order.max())
     places = []
     for side in (key, query):
         document = 0 if side.document is None else side.document
         places.append(document * (most - least + 1) + side.order - least)
+    if key.valid is not None:
+        places[0] = places[0].where(key.valid, last)
     return places[0], places[1]
 
 

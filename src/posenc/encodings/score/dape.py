@@ -1,0 +1,107 @@
+"""Data-adaptive positions: a network corrects a bias for what it is added to."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import ScoreTerm
+from posenc.encodings.precision import wide_linear
+from posenc.encodings.score.alibi import Alibi
+from posenc.encodings.score.fire import Fire
+from posenc.encodings.score.kerple import Kerple
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.layout import Grid
+
+__all__ = ["Bias", "Dape"]
+
+Bias = Literal["alibi", "fire", "kerple"]
+
+BIASES: dict[str, type[Alibi] | type[Fire] | type[Kerple]] = {
+    "alibi": Alibi,
+    "fire": Fire,
+    "kerple": Kerple,
+}
+
+
+class Dape(ScoreTerm):
+    """DAPE: adds to a bias what a small network makes of the logits and that bias, of all heads.
+
+    ``s_ij += B_ij + f([A_ij, B_ij])``, ``A_ij = scale · q_i·k_j`` (equation 4).
+
+    A and B: the logits and biases of the pair in all H heads, so f goes from 2H numbers to H,
+    with one hidden LeakyReLU layer; each layer has its own f and its own B. Claims: relative (not
+    with ``bias="fire"``), one axis, trainable. Cost: Q·K·hidden·3H, and memory for Q·K·(2H +
+    hidden); 3H·hidden weights. Differs from the authors' code in serving keys ahead too, by the
+    same bias as behind, and in FIRE's own network having the ReLU of its paper.
+
+    Args:
+        heads: H.
+        bias: which bias it corrects; the paper finds ``"kerple"`` best.
+        hidden: width of the hidden layer.
+
+    Raises:
+        ArgumentError: when an argument is below 1.
+        UnknownNameError: for another ``bias``.
+
+    Reference: Zheng et al. 2024, "DAPE: Data-Adaptive Positional Encoding for Length
+    Extrapolation".
+
+    >>> import posenc
+    >>> posenc.create("dape", heads=8).score.input.weight.shape
+    torch.Size([32, 16])
+    """
+
+    def __init__(self, *, heads: int, bias: Bias = "kerple", hidden: int = 32) -> None:
+        super().__init__()
+        for name, value in (("heads", heads), ("hidden", hidden)):
+            if value < 1:
+                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
+        if bias not in BIASES:
+            raise UnknownNameError.of("bias", bias, BIASES)
+        self.bias = BIASES[bias](heads=heads)
+        self.input, self.output = nn.Linear(2 * heads, hidden), nn.Linear(hidden, heads)
+
+    def reset_parameters(self) -> None:
+        """Draw the bias and the network anew, each as at first."""
+        for part in (self.bias, self.input, self.output):
+            part.reset_parameters()
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "B H Q K"]:
+        logits = q @ k.mT * scale
+        bias: Tensor = self.bias(q, k, grid, scale=scale).to(logits.dtype).expand_as(logits)
+        both = torch.cat([logits, bias], dim=1).movedim(1, -1)
+        hidden = nn.functional.leaky_relu(wide_linear(both, self.input))
+        correction: Tensor = wide_linear(hidden, self.output).movedim(-1, 1)
+        return bias + correction
+
+
+ENTRY = Entry(
+    factory=Dape,
+    summary="Lets a small network correct a bias by the logits that it is added to.",
+    claims=Claims(
+        sites=("score",),
+        relative=True,
+        trainable=True,
+        extrapolates="Holds far past the training length.",
+        cost="Q·K·3H·hidden; memory for Q·K·(2H + hidden)",
+    ),
+    citation=Citation(
+        authors="Zheng et al.",
+        title="DAPE: Data-Adaptive Positional Encoding for Length Extrapolation",
+        year=2024,
+        url="https://arxiv.org/abs/2405.14722",
+    ),
+    sharing="none",
+)
