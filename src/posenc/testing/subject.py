@@ -24,6 +24,8 @@ DIM = HEADS * HEAD_DIM
 MAX_LENGTH = 160
 
 OPTIONS: dict[str, dict[str, object]] = {
+    "learned2d": {"size": (64, 48)},
+    "row_column": {"size": (64, 48)},
     "sine2d": {"scale": None},
     "swin": {"window": (14, 14)},
 }

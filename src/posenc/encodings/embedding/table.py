@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.errors import LengthError
 from posenc.layout import Layout
 
-__all__ = ["read_rows", "real_positions", "require_inside"]
+__all__ = ["neighbours", "read_rows", "real_positions", "require_inside"]
 
 
-def require_inside(layout: Layout, count: int, *, holder: str, remedy: str) -> None:
-    """Refuse a layout whose real tokens are not all at 0 … count - 1.
+def require_inside(layout: Layout, count: int, *, holder: str, remedy: str, axis: int = 0) -> None:
+    """Refuse a layout whose real tokens are not all at 0 … count - 1 on an axis.
 
     Inside a compiled graph only regular layouts are checked.
 
@@ -22,10 +22,12 @@ def require_inside(layout: Layout, count: int, *, holder: str, remedy: str) -> N
     """
     if layout.start is not None:
         first, last = float(layout.start), float(layout.start + layout.length - 1)
+    elif layout.extent is not None and layout.valid is None:
+        first, last = 0.0, float(layout.extent[axis] - 1)
     elif torch.compiler.is_compiling() or layout.positions.is_meta:
         return
     else:
-        positions = real_positions(layout)
+        positions = real_positions(layout, axis)
         first, last = float(positions.min()), float(positions.max())
     if first < 0 or last > count - 1:
         raise LengthError(
@@ -36,9 +38,9 @@ def require_inside(layout: Layout, count: int, *, holder: str, remedy: str) -> N
         )
 
 
-def real_positions(layout: Layout) -> Float[Tensor, "b L"]:
-    """Positions on the first axis, 0 for padding and tokens that stand nowhere."""
-    positions = layout.positions[..., 0]
+def real_positions(layout: Layout, axis: int = 0) -> Float[Tensor, "b L"]:
+    """Positions on an axis, 0 for padding and tokens that stand nowhere."""
+    positions = layout.positions[..., axis]
     if layout.valid is not None:
         positions = positions.masked_fill(~layout.valid, 0.0)
     if layout.special is not None:
@@ -46,17 +48,23 @@ def real_positions(layout: Layout) -> Float[Tensor, "b L"]:
     return positions
 
 
-def read_rows(table: Float[Tensor, "N C"], layout: Layout) -> Float[Tensor, "b L C"]:
-    """The table's rows at a layout's positions, a fractional one interpolated between neighbours.
+def read_rows(table: Float[Tensor, "N C"], layout: Layout, axis: int = 0) -> Float[Tensor, "b L C"]:
+    """The table's rows at positions on an axis, a fractional one interpolated between neighbours.
 
     Positions must be inside the table (see ``require_inside``).
     """
     if layout.start is not None:
         return table[layout.start : layout.start + layout.length].unsqueeze(0)
-    positions = real_positions(layout)
-    last = table.shape[0] - 1
-    below = positions.floor().clamp(0, last)
-    share = (positions - below).unsqueeze(-1)
-    index = below.long()
-    above = (index + 1).clamp(max=last)
+    index, above, share = neighbours(real_positions(layout, axis), table.shape[0])
+    share = share.unsqueeze(-1)
+    share = share.to(torch.promote_types(share.dtype, table.dtype))
     return torch.lerp(table[index].to(share), table[above].to(share), share)
+
+
+def neighbours(
+    positions: Float[Tensor, "b L"], count: int
+) -> tuple[Int[Tensor, "b L"], Int[Tensor, "b L"], Float[Tensor, "b L"]]:
+    """The rows below and above positions in a table of ``count``, and the share of the latter."""
+    below = positions.floor().clamp(0, count - 1)
+    index = below.long()
+    return index, (index + 1).clamp(max=count - 1), positions - below

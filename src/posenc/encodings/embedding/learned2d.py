@@ -1,0 +1,181 @@
+"""A trained vector a cell of a grid."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.embedding.table import neighbours, real_positions, require_inside
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError, LengthError
+from posenc.layout import Layout
+
+__all__ = ["Learned2d", "require_grid"]
+
+REMEDY = "Stretch the table first (posenc.extension: interpolate), or create it with a larger one."
+
+
+class Learned2d(EmbeddingEncoding):
+    """Learned positions of an image: a table with a trained vector for each cell.
+
+    ``x + P[y, x]`` for the cell in row y and column x, ``x + S[n]`` for the n-th special token of
+    a row of the batch (a class token); ``P`` is ``[height, width, C]``, ``S`` ``[special, C]``.
+
+    Positions in cells from 0; a fractional one is read by bilinear interpolation. Claims:
+    absolute, two axes, trainable. Cost: L·C; (height·width + special)·C parameters. Past the
+    table it raises. Differs from ViT in nothing (normal start, standard deviation 0.02); ViT
+    keeps S and P in one table, S first.
+
+    Args:
+        dim: width C.
+        size: (height, width) of the table in cells.
+        special: rows for special tokens; they may be fewer in a layout, or none.
+        std: standard deviation of the initial values.
+
+    Raises:
+        ArgumentError: when an option is out of its domain; in ``forward``, for a layout that has
+            not two axes.
+        LengthError: in ``forward``, for a cell outside the table or too many special tokens.
+
+    Reference: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words".
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("learned2d", dim=4, size=(3, 5))
+    >>> encoding.embed(torch.zeros(1, 16, 4), posenc.Layout.image(3, 5, prefix=1)).shape
+    torch.Size([1, 16, 4])
+    """
+
+    axes = (2,)
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        size: tuple[int, int] = (14, 14),
+        special: int = 1,
+        std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ArgumentError("dim", expected="1 or more", got=dim, remedy="Use the model's.")
+        if len(size) != 2 or min(size) < 1:
+            raise ArgumentError(
+                "size", expected="(height, width) from 1", got=size, remedy="Count the patches."
+            )
+        if special < 0:
+            raise ArgumentError(
+                "special", expected="0 or more", got=special, remedy="1 is ViT's class token."
+            )
+        if std < 0:
+            raise ArgumentError("std", expected="0 or more", got=std, remedy="0.02 is ViT's.")
+        self.std = std
+        self.table = nn.Parameter(torch.empty(*size, dim))
+        self.special = nn.Parameter(torch.empty(special, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values."""
+        nn.init.normal_(self.table, std=self.std)
+        nn.init.normal_(self.special, std=self.std)
+
+    def extra_repr(self) -> str:
+        height, width, dim = self.table.shape
+        return f"size=({height}, {width}), special={self.special.shape[0]}, dim={dim}"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        height, width, _ = self.table.shape
+        require_grid(layout, (height, width), holder="the learned table")
+        vectors = self._cells(layout)
+        if layout.special is not None:
+            special = self._special(layout.special)
+            vectors = torch.where(layout.special.unsqueeze(-1), special, vectors)
+        return fuse(x, vectors, "add")
+
+    def _cells(self, layout: Layout) -> Float[Tensor, "b L C"]:
+        table = self.table.to(torch.promote_types(self.table.dtype, torch.float32))
+        if layout.extent is not None and layout.valid is None:
+            height, width = layout.extent
+            cells = table[:height, :width].flatten(0, 1).unsqueeze(0)
+            return nn.functional.pad(cells, (0, 0, layout.length - height * width, 0))
+        rows, columns = (
+            neighbours(real_positions(layout, axis), count)
+            for axis, count in enumerate(table.shape[:2])
+        )
+        right, down = columns[2].unsqueeze(-1), rows[2].unsqueeze(-1)
+        above, below = (
+            torch.lerp(table[row, columns[0]].to(right), table[row, columns[1]].to(right), right)
+            for row in rows[:2]
+        )
+        return torch.lerp(above, below, down)
+
+    def _special(self, special: Bool[Tensor, "b L"]) -> Float[Tensor, "b L C"]:
+        """The row of each special token; what ordinary tokens get means nothing."""
+        count = self.special.shape[0]
+        number = special.cumsum(1) - 1
+        if not (torch.compiler.is_compiling() or number.is_meta):
+            most = int(number[:, -1].max()) + 1
+            if most > count:
+                raise LengthError(
+                    "special",
+                    expected=f"up to {count} special tokens",
+                    got=most,
+                    remedy=f"Create the encoding with special={most}.",
+                )
+        table = self.special if count else self.table.new_zeros(1, self.table.shape[-1])
+        return table[number.clamp(0, max(count - 1, 0))]
+
+
+def require_grid(layout: Layout, size: tuple[int, int], *, holder: str) -> None:
+    """Refuse a layout that is not of two axes, or whose real cells are not all inside a table.
+
+    Raises:
+        ArgumentError, LengthError: with ``holder`` as what has no such position.
+    """
+    if layout.axes != 2:
+        raise ArgumentError(
+            "layout",
+            expected="two axes",
+            got=layout.axes,
+            remedy="Use Layout.image, or learned for text.",
+        )
+    for axis, count in enumerate(size):
+        require_inside(
+            layout,
+            count,
+            holder=f"{holder} ({'row' if axis == 0 else 'column'}s)",
+            remedy=REMEDY,
+            axis=axis,
+        )
+
+
+ENTRY = Entry(
+    factory=Learned2d,
+    summary="Adds a trained vector for each cell of an image to the token vectors.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=False,
+        axes=(2,),
+        trainable=True,
+        extrapolates="Cannot: past the table it raises.",
+        cost="L·C once",
+        exceptions={
+            "positions": "only the cells of the table exist",
+        },
+    ),
+    citation=Citation(
+        authors="Dosovitskiy et al.",
+        title="An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale",
+        year=2021,
+        url="https://arxiv.org/abs/2010.11929",
+    ),
+    sharing="layers",
+)

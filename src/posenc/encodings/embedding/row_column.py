@@ -1,0 +1,110 @@
+"""A trained vector a row and one a column of an image."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.embedding.learned2d import require_grid
+from posenc.encodings.embedding.table import read_rows
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+
+__all__ = ["RowColumn"]
+
+
+class RowColumn(EmbeddingEncoding):
+    """DETR's learned positions: half the features from the column's table, half from the row's.
+
+    ``x + [X[x], Y[y]]`` for the cell in row y and column x; ``Y`` is ``[height, C/2]`` and ``X``
+    ``[width, C/2]``. Note the order: columns first.
+
+    Positions in cells from 0; a fractional one is interpolated between its neighbours; special
+    tokens pass unchanged. Claims: absolute, two axes, trainable. Cost: L·C; (height + width)·C/2
+    parameters, where a table of cells has height·width·C. Past the tables it raises. Differs from
+    DETR, which adds them to queries and keys of every layer, in adding them to the tokens once.
+
+    Args:
+        dim: width C, even.
+        size: rows of ``Y`` and of ``X``.
+
+    Raises:
+        ArgumentError: when an option is out of its domain; in ``forward``, for a layout that has
+            not two axes.
+        LengthError: in ``forward``, for a cell outside the tables.
+
+    Reference: Carion et al. 2020, "End-to-End Object Detection with Transformers".
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("row_column", dim=4)
+    >>> cells = encoding.embed(torch.zeros(1, 6, 4), posenc.Layout.image(2, 3))[0]
+    >>> bool((cells[0, 2:] == cells[1, 2:]).all()), bool((cells[0, :2] == cells[3, :2]).all())
+    (True, True)
+    """
+
+    axes = (2,)
+
+    def __init__(self, *, dim: int, size: tuple[int, int] = (50, 50)) -> None:
+        super().__init__()
+        if dim < 2 or dim % 2:
+            raise ArgumentError(
+                "dim", expected="an even number from 2", got=dim, remedy="Use the model's width."
+            )
+        if len(size) != 2 or min(size) < 1:
+            raise ArgumentError(
+                "size", expected="(height, width) from 1", got=size, remedy="50 and 50 is DETR's."
+            )
+        self.rows = nn.Parameter(torch.empty(size[0], dim // 2))
+        self.columns = nn.Parameter(torch.empty(size[1], dim // 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values: uniform in [0, 1), as DETR's."""
+        nn.init.uniform_(self.rows)
+        nn.init.uniform_(self.columns)
+
+    def extra_repr(self) -> str:
+        size = (self.rows.shape[0], self.columns.shape[0])
+        return f"size={size}, dim={2 * self.rows.shape[1]}"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        size = (self.rows.shape[0], self.columns.shape[0])
+        require_grid(layout, size, holder="the learned tables")
+        vectors = torch.cat([read_rows(self.columns, layout, 1), read_rows(self.rows, layout)], -1)
+        if layout.special is not None:
+            vectors = vectors.masked_fill(layout.special.unsqueeze(-1), 0)
+        return fuse(x, vectors, "add")
+
+
+ENTRY = Entry(
+    factory=RowColumn,
+    summary="Adds a trained vector for a cell's row beside one for its column.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=False,
+        axes=(2,),
+        trainable=True,
+        extrapolates="Cannot: past the tables it raises.",
+        cost="L·C once",
+        exceptions={
+            "positions": "only the rows and columns of the tables exist",
+        },
+    ),
+    citation=Citation(
+        authors="Carion et al.",
+        title="End-to-End Object Detection with Transformers",
+        year=2020,
+        url="https://arxiv.org/abs/2005.12872",
+    ),
+    sharing="layers",
+)
