@@ -1,0 +1,251 @@
+"""TUPE: untied absolute positions beside relative ones."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from posenc.encoding import Gathered, Lowered, LowRank, ScoreTerm
+from posenc.encodings.embedding.table import read_rows, require_inside
+from posenc.encodings.precision import wide_linear
+from posenc.encodings.score.t5 import T5
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Grid, Layout
+
+__all__ = ["Tupe"]
+
+STD = 0.02
+"""Standard deviation of all initial values, as in BERT."""
+
+MOST_SPECIAL = 8
+"""Special tokens a row whose logits ``lower`` puts right with columns of their own."""
+
+
+class Tupe(ScoreTerm):
+    """TUPE: positions compare with positions, through projections of their own.
+
+    ``s_ij = scale · q_i · k_j + scale · (p_i U_Q) · (p_j U_K) + b[h, bucket(Δ)]`` (section
+    3.1), scale = (2D)^-1/2; where i is a special token the last two are replaced by ``θ_1[h]``,
+    and where only j is, by ``θ_2[h]`` (section 3.2).
+
+    ``p`` ``[max_length, C]`` is read at positions in tokens (a fractional one by interpolation)
+    and layer-normalised; U_Q, U_K ``[C, H·D]`` with biases; b ``[H, N]`` in T5's buckets, Δ =
+    j - i; θ ``[2, H]`` in logits. Special tokens are those that the layout marks, such as [CLS]:
+    they stand nowhere, so that they may look at the whole, and be looked at, whatever their
+    place. The layers share all of it.
+
+    Claims: absolute, one axis, trainable. Cost: Q·K·D·H, as extra columns on queries and keys;
+    (max_length + 2·H·D)·C + H·(N + 2) parameters. Past the table it raises. Differs from the
+    authors' code, which is bidirectional and writes θ as products of two further positions with
+    themselves plus a bucket each, in having θ as parameters, and T5's causal buckets.
+
+    Args:
+        dim: width C.
+        heads: H.
+        head_dim: width D of a head.
+        max_length: positions in the table.
+        causal: keys ahead are never seen, so that all buckets are for the past.
+        buckets: N; None leaves the relative part out (TUPE-A rather than TUPE-R).
+        max_distance: from here on all distances share a bucket.
+
+    Raises:
+        ArgumentError: when a size or count is out of its domain.
+        LengthError: in ``forward``, for a token outside the table.
+
+    Reference: Ke et al. 2021, "Rethinking Positional Encoding in Language Pre-training".
+
+    >>> import posenc
+    >>> layers = posenc.create_layers("tupe", layers=2, dim=64, heads=4, max_length=128)
+    >>> layers[0].score is layers[1].score, layers[0].default_scale(32)
+    (True, 0.125)
+    """
+
+    terms: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        heads: int,
+        head_dim: int,
+        max_length: int,
+        causal: bool = False,
+        buckets: int | None = 32,
+        max_distance: int = 128,
+    ) -> None:
+        super().__init__()
+        sizes = {"dim": dim, "heads": heads, "head_dim": head_dim, "max_length": max_length}
+        for name, value in sizes.items():
+            if value < 1:
+                raise ArgumentError(
+                    name, expected="1 or more", got=value, remedy="Use the model's."
+                )
+        self.heads = heads
+        self.positions = nn.Parameter(torch.empty(max_length, dim))
+        self.norm = nn.LayerNorm(dim)
+        self.query = nn.Linear(dim, heads * head_dim)
+        self.key = nn.Linear(dim, heads * head_dim)
+        self.special = nn.Parameter(torch.empty(2, heads))
+        self.relative = None
+        if buckets is not None:
+            self.relative = T5(
+                heads=heads, causal=causal, buckets=buckets, max_distance=max_distance
+            )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values."""
+        self.norm.reset_parameters()
+        for layer in (self.query, self.key):
+            nn.init.normal_(layer.weight, std=STD)
+            nn.init.zeros_(layer.bias)
+        nn.init.normal_(self.positions, std=STD)
+        nn.init.normal_(self.special, std=STD)
+        if self.relative is not None:
+            nn.init.normal_(self.relative.table, std=STD)
+
+    def extra_repr(self) -> str:
+        return f"max_length={self.positions.shape[0]}, heads={self.heads}"
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "b H Q K"]:
+        score = scale * self._project(grid.query, self.query) @ self._project(grid.key, self.key).mT
+        if self.relative is not None:
+            score = score + self._bias(grid.offset)
+        from_special, to_special = self.special.to(score).view(2, 1, self.heads, 1, 1)
+        if grid.key.special is not None:
+            score = torch.where(grid.key.special[:, None, None, :], to_special, score)
+        if grid.query.special is not None:
+            score = torch.where(grid.query.special[:, None, :, None], from_special, score)
+        return score
+
+    def lower(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> tuple[Lowered, ...] | None:
+        queries = scale * self._project(grid.query, self.query)
+        keys = self._project(grid.key, self.key)
+        table: tuple[Lowered, ...] = ()
+        if self.relative is not None:
+            reach = self.relative.max_distance
+            table = (Gathered(self.relative.bucket, table=self.relative.table, reach=reach),)
+        if grid.query.special is None and grid.key.special is None:
+            return (LowRank(queries, keys), *table)
+        counts = [_count_special(layout) for layout in (grid.query, grid.key)]
+        if None in counts:
+            return None
+        queries = _without(queries, grid.query.special)
+        keys = _without(keys, grid.key.special)
+        corrections = (
+            self._correct_columns(grid, counts[1] or 0),
+            self._correct_rows(grid, counts[0] or 0),
+        )
+        return (LowRank(queries, keys), *table, *corrections)
+
+    def _correct_columns(self, grid: Grid, count: int) -> LowRank:
+        """For each special key a column: θ_2 less what the table says; 0 for special queries."""
+        to, marks = _special_tokens(grid.key, count)
+        value = self.special[1].view(-1, 1, 1) - self._bias(
+            to.unsqueeze(1) - grid.query.positions.unsqueeze(2)
+        )
+        marks = marks.to(value).expand(-1, self.heads, -1, -1)
+        return LowRank(_without(value, grid.query.special), marks)
+
+    def _correct_rows(self, grid: Grid, count: int) -> LowRank:
+        """For each special query a row: θ_1 less what the table says."""
+        at, marks = _special_tokens(grid.query, count)
+        value = self.special[0].view(-1, 1, 1) - self._bias(
+            grid.key.positions.unsqueeze(2) - at.unsqueeze(1)
+        )
+        return LowRank(marks.to(value).expand(-1, self.heads, -1, -1), value)
+
+    def _bias(self, offset: Float[Tensor, "b Q K 1"]) -> Float[Tensor, "b H Q K"]:
+        """``b[h, bucket(Δ)]``, or 0."""
+        if self.relative is None:
+            return self.special.new_zeros(1, self.heads, *offset.shape[1:3])
+        return self.relative.table[:, self.relative.bucket(offset)].transpose(0, 1)
+
+    def _project(self, layout: Layout, layer: nn.Linear) -> Float[Tensor, "b H L D"]:
+        """Normalised position vectors through U_Q or U_K, in float32 or better."""
+        require_inside(
+            layout,
+            self.positions.shape[0],
+            holder="TUPE's table",
+            remedy="Create it with a larger max_length.",
+        )
+        rows = read_rows(self.positions, layout)
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        weight, bias = self.norm.weight.to(rows), self.norm.bias.to(rows)
+        rows = nn.functional.layer_norm(rows, (rows.shape[-1],), weight, bias, self.norm.eps)
+        projected = wide_linear(rows, layer)
+        return projected.view(*projected.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+def _without(x: Float[Tensor, "b H L D"], special: Bool[Tensor, "b L"] | None) -> Tensor:
+    return x if special is None else x.masked_fill(special[:, None, :, None], 0.0)
+
+
+def _count_special(layout: Layout) -> int | None:
+    """Special tokens of the row that has most; None where too many, or not to be known."""
+    if layout.special is None:
+        return 0
+    if torch.compiler.is_compiling() or layout.special.is_meta:
+        return None
+    most = int(layout.special.sum(-1).max())
+    return most if most <= MOST_SPECIAL else None
+
+
+def _special_tokens(
+    layout: Layout, count: int
+) -> tuple[Float[Tensor, "b S 1"], Bool[Tensor, "b 1 L S"]]:
+    """Positions of each row's special tokens, ``count`` a row, and whether token l is the s-th.
+
+    Rows that have fewer are filled up with tokens that no l is.
+    """
+    special = layout.special
+    if special is None:
+        special = torch.zeros_like(layout.order, dtype=torch.bool)
+    rows = max(special.shape[0], layout.positions.shape[0])
+    special = special.expand(rows, -1)
+    place = special.long().argsort(dim=-1, descending=True, stable=True)[:, :count]
+    positions = layout.positions.expand(rows, -1, -1).gather(1, place.unsqueeze(-1))
+    tokens = torch.arange(layout.length, device=place.device).view(1, -1, 1)
+    here = (tokens == place.unsqueeze(1)) & special.gather(1, place).unsqueeze(1)
+    return positions, here.unsqueeze(1)
+
+
+ENTRY = Entry(
+    factory=Tupe,
+    summary="Compares positions with positions through projections of their own; T5's buckets.",
+    claims=Claims(
+        sites=("score",),
+        relative=False,
+        trainable=True,
+        extrapolates="Cannot: past the table it raises.",
+        cost="Q·K·D·H, as extra columns on queries and keys",
+        exceptions={
+            "positions": "only 0 … max_length - 1 exist",
+        },
+    ),
+    citation=Citation(
+        authors="Ke et al.",
+        title="Rethinking Positional Encoding in Language Pre-training",
+        year=2021,
+        url="https://arxiv.org/abs/2006.15595",
+    ),
+    sharing="layers",
+)
