@@ -52,6 +52,13 @@ class Ranks:
             _count(ordered, query_places, right=True),
         )
 
+    @property
+    def own(self) -> Int[Tensor, "b K"]:
+        """Each key's rank; keys of equal order stand as they come."""
+        if self.arrangement is None:
+            return torch.arange(self.before.shape[-1], device=self.before.device).unsqueeze(0)
+        return self.arrangement.argsort(dim=-1)
+
     def arrange(self, values: Float[Tensor, "b *dims K"]) -> Float[Tensor, "b *dims K"]:
         """``values`` of the keys in the order of their ranks."""
         return values if self.arrangement is None else _read(values, self.arrangement)
@@ -80,7 +87,7 @@ class Ranks:
         """
         sums = self.arrange(values).flip(-1).cumsum(-1).flip(-1)
         later = torch.nn.functional.pad(sums[..., 1:], (0, 1))
-        return later if self.arrangement is None else _read(later, self.arrangement.argsort(-1))
+        return later if self.arrangement is None else _read(later, self.own)
 
 
 def _places(key: Layout, query: Layout) -> tuple[Int[Tensor, "b K"], Int[Tensor, "b Q"]]:

@@ -1,0 +1,195 @@
+"""Positions by accumulated Householder transformations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from posenc.encoding import ScoreTerm
+from posenc.encodings.precision import wide_linear
+from posenc.encodings.score.gated_decay import require_signal
+from posenc.encodings.score.running import Ranks
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Grid, Layout
+
+__all__ = ["Path"]
+
+
+class Path(ScoreTerm):
+    """PaTH: each token between a key and a query reflects the key along a direction of its own.
+
+    ``s_ij = scale · q_i · H_i H_{i-1} … H_{j+1} k_j``, ``H_t = I - β_t w_t w_tᵀ`` (equations
+    1-2), ``β_t = 2σ(u_h · x_t + b_h)``, ``w_t`` of length 1: the direction of
+    ``silu(Σ_s c_s ⊙ W x_{t-s})`` with s = 0 … kernel - 1.
+
+    x: the layer's input ``[B, L, C]``; β in (0, 2) a token and head; w ``[D]`` a token and head;
+    W of rank ``rank``, c ``[kernel, H·D]``. By order, over the document's real tokens. The signal
+    kept for each token is its ``rank`` numbers in between and H for β. Claims: relative (it reads
+    no positions at all), any number of axes, causal only, trainable. Cost of this definition:
+    K²·(K + D)·H. It differs from the paper in having a w for every query head, where the authors
+    share one among those that share keys, and has no forget gate (theirs is optional).
+
+    Args:
+        dim: width C of the layer's input.
+        heads: H.
+        head_dim: width D of a head.
+        rank: of the map from x to w.
+        kernel: tokens that make a direction, the last of them its own; 1 for x alone, without
+            silu.
+
+    Raises:
+        ArgumentError: when an argument is below 1.
+
+    Reference: Yang et al. 2025, "PaTH Attention: Position Encoding via Accumulating Householder
+    Transformations".
+
+    >>> import posenc, torch
+    >>> path = posenc.create("path", dim=64, heads=8)
+    >>> path.observe(torch.randn(1, 5, 64), posenc.Layout.sequence(5)).signal.shape
+    torch.Size([1, 5, 40])
+    """
+
+    causal_only = True
+    axes = None
+
+    EPSILON = 1e-6
+
+    def __init__(
+        self, *, dim: int, heads: int, head_dim: int, rank: int = 32, kernel: int = 3
+    ) -> None:
+        super().__init__()
+        for name, value in (
+            ("dim", dim),
+            ("heads", heads),
+            ("head_dim", head_dim),
+            ("rank", rank),
+            ("kernel", kernel),
+        ):
+            if value < 1:
+                raise ArgumentError(
+                    name, expected="1 or more", got=value, remedy="The paper's rank 32, kernel 3."
+                )
+        self.heads, self.rank = heads, rank
+        self.narrow = nn.Linear(dim, rank, bias=False)
+        self.wide = nn.Linear(rank, heads * head_dim, bias=False)
+        self.strength = nn.Linear(dim, heads)
+        self.taps = nn.Parameter(torch.empty(kernel, heads * head_dim)) if kernel > 1 else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw maps with deviation 0.02 and taps as a convolution's, as the authors' code does."""
+        for layer in (self.narrow, self.wide, self.strength):
+            nn.init.normal_(layer.weight, std=0.02)
+        nn.init.zeros_(self.strength.bias)
+        if self.taps is not None:
+            bound = self.taps.shape[0] ** -0.5
+            nn.init.uniform_(self.taps, -bound, bound)
+
+    def extra_repr(self) -> str:
+        kernel = 1 if self.taps is None else self.taps.shape[0]
+        return f"heads={self.heads}, rank={self.rank}, kernel={kernel}"
+
+    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        read = (wide_linear(wide, self.narrow), wide_linear(wide, self.strength))
+        return replace(layout, signal=torch.cat(read, dim=-1))
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "B H Q K"]:
+        ranks = Ranks.of(grid)
+        directions, strengths = self._reflections(grid, ranks)
+        directions, strengths = directions.to(q.dtype), strengths.to(q.dtype)
+        # A product of reflections is I - Wᵀ T W with T = (1 + lower(β W Wᵀ))⁻¹ β, and T of some
+        # tokens in a row is that block of T: one T serves every pair (the UT transform).
+        rank = torch.arange(k.shape[2], device=k.device)
+        along = directions @ directions.mT * strengths.unsqueeze(-1)
+        passed = (rank.unsqueeze(-1) > ranks.own.unsqueeze(-2)).unsqueeze(1)
+        onto = (directions @ k.mT * strengths.unsqueeze(-1)).where(passed, 0.0)
+        lost: Tensor = torch.linalg.solve_triangular(
+            along.tril(-1), onto, upper=False, unitriangular=True
+        )
+        reached = (rank < ranks.query_until.unsqueeze(-1)).unsqueeze(1)
+        return -scale * ((q @ directions.mT).where(reached, 0.0) @ lost)
+
+    def _reflections(
+        self, grid: Grid, ranks: Ranks
+    ) -> tuple[Float[Tensor, "b H K D"], Float[Tensor, "b H K"]]:
+        """w and β of the keys in the order of their ranks; β is 0 for padding."""
+        key = grid.key
+        signal = require_signal(key, "Path", self.rank + self.heads)
+        signal = ranks.arrange(signal.mT).mT
+        latent, logits = signal[..., : self.rank], signal[..., self.rank :]
+        real = _arranged(ranks, key.valid, key)
+        document = _arranged(ranks, key.document, key)
+        vectors = wide_linear(latent, self.wide)
+        if self.taps is not None:
+            vectors = self._convolve(vectors, real, document)
+        vectors = vectors.view(*vectors.shape[:2], self.heads, -1).transpose(1, 2)
+        length = (vectors.square().sum(-1, keepdim=True) + self.EPSILON).rsqrt()
+        strengths = 2 * torch.sigmoid(logits)
+        if real is not None:
+            strengths = strengths.masked_fill(~real.unsqueeze(-1), 0.0)
+        return vectors * length, strengths.mT
+
+    def _convolve(
+        self,
+        vectors: Float[Tensor, "b K HD"],
+        real: Bool[Tensor, "b K"] | None,
+        document: Tensor | None,
+    ) -> Float[Tensor, "b K HD"]:
+        """silu of the causal depthwise convolution over the real tokens of each document."""
+        assert self.taps is not None  # the caller has looked
+        if real is not None:
+            vectors = vectors.masked_fill(~real.unsqueeze(-1), 0.0)
+        taps, length = self.taps.to(vectors.dtype), vectors.shape[1]
+        total = vectors * taps[0]
+        for back in range(1, len(taps)):
+            earlier = nn.functional.pad(vectors, (0, 0, back, 0))[:, :length]
+            if document is not None:
+                before = nn.functional.pad(document, (back, 0))[:, :length]
+                earlier = earlier.masked_fill((before != document).unsqueeze(-1), 0.0)
+            total = total + earlier * taps[back]
+        return nn.functional.silu(total)
+
+
+def _arranged(ranks: Ranks, marks: Tensor | None, key: Layout) -> Tensor | None:
+    """Marks of the keys in the order of their ranks."""
+    if marks is None:
+        return None
+    return ranks.arrange(marks.expand(max(marks.shape[0], key.order.shape[0]), -1))
+
+
+ENTRY = Entry(
+    factory=Path,
+    summary="Reflects each key along directions that the tokens up to the query choose.",
+    claims=Claims(
+        sites=("score",),
+        relative=True,
+        axes=None,
+        trainable=True,
+        causal_only=True,
+        extrapolates="Fair; the paper finds it better than RoPE, best with forget gates.",
+        cost="K²·(K + D)·H",
+        exceptions={
+            "windows_are_windows": "directions come from a convolution, which reaches two tokens "
+            "past the window"
+        },
+    ),
+    citation=Citation(
+        authors="Yang et al.",
+        title="PaTH Attention: Position Encoding via Accumulating Householder Transformations",
+        year=2025,
+        url="https://arxiv.org/abs/2505.16381",
+    ),
+    sharing="none",
+)
