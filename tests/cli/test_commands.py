@@ -78,6 +78,14 @@ def test_show_draws_pictures(tmp_path: Path) -> None:
     assert ".png, .svg, .html" in refused.stderr
 
 
+def test_gallery_is_one_page(tmp_path: Path) -> None:
+    out = tmp_path / "gallery.html"
+    done = posenc("gallery", "--encodings", "nope, alibi", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert f"Gallery: {out}" in done.stdout
+    assert out.read_text().count("<article") == 2
+
+
 def test_show_passes_options() -> None:
     shown = posenc("show", "rope", "--option", "base=100")
     assert shown.returncode == 0
@@ -137,6 +145,9 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["show", "alibbi"], "Did you mean 'alibi'"),
     (["show", "rope", "--option", "bas=3"], "Did you mean 'base'"),
     (["show", "rope", "--option", "base"], "KEY=VALUE"),
+    (["gallery", "--encodings", "rope,sinusoidl"], "Did you mean 'sinusoidal'"),
+    (["gallery", "--encodings", ","], "at least one name"),
+    (["gallery", "--out", "gallery.png"], ".html"),
     (["compare", "--encodings", "rope,sinusoidl"], "Did you mean 'sinusoidal'"),
     (["compare", "--encodings", ","], "at least one name"),
     (["compare", "--test-lengths", "64,x"], "whole numbers"),
@@ -229,7 +240,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
 
 def test_version_and_help() -> None:
     assert posenc("--version").stdout.startswith("posenc 0.")
-    for command in ("list", "show", "compare", "generate"):
+    for command in ("list", "show", "gallery", "compare", "generate"):
         told = posenc(command, "--help").stdout
         assert "Examples:" in told
         assert f"posenc {command}" in told

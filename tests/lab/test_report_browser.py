@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from browsing import CHROMIUM, CONTRAST, Visit, browser
 from samples import sample
 
 from posenc.lab.report import write_report
 
 playwright = pytest.importorskip("playwright.sync_api")
 
-CHROMIUM = next(
-    (
-        path
-        for name in ("chromium", "chromium-browser", "google-chrome")
-        if (path := shutil.which(name))
-    ),
-    None,
-)
+__all__ = ["browser"]  # a fixture
+
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path"),
 ]
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[playwright.Browser]:
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -41,28 +25,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(sample(), tmp_path_factory.mktemp("browser") / "report").page
 
 
-class Visit:
-    """A page, and everything that went wrong or out while it was open."""
-
-    def __init__(self, browser: playwright.Browser, report: Path, **options: object) -> None:
-        self.page = browser.new_page(**options)
-        self.troubles: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
-        self.page.on("console", self._heard)
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(report.as_uri())
-        self.page.wait_for_selector("html[data-drawn]")
-
-    def _heard(self, message: playwright.ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
-            self.troubles.append(message.text)
-
-
 def test_draws_everything_without_network_or_errors(
     browser: playwright.Browser, report: Path
 ) -> None:
-    visit = Visit(browser, report)
+    visit = Visit(browser, report, "html[data-drawn]")
     assert visit.troubles == []
     assert visit.requests == [report.as_uri()]
     assert visit.page.locator(".chart svg").count() == 6
@@ -73,7 +39,7 @@ def test_draws_everything_without_network_or_errors(
 
 
 def test_hovering_shows_the_numbers(browser: playwright.Browser, report: Path) -> None:
-    visit = Visit(browser, report)
+    visit = Visit(browser, report, "html[data-drawn]")
     points = visit.page.locator("#chart-headline .mark-symbol.role-mark path")
     points.last.scroll_into_view_if_needed()
     points.last.hover(force=True)
@@ -87,7 +53,7 @@ def test_hovering_shows_the_numbers(browser: playwright.Browser, report: Path) -
 
 
 def test_clicking_a_name_singles_it_out(browser: playwright.Browser, report: Path) -> None:
-    visit = Visit(browser, report)
+    visit = Visit(browser, report, "html[data-drawn]")
     chart = visit.page.locator("#chart-headline")
     chart.locator(".role-legend-entry text", has_text="alibi").first.click()
     visit.page.wait_for_function(
@@ -97,21 +63,9 @@ def test_clicking_a_name_singles_it_out(browser: playwright.Browser, report: Pat
     visit.page.close()
 
 
-CONTRAST = """(selector) => {
-  const light = (c) => {
-    const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map((v) => {
-      v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const paper = light(getComputedStyle(document.documentElement).backgroundColor);
-  return [...document.querySelectorAll(selector)].map((e) => {
-    const style = getComputedStyle(e);
-    const ink = light(e instanceof SVGElement ? style.fill : style.color);
-    return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05); }); }"""
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_legible_in_both_schemes(browser: playwright.Browser, report: Path, scheme: str) -> None:
-    visit = Visit(browser, report, color_scheme=scheme)
+    visit = Visit(browser, report, "html[data-drawn]", color_scheme=scheme)
     assert visit.page.evaluate("document.documentElement.dataset.drawn") == scheme
     for selector in ("p", "td", "th", ".verdict", ".role-axis text", ".role-legend-entry text"):
         ratios = visit.page.evaluate(CONTRAST, selector)
@@ -121,7 +75,7 @@ def test_legible_in_both_schemes(browser: playwright.Browser, report: Path, sche
 
 
 def test_charts_follow_a_change_of_scheme(browser: playwright.Browser, report: Path) -> None:
-    visit = Visit(browser, report, color_scheme="light")
+    visit = Visit(browser, report, "html[data-drawn]", color_scheme="light")
     visit.page.emulate_media(color_scheme="dark")
     visit.page.wait_for_selector("html[data-drawn=dark]")
     assert min(visit.page.evaluate(CONTRAST, ".role-axis text")) >= 4.5
@@ -129,7 +83,7 @@ def test_charts_follow_a_change_of_scheme(browser: playwright.Browser, report: P
 
 
 def test_fits_a_phone(browser: playwright.Browser, report: Path) -> None:
-    visit = Visit(browser, report, viewport={"width": 390, "height": 800})
+    visit = Visit(browser, report, "html[data-drawn]", viewport={"width": 390, "height": 800})
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= 390
     assert visit.troubles == []
     visit.page.close()

@@ -10,6 +10,7 @@ import typer
 
 from posenc.cli.compare import compare
 from posenc.cli.console import ERRORS, EXIT_CODES, exit_code, print_error
+from posenc.cli.gallery import gallery
 from posenc.cli.generate import generate
 from posenc.cli.listing import list_encodings
 from posenc.cli.show import show
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command("list")(list_encodings)
 app.command("show")(show)
+app.command("gallery")(gallery)
 app.command("compare")(compare)
 app.command("generate")(generate)
 

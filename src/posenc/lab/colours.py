@@ -1,4 +1,4 @@
-"""Colours of amounts and angles that are right on white and on near-black paper alike."""
+"""Colours of names, amounts and angles, right on white and on near-black paper alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["FALL", "RISE", "Scale"]
+__all__ = ["COLOURS", "FALL", "RISE", "Scale"]
+
+COLOURS = (
+    "#3584c6",
+    "#d9742b",
+    "#2c9c6a",
+    "#c2508c",
+    "#8a6ed0",
+    "#a3892a",
+    "#23a0aa",
+    "#d0505a",
+    "#7c8c3c",
+    "#b07050",
+)
+"""Apart for colour-blind readers, and at least 3:1 against white and against near-black."""
 
 RISE, FALL = "#2f7cc4", "#cf3f45"
 """Above zero and below it. Zero is the paper: what is less is more transparent."""

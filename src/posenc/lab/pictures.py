@@ -12,12 +12,12 @@ import torch
 import vl_convert
 
 from posenc.errors import ArgumentError
-from posenc.lab.colours import RISE, Scale
+from posenc.lab.colours import COLOURS, RISE, Scale
 from posenc.lab.panels import Curves, Heat, Panel, Portrait, Trail
 from posenc.lab.raster import data_uri
 from posenc.storage import write_bytes
 
-__all__ = ["FORMATS", "draw", "save_picture"]
+__all__ = ["CONFIG", "FORMATS", "PARAMETERS", "draw", "draw_panel", "save_picture"]
 
 FORMATS = (".png", ".svg", ".html")
 
@@ -183,7 +183,9 @@ def _draw_trail(trail: Trail) -> Any:
     )
     line = base.mark_line(color="#b9c0c7", strokeWidth=1.2)
     points = base.mark_point(filled=True, size=26, opacity=1).encode(
-        color=alt.Color("position:Q", scale=alt.Scale(scheme="viridis"), legend=_gradient()),
+        color=alt.Color(
+            "position:Q", scale=alt.Scale(range=[COLOURS[0], COLOURS[1]]), legend=_gradient()
+        ),
         tooltip=[alt.Tooltip("position:Q"), alt.Tooltip("x:Q", format=".3g")],
     )
     names = base.mark_text(dx=6, dy=-7, fontSize=10, color=SOFT).encode(text="name:N")
@@ -206,14 +208,14 @@ def _draw_curves(curves: Curves) -> Any:
     colour = alt.Color(
         "curve:N",
         sort=list(curves.names),
-        legend=alt.Legend(title=None) if several else None,
-        scale=alt.Scale(scheme="viridis") if several else alt.Scale(range=[RISE]),
+        legend=alt.Legend(title=None, symbolOpacity=1) if several else None,
+        scale=alt.Scale(range=list(COLOURS)) if several else alt.Scale(range=[RISE]),
     )
     x = alt.X("x:Q", title=curves.x_label, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False))
     base = alt.Chart(points).encode(x=x, color=colour)
     layers = []
     if curves.low is not None:
-        band = base.mark_area(opacity=0.18).encode(
+        band = base.mark_area(opacity=0.08 if several else 0.18).encode(
             y=alt.Y("low:Q", title=curves.y_label), y2="high:Q"
         )
         layers.append(band)

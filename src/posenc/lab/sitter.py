@@ -15,10 +15,13 @@ from posenc.layout import Grid, Layout
 
 __all__ = ["Sitter"]
 
+SHOWN_HEADS = 2
+"""Heads whose view of an image is shown."""
+
 SHOWN_FEATURES = 4
 """Features of an image's vectors that are shown as maps."""
 
-DRAWS, IMAGE_DRAWS = 16, 4
+DRAWS, IMAGE_DRAWS = 16, 8
 """How many random contents are looked at."""
 
 OWN_SHARE = 0.1
@@ -146,8 +149,10 @@ class Sitter:
         added, names = _distinct_heads(added)
         hidden = ~self.grid.visible[0, 0]
         about = "between random tokens, 90 % alike" if content else "whatever the tokens are"
+        if content and not self.flat:
+            about = f"mean over random contents ({about.removeprefix('between ')})"
         yield self._map(
-            added[0].masked_fill(hidden, math.nan),
+            (added[0] if self.flat else added.mean(0)).masked_fill(hidden, math.nan),
             names,
             title="Added to the logits",
             note=about,
@@ -254,8 +259,9 @@ class Sitter:
             "middle": middle * self.side + middle,
             "corner": corner * self.side + corner,
         }
-        maps = torch.stack([one[cell] for one in matrix for cell in cells.values()])
-        labels = tuple(f"{name} {rows}: {cell}".strip() for name in names for cell in cells)
+        shown = list(zip(matrix, names, strict=True))[:SHOWN_HEADS]
+        maps = torch.stack([one[cell] for one, _ in shown for cell in cells.values()])
+        labels = tuple(f"{name} {rows}: {cell}".strip() for _, name in shown for cell in cells)
         return Heat(
             title=title,
             note=note,

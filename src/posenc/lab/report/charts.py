@@ -9,24 +9,11 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from posenc.lab.colours import COLOURS
 from posenc.lab.results import Comparison, Metric
 from posenc.lab.statistics import Summary, estimate
 
 __all__ = ["Chart", "draw_charts"]
-
-COLOURS = (
-    "#3584c6",
-    "#d9742b",
-    "#2c9c6a",
-    "#c2508c",
-    "#8a6ed0",
-    "#a3892a",
-    "#23a0aa",
-    "#d0505a",
-    "#7c8c3c",
-    "#b07050",
-)
-"""Apart for colour-blind readers, and at least 3:1 against white and against near-black."""
 
 CONTROL_COLOUR = "#80878f"
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import vl_convert
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from posenc.lab.html import environment, source
 from posenc.lab.report.charts import Chart
 from posenc.lab.results import Comparison
 from posenc.lab.statistics import Estimate, Summary
@@ -18,22 +15,15 @@ __all__ = ["render_page"]
 
 def render_page(comparison: Comparison, summary: Summary, charts: list[Chart]) -> str:
     """The whole page as HTML, scripts and styles included."""
-    environment = Environment(
-        loader=PackageLoader("posenc.lab.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = environment("posenc.lab.report")
     libraries = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub is wrong
-    environment.filters |= {
+    templates.filters |= {
         "number": _number,
         "spread": _spread,
         "bytes": _bytes,
         "count": _count,
-        "json": _inline_json,
     }
-    return environment.get_template("page.html.jinja").render(
+    return templates.get_template("page.html.jinja").render(
         comparison=comparison,
         summary=summary,
         charts=charts,
@@ -41,20 +31,10 @@ def render_page(comparison: Comparison, summary: Summary, charts: list[Chart]) -
         headline=comparison.headline,
         recall=comparison.metric("recall"),
         recalled=sorted({length for row in summary.rows for length in row.recall}),
-        style=Markup(_source(environment, "style.css")),
-        script=Markup(_source(environment, "charts.js")),
+        style=source(templates, "style.css"),
+        script=source(templates, "charts.js"),
         libraries=Markup(libraries.replace("</script", "<\\/script")),
     )
-
-
-def _source(environment: Environment, name: str) -> str:
-    assert environment.loader is not None  # given above
-    return environment.loader.get_source(environment, name)[0]
-
-
-def _inline_json(value: Any) -> Markup:
-    """JSON that no HTML parser mistakes for markup."""
-    return Markup(json.dumps(value).replace("<", "\\u003c"))
 
 
 def _number(value: Estimate | None, unit: str = "") -> str:

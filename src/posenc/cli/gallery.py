@@ -1,0 +1,51 @@
+"""``posenc gallery``: every method on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posenc.cli.console import ERRORS, OUT
+from posenc.errors import ArgumentError
+
+__all__ = ["gallery"]
+
+
+def gallery(
+    out: Annotated[Path, typer.Option(help="Write the page here.")] = Path("posenc-gallery.html"),
+    encodings: Annotated[
+        str | None, typer.Option(help="Only these, separated by commas. By default all.")
+    ] = None,
+) -> None:
+    """Draw every method: a page with formulas, pictures, claims and sources that stands alone.
+
+    Examples:
+
+        posenc gallery
+
+        posenc gallery --encodings rope,alibi,t5 --out three.html
+    """
+    names = None
+    if encodings is not None:
+        names = [name.strip() for name in encodings.split(",") if name.strip()]
+        if not names:
+            raise ArgumentError(
+                "--encodings",
+                expected="at least one name",
+                got=repr(encodings),
+                remedy="posenc list shows all.",
+            )
+    if out.suffix not in (".html", ".htm"):
+        raise ArgumentError(
+            "--out",
+            expected="a file ending in .html",
+            got=out.name,
+            remedy=f"Write {out.with_suffix('.html').name}, for example.",
+        )
+    from posenc.lab.gallery import write_gallery
+
+    with ERRORS.status("Drawing …") as status:
+        write_gallery(out, names=names, progress=lambda name: status.update(f"Drawing {name} …"))
+    OUT.print(f"Gallery: {out}", soft_wrap=True)

@@ -1,0 +1,113 @@
+"""The page: one HTML file that needs nothing but itself, not even scripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import vl_convert
+from markupsafe import Markup
+
+from posenc.errors import UnknownNameError
+from posenc.lab.catalogue import SITES, SIZES, Sheet, group, sheet
+from posenc.lab.html import environment, source
+from posenc.lab.panels import Panel
+from posenc.lab.pictures import CONFIG, PARAMETERS, draw_panel
+from posenc.lab.portrait import portray
+from posenc.registry import ENCODINGS
+from posenc.storage import write_bytes
+
+__all__ = ["render_gallery", "write_gallery"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A panel drawn: its words and, in SVG, itself."""
+
+    title: str
+    note: str
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A method with its pictures, and a note on the parameters that they were drawn with."""
+
+    sheet: Sheet
+    figures: tuple[Figure, ...]
+    note: str
+
+
+def write_gallery(
+    path: Path | str,
+    *,
+    names: Sequence[str] | None = None,
+    progress: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Write the gallery into a file; one that is there is replaced.
+
+    Args: as ``render_gallery``.
+
+    Raises:
+        UnknownNameError: on a name that is not in the registry.
+        OutputError: when the file cannot be written.
+    """
+    write_bytes(Path(path), render_gallery(names=names, progress=progress).encode())
+
+
+def render_gallery(
+    *,
+    names: Sequence[str] | None = None,
+    progress: Callable[[str], None] = lambda name: None,
+) -> str:
+    """The gallery as HTML with all its pictures and styles.
+
+    Args:
+        names: of the methods; all by default.
+        progress: told of each method before it is drawn.
+
+    Raises:
+        UnknownNameError: on a name that is not in the registry.
+    """
+    chosen = tuple(dict.fromkeys(ENCODINGS if names is None else names))
+    for name in chosen:
+        if name not in ENCODINGS:
+            raise UnknownNameError.of("encoding", name, ENCODINGS)
+    exhibits = {}
+    for name in chosen:
+        progress(name)
+        exhibits[name] = _exhibit(name)
+    templates = environment("posenc.lab.gallery", "posenc.lab.report")
+    return templates.get_template("gallery.html.jinja").render(
+        groups=[
+            (site or "none", *SITES[site], [exhibits[name] for name in found])
+            for site, found in group(chosen).items()
+        ],
+        count=len(chosen),
+        sizes=SIZES,
+        version=version("posenc"),
+        styles=source(templates, "style.css") + source(templates, "gallery.css"),
+    )
+
+
+def _exhibit(name: str) -> Exhibit:
+    portrait = portray(name)
+    figures = [
+        _figure(panel, key=f"{name}-{number}") for number, panel in enumerate(portrait.panels)
+    ]
+    return Exhibit(sheet(name), tuple(figures), PARAMETERS.get(portrait.parameters, ""))
+
+
+def _figure(panel: Panel, *, key: str) -> Figure:
+    chart = draw_panel(panel).to_dict()
+    del chart["title"]  # it stands above the picture, where it can be wrapped and read aloud
+    config = CONFIG | {"background": "transparent", "padding": 2, "aria": False}
+    config["axis"] = CONFIG["axis"] | {"labelFontSize": 12, "titleFontSize": 12.5}
+    svg = vl_convert.vegalite_to_svg(chart | {"config": config})
+    # Names inside a picture are its own; on a page they must not meet those of another.
+    svg = re.sub(r'(\bid="|url\(#)', rf"\g<1>{key}-", svg)
+    title = panel.title.removeprefix("… ")
+    return Figure(title[0].upper() + title[1:], panel.note, Markup(svg))

@@ -1,0 +1,75 @@
+"""What pages of HTML have in common: how templates are read, and how formulas are set."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import escape as escape_html
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+__all__ = ["environment", "is_formula", "prose", "source"]
+
+
+def environment(*packages: str) -> Environment:
+    """Templates of these packages, the first that has one of a name before the others."""
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"json": _inline_json, "prose": prose}
+    made.tests["formula"] = is_formula
+    return made
+
+
+def source(templates: Environment, name: str) -> Markup:
+    """A template's own text, put into a page as it is."""
+    assert templates.loader is not None  # given above
+    return Markup(templates.loader.get_source(templates, name)[0])
+
+
+def _inline_json(value: Any) -> Markup:
+    """JSON that no HTML parser mistakes for markup."""
+    return Markup(json.dumps(value).replace("<", "\\u003c"))
+
+
+def prose(text: str) -> Markup:
+    """A docstring's text, its ``code`` set as code, with indices and powers where they belong."""
+    pieces = text.split("``")
+    done = [
+        Markup("<code>{}</code>").format(_formula(piece)) if number % 2 else escape(piece)
+        for number, piece in enumerate(pieces)
+    ]
+    return Markup("").join(done)
+
+
+FEW = 30
+"""Characters."""
+
+
+def is_formula(paragraph: str) -> bool:
+    """Whether a paragraph begins with code that computes something, rather than names it.
+
+    A few words may stand before it.
+    """
+    opening, _, rest = paragraph.partition("``")
+    return len(opening) < FEW and any(sign in rest.partition("``")[0] for sign in "=+·Σ⊗⊙")
+
+
+INDEX = re.compile(
+    r"(?<![A-Za-z_])([A-Za-zα-ωΑ-Ω]'?)_(\{[^}]*\}|\([^)]*\)|[A-Za-z0-9α-ω]{1,3})(?!\w)"
+)
+POWER = re.compile(r"\^(\{[^}]*\}|\([^)]*\)|-?[A-Za-z0-9α-ω]+)")
+
+
+def _formula(code: str) -> Markup:
+    """``s_ij`` with ij below, ``a^K`` with K above; longer names stay as they are."""
+    text = escape_html(code, quote=False)
+    text = POWER.sub(lambda m: f"<sup>{m[1].strip('{}')}</sup>", text)
+    text = INDEX.sub(lambda m: f"{m[1]}<sub>{m[2].strip('{}')}</sub>", text)
+    return Markup(text)
