@@ -8,6 +8,8 @@ from posenc.encoding import Encoding, Part
 from posenc.encodings import nope
 from posenc.encodings.embedding import (
     conv,
+    fourier,
+    gaussian_fourier,
     hierarchical,
     learned,
     learned2d,
@@ -60,6 +62,8 @@ ENCODINGS: dict[str, Entry] = {
     "dynamic_bias": dynamic_bias.ENTRY,
     "fire": fire.ENTRY,
     "forgetting": forgetting.ENTRY,
+    "fourier": fourier.ENTRY,
+    "gaussian_fourier": gaussian_fourier.ENTRY,
     "hierarchical": hierarchical.ENTRY,
     "irpe": irpe.ENTRY,
     "kerple": kerple.ENTRY,

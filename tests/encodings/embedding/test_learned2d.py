@@ -16,7 +16,8 @@ from posenc.errors import ArgumentError, LengthError
 
 
 def made(**options: Any) -> Learned2d:
-    return Learned2d(**({"dim": 3, "size": (4, 6)} | options))
+    arguments: dict[str, Any] = {"dim": 3, "size": (4, 6)} | options
+    return Learned2d(**arguments)
 
 
 def table(encoding: Learned2d, layout: Layout) -> Tensor:

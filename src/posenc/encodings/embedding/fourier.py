@@ -1,0 +1,149 @@
+"""Learned Fourier features of real positions."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.precision import wide_linear
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+
+__all__ = ["Fourier", "waves"]
+
+
+class Fourier(EmbeddingEncoding):
+    """Learned Fourier features: waves over all axes at once, mixed by a small network.
+
+    ``x + W_2 · gelu(W_1 r + b_1) + b_2``, ``r = F^(-1/2) [cos(W_r p), sin(W_r p)]`` (equation 2
+    and algorithm 1).
+
+    ``p`` is the position ``[A]`` in tokens or cells, any real; ``W_r`` ``[F/2, A]`` in radians a
+    token, trained, starts normal with standard deviation 1/γ, so that before the network
+    ``r(p)·r(p')`` is near ``exp(-|p - p'|² / 2γ²) / 2``, whatever the direction. Special tokens
+    pass unchanged. Claims: absolute, any axes, trainable. Cost: L·(F·hidden + hidden·C).
+    Differs from the paper in having one group of axes; the paper tunes γ and F.
+
+    Args:
+        dim: width C.
+        axes: A, numbers of a position.
+        features: F, even; the even number at or above C by default.
+        hidden: width of the hidden layer.
+        gamma: γ in tokens, positive.
+
+    Raises:
+        ArgumentError: when an option is out of its domain; in ``forward``, for a layout with
+            another number of axes.
+
+    Reference: Li et al. 2021, "Learnable Fourier Features for Multi-Dimensional Spatial
+    Positional Encoding".
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("fourier", dim=8, axes=3)
+    >>> moments = posenc.Layout.at(torch.rand(1, 5, 3))
+    >>> encoding.embed(torch.zeros(1, 5, 8), moments).shape
+    torch.Size([1, 5, 8])
+    """
+
+    axes = None
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        axes: int = 1,
+        features: int | None = None,
+        hidden: int = 32,
+        gamma: float = 10.0,
+    ) -> None:
+        super().__init__()
+        for name, value in (("dim", dim), ("axes", axes), ("hidden", hidden)):
+            if value < 1:
+                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
+        features = dim + dim % 2 if features is None else features
+        if features < 2 or features % 2:
+            raise ArgumentError(
+                "features",
+                expected="an even number from 2",
+                got=features,
+                remedy="There are as many cosines as sines.",
+            )
+        if not gamma > 0:
+            raise ArgumentError(
+                "gamma",
+                expected="more than 0",
+                got=gamma,
+                remedy="It is the distance in tokens at which positions begin to look unlike.",
+            )
+        self.gamma = gamma
+        self.frequencies = nn.Parameter(torch.empty(features // 2, axes))
+        self.input, self.output = nn.Linear(features, hidden), nn.Linear(hidden, dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the frequencies, and a fresh network."""
+        nn.init.normal_(self.frequencies, std=1 / self.gamma)
+        self.input.reset_parameters()
+        self.output.reset_parameters()
+
+    def extra_repr(self) -> str:
+        count, axes = self.frequencies.shape
+        return f"axes={axes}, features={2 * count}, gamma={self.gamma:g}"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        features = waves(layout, self.frequencies) * self.input.in_features**-0.5
+        vectors = wide_linear(nn.functional.gelu(wide_linear(features, self.input)), self.output)
+        if layout.special is not None:
+            vectors = vectors.masked_fill(layout.special.unsqueeze(-1), 0)
+        return fuse(x, vectors, "add")
+
+
+def waves(layout: Layout, frequencies: Float[Tensor, "T A"]) -> Float[Tensor, "b L F"]:
+    """``[cos(W p), sin(W p)]`` of a layout's positions, ``[B|1, L, 2T]``, in their dtype.
+
+    Raises:
+        ArgumentError: when a position has not as many numbers as ``frequencies`` has columns.
+    """
+    axes = frequencies.shape[1]
+    if layout.axes != axes:
+        raise ArgumentError(
+            "layout",
+            expected=f"{axes} axes",
+            got=layout.axes,
+            remedy=f"Create the encoding with axes={layout.axes}.",
+        )
+    # Not a matrix product: autocast would take it in bfloat16, where positions collide.
+    scaled = layout.positions.unsqueeze(-2) * frequencies.to(layout.positions.dtype)
+    angles = scaled.sum(-1)
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+
+ENTRY = Entry(
+    factory=Fourier,
+    summary="Adds learned waves over all position axes, mixed by a small network.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=False,
+        axes=None,
+        trainable=True,
+        extrapolates="Poorly past the training length: the network meets phases it has not seen.",
+        cost="L·(C + features)·hidden once",
+    ),
+    citation=Citation(
+        authors="Li et al.",
+        title="Learnable Fourier Features for Multi-Dimensional Spatial Positional Encoding",
+        year=2021,
+        url="https://arxiv.org/abs/2106.02795",
+    ),
+    sharing="layers",
+)

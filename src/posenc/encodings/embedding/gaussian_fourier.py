@@ -1,0 +1,122 @@
+"""Random Fourier features of real positions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.embedding.fourier import waves
+from posenc.encodings.embedding.fusion import fuse
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+
+__all__ = ["GaussianFourier"]
+
+
+class GaussianFourier(EmbeddingEncoding):
+    """Gaussian Fourier features: waves over all axes at once, of frequencies drawn and kept.
+
+    ``x + [cos(2π B p), sin(2π B p)]``, ``B ~ N(0, (σ/span)²)``, ``B`` is ``[C/2, A]``.
+
+    ``p`` is the position ``[A]`` in tokens or cells, any real; p/span is the paper's coordinate
+    in [0, 1). The product of two positions' vectors is near
+    ``C/2 · exp(-2π² σ² |p - p'|² / span²)``, whatever the direction. B is drawn from torch's
+    generator, saved with the model, and not trained. Special tokens pass unchanged. Claims:
+    absolute, any axes, no parameters. Cost: L·C·A. Differs from the paper in adding the features
+    to token vectors rather than feeding them to a network alone; the paper tunes σ.
+
+    Args:
+        dim: width C, even.
+        max_length: span, in tokens on each axis.
+        axes: A, numbers of a position.
+        sigma: σ, in cycles a span; positive.
+
+    Raises:
+        ArgumentError: when an option is out of its domain; in ``forward``, for a layout with
+            another number of axes.
+
+    Reference: Tancik et al. 2020, "Fourier Features Let Networks Learn High Frequency Functions
+    in Low Dimensional Domains".
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("gaussian_fourier", dim=8, max_length=100)
+    >>> vectors = encoding.embed(torch.zeros(1, 5, 8), posenc.Layout.sequence(5))
+    >>> vectors.square().sum(-1)
+    tensor([[4.0000, 4.0000, 4.0000, 4.0000, 4.0000]])
+    """
+
+    axes = None
+    drawn: Tensor
+
+    def __init__(
+        self, *, dim: int, max_length: int = 512, axes: int = 1, sigma: float = 10.0
+    ) -> None:
+        super().__init__()
+        if dim < 2 or dim % 2:
+            raise ArgumentError(
+                "dim",
+                expected="an even number from 2",
+                got=dim,
+                remedy="There are as many cosines as sines.",
+            )
+        for name, value in (("max_length", max_length), ("axes", axes)):
+            if value < 1:
+                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
+        if not sigma > 0:
+            raise ArgumentError(
+                "sigma", expected="more than 0", got=sigma, remedy="The paper has 1, 10 and 100."
+            )
+        self.sigma, self.span = sigma, max_length
+        # Kept as the bits of float32 numbers: as floats they would follow the module's dtype.
+        self.register_buffer("drawn", torch.empty(dim // 2, axes, dtype=torch.int32))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the frequencies."""
+        numbers = torch.randn(self.drawn.shape, device=self.drawn.device, dtype=torch.float32)
+        self.drawn.copy_(numbers.view(torch.int32))
+
+    def extra_repr(self) -> str:
+        count, axes = self.drawn.shape
+        return f"dim={2 * count}, axes={axes}, sigma={self.sigma:g}, span={self.span}"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        turns = 2 * math.pi * self.sigma / self.span
+        numbers = self.drawn.view(torch.float32).to(layout.positions.dtype)
+        vectors = waves(layout, turns * numbers)
+        if layout.special is not None:
+            vectors = vectors.masked_fill(layout.special.unsqueeze(-1), 0)
+        return fuse(x, vectors, "add")
+
+
+ENTRY = Entry(
+    factory=GaussianFourier,
+    summary="Adds waves over all position axes, of frequencies drawn at random and kept.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=False,
+        axes=None,
+        trainable=False,
+        extrapolates="Poorly past the training length, as sinusoids do.",
+        cost="L·C·A once",
+    ),
+    citation=Citation(
+        authors="Tancik et al.",
+        title="Fourier Features Let Networks Learn High Frequency Functions in Low Dimensional "
+        "Domains",
+        year=2020,
+        url="https://arxiv.org/abs/2006.10739",
+    ),
+    sharing="layers",
+)
