@@ -1,0 +1,110 @@
+"""Structured terms over a regular grid, read at every offset: the form that kernels take.
+
+With W = Q + K - 1 offsets and ``c = j - i + Q - 1`` the place of a pair's offset among them:
+
+``s_ij = scale · q_i·k_j + line[h, c] + left_i · left_rows[h, c] + right_j · right_rows[h, c]
++ column[h, j]`` and ``o_i = Σ_j p_ij (v_j + value_rows[h, c])``.
+
+Summands that are the same for all keys of a query (``row``) change no weight and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encoding import Gathered, Lowered, LowRank, Product
+from posenc.layout import Grid
+
+__all__ = ["Regular", "read_offsets"]
+
+
+@dataclass(frozen=True, eq=False)
+class Regular:
+    """All terms of a problem at every offset of a regular grid.
+
+    Args:
+        line: ``[H, W]``.
+        left: ``[B, H, Q, F]`` and ``left_rows`` ``[H|1, W, F]``; both or neither.
+        right: ``[B, H, K, F]`` and ``right_rows`` ``[H|1, W, F]``; both or neither.
+        column: ``[B|1, H, K]``.
+        value_rows: ``[H|1, W, E]``.
+        factors: low-rank terms.
+        reach: all that depends on the offset is the same at all offsets of ``reach`` and more,
+            and at all of ``-reach`` and less. None: no such distance is known.
+    """
+
+    line: Float[Tensor, "H W"] | None
+    left: Float[Tensor, "B H Q F"] | None
+    left_rows: Float[Tensor, "h W F"] | None
+    right: Float[Tensor, "B H K F"] | None
+    right_rows: Float[Tensor, "h W F"] | None
+    column: Float[Tensor, "b H K"] | None
+    value_rows: Float[Tensor, "h W E"] | None
+    factors: tuple[LowRank, ...]
+    reach: int | None
+
+    @property
+    def table_only(self) -> bool:
+        """Whether a line of offsets, or nothing, is all there is."""
+        others = (self.left, self.right, self.column, self.value_rows)
+        return not self.factors and all(other is None for other in others)
+
+
+def read_offsets(lowered: Iterable[Lowered], grid: Grid, *, device: torch.device) -> Regular:
+    """The terms at every offset of a grid that is regular.
+
+    Gradients flow back into tables and rows through the reading.
+
+    Raises:
+        ArgumentError: where the grid is not regular.
+    """
+    offsets = grid.line(device=device).to(torch.float32).unsqueeze(-1)
+    terms = list(lowered)
+    groups = [term for term in terms if isinstance(term, Gathered)]
+    places = [group.bucket(offsets) for group in groups]
+    pairs = list(zip(groups, places, strict=True))
+    left, left_rows = _stack([(g.left, n) for g, n in pairs if g.left is not None])
+    right, right_rows = _stack([(g.right, n) for g, n in pairs if g.right is not None])
+    reaches = [group.reach for group, _ in pairs if _reads_offsets(group)]
+    known = [reach for reach in reaches if reach is not None]
+    return Regular(
+        line=_sum([g.table[:, n] for g, n in pairs if g.table is not None]),
+        left=left,
+        left_rows=left_rows,
+        right=right,
+        right_rows=right_rows,
+        column=_sum([g.column for g in groups if g.column is not None]),
+        value_rows=_sum([g.value[:, n] for g, n in pairs if g.value is not None]),
+        factors=tuple(term for term in terms if isinstance(term, LowRank)),
+        reach=max(known, default=0) if len(known) == len(reaches) else None,
+    )
+
+
+def _reads_offsets(group: Gathered) -> bool:
+    parts = (group.table, group.left, group.right, group.value)
+    return any(part is not None for part in parts)
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor | None:
+    return sum(tensors[1:], tensors[0]) if tensors else None
+
+
+def _stack(
+    products: Sequence[tuple[Product | None, Tensor]],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Several products as one, their features side by side."""
+    found = [(product, place) for product, place in products if product is not None]
+    if not found:
+        return None, None
+    rows = [product.rows[:, place] for product, place in found]
+    heads = max(each.shape[0] for each in rows)
+    tokens = [product.tokens for product, _ in found]
+    if len(found) == 1:
+        return tokens[0], rows[0]
+    spread = [each.expand(heads, -1, -1) for each in rows]
+    return torch.cat(tokens, dim=-1), torch.cat(spread, dim=-1)
