@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from posenc.encoding import Encoding, Part
 from posenc.encodings import nope
 from posenc.encodings.embedding import (
+    abacus,
     conv,
+    floater,
     fourier,
     gaussian_fourier,
     hierarchical,
@@ -32,6 +34,7 @@ from posenc.encodings.score import (
     dynamic_bias,
     fire,
     forgetting,
+    grape_additive,
     irpe,
     kerple,
     path,
@@ -51,6 +54,7 @@ from posenc.errors import ArgumentError, UnknownNameError
 __all__ = ["ENCODINGS", "create", "create_layers"]
 
 ENCODINGS: dict[str, Entry] = {
+    "abacus": abacus.ENTRY,
     "alibi": alibi.ENTRY,
     "cable": cable.ENTRY,
     "contextual": contextual.ENTRY,
@@ -61,9 +65,11 @@ ENCODINGS: dict[str, Entry] = {
     "decomposed2d": decomposed2d.ENTRY,
     "dynamic_bias": dynamic_bias.ENTRY,
     "fire": fire.ENTRY,
+    "floater": floater.ENTRY,
     "forgetting": forgetting.ENTRY,
     "fourier": fourier.ENTRY,
     "gaussian_fourier": gaussian_fourier.ENTRY,
+    "grape_additive": grape_additive.ENTRY,
     "hierarchical": hierarchical.ENTRY,
     "irpe": irpe.ENTRY,
     "kerple": kerple.ENTRY,

@@ -22,7 +22,7 @@ class LayerCache:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.layout: Layout | None = None
-        self.inputs: tuple[Tensor, Layout] | None = None
+        self.inputs: tuple[Tensor, Layout, Tensor | None] | None = None
 
     def embed(
         self,
@@ -38,11 +38,14 @@ class LayerCache:
             return encoding.embed(x, layout, tokens=tokens)
         length = x.shape[1]
         if self.inputs is not None:
-            past, past_layout = self.inputs
+            past, past_layout, past_tokens = self.inputs
             x, layout = cat([past, x], dim=1), past_layout.concat(layout)
+            if tokens is not None and past_tokens is not None:
+                tokens = cat([past_tokens, tokens], dim=1)
         begin = max(0, layout.length - lookback)
-        self.inputs = x[:, begin:], layout.slice(begin, layout.length)
-        return encoding.embed(x, layout)[:, layout.length - length :]
+        kept = None if tokens is None else tokens[:, begin:]
+        self.inputs = x[:, begin:], layout.slice(begin, layout.length), kept
+        return encoding.embed(x, layout, tokens=tokens)[:, layout.length - length :]
 
     def append(
         self, keys: Float[Tensor, "B G L D"], values: Float[Tensor, "B G L E"], layout: Layout
@@ -62,7 +65,9 @@ class LayerCache:
             self.keys, self.values = self.keys[rows], self.values[rows]
             self.layout = self.layout.select(rows)
         if self.inputs is not None:
-            self.inputs = self.inputs[0][rows], self.inputs[1].select(rows)
+            x, layout, tokens = self.inputs
+            kept = None if tokens is None else tokens[rows]
+            self.inputs = x[rows], layout.select(rows), kept
 
     def truncate(self, length: int) -> None:
         """Forget all but the last ``length`` tokens, and the graph that made them."""
@@ -71,6 +76,8 @@ class LayerCache:
             self.keys = self.keys[:, :, begin:].detach()
             self.values = self.values[:, :, begin:].detach()
             self.layout = self.layout.slice(begin, self.layout.length)
+        if self.inputs is not None:
+            self.inputs = self.inputs[0].detach(), *self.inputs[1:]
 
     @property
     def length(self) -> int:

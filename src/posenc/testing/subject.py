@@ -24,6 +24,7 @@ DIM = HEADS * HEAD_DIM
 MAX_LENGTH = 160
 
 OPTIONS: dict[str, dict[str, object]] = {
+    "abacus": {"digits": (0, 1, 3)},
     "learned2d": {"size": (64, 48)},
     "row_column": {"size": (64, 48)},
     "sine2d": {"scale": None},

@@ -182,6 +182,14 @@ def test_in_chunks_it_reads_what_the_cache_kept(kernel: int) -> None:
     torch.testing.assert_close(torch.cat(parts, dim=1), encoding.embed(x, Layout.sequence(11)))
 
 
+def test_a_truncated_cache_drops_the_graph() -> None:
+    encoding, cache = Encoding.of(made(causal=True)), LayerCache()
+    for start in (0, 4):
+        x = torch.randn(1, 4, 4, dtype=torch.float64, requires_grad=True)
+        cache.embed(encoding, x * 2, Layout.sequence(4, start)).sum().backward()  # type: ignore[no-untyped-call]
+        cache.truncate(4)
+
+
 def test_never_reads_a_later_token_out_of_order() -> None:
     """Tokens out of order in the row are not taken for neighbours."""
     layout = Layout.at(torch.tensor([2.0, 0.0, 1.0]))

@@ -1,0 +1,160 @@
+"""Positions of digits in their number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.embedding.fusion import fuse
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError, LengthError
+from posenc.layout import Layout
+
+__all__ = ["Abacus"]
+
+ASCII_DIGITS = tuple(range(48, 58))
+
+
+class Abacus(EmbeddingEncoding):
+    """Abacus embeddings: a trained vector for a digit's place in its number, others share one.
+
+    ``x + E[n + k]`` for the n-th digit of a number (n from 1), ``x + E[0]`` for any other token;
+    ``k`` is drawn from 0 … offset for each batch in training, and 0 in evaluation. ``E`` is
+    ``[1 + places + offset, C]``.
+
+    A number is a stretch of digits in one document with no other token between; written with the
+    least significant digit first, digits of the same place get the same vector. Positions are not
+    read, the token ids are. Claims: relative, one axis, trainable. Cost: L·C. The cache keeps the
+    last ``places`` tokens. Differs from the authors' code in nothing (normal start).
+
+    Args:
+        dim: width C.
+        digits: token ids of the digits; the ASCII codes by default.
+        places: digits a number may have.
+        offset: largest k; what trains the places that training numbers do not reach.
+        std: standard deviation of the initial values.
+
+    Raises:
+        ArgumentError: when an option is out of its domain; in ``forward``, without ``tokens``.
+        LengthError: in ``forward``, for a number of more digits than ``places``.
+
+    Reference: McLeish et al. 2024, "Transformers Can Do Arithmetic with the Right Embeddings".
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("abacus", dim=2)
+    >>> tokens = torch.tensor([list(b"21+43")])
+    >>> x = encoding.embed(torch.zeros(1, 5, 2), posenc.Layout.sequence(5), tokens=tokens)
+    >>> bool((x[0, :2] == x[0, 3:]).all())
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        digits: Sequence[int] = ASCII_DIGITS,
+        places: int = 128,
+        offset: int = 99,
+        std: float = 1.0,
+    ) -> None:
+        super().__init__()
+        for name, value in (("dim", dim), ("places", places)):
+            if value < 1:
+                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
+        if not digits or min(digits) < 0:
+            raise ArgumentError(
+                "digits",
+                expected="token ids, 0 or more",
+                got=list(digits),
+                remedy="Give the ids that the tokenizer has for 0 to 9.",
+            )
+        for name, number in (("offset", offset), ("std", std)):
+            if number < 0:
+                raise ArgumentError(
+                    name, expected="0 or more", got=number, remedy="The authors have 99 and 1."
+                )
+        self.digits = tuple(digits)
+        self.places, self.offset, self.std = places, offset, std
+        self.lookback = places
+        self.table = nn.Parameter(torch.empty(1 + places + offset, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values."""
+        nn.init.normal_(self.table, std=self.std)
+
+    def extra_repr(self) -> str:
+        dim = self.table.shape[1]
+        return f"places={self.places}, offset={self.offset}, dim={dim}, {len(self.digits)} digits"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        if tokens is None:
+            raise ArgumentError(
+                "tokens",
+                expected="token ids, in which abacus finds the digits",
+                got="none",
+                remedy="Pass tokens=… to embed.",
+            )
+        place = self.place(tokens, layout)
+        if not (torch.compiler.is_compiling() or place.is_meta):
+            longest = int(place.max()) if place.numel() else 0
+            if longest > self.places:
+                raise LengthError(
+                    "tokens",
+                    expected=f"numbers of up to {self.places} digits",
+                    got=f"one of at least {longest}",
+                    remedy="Create the encoding with more places.",
+                )
+        if self.training:
+            shift = torch.randint(self.offset + 1, (1,), device=place.device)
+            place = torch.where(place > 0, place + shift, place)
+        return fuse(x, self.table[place], "add")
+
+    def place(self, tokens: Int[Tensor, "B L"], layout: Layout) -> Int[Tensor, "B L"]:
+        """Each digit's place in its number, from 1 where it begins; 0 for all other tokens."""
+        digit = torch.isin(tokens, torch.tensor(self.digits, device=tokens.device))
+        for hidden in (layout.special, None if layout.valid is None else ~layout.valid):
+            if hidden is not None:
+                digit = digit & ~hidden
+        column = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+        begins = digit & ~_continues(digit, layout)
+        first = torch.where(begins, column, 0).cummax(1).values
+        return torch.where(digit, column - first + 1, 0)
+
+
+def _continues(digit: Bool[Tensor, "B L"], layout: Layout) -> Bool[Tensor, "B L"]:
+    """Whether a token stands right after a digit of its own document."""
+    after = digit[:, :-1] & (layout.order[:, 1:] - layout.order[:, :-1] == 1)
+    if layout.document is not None:
+        after = after & (layout.document[:, 1:] == layout.document[:, :-1])
+    return nn.functional.pad(after, (1, 0), value=False)
+
+
+ENTRY = Entry(
+    factory=Abacus,
+    summary="Adds a trained vector for each digit's place in its number.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=True,
+        trainable=True,
+        extrapolates="To numbers as much longer than trained as the random offset covers.",
+        cost="L·C once",
+    ),
+    citation=Citation(
+        authors="McLeish et al.",
+        title="Transformers Can Do Arithmetic with the Right Embeddings",
+        year=2024,
+        url="https://arxiv.org/abs/2405.17399",
+    ),
+    sharing="layers",
+)
