@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format bench gpu-test gpu-bench wheel lock clean
+.PHONY: help demo test check docs format bench gpu-test gpu-bench wheel lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,9 @@ check: $(VENV)/.installed-test ## format, lint and types
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy --no-error-summary
+
+docs: $(VENV)/.installed ## write the pages of docs/ that follow from the registry
+	$(BIN)/python scripts/docs.py
 
 format: $(VENV)/.installed-test ## format and fix what can be fixed
 	$(BIN)/ruff format .
