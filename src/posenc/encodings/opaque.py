@@ -37,12 +37,15 @@ def opaque(name: str, compute: Trajectory) -> Trajectory:
     def backward(
         gradient: Tensor, positions: Tensor, weights: list[Tensor], settings: str
     ) -> list[Tensor]:
-        # Not torch.autograd, which is switched off inside an operator.
-        def again(positions: Tensor, *weights: Tensor) -> Tensor:
-            return compute(positions, weights, settings)
-
-        _, pull = torch.func.vjp(again, positions, *weights)  # type: ignore[misc]
-        return [part.clone() for part in pull(gradient)]
+        # Inside an operator PyTorch has autograd excluded, whatever the gradient mode.
+        key = torch._C.DispatchKey.AutogradFunctionality
+        with torch._C._SetExcludeDispatchKeyGuard(key, False), torch.enable_grad():
+            inputs = [part.detach().requires_grad_() for part in (positions, *weights)]
+            outputs = compute(inputs[0], inputs[1:], settings)
+            found = torch.autograd.grad(
+                outputs, inputs, gradient, allow_unused=True, materialize_grads=True
+            )
+        return [part.clone() for part in found]
 
     def shape(positions: Tensor, weights: list[Tensor], settings: str) -> Tensor:
         return positions.new_empty(*positions.shape, weights[0].shape[0])

@@ -1,0 +1,212 @@
+"""FLOATER: positions as the path of a learned differential equation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import EmbeddingEncoding, Encoding
+from posenc.encodings.embedding.flow import (
+    Activation,
+    Flow,
+    Gradient,
+    Method,
+    flow_at,
+    load_solvers,
+)
+from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.embedding.table import real_positions
+from posenc.encodings.precision import widest
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.layout import Layout
+
+__all__ = ["Dynamics", "Floater", "Start"]
+
+Start = Literal["sinusoidal", "random"]
+
+
+class Dynamics(nn.Module):
+    """The weights of the trained part of h: two layers that are both told the time."""
+
+    def __init__(self, dim: int, hidden: int, *, still: bool) -> None:
+        super().__init__()
+        self.still = still
+        self.first = nn.Linear(dim + 1, hidden)
+        self.second = nn.Linear(hidden + 1, dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values; with ``still``, such that h is 0."""
+        for layer in (self.first, self.second):
+            nn.init.xavier_normal_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        if self.still:
+            nn.init.zeros_(self.second.weight)
+
+    def weights(self) -> list[Tensor]:
+        """Weight and bias of the first layer, then of the second."""
+        return [self.first.weight, self.first.bias, self.second.weight, self.second.bias]
+
+
+class Floater(EmbeddingEncoding):
+    """FLOATER: a position's vector is where a learned differential equation is at that time.
+
+    ``x + p(t)`` in every block, ``dp/dt = h(t, p)``, ``p(0)`` trained (section 3, eq. 5), with
+    ``h(t, p) = R p + u · (W_2 [a(W_1 [p; ut] + b_1); ut] + b_2)``.
+
+    ``t`` is the position ``[B|1, L]`` in tokens, any real, before 0 too; ``p(0)`` ``[C]``, one a
+    block; ``W_1`` ``[E, C+1]``, ``W_2`` ``[C, E+1]``, shared by all blocks; ``u`` the time a
+    token. Claims: absolute, one axis, trainable; p(t) does not depend on what other times are
+    asked for. Solved once a call and block for the sorted distinct times, in float64. Cost: C·E for
+    each of ``max |t| / step`` steps, one after the other (as many as the tolerance asks for with
+    "dopri5"), however many rows and tokens there are.
+
+    Differs from the official code in where it enters, which gives queries, keys and values of a
+    block flows of their own after the projections; here one flow enters before, as the paper
+    presents it. ``R`` is the turning of the sinusoidal encoding, which the official model has
+    as a second encoding before the first block; the solver works in the frame that turns along.
+
+    Args:
+        dim: width C.
+        start: ``"sinusoidal"``: ``p(0)`` = (0, 1, 0, 1, …) and the trained part 0, so that p is
+            the sinusoidal encoding (for even C) until it learns better; ``"random"``: no R, the
+            official initial values.
+        hidden: E; C by default.
+        activation: ``"tanh"``, with which p grows with t² at most, or the official ``"relu"``,
+            with which it may grow exponentially past the trained times.
+        method: ``"rk4"``, ``"euler"`` or ``"midpoint"`` with steps anchored at 0, the last one
+            to a time between two steps shorter; ``"dopri5"`` chooses its steps.
+        step: tokens a step of a fixed-step method (1/5 in the official code).
+        tolerance: relative and absolute, of ``"dopri5"``.
+        gradient: ``"direct"`` through all steps, or ``"adjoint"``, which solves backwards and
+            needs no memory for them.
+        unit: u.
+
+    Raises:
+        ArgumentError: when an option is out of its domain, or torchdiffeq is not installed.
+        UnknownNameError: for another ``start``, ``activation``, ``method`` or ``gradient``.
+
+    Reference: Liu et al. 2020, "Learning to Encode Position for Transformer with Continuous
+    Dynamical Model".
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("floater", dim=4)
+    >>> encoding.embed(torch.zeros(1, 2, 4), posenc.Layout.sequence(2))[0, 0].tolist()
+    [0.0, 1.0, 0.0, 1.0]
+    """
+
+    every_layer: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        start: Start = "sinusoidal",
+        hidden: int | None = None,
+        activation: Activation = "tanh",
+        method: Method = "rk4",
+        step: float = 1.0,
+        tolerance: float = 1e-6,
+        gradient: Gradient = "direct",
+        unit: float = 0.01,
+    ) -> None:
+        super().__init__()
+        hidden = dim if hidden is None else hidden
+        counts: dict[str, int] = {"dim": dim, "hidden": hidden}
+        for name, count in counts.items():
+            if count < 1:
+                raise ArgumentError(name, expected="1 or more", got=count, remedy="Raise it.")
+        sizes: dict[str, float] = {"step": step, "tolerance": tolerance, "unit": unit}
+        for name, size in sizes.items():
+            if not 0 < size < float("inf"):
+                raise ArgumentError(
+                    name, expected="a positive number", got=size, remedy="Use the default."
+                )
+        choices: dict[str, tuple[str, tuple[str, ...]]] = {
+            "start": (start, ("sinusoidal", "random")),
+            "activation": (activation, ("relu", "tanh")),
+            "method": (method, ("euler", "midpoint", "rk4", "dopri5")),
+            "gradient": (gradient, ("direct", "adjoint")),
+        }
+        for name, (choice, valid) in choices.items():
+            if choice not in valid:
+                raise UnknownNameError.of(name, choice, valid)
+        load_solvers()
+        self.flow = Flow(
+            method=method,
+            step=step,
+            tolerance=tolerance,
+            gradient=gradient,
+            activation=activation,
+            unit=unit,
+            turning=start == "sinusoidal",
+        )
+        self._settings = self.flow.to_text()
+        self.dynamics = Dynamics(dim, hidden, still=start == "sinusoidal")
+        self.start = nn.Parameter(torch.empty(dim))
+        self._reset_start()
+
+    def reset_parameters(self) -> None:
+        """Set or draw the initial values, those of the shared dynamics too."""
+        self.dynamics.reset_parameters()
+        self._reset_start()
+
+    @torch.no_grad()
+    def _reset_start(self) -> None:
+        if self.flow.turning:
+            self.start.zero_()
+            self.start[1::2] = 1
+        else:
+            nn.init.xavier_uniform_(self.start.unsqueeze(0))
+
+    def extra_repr(self) -> str:
+        return f"{self.flow}"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        return fuse(x, self.path(real_positions(layout)), "add")
+
+    def path(self, times: Float[Tensor, "b L"]) -> Float[Tensor, "b L C"]:
+        """``p`` at real times, in float64 where the device has it."""
+        wide = widest(times.device)
+        weights = [weight.to(wide) for weight in (self.start, *self.dynamics.weights())]
+        with torch.autocast(times.device.type, enabled=False):
+            return flow_at(times.to(wide), weights, self._settings)
+
+
+def _share(layers: int, arguments: Mapping[str, Any]) -> list[Encoding]:
+    """A block's own ``p(0)``, and one dynamics for all blocks."""
+    blocks = [Floater(**arguments) for _ in range(layers)]
+    for block in blocks[1:]:
+        block.dynamics = blocks[0].dynamics
+    return [Encoding.of(block) for block in blocks]
+
+
+ENTRY = Entry(
+    factory=Floater,
+    summary="Adds, in every block, where a learned differential equation is at the token's time.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=False,
+        trainable=True,
+        extrapolates="Any real time exists; use past the trained ones is uncertain.",
+        cost="C·E·max t / step a block, one step after the other",
+    ),
+    citation=Citation(
+        authors="Liu et al.",
+        title="Learning to Encode Position for Transformer with Continuous Dynamical Model",
+        year=2020,
+        url="https://arxiv.org/abs/2003.09229",
+    ),
+    sharing=_share,
+)
