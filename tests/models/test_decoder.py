@@ -85,9 +85,14 @@ def test_every_parameter_gets_a_gradient(encoding: str) -> None:
     model = make(encoding)
     model(tokens()).logsumexp(-1).sum().backward()
     without = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    # A text has no special tokens, for which TUPE has two values a head.
-    expected = ["blocks.0.attention.encoding.score.special"] if encoding == "tupe" else []
-    assert without == expected
+    part = "blocks.0.attention.encoding"
+    expected = {
+        # A text has no special tokens, for which TUPE has two values a head.
+        "tupe": [f"{part}.score.special"],
+        # FLOATER starts as the sinusoid: the second layer of its dynamics is 0.
+        "floater": [f"{part}.embedding.dynamics.first.{name}" for name in ("weight", "bias")],
+    }
+    assert without == expected.get(encoding, [])
 
 
 @pytest.mark.parametrize("encoding", NAMES)
