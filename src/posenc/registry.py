@@ -22,7 +22,15 @@ from posenc.encodings.embedding import (
     sine2d,
     sinusoidal,
 )
-from posenc.encodings.query_key import mrope, rope, rope2d, rope_mixed, xpos
+from posenc.encodings.query_key import (
+    grape_contextual,
+    grape_multiplicative,
+    mrope,
+    rope,
+    rope2d,
+    rope_mixed,
+    xpos,
+)
 from posenc.encodings.score import (
     alibi,
     cable,
@@ -70,6 +78,8 @@ ENCODINGS: dict[str, Entry] = {
     "fourier": fourier.ENTRY,
     "gaussian_fourier": gaussian_fourier.ENTRY,
     "grape_additive": grape_additive.ENTRY,
+    "grape_contextual": grape_contextual.ENTRY,
+    "grape_multiplicative": grape_multiplicative.ENTRY,
     "hierarchical": hierarchical.ENTRY,
     "irpe": irpe.ENTRY,
     "kerple": kerple.ENTRY,

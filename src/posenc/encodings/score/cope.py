@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encoding import ScoreTerm
-from posenc.encodings.score.running import Ranks
+from posenc.encodings.running import Ranks
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Grid

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from posenc.encoding import Gathered, Lowered, ScoreTerm
 from posenc.encodings.precision import wide_linear
-from posenc.encodings.score.running import Ranks
+from posenc.encodings.running import Ranks
+from posenc.encodings.signals import require_signal
 from posenc.errors import ArgumentError
 from posenc.layout import Grid, Layout
 
-__all__ = ["GatedDecay", "require_signal"]
+__all__ = ["GatedDecay"]
 
 
 class GatedDecay(ScoreTerm, ABC):
@@ -96,19 +97,3 @@ class GatedDecay(ScoreTerm, ABC):
 
 def _one_bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
     return torch.zeros_like(offset[..., 0], dtype=torch.int64)
-
-
-def require_signal(layout: Layout, name: str, width: int) -> Float[Tensor, "b L S"]:
-    """The layout's signal.
-
-    Raises:
-        ArgumentError: when it has none, or one of another width.
-    """
-    if layout.signal is None or layout.signal.shape[-1] != width:
-        raise ArgumentError(
-            "layout",
-            expected=f"a signal of {width} numbers a token, which {name} reads from the tokens",
-            got="none" if layout.signal is None else f"{layout.signal.shape[-1]}",
-            remedy="Use Attention, or encoding.observe(x, layout) before attend.",
-        )
-    return layout.signal

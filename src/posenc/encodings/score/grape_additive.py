@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from posenc.encoding import ScoreTerm
 from posenc.encodings.precision import wide_linear
 from posenc.encodings.query_key.rotation import rotate
+from posenc.encodings.running import Ranks
 from posenc.encodings.score.alibi import geometric_slopes
-from posenc.encodings.score.gated_decay import require_signal
-from posenc.encodings.score.running import Ranks
+from posenc.encodings.signals import require_signal
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Grid, Layout

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from posenc.encoding import ScoreTerm
 from posenc.encodings.precision import wide_linear
-from posenc.encodings.score.gated_decay import require_signal
-from posenc.encodings.score.running import Ranks
+from posenc.encodings.running import Ranks
+from posenc.encodings.signals import require_signal
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Grid, Layout

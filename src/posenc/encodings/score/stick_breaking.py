@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from posenc.encoding import ScoreTerm
-from posenc.encodings.score.running import Ranks
+from posenc.encodings.running import Ranks
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import UnknownNameError
 from posenc.layout import Grid

@@ -1,0 +1,138 @@
+"""GRAPE's contextual form: rotations by what the tokens say they are long."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import QueryKeyTransform
+from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.precision import wide_linear
+from posenc.encodings.query_key.rotation import require_base, require_width, rotate
+from posenc.encodings.running import Ranks
+from posenc.encodings.signals import require_signal
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Grid, Layout
+
+__all__ = ["GrapeContextual"]
+
+
+class GrapeContextual(QueryKeyTransform):
+    """Contextual GRAPE-M: RoPE in which each token says itself how far it moves those after it.
+
+    ``q'_i = R(Φ_i) q_i``, ``k'_j = R(Φ_j) k_j``, R(Φ) turning pair t by ``Φ · θ_t``, with
+    ``Φ_i = Σ_{t<i} softplus(w · x_t + b)``.
+
+    x: the layer's input ``[B, L, C]``; softplus of it, a token's length, one for all heads; θ
+    ``[D/2]`` in radians a unit of length, learned, RoPE's at first; the sums run over the
+    document's real tokens, by order, in float64. Claims: relative (it reads no positions at all),
+    any number of axes, trainable. Cost: (Q + K)·D·H; C + 1 + D/2 parameters. Differs from the
+    authors' code in angles that are not rounded to bfloat16, else in nothing. With lengths of 1 it
+    is RoPE.
+
+    Args:
+        dim: width C of the layer's input.
+        head_dim: width D of a head.
+        base: sets the slowest frequency at first.
+        length: a token's length at first, positive. The authors start near none at all.
+
+    Raises:
+        ArgumentError: when ``dim`` is below 1, ``head_dim`` odd, or ``base`` or ``length`` out of
+            its domain.
+
+    Reference: Zhang et al. 2026, "Group Representational Position Encoding".
+
+    >>> import posenc, torch
+    >>> grape = posenc.create("grape_contextual", dim=16, head_dim=8)
+    >>> layout = grape.observe(torch.randn(1, 3, 16), posenc.Layout.sequence(3))
+    >>> q = torch.randn(1, 2, 3, 8)
+    >>> grape.query_key(q, q, posenc.Grid.of(layout))[0].shape
+    torch.Size([1, 2, 3, 8])
+    """
+
+    axes = None
+
+    def __init__(
+        self, *, dim: int, head_dim: int, base: float = 10000.0, length: float = 1e-3
+    ) -> None:
+        super().__init__()
+        if dim < 1:
+            raise ArgumentError("dim", expected="1 or more", got=dim, remedy="Use the model's.")
+        if head_dim < 2 or head_dim % 2:
+            raise ArgumentError(
+                "head_dim",
+                expected="an even number from 2",
+                got=head_dim,
+                remedy="Features turn in pairs.",
+            )
+        if not 0 < length < math.inf:
+            raise ArgumentError(
+                "length", expected="a positive number", got=length, remedy="The paper has 0.001."
+            )
+        self.head_dim, self.base, self.length = head_dim, require_base(base), length
+        self.gate = nn.Linear(dim, 1)
+        self.log_frequencies = nn.Parameter(torch.empty(head_dim // 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start with RoPE's frequencies and all tokens of the same given length."""
+        theta = geometric_frequencies(
+            self.head_dim // 2, self.head_dim, self.base, like=self.log_frequencies
+        )
+        # The inverse of softplus, in a form that does not overflow for long tokens.
+        bias = self.length + math.log(-math.expm1(-self.length))
+        with torch.no_grad():
+            self.log_frequencies.copy_(theta.log())
+            self.gate.weight.zero_()
+            self.gate.bias.fill_(bias)
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, base={self.base:g}, length={self.length:g}"
+
+    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return replace(layout, signal=nn.functional.softplus(wide_linear(wide, self.gate)))
+
+    def phases(self, grid: Grid) -> tuple[Float[Tensor, "b Q"], Float[Tensor, "b K"]]:
+        """Φ of every query and key."""
+        query, key = (
+            require_signal(side, type(self).__name__, 1)[..., 0] for side in (grid.query, grid.key)
+        )
+        if grid.key.valid is not None:
+            key = key.masked_fill(~grid.key.valid, 0.0)
+        until_query, until_key = Ranks.of(grid).running(key.unsqueeze(1))
+        return until_query.squeeze(1) - query, until_key.squeeze(1) - key
+
+    def forward(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+        require_width(q, self.head_dim)
+        theta, phases = self.log_frequencies, self.phases(grid)
+        angles = [each.unsqueeze(-1) * theta.to(each.dtype).exp() for each in phases]
+        return rotate(q, angles[0], "half"), rotate(k, angles[1], "half")
+
+
+ENTRY = Entry(
+    factory=GrapeContextual,
+    summary="Turns queries and keys by angles to which each token adds what it says itself.",
+    claims=Claims(
+        sites=("query_key",),
+        relative=True,
+        axes=None,
+        trainable=True,
+        extrapolates="Degrades past the training length, as RoPE does, if tokens stay as long.",
+        cost="(Q + K)·D·H",
+    ),
+    citation=Citation(
+        authors="Zhang et al.",
+        title="Group Representational Position Encoding",
+        year=2026,
+        url="https://arxiv.org/abs/2512.07805",
+    ),
+    sharing="none",
+)

@@ -1,0 +1,113 @@
+"""GRAPE's multiplicative form: rotations in learned planes."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.query_key.rotation import Rotary, require_base, still_where_special
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Grid, Layout
+
+__all__ = ["GrapeMultiplicative"]
+
+
+class GrapeMultiplicative(Rotary):
+    """GRAPE-M: RoPE whose planes, and not only frequencies, are learned.
+
+    ``q'_i = G(p_i) q_i``, ``k'_j = G(p_j) k_j``, ``G(p) = exp(p · Σ_t θ_t (b_t a_tᵀ - a_t b_tᵀ))``,
+    the commuting case: all a and b at right angles and of length 1.
+
+    p in tokens, any real; θ ``[D/2]`` in radians a token, positive, from RoPE's at first; a and b
+    the columns of an orthogonal ``[D, D]`` made of a skew matrix by Cayley's map, RoPE's planes at
+    first; shared by the heads. Since the columns cancel in ``q'·k'``, q and k are only turned in
+    their coordinates. Claims: relative, one axis, trainable. Cost: (Q + K)·D²·H; D(D + 1)/2
+    parameters. The authors' experiments hold the planes at RoPE's, which is ``rope`` with
+    ``learned=True``. Differs from the paper in leaving out its non-commuting mixtures.
+
+    Args:
+        head_dim: width D of a head.
+        base: sets the slowest frequency at first.
+
+    Raises:
+        ArgumentError: when ``head_dim`` is odd or ``base`` out of its domain.
+
+    Reference: Zhang et al. 2026, "Group Representational Position Encoding".
+
+    >>> import posenc, torch
+    >>> grid = posenc.Grid.of(posenc.Layout.sequence(3))
+    >>> q = torch.randn(1, 2, 3, 8)
+    >>> posenc.create("grape_multiplicative", head_dim=8).query_key(q, q, grid)[0].shape
+    torch.Size([1, 2, 3, 8])
+    """
+
+    def __init__(self, *, head_dim: int, base: float = 10000.0) -> None:
+        if head_dim < 2 or head_dim % 2:
+            raise ArgumentError(
+                "head_dim",
+                expected="an even number from 2",
+                got=head_dim,
+                remedy="Features turn in pairs.",
+            )
+        super().__init__(head_dim=head_dim, pairing="half")
+        self.base = require_base(base)
+        self.log_frequencies = nn.Parameter(torch.empty(head_dim // 2))
+        self.skew = nn.Parameter(torch.empty(head_dim * (head_dim - 1) // 2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start as RoPE."""
+        theta = geometric_frequencies(
+            self.head_dim // 2, self.head_dim, self.base, like=self.log_frequencies
+        )
+        with torch.no_grad():
+            self.log_frequencies.copy_(theta.log())
+            self.skew.zero_()
+
+    def extra_repr(self) -> str:
+        return f"head_dim={self.head_dim}, base={self.base:g}"
+
+    def planes(self, *, like: Tensor) -> Float[Tensor, "D D"]:
+        """The orthogonal matrix whose columns t and t + D/2 span plane t: ``(1 + S)⁻¹ (1 - S)``."""
+        size = self.head_dim
+        row, column = torch.triu_indices(size, size, 1, device=like.device)
+        upper = like.new_zeros(size, size).index_put((row, column), self.skew.to(like.dtype))
+        skew, one = upper - upper.mT, torch.eye(size, dtype=like.dtype, device=like.device)
+        planes: Tensor = torch.linalg.solve(one + skew, one - skew)
+        return planes
+
+    def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
+        positions = layout.positions[..., 0]
+        theta = self.log_frequencies.to(positions.dtype).exp()
+        return still_where_special(positions.unsqueeze(-1) * theta, layout)
+
+    def forward(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+        wide = q.to(torch.promote_types(q.dtype, torch.float32))
+        planes = self.planes(like=wide)
+        turned = super().forward(wide @ planes, k.to(wide.dtype) @ planes, grid)
+        return turned[0].to(q.dtype), turned[1].to(k.dtype)
+
+
+ENTRY = Entry(
+    factory=GrapeMultiplicative,
+    summary="Turns queries and keys by angles proportional to position, in learned planes.",
+    claims=Claims(
+        sites=("query_key",),
+        relative=True,
+        trainable=True,
+        extrapolates="Degrades past the training length, as RoPE does.",
+        cost="(Q + K)·D²·H",
+    ),
+    citation=Citation(
+        authors="Zhang et al.",
+        title="Group Representational Position Encoding",
+        year=2026,
+        url="https://arxiv.org/abs/2512.07805",
+    ),
+    sharing="none",
+)
