@@ -19,6 +19,7 @@ from posenc.encodings.embedding import (
     radix,
     recursive,
     row_column,
+    seqpe,
     sine2d,
     sinusoidal,
 )
@@ -96,6 +97,7 @@ ENCODINGS: dict[str, Entry] = {
     "rope_mixed": rope_mixed.ENTRY,
     "row_column": row_column.ENTRY,
     "sandwich": sandwich.ENTRY,
+    "seqpe": seqpe.ENTRY,
     "shaw": shaw.ENTRY,
     "sine2d": sine2d.ENTRY,
     "sinusoidal": sinusoidal.ENTRY,

@@ -1,0 +1,220 @@
+"""Positions read as strings of digits."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.embedding.table import real_positions, require_inside
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+
+__all__ = ["Seqpe"]
+
+BASE = 10
+
+
+class Seqpe(EmbeddingEncoding):
+    """SeqPE: a small Transformer reads the position as a string of digits, axis after axis.
+
+    ``x + W · T(e_1, …, e_m, c) + b``, ``e_t = D[digit_t] + P[t] (+ A[axis])``: ``T`` gives what
+    the last token, the trained ``c``, is after causal pre-norm blocks (tanh-GELU, width 4C) and a
+    LayerNorm.
+
+    Digits are decimal, most significant first; leading zeros are hidden from ``T``, position 0 is
+    one digit. Positions in tokens or cells, a fractional one interpolated between its neighbours
+    on each axis; special tokens pass unchanged. Claims: absolute, any axes, trainable. Cost:
+    L·(digits·A + 1)·12·C² a block, once. Differs from the paper, whose best text models multiply
+    logits by products of these vectors, in adding them to the tokens (the authors' "input add");
+    its two auxiliary losses are a matter of training.
+
+    Args:
+        dim: width C.
+        heads: heads of the small Transformer; they divide C.
+        axes: A, numbers of a position.
+        digits: m / A, the longest string an axis may need.
+        layers: blocks of the small Transformer.
+        dropout: probability of dropping a feature of what a block adds, in training.
+        std: standard deviation of the initial values.
+
+    Raises:
+        ArgumentError: when an option is out of its domain; in ``forward``, for a layout with
+            another number of axes.
+        LengthError: in ``forward``, for a position below 0 or of more digits.
+
+    Reference: Li et al. 2025, "SeqPE: Transformer with Sequential Position Encoding".
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("seqpe", dim=8, heads=2)
+    >>> encoding.embed(torch.zeros(1, 3, 8), posenc.Layout.sequence(3, start=9998)).shape
+    torch.Size([1, 3, 8])
+    """
+
+    axes = None
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        heads: int,
+        axes: int = 1,
+        digits: int = 5,
+        layers: int = 2,
+        dropout: float = 0.1,
+        std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        for name, value in (("dim", dim), ("axes", axes), ("digits", digits), ("layers", layers)):
+            if value < 1:
+                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
+        if heads < 1 or dim % heads:
+            raise ArgumentError(
+                "heads", expected=f"a divisor of dim ({dim})", got=heads, remedy="Change either."
+            )
+        if not 0 <= dropout < 1:
+            raise ArgumentError(
+                "dropout", expected="0 to below 1", got=dropout, remedy="0.1 is the authors'."
+            )
+        if std < 0:
+            raise ArgumentError("std", expected="0 or more", got=std, remedy="0.02 is GPT-2's.")
+        self.digits, self.std = digits, std
+        self.symbols = nn.Parameter(torch.empty(BASE, dim))
+        self.places = nn.Parameter(torch.empty(axes * digits, dim))
+        self.axis = nn.Parameter(torch.empty(axes, dim)) if axes > 1 else None
+        self.summary = nn.Parameter(torch.empty(dim))
+        self.blocks = nn.ModuleList(_Block(dim, heads, dropout) for _ in range(layers))
+        self.norm, self.output = nn.LayerNorm(dim), nn.Linear(dim, dim)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values: normal, biases zero, norms one."""
+        for parameter in (self.symbols, self.places, self.axis, self.summary):
+            if parameter is not None:
+                nn.init.normal_(parameter, std=self.std)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=self.std)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+
+    def extra_repr(self) -> str:
+        return f"axes={self.places.shape[0] // self.digits}, digits={self.digits}"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        axes = self.places.shape[0] // self.digits
+        if layout.axes != axes:
+            raise ArgumentError(
+                "layout",
+                expected=f"{axes} axes",
+                got=layout.axes,
+                remedy=f"Create the encoding with axes={layout.axes}.",
+            )
+        for axis in range(axes):
+            require_inside(
+                layout,
+                BASE**self.digits,
+                holder=f"a string of {self.digits} digits",
+                remedy="Create the encoding with more digits.",
+                axis=axis,
+            )
+        vectors = self._vectors(layout)
+        if layout.special is not None:
+            vectors = vectors.masked_fill(layout.special.unsqueeze(-1), 0)
+        return fuse(x, vectors, "add")
+
+    def _vectors(self, layout: Layout) -> Float[Tensor, "b L C"]:
+        places = [real_positions(layout, axis) for axis in range(layout.axes)]
+        positions = torch.stack(places, dim=-1)
+        below = positions.floor()
+        if layout.start is not None or layout.extent is not None:
+            return self.read(below.long())
+        share = positions - below
+        last = BASE**self.digits - 1
+        total = torch.zeros_like(positions[..., :1])
+        for corner in product((0, 1), repeat=layout.axes):
+            up = torch.tensor(corner, device=positions.device)
+            weight = torch.where(up == 1, share, 1 - share).prod(-1, keepdim=True)
+            total = total + weight * self.read((below.long() + up).clamp(max=last))
+        return total
+
+    def read(self, positions: Int[Tensor, "*dims A"]) -> Float[Tensor, "*dims C"]:
+        """The vector of each position, whole numbers of at most ``digits`` digits an axis."""
+        powers = BASE ** torch.arange(self.digits - 1, -1, -1, device=positions.device)
+        number = positions.unsqueeze(-1)
+        string = (number.div(powers, rounding_mode="floor") % BASE).flatten(-2)
+        written = ((number >= powers) | (powers == 1)).flatten(-2)
+        vectors = self.symbols[string] + self.places
+        if self.axis is not None:
+            vectors = vectors + self.axis.repeat_interleave(self.digits, dim=0)
+        vectors = vectors.flatten(0, -3)
+        summary = self.summary.expand(vectors.shape[0], 1, -1)
+        vectors = torch.cat([vectors, summary], dim=1)
+        seen = nn.functional.pad(written, (0, 1), value=True).flatten(0, -2).unsqueeze(1)
+        length = vectors.shape[1]
+        ones = torch.ones(length, length, dtype=torch.bool, device=positions.device)
+        # Each sees itself too: a row that sees nothing would be NaN, and no one sees those of
+        # leading zeros.
+        visible = (seen & ones.tril()) | torch.eye(length, dtype=torch.bool, device=seen.device)
+        for block in self.blocks:
+            vectors = block(vectors, visible)
+        read: Tensor = self.output(self.norm(vectors[:, -1]))
+        return read.reshape(*positions.shape[:-1], -1)
+
+
+class _Block(nn.Module):
+    """A pre-norm Transformer block, as GPT-2's."""
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.projection, self.joined = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.widen, self.narrow = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Float[Tensor, "n L C"], visible: Bool[Tensor, "n L L"]
+    ) -> Float[Tensor, "n L C"]:
+        parts = self.projection(self.first(x)).chunk(3, dim=-1)
+        q, k, v = (part.reshape(*x.shape[:2], self.heads, -1).transpose(1, 2) for part in parts)
+        attended = nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=visible.unsqueeze(1)
+        )
+        x = x + self.dropout(self.joined(attended.transpose(1, 2).flatten(2)))
+        hidden = nn.functional.gelu(self.widen(self.second(x)), approximate="tanh")
+        mixed: Tensor = x + self.dropout(self.narrow(hidden))
+        return mixed
+
+
+ENTRY = Entry(
+    factory=Seqpe,
+    summary="Lets a small Transformer read the position as a string of digits.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=False,
+        axes=None,
+        trainable=True,
+        extrapolates="To digits it has seen in every place, with the paper's auxiliary losses.",
+        cost="L·(digits·A + 1)·12·C² a block, once",
+    ),
+    citation=Citation(
+        authors="Li et al.",
+        title="SeqPE: Transformer with Sequential Position Encoding",
+        year=2025,
+        url="https://arxiv.org/abs/2506.13277",
+    ),
+    sharing="layers",
+)
