@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.encoding import EmbeddingEncoding, Encoding, ScoreTerm
+from posenc.encoding import EmbeddingEncoding, Encoding, Gathered, Lowered, ScoreTerm
 from posenc.errors import ArgumentError, LengthError
 from posenc.lab import portrait as module
 from posenc.lab.panels import Curves, Heat, Panel, Trail
@@ -77,7 +77,7 @@ def test_embeddings_have_a_trail_and_dot_products() -> None:
     vectors = values(panels["The vectors it adds"])[0]
     centred = vectors - vectors.mean(0)
     assert trail.points.var(0).sum() <= centred.var(0).sum() + 1e-4
-    alike = values(panels["Dot products of the vectors of two positions"])[0]
+    alike = values(panels["How alike two positions are"])[0]
     assert alike.diagonal() == pytest.approx(torch.ones(16))
     assert alike.equal(alike.T) or alike == pytest.approx(alike.T, abs=1e-6)
 
@@ -155,3 +155,34 @@ def test_refusals() -> None:
         portray("rope", length=1)
     with pytest.raises(ArgumentError, match="base"):
         portray("rope", options={"base": 0.5})
+
+
+class Digits(EmbeddingEncoding):
+    """One where a token is a digit."""
+
+    def forward(self, x: Tensor, layout: Layout, *, tokens: Tensor | None = None) -> Tensor:
+        assert tokens is not None
+        return x + ((tokens >= 48) & (tokens <= 57)).unsqueeze(-1).to(x)
+
+
+def test_what_reads_the_text_is_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    panel = toy(monkeypatch, Encoding(embedding=Digits()))[0]
+    assert isinstance(panel, Heat)
+    assert "48213+70954" in panel.note
+    assert panel.maps[0, :, 0].tolist() == [1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 0]
+
+
+class Single(Near):
+    """All offsets in one bucket."""
+
+    axes = (1,)
+
+    def lower(
+        self, q: Tensor, k: Tensor, grid: Grid, *, scale: float
+    ) -> tuple[Lowered, ...] | None:
+        return (Gathered(lambda offset: torch.zeros_like(offset[..., 0]).long(), reach=4),)
+
+
+def test_one_bucket_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    titles = [panel.title for panel in toy(monkeypatch, Encoding(score=Single()))]
+    assert "Buckets" not in titles

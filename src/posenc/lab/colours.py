@@ -55,7 +55,7 @@ class Scale:
     def of_amounts(cls, maps: Float[Tensor, "N R K"]) -> Scale:
         """White at zero, blue above and red below; only the sides that there are."""
         sizes = maps.abs().nan_to_num(0.0).flatten(1).amax(1)
-        size = max(sizes.max().item(), 1e-9)
+        size = sizes.max().item() or 1.0
         uneven = len(maps) > 1 and bool(sizes.min() * UNEVEN < size)
         falls, rises = (bool((sign * maps > 1e-6 * size).any()) for sign in (-1, 1))
         low, high = -size if falls else 0.0, size if rises or not falls else 0.0

@@ -208,7 +208,7 @@ def _draw_curves(curves: Curves) -> Any:
     colour = alt.Color(
         "curve:N",
         sort=list(curves.names),
-        legend=alt.Legend(title=None, symbolOpacity=1) if several else None,
+        legend=alt.Legend(title=None, symbolOpacity=1, orient="top") if several else None,
         scale=alt.Scale(range=list(COLOURS)) if several else alt.Scale(range=[RISE]),
     )
     x = alt.X("x:Q", title=curves.x_label, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False))

@@ -27,6 +27,9 @@ DRAWS, IMAGE_DRAWS = 16, 8
 OWN_SHARE = 0.1
 """Share of a token's content (its variance) that it does not have in common with the others."""
 
+SUM = b"48213+70954=119167; "
+"""What is read by methods that see no position in a text of one word."""
+
 ROUNDING = 1e-5
 """What is smaller than this share of the largest logit is the rounding of a difference."""
 
@@ -75,15 +78,15 @@ class Sitter:
             yield self._values()
 
     def _embedding(self) -> Iterable[Panel]:
-        vectors = self._vectors()
-        yield from self._features(vectors)
+        vectors, text = self._vectors()
+        yield from self._features(vectors, f"each row is the vector of one position{text}")
         units = nn.functional.normalize(vectors, dim=-1)
         alike = _real(units @ units.mH).unsqueeze(0)
         yield self._map(
             alike,
             ("",),
-            title="Dot products of the vectors of two positions",
-            note="each vector scaled to length 1: 1 is the same direction, 0 a right angle",
+            title="How alike two positions are",
+            note="dot product of their vectors, each scaled to length 1",
             rows="position",
             columns="other position",
         )
@@ -98,7 +101,7 @@ class Sitter:
         if self.flat:
             yield _trail(vectors)
 
-    def _features(self, vectors: Tensor) -> Iterable[Panel]:
+    def _features(self, vectors: Tensor, note: str) -> Iterable[Panel]:
         """The vectors themselves."""
         if not self.flat:
             last = vectors.shape[-1] - 1
@@ -115,7 +118,7 @@ class Sitter:
         if vectors.is_complex():
             yield Heat(
                 title="Phases of the vectors",
-                note="each row is the vector of one position",
+                note=note,
                 maps=vectors.angle().unsqueeze(0),
                 names=("",),
                 rows="position",
@@ -124,31 +127,38 @@ class Sitter:
             )
         yield Heat(
             title="Real parts of the vectors" if vectors.is_complex() else "The vectors it adds",
-            note="each row is the vector of one position",
+            note=note,
             maps=_real(vectors).unsqueeze(0),
             names=("",),
             rows="position",
             columns="feature",
         )
 
-    def _vectors(self) -> Tensor:
-        """What the embedding part adds at each position, ``[L, C]``, real or complex.
+    def _vectors(self) -> tuple[Tensor, str]:
+        """What the embedding part adds at each position, ``[L, C]``, real or complex; in what text.
 
-        Its gains, if it adds nothing to zero.
+        Its gains, if it adds nothing to zero. All words are the same, unless that leaves nothing
+        to see: some methods read the text, and are given sums of numbers.
         """
-        word = torch.zeros(1, self.layout.length, dtype=torch.long)
         zeros = torch.zeros_like(self.x[:1])
+        word = torch.zeros(1, self.layout.length, dtype=torch.long)
         vectors = self.encoding.embed(zeros, self.layout, tokens=word)[0]
         if not bool(vectors.any()):
             vectors = self.encoding.embed(torch.ones_like(zeros), self.layout, tokens=word)[0]
-        return vectors if vectors.is_complex() else vectors.float()
+        told = ""
+        if bool((vectors == vectors[:1]).all()):
+            told = f" of the text “{SUM.decode().strip()}”, repeated"
+            text = torch.tensor([list(SUM)]).repeat(1, -(-self.layout.length // len(SUM)))
+            text = text[:, : self.layout.length]
+            vectors = self.encoding.embed(zeros, self.layout, tokens=text)[0]
+        return vectors if vectors.is_complex() else vectors.float(), told
 
     def _logits(self) -> Iterable[Panel]:
         added = self._added()
         content = bool((added.std(0) > 1e-4 * added.abs().max()).any())
         added, names = _distinct_heads(added)
         hidden = ~self.grid.visible[0, 0]
-        about = "between random tokens, 90 % alike" if content else "whatever the tokens are"
+        about = "between random tokens, 90 % alike" if content else "whatever the tokens are"
         if content and not self.flat:
             about = f"mean over random contents ({about.removeprefix('between ')})"
         yield self._map(
@@ -214,6 +224,8 @@ class Sitter:
                 distance = torch.arange(0 if self.causal else -far, far + 1)
                 offset = -distance if self.causal else distance
                 bucket = group.bucket(offset.to(torch.float32).unsqueeze(-1))
+                if bool((bucket == bucket[0]).all()):
+                    continue
                 yield Curves(
                     title="Buckets",
                     note="all distances on a step share what is learned",
@@ -328,7 +340,7 @@ def _by_distance(
     spread = bool((band[1] - band[0] > 1e-3 * values.abs().max()).any())
     return Curves(
         title=title,
-        note="mean; shaded: 80 % of pairs" if spread else "",
+        note="mean; shaded: 80 % of pairs" if spread else "",
         x=steps.to(torch.float32),
         x_label=x_label,
         values=mean,
