@@ -8,6 +8,7 @@ from posenc.encoding import Encoding, Part
 from posenc.encodings import nope
 from posenc.encodings.embedding import (
     abacus,
+    complex_order,
     conv,
     floater,
     fourier,
@@ -66,6 +67,7 @@ ENCODINGS: dict[str, Entry] = {
     "abacus": abacus.ENTRY,
     "alibi": alibi.ENTRY,
     "cable": cable.ENTRY,
+    "complex_order": complex_order.ENTRY,
     "contextual": contextual.ENTRY,
     "conv": conv.ENTRY,
     "cope": cope.ENTRY,

@@ -1,0 +1,211 @@
+"""Complex-order embeddings: a word's vector turns as its position moves on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.embedding.table import real_positions
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.layout import Layout
+
+__all__ = ["ComplexOrder", "Shared"]
+
+Shared = Literal["words", "dimensions", "none"]
+
+GOLDEN = 0.6180339887498949
+
+
+class ComplexOrder(EmbeddingEncoding):
+    """Complex-order embeddings: each feature is a complex wave over positions.
+
+    ``f(j, p) = x_j · exp(i (ω_j p + θ_j))`` (eq. 5), so ``f(j, p + n) = f(j, p) · exp(i ω_j n)``.
+
+    ``p`` is the position ``[B|1, L]`` in tokens, any real; ``x_j`` the vector of word j, T complex
+    numbers, whose moduli are the paper's amplitudes; ``ω`` in radians a token and ``θ`` in
+    radians, trained: ``[T]`` shared by all words, ``[V]`` shared by all dimensions, or ``[V, T]``.
+    Claims: absolute, one axis, trainable; words and dimensions alike, the Hermitian product of two
+    vectors depends on positions by their difference only. Cost: L·C.
+
+    A complex ``x`` ``[B, L, T]`` is turned as it is. A real one ``[B, L, C]``, C = 2T, holds T real
+    parts, then T imaginary ones, since the dot product of such vectors is the real part of the
+    Hermitian product of the complex ones (see ``posenc.attention.complex`` for attention of
+    complex queries and keys). What is trained is how far ω is from its initial values, which are
+    computed afresh: narrow dtypes do not round them.
+
+    Differs from the paper in that the amplitudes come with ``x`` and may have phases of their own.
+
+    Args:
+        dim: C, real numbers a token; even.
+        shared: ``"words"``: ω by dimension, at first ``base^(-2⌊t/2⌋/T)`` as in the official code;
+            ``"dimensions"``: one by word, at first spread evenly over ``base^0 … base^-1`` on a
+            logarithmic scale; ``"none"``: by word and dimension, at first as ``"words"``.
+        vocabulary: V, for ``"dimensions"`` and ``"none"``, which read the token ids.
+        phase: θ is there (trained, at first 0).
+        base: ratio of the fastest initial frequency to the slowest.
+
+    Raises:
+        ArgumentError: when ``dim``, ``base`` or ``vocabulary`` is out of its domain or missing; in
+            ``forward``, for an ``x`` of another width, or ids that are missing or not below V.
+        UnknownNameError: for another ``shared``.
+
+    Reference: Wang et al. 2020, "Encoding word order in complex embeddings".
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("complex_order", dim=2)
+    >>> turned = encoding.embed(torch.ones(1, 2, 1) + 0j, posenc.Layout.sequence(2))
+    >>> [round(angle, 3) for angle in turned.angle().flatten().tolist()]
+    [0.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        shared: Shared = "words",
+        vocabulary: int | None = None,
+        phase: bool = False,
+        base: float = 10000.0,
+    ) -> None:
+        super().__init__()
+        if dim < 2 or dim % 2:
+            raise ArgumentError(
+                "dim",
+                expected="an even number from 2, half of it real parts",
+                got=dim,
+                remedy="Use twice the complex numbers of a token.",
+            )
+        if not 1 < base < float("inf"):
+            raise ArgumentError(
+                "base", expected="more than 1", got=base, remedy="10000 is the paper's."
+            )
+        if shared not in ("words", "dimensions", "none"):
+            raise UnknownNameError.of("shared", shared, ("words", "dimensions", "none"))
+        if shared == "words":
+            rows = 1
+        elif vocabulary is None or vocabulary < 1:
+            raise ArgumentError(
+                "vocabulary",
+                expected=f"1 or more, which shared={shared!r} needs",
+                got=vocabulary,
+                remedy="Give the number of token ids, or use shared='words'.",
+            )
+        else:
+            rows = vocabulary
+        self.shared: Shared = shared
+        self.width, self.base = dim // 2, base
+        columns = 1 if shared == "dimensions" else self.width
+        self.departure = nn.Parameter(torch.empty(rows, columns))
+        self.phase = nn.Parameter(torch.empty(rows, columns)) if phase else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start at the initial frequencies, without phases."""
+        nn.init.zeros_(self.departure)
+        if self.phase is not None:
+            nn.init.zeros_(self.phase)
+
+    def extra_repr(self) -> str:
+        phase = "with" if self.phase is not None else "without"
+        rows = self.departure.shape[0]
+        return f"dim={2 * self.width}, shared={self.shared}, rows={rows}, {phase} phase"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"] | Complex[Tensor, "B L T"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"] | Complex[Tensor, "B L T"]:
+        width = self.width if x.is_complex() else 2 * self.width
+        if x.shape[-1] != width:
+            raise ArgumentError(
+                "x",
+                expected=f"{width} {'complex' if x.is_complex() else 'real'} numbers a token, as "
+                f"dim={2 * self.width} says",
+                got=x.shape[-1],
+                remedy="Create the encoding with the model's width (twice its complex numbers).",
+            )
+        angles = self.angles(layout, tokens)
+        cosine, sine = angles.cos(), angles.sin()
+        if x.is_complex():
+            return (x * torch.complex(cosine, sine)).to(x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        real, imaginary = x.to(wide).chunk(2, dim=-1)
+        turned = [real * cosine - imaginary * sine, real * sine + imaginary * cosine]
+        return torch.cat(turned, dim=-1).to(x.dtype)
+
+    def angles(
+        self, layout: Layout, tokens: Int[Tensor, "B L"] | None = None
+    ) -> Float[Tensor, "b L T"]:
+        """``ω p + θ`` in radians (``[..., 1]`` where dimensions share it)."""
+        positions = real_positions(layout).unsqueeze(-1)
+        wide = torch.promote_types(positions.dtype, self.departure.dtype)
+        positions = positions.to(wide)
+        words = self._words(tokens)
+        departure = self.departure[words]
+        angles = positions * (self.initial(words, like=positions) + departure.to(wide))
+        return angles if self.phase is None else angles + self.phase[words].to(wide)
+
+    def _words(self, tokens: Int[Tensor, "B L"] | None) -> Int[Tensor, "b L"]:
+        """Rows of the tables."""
+        device = self.departure.device
+        if self.shared == "words":
+            return torch.zeros(1, 1, dtype=torch.int64, device=device)
+        if tokens is None:
+            raise ArgumentError(
+                "tokens",
+                expected=f"token ids, by which shared={self.shared!r} keeps its frequencies",
+                got=None,
+                remedy="Pass tokens=…, or create it with shared='words'.",
+            )
+        count = len(self.departure)
+        if not torch.compiler.is_compiling() and device.type == "cpu" and tokens.numel():
+            low, high = int(tokens.min()), int(tokens.max())
+            if low < 0 or high >= count:
+                raise ArgumentError(
+                    "tokens",
+                    expected=f"ids from 0 to {count - 1}, the vocabulary",
+                    got=f"{low} to {high}",
+                    remedy="Create the encoding with a larger vocabulary.",
+                )
+        return tokens
+
+    def initial(self, words: Int[Tensor, "b L"], *, like: Tensor) -> Float[Tensor, "b L T"]:
+        """The initial frequencies of words, computed in float64 where the device has it."""
+        if self.shared == "dimensions":
+            share = (words.unsqueeze(-1) * _wide(like, GOLDEN)).frac()
+        else:
+            feature = torch.arange(self.width, device=like.device)
+            share = 2 * (feature // 2) * _wide(like, 1.0 / self.width)
+        return torch.pow(self.base, -share).to(like.dtype)
+
+
+def _wide(like: Tensor, value: float) -> Float[Tensor, ""]:
+    dtype = torch.float32 if like.device.type == "mps" else torch.float64
+    return torch.tensor(value, dtype=dtype, device=like.device)
+
+
+ENTRY = Entry(
+    factory=ComplexOrder,
+    summary="Turns each complex feature of a word by a trained frequency times the position.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=False,
+        trainable=True,
+        extrapolates="Any position exists; breaks past the training length like sinusoidal.",
+        cost="L·C once",
+    ),
+    citation=Citation(
+        authors="Wang et al.",
+        title="Encoding word order in complex embeddings",
+        year=2020,
+        url="https://arxiv.org/abs/1912.12333",
+    ),
+    sharing="layers",
+)
