@@ -165,7 +165,7 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ArgumentError, match="tokens"):
         make("nope")(torch.zeros(2, 3))
     with pytest.raises(UnknownNameError, match="norm"):
-        make("nope", norm="batch")
+        make("nope", norm="group")
     with pytest.raises(UnknownNameError, match="activation"):
         make("nope", activation="tanh")
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, cat
 
 from posenc.encoding import Encoding
+from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["Cache", "LayerCache"]
@@ -75,9 +79,27 @@ class LayerCache:
             begin = max(0, self.layout.length - length)
             self.keys = self.keys[:, :, begin:].detach()
             self.values = self.values[:, :, begin:].detach()
-            self.layout = self.layout.slice(begin, self.layout.length)
+            self.layout = _detached(self.layout.slice(begin, self.layout.length))
         if self.inputs is not None:
-            self.inputs = self.inputs[0].detach(), *self.inputs[1:]
+            x, layout, tokens = self.inputs
+            self.inputs = x.detach(), _detached(layout), tokens
+
+    def following(self, length: int, *, device: torch.device | None = None) -> Layout:
+        """A sequence of ``length`` tokens that goes on where the cached ones end, or begins at 0.
+
+        Raises:
+            ArgumentError: where the cached tokens are no plain sequence.
+        """
+        if self.layout is None:
+            return Layout.sequence(length, device=device)
+        if self.layout.start is None:
+            raise ArgumentError(
+                "layout",
+                expected="where these tokens stand",
+                got="nothing, and a past that is no plain sequence",
+                remedy="Pass layout=…; for one token more: the past's layout.following().",
+            )
+        return Layout.sequence(length, self.layout.start + self.layout.length, device=device)
 
     @property
     def length(self) -> int:
@@ -108,3 +130,9 @@ class Cache:
         """Forget all but the last ``length`` tokens in every layer."""
         for layer in self.layers:
             layer.truncate(length)
+
+
+def _detached(layout: Layout) -> Layout:
+    """The layout without the graph that made its positions and signal."""
+    signal = None if layout.signal is None else layout.signal.detach()
+    return replace(layout, positions=layout.positions.detach(), signal=signal)

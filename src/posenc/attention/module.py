@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float
+from dataclasses import dataclass
+from itertools import accumulate
+
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.attention.api import attend
@@ -11,7 +14,26 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.layout import Grid, Layout
 
-__all__ = ["Attention"]
+__all__ = ["Attention", "Context", "Rows"]
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What cross-attention looks at, projected once for all queries to come.
+
+    Args:
+        keys: ``[B, G, K, D]``, untransformed.
+        values: ``[B, G, K, D]``.
+        layout: where they stand, with what the encoding has observed.
+    """
+
+    keys: Float[Tensor, "B G K D"]
+    values: Float[Tensor, "B G K D"]
+    layout: Layout
+
+    def select(self, rows: Int[Tensor, " rows"]) -> Context:
+        """The context of these batch rows; a row may come more than once (beam search)."""
+        return Context(self.keys[rows], self.values[rows], self.layout.select(rows))
 
 
 class Attention(nn.Module):
@@ -26,6 +48,8 @@ class Attention(nn.Module):
         causal: a token sees the past only.
         window: a token sees fewer than this many steps away only.
         bias: the projections have biases.
+        merged: one matrix makes queries, keys and values: a product instead of three in
+            self-attention, and one tensor ``merged`` in checkpoints.
         dropout: probability of dropping an attention weight in training.
         scale: factor of the logits; ``(terms · D) ** -0.5`` by default.
         backend: see ``attend``.
@@ -45,6 +69,7 @@ class Attention(nn.Module):
         causal: bool = False,
         window: int | None = None,
         bias: bool = False,
+        merged: bool = False,
         dropout: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
@@ -77,9 +102,14 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.causal, self.window = causal, window
         self.dropout, self.scale, self.backend = dropout, scale, backend
-        self.query = nn.Linear(dim, heads * head_dim, bias=bias)
-        self.key = nn.Linear(dim, kv_heads * head_dim, bias=bias)
-        self.value = nn.Linear(dim, kv_heads * head_dim, bias=bias)
+        self.widths = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
+        if merged:
+            self.merged: nn.Linear | None = nn.Linear(dim, sum(self.widths), bias=bias)
+            projections = _rows(self.merged, self.widths)
+        else:
+            self.merged = None
+            projections = tuple(nn.Linear(dim, width, bias=bias) for width in self.widths)
+        self.query, self.key, self.value = projections
         self.output = nn.Linear(heads * head_dim, dim, bias=bias)
         self.encoding = encoding
         for part in encoding.parts():
@@ -90,7 +120,7 @@ class Attention(nn.Module):
         x: Float[Tensor, "B Q C"],
         layout: Layout,
         *,
-        context: Float[Tensor, "B K C"] | None = None,
+        context: Float[Tensor, "B K C"] | Context | None = None,
         context_layout: Layout | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B Q C"]:
@@ -99,27 +129,31 @@ class Attention(nn.Module):
         Args:
             x: ``[B, Q, C]`` token vectors.
             layout: where they are; with a cache, where the new tokens are.
-            context: ``[B, K, C]``, what to look at instead, with its ``context_layout``.
+            context: ``[B, K, C]``, what to look at instead, with its ``context_layout``; or what
+                ``project`` made of both.
             cache: the past; it is extended by these tokens.
 
         Raises:
-            ArgumentError: when only one of ``context`` and ``context_layout`` is given.
+            ArgumentError: when a tensor ``context`` and ``context_layout`` do not come together.
         """
-        if (context is None) != (context_layout is None):
+        if isinstance(context, Tensor) != (context_layout is not None):
             raise ArgumentError(
                 "context",
-                expected="context and context_layout together",
+                expected="a tensor and context_layout together",
                 got="one of them",
-                remedy="Say where the context's tokens are.",
+                remedy="Say where the context's tokens are; a projected Context knows.",
             )
-        layout = self.encoding.observe(x, layout)
-        q = self._split(self.query(x), self.heads)
-        if context is None or context_layout is None:
-            context, key_layout = x, layout
+        if context is None and self.merged is not None:
+            layout = self.encoding.observe(x, layout)
+            parts = self.merged(x).split(self.widths, dim=-1)
+            k, v = (self._split(part, self.kv_heads) for part in parts[1:])
+            q, key_layout = self._split(parts[0], self.heads), layout
         else:
-            key_layout = self.encoding.observe(context, context_layout)
-        k = self._split(self.key(context), self.kv_heads)
-        v = self._split(self.value(context), self.kv_heads)
+            if not isinstance(context, Context):
+                context = self.project(x if context is None else context, context_layout or layout)
+            layout = self.encoding.observe(x, layout)
+            q = self._split(self.query(x), self.heads)
+            k, v, key_layout = context.keys, context.values, context.layout
         if cache is not None:
             k, v, key_layout = cache.append(k, v, key_layout)
         grid = Grid(layout, key_layout, self.causal, self.window)
@@ -136,5 +170,38 @@ class Attention(nn.Module):
         merged: Tensor = self.output(output.transpose(1, 2).flatten(2))
         return merged
 
+    def project(self, context: Float[Tensor, "B K C"], layout: Layout) -> Context:
+        """Keys and values of ``context``, which stands at ``layout``."""
+        keys, values = self.key(context), self.value(context)
+        return Context(
+            self._split(keys, self.kv_heads),
+            self._split(values, self.kv_heads),
+            self.encoding.observe(context, layout),
+        )
+
     def _split(self, x: Float[Tensor, "B L HD"], heads: int) -> Float[Tensor, "B H L D"]:
         return x.view(*x.shape[:2], heads, self.head_dim).transpose(1, 2)
+
+
+class Rows(nn.Linear):
+    """A projection that is some rows of a larger one, and holds no weights itself."""
+
+    def __init__(self, whole: nn.Linear, begin: int, end: int) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = whole.in_features, end - begin
+        self.begin, self.end = begin, end
+        self._whole = (whole,)  # in a tuple, so that no state dict holds it twice
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        return self._whole[0].weight[self.begin : self.end]
+
+    @property
+    def bias(self) -> Tensor | None:  # type: ignore[override]
+        bias: Tensor | None = self._whole[0].bias
+        return None if bias is None else bias[self.begin : self.end]
+
+
+def _rows(whole: nn.Linear, widths: tuple[int, ...]) -> tuple[nn.Linear, ...]:
+    ends = list(accumulate(widths))
+    return tuple(Rows(whole, end - width, end) for end, width in zip(ends, widths, strict=True))

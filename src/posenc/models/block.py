@@ -8,27 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.attention import Attention, LayerCache
-from posenc.errors import UnknownNameError
+from posenc.attention import Attention, Context, LayerCache
+from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
+from posenc.models.norm import Norm, make_norm, normalize
 
-__all__ = ["Activation", "Block", "FeedForward", "Norm", "make_norm"]
+__all__ = ["Activation", "Block", "FeedForward"]
 
 Activation = Literal["swiglu", "gelu", "relu"]
-Norm = Literal["rms", "layer"]
-
-
-def make_norm(kind: Norm, dim: int) -> nn.Module:
-    """RMSNorm (``"rms"``) or LayerNorm (``"layer"``) over ``dim`` features.
-
-    Raises:
-        UnknownNameError: for another kind.
-    """
-    if kind == "rms":
-        return nn.RMSNorm(dim, eps=1e-6)
-    if kind == "layer":
-        return nn.LayerNorm(dim)
-    raise UnknownNameError.of("norm", kind, ("rms", "layer"))
 
 
 class FeedForward(nn.Module):
@@ -69,16 +56,21 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward; each with dropout, a residual and a norm.
+    """Attention, cross-attention if there is one, feed-forward; each with a residual and a norm.
 
     Args:
         dim: width C.
         attention: the attention layer. Its encoding's embedding part enters here if it is one
             that enters every block: added to what queries, keys and values are made from.
-        feed_forward: the other layer.
-        norm: ``"rms"`` or ``"layer"``.
+        cross: a second attention layer, to a context.
+        feed_forward: the last layer.
+        norm: ``"rms"``, ``"layer"`` or ``"batch"``.
         norm_first: norms before each layer (pre-norm) rather than after each residual.
-        dropout: probability of dropping a feature of either layer's output.
+        norm_eps: see ``make_norm``.
+        dropout: probability of dropping a feature of a layer's output.
+
+    Raises:
+        ArgumentError: when the cross-attention's encoding has an embedding part.
     """
 
     def __init__(
@@ -87,31 +79,87 @@ class Block(nn.Module):
         dim: int,
         attention: Attention,
         feed_forward: FeedForward,
+        cross: Attention | None = None,
         norm: Norm = "rms",
         norm_first: bool = True,
+        norm_eps: float | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.attention, self.feed_forward = attention, feed_forward
-        self.attention_norm, self.feed_forward_norm = make_norm(norm, dim), make_norm(norm, dim)
+        self.attention, self.feed_forward, self.cross = attention, feed_forward, cross
+        self.attention_norm = make_norm(norm, dim, eps=norm_eps)
+        self.feed_forward_norm = make_norm(norm, dim, eps=norm_eps)
+        self.cross_norm = None if cross is None else make_norm(norm, dim, eps=norm_eps)
+        if cross is not None and cross.encoding.embedding is not None:
+            raise ArgumentError(
+                "cross",
+                expected="an encoding that acts in attention",
+                got=f"{type(cross.encoding.embedding).__name__}, which changes token vectors",
+                remedy="Give it to the encoder or the decoder, whose tokens they are.",
+            )
         self.norm_first = norm_first
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "B L C"], layout: Layout, *, cache: LayerCache | None = None
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        cache: LayerCache | None = None,
+        source: Float[Tensor, "B L C"] | None = None,
+        context: Context | None = None,
     ) -> Float[Tensor, "B L C"]:
-        """``x`` after both layers; with a cache, ``x`` is what follows the cached tokens."""
-        if self.norm_first:
-            x = x + self.dropout(self._attend(self.attention_norm(x), layout, cache))
-            x = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-        else:
-            x = self.attention_norm(x + self.dropout(self._attend(x, layout, cache)))
-            x = self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
-        return x
+        """``x`` after all layers.
 
-    def _attend(self, x: Tensor, layout: Layout, cache: LayerCache | None) -> Tensor:
+        Args:
+            x: ``[B, L, C]`` token vectors; with a cache, those that follow the cached ones.
+            layout: where they are.
+            cache: the past of the self-attention.
+            source: what keys and values of the self-attention are made of, at the same places,
+                instead of ``x`` (DeBERTa's decoding layers).
+            context: what the cross-attention projected of another sequence.
+
+        Raises:
+            ArgumentError: on a context without a cross-attention, or the reverse.
+        """
+        if (context is None) != (self.cross is None):
+            raise ArgumentError(
+                "context",
+                expected="one exactly where the block has a cross-attention",
+                got="none" if context is None else "one",
+                remedy="Pass block.cross.project(vectors, layout), or leave it out.",
+            )
+        if self.norm_first:
+            if source is not None:
+                source = normalize(self.attention_norm, source, layout)
+            normal = normalize(self.attention_norm, x, layout)
+            x = x + self.dropout(self._attend(normal, layout, cache, source))
+            if self.cross is not None and self.cross_norm is not None:
+                normal = normalize(self.cross_norm, x, layout)
+                x = x + self.dropout(self.cross(normal, layout, context=context))
+            normal = normalize(self.feed_forward_norm, x, layout)
+            fed: Tensor = self.dropout(self.feed_forward(normal))
+            return x + fed
+        attended = self._attend(x, layout, cache, source)
+        x = normalize(self.attention_norm, x + self.dropout(attended), layout)
+        if self.cross is not None and self.cross_norm is not None:
+            seen = self.cross(x, layout, context=context)
+            x = normalize(self.cross_norm, x + self.dropout(seen), layout)
+        fed = self.dropout(self.feed_forward(x))
+        return normalize(self.feed_forward_norm, x + fed, layout)
+
+    def _attend(
+        self, x: Tensor, layout: Layout, cache: LayerCache | None, source: Tensor | None
+    ) -> Tensor:
         encoding = self.attention.encoding
         if encoding.embedding is not None and encoding.embedding.every_layer:
             x = encoding.embed(x, layout) if cache is None else cache.embed(encoding, x, layout)
-        attended: Tensor = self.attention(x, layout, cache=cache)
+            source = None if source is None else encoding.embed(source, layout)
+        attended: Tensor = self.attention(
+            x,
+            layout,
+            context=source,
+            context_layout=None if source is None else layout,
+            cache=cache,
+        )
         return attended

@@ -1,0 +1,231 @@
+"""What models that stack blocks have in common: their shape, and how it is made and drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.attention import Attention, LayerCache
+from posenc.attention.module import Rows
+from posenc.encoding import Encoding
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+from posenc.models.block import Activation, Block, FeedForward
+from posenc.models.norm import Norm
+from posenc.registry import create_layers
+
+__all__ = [
+    "StackConfig",
+    "check_tokens",
+    "draw_blocks",
+    "draw_embedding",
+    "embed",
+    "make_blocks",
+    "make_encodings",
+    "require_by_name",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """The shape of a model's blocks.
+
+    Args:
+        dim: width C.
+        heads: query heads.
+        kv_heads: key/value heads; as many as query heads by default.
+        head_dim: width of a head; ``dim / heads`` by default.
+        hidden: width of the feed-forward layer; by default 8/3 of ``dim`` for SwiGLU, rounded up
+            to a multiple of 8, and 4 times ``dim`` for the others.
+        activation, norm, norm_first, norm_eps: see ``Block``.
+        bias: attention and feed-forward layers have biases.
+        merged: one matrix makes queries, keys and values; see ``Attention``.
+        max_length: positions of a learned table.
+        dropout: probability of dropping a feature or an attention weight in training.
+        scale: factor of the logits; the encoding's default if None.
+    """
+
+    dim: int
+    heads: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    hidden: int | None = None
+    activation: Activation = "swiglu"
+    norm: Norm = "rms"
+    norm_first: bool = True
+    norm_eps: float | None = None
+    bias: bool = False
+    merged: bool = False
+    max_length: int | None = None
+    dropout: float = 0.0
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        self.require_counts("dim", "heads")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ArgumentError(
+                "dropout", expected="0 ≤ dropout < 1", got=self.dropout, remedy="0 is common."
+            )
+
+    def require_counts(self, *names: str) -> None:
+        """Refuse fields that are below 1.
+
+        Raises:
+            ArgumentError: naming the first.
+        """
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ArgumentError(
+                    name, expected="1 or more", got=getattr(self, name), remedy="Change it."
+                )
+
+    @property
+    def feed_forward_width(self) -> int:
+        """``hidden``, or its default."""
+        if self.hidden is not None:
+            return self.hidden
+        if self.activation == "swiglu":
+            return 8 * math.ceil(self.dim / 3)
+        return 4 * self.dim
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        return asdict(self)
+
+
+def make_encodings(
+    config: StackConfig, name: str, options: Mapping[str, Any], *, layers: int, causal: bool
+) -> list[Encoding]:
+    """The record of each layer, drawn apart from the other weights' stream of random numbers.
+
+    So these do not depend on the encoding.
+    """
+    with torch.random.fork_rng(devices=[]):
+        return create_layers(
+            name,
+            layers=layers,
+            dim=config.dim,
+            heads=config.heads,
+            head_dim=config.head_dim,
+            max_length=config.max_length,
+            causal=causal,
+            **options,
+        )
+
+
+def make_blocks(
+    config: StackConfig,
+    encodings: Sequence[Encoding],
+    *,
+    causal: bool,
+    window: int | None = None,
+    cross: Sequence[Encoding] | None = None,
+) -> nn.ModuleList:
+    """A block for each record; with a cross-attention where ``cross`` has records for them."""
+
+    def attention(encoding: Encoding, *, causal: bool, window: int | None) -> Attention:
+        return Attention(
+            dim=config.dim,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            encoding=encoding,
+            causal=causal,
+            window=window,
+            bias=config.bias,
+            merged=config.merged,
+            dropout=config.dropout,
+            scale=config.scale,
+        )
+
+    def block(index: int) -> Block:
+        return Block(
+            dim=config.dim,
+            attention=attention(encodings[index], causal=causal, window=window),
+            cross=None if cross is None else attention(cross[index], causal=False, window=None),
+            feed_forward=FeedForward(
+                dim=config.dim,
+                hidden=config.feed_forward_width,
+                activation=config.activation,
+                bias=config.bias,
+            ),
+            norm=config.norm,
+            norm_first=config.norm_first,
+            norm_eps=config.norm_eps,
+            dropout=config.dropout,
+        )
+
+    return nn.ModuleList(block(index) for index in range(len(encodings)))
+
+
+def draw_blocks(blocks: nn.ModuleList) -> None:
+    """Draw all weights of the blocks but the encodings'.
+
+    Normal, with the fan-in's -1/2 power as standard deviation, times the number of residuals in
+    the stack, also to the -1/2, where a layer's output joins one; biases 0.
+    """
+    layers = sum(2 if block.cross is None else 3 for block in blocks if isinstance(block, Block))
+    for name, linear in blocks.named_modules():
+        if isinstance(linear, nn.Linear) and ".encoding." not in name:
+            if isinstance(linear, Rows):
+                continue  # drawn with the whole that they are rows of
+            gain = layers**-0.5 if name.endswith(".output") else 1.0
+            nn.init.normal_(linear.weight, std=gain * linear.in_features**-0.5)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+
+def draw_embedding(embedding: nn.Embedding) -> None:
+    """Draw token vectors of norm about 1, which √C then makes of unit variance a feature."""
+    nn.init.normal_(embedding.weight, std=embedding.embedding_dim**-0.5)
+
+
+def check_tokens(name: str, tokens: Tensor) -> None:
+    """Refuse what is no batch of token ids.
+
+    Raises:
+        ArgumentError: on tokens of another rank or dtype.
+    """
+    if tokens.dim() != 2 or tokens.dtype != torch.int64:
+        raise ArgumentError(
+            name,
+            expected="int64 of shape [B, L]",
+            got=f"{tokens.dtype} of shape {list(tokens.shape)}",
+            remedy="Use tokens.long(), and one row a sequence.",
+        )
+
+
+def embed(
+    encoding: Encoding,
+    x: Float[Tensor, "B L C"],
+    layout: Layout,
+    tokens: Int[Tensor, "B L"] | None,
+    cache: LayerCache | None = None,
+) -> Float[Tensor, "B L C"]:
+    """Token vectors with the part of ``encoding`` that enters once, before the first block."""
+    if encoding.embedding is None or encoding.embedding.every_layer:
+        return x
+    if cache is None:
+        return encoding.embed(x, layout, tokens=tokens)
+    return cache.embed(encoding, x, layout, tokens=tokens)
+
+
+def require_by_name(named: bool) -> None:
+    """Refuse to save a model that was made from encoding records.
+
+    Raises:
+        ArgumentError: where ``named`` is False.
+    """
+    if not named:
+        raise ArgumentError(
+            "encodings",
+            expected="an encoding by name",
+            got="records, which config.json cannot hold",
+            remedy="Make the model from names and options, or save its state_dict() yourself.",
+        )
