@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc.attention.backends.base import Backend, Problem
 from posenc.attention.backends.reference import Reference
 from posenc.attention.backends.sdpa import Sdpa
+from posenc.attention.backends.tiled import Tiled
 from posenc.attention.lowering import lower, repeat_heads
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding
@@ -19,7 +20,7 @@ from posenc.layout import Grid
 
 __all__ = ["BACKENDS", "Explanation", "attend", "explain"]
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Sdpa(), Reference())}
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Sdpa(), Tiled(), Reference())}
 """In the order in which ``auto`` tries them: fastest first."""
 
 

@@ -1,0 +1,165 @@
+"""Every method in memory that grows with the length, forward and backward, on any device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.attention.backends.base import Backend, Problem
+from posenc.attention.backends.tiled.blockwise import attend_blockwise
+from posenc.attention.backends.tiled.op import tiled
+from posenc.attention.backends.tiled.runs import Run, regular_runs
+from posenc.attention.lowering import lower, repeat_heads
+from posenc.attention.regular import Regular, read_offsets
+
+__all__ = ["Tiled"]
+
+
+class Tiled(Backend):
+    """Structured terms over regular grids in tiles; all else by definition, in blocks of queries.
+
+    Packed and padded layouts are regular document by document. Gradients of everything, dropout
+    included; no second derivatives on the regular path.
+    """
+
+    name = "tiled"
+
+    def refusal(self, problem: Problem) -> str | None:
+        if _regular(problem):
+            return None
+        if torch.compiler.is_compiling():
+            return "inside a compiled graph only regular layouts can be tiled"
+        return None
+
+    def describe(self, problem: Problem) -> str:
+        if _regular(problem):
+            return "tiles with the terms of every offset (memory linear in the length)"
+        if _runs(problem) is not None:
+            return "each document by itself, in tiles (memory linear in the length)"
+        return "the definition, some queries at a time (memory linear in the length)"
+
+    def run(self, problem: Problem) -> Float[Tensor, "B H Q E"]:
+        if _regular(problem):
+            return _attend_regular(problem)
+        runs = _runs(problem)
+        if runs is not None:
+            return _attend_runs(problem, runs)
+        return attend_blockwise(problem)
+
+
+def _regular(problem: Problem) -> bool:
+    grid = problem.grid
+    return grid.shift is not None and not grid.marked and problem.lowered is not None
+
+
+def _runs(problem: Problem) -> dict[tuple[Run, ...], list[int]] | None:
+    """Documents of a marked grid that the structured form serves one by one."""
+    if problem.dropout or problem.q.device.type != "cpu" or not _lowerable(problem):
+        return None
+    return regular_runs(problem.grid)
+
+
+def _lowerable(problem: Problem) -> bool:
+    score = problem.encoding.score
+    return score is None or not score.replaces_product
+
+
+def _attend_regular(problem: Problem) -> Tensor:
+    assert problem.lowered is not None
+    heads, wide = problem.heads, torch.promote_types(problem.q.dtype, torch.float32)
+    terms = read_offsets(problem.lowered, problem.grid, device=problem.q.device)
+    q, k, v = (x.to(wide) for x in (problem.q, problem.k, problem.v))
+    q, k, v = _widen(q * problem.scale, repeat_heads(k, heads), repeat_heads(v, heads), terms)
+    line = None if terms.line is None else terms.line.to(wide)
+    place = [
+        problem.grid.require_shift(),
+        int(problem.grid.causal),
+        -1 if problem.grid.window is None else problem.grid.window,
+        -1 if terms.reach is None else terms.reach,
+    ]
+    two_sided = not problem.grid.causal
+    batch = q.shape[0]
+    output: Tensor = tiled(
+        q.flip(2),
+        k,
+        v,
+        line,
+        None if terms.left is None else terms.left.to(wide).expand(batch, -1, -1, -1).flip(2),
+        _contiguous(terms.left_rows, wide),
+        None if terms.right is None else terms.right.to(wide).expand(batch, -1, -1, -1),
+        _contiguous(terms.right_rows, wide),
+        None if terms.column is None else terms.column.to(wide).expand(batch, -1, -1),
+        _contiguous(terms.value_rows, wide),
+        place,
+        problem.dropout,
+        int(torch.randint(2**31, ()).item()) if problem.dropout else 0,
+        two_sided and _wants_sums(line, terms),
+    )[0]
+    return output[..., : problem.v.shape[-1]].flip(2).to(problem.v.dtype)
+
+
+def _contiguous(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if rows is None else rows.to(dtype).contiguous()
+
+
+def _wants_sums(line: Tensor | None, terms: Regular) -> bool:
+    """Whether the backward pass will want sums of gradients of logits a query."""
+    given = (line, terms.left, terms.left_rows)
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+
+
+def _widen(q: Tensor, k: Tensor, v: Tensor, terms: Regular) -> tuple[Tensor, Tensor, Tensor]:
+    """Low-rank terms as extra columns; then all of one width, which the fused kernel wants."""
+    if not terms.factors:
+        return q, k, v
+    size = (*q.shape[:2], -1, -1)
+    q = torch.cat([q, *(f.query.to(q).expand(size) for f in terms.factors)], dim=-1)
+    k = torch.cat([k, *(f.key.to(k).expand(size) for f in terms.factors)], dim=-1)
+    missing = q.shape[-1] - v.shape[-1]
+    return q, k, torch.nn.functional.pad(v, (0, missing)) if missing > 0 else v
+
+
+def _attend_runs(problem: Problem, runs: dict[tuple[Run, ...], list[int]]) -> Tensor:
+    """Each document by itself; queries in none of them give zeros."""
+    batch = problem.q.shape[0]
+    rows: list[Tensor | None] = [None] * batch
+    every = len(runs) == 1
+    for documents, members in runs.items():
+        chosen = list(range(batch)) if every else members
+        part = replace(problem, q=problem.q[chosen], k=problem.k[chosen], v=problem.v[chosen])
+        output = _attend_row(part, documents)
+        for place, row in enumerate(chosen):
+            rows[row] = output[place]
+    return torch.stack([row for row in rows if row is not None])
+
+
+def _attend_row(problem: Problem, documents: tuple[Run, ...]) -> Tensor:
+    pieces, at = [], 0
+    for run in documents:
+        if run.query[0] > at:
+            pieces.append(_nothing(problem, at, run.query[0]))
+        pieces.append(_attend_run(problem, run))
+        at = run.query[1]
+    if at < problem.q.shape[2]:
+        pieces.append(_nothing(problem, at, problem.q.shape[2]))
+    return torch.cat(pieces, dim=2)
+
+
+def _attend_run(problem: Problem, run: Run) -> Tensor:
+    q, (k, v) = (
+        problem.q[:, :, slice(*run.query)],
+        (x[:, :, slice(*run.key)] for x in (problem.k, problem.v)),
+    )
+    grid = run.grid(problem.grid)
+    lowered = lower(problem.encoding, q, k, grid, scale=problem.scale)
+    part = replace(problem, q=q, k=k, v=v, grid=grid, lowered=lowered)
+    return attend_blockwise(part) if lowered is None else _attend_regular(part)
+
+
+def _nothing(problem: Problem, begin: int, end: int) -> Tensor:
+    """Zeros for queries that see no key."""
+    size = (*problem.q.shape[:2], end - begin, problem.v.shape[-1])
+    return problem.v.new_zeros(size)

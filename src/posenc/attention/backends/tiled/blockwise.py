@@ -1,0 +1,48 @@
+"""A method's own definition, a block of queries at a time, computed again for the backward pass.
+
+Serves what has no structured form (CoPE, FIRE, additive scores …) and layouts that are not regular:
+memory grows with the block times the keys, no longer with queries times keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from posenc.attention.backends.base import Problem
+from posenc.attention.backends.definition import attend_by_definition
+from posenc.layout import Grid
+
+__all__ = ["attend_blockwise"]
+
+BUDGET = 2**23
+"""Logits a block, so that a tensor of them has 32 MiB in float32."""
+
+
+def attend_blockwise(problem: Problem) -> Float[Tensor, "B H Q E"]:
+    """Attention by definition, block by block."""
+    batch, heads, queries, _ = problem.q.shape
+    size = max(1, min(queries, BUDGET // max(1, batch * heads * problem.k.shape[2])))
+    blocks = [
+        _block(problem, begin, min(begin + size, queries)) for begin in range(0, queries, size)
+    ]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+
+
+def _block(problem: Problem, begin: int, end: int) -> Tensor:
+    whole = problem.grid
+    grid = Grid(whole.query.slice(begin, end), whole.key, whole.causal, whole.window)
+    part = replace(problem, grid=grid)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend_by_definition(replace(part, q=q, k=k, v=v))
+
+    q = problem.q[:, :, begin:end]
+    if not torch.is_grad_enabled() or (begin == 0 and end == problem.q.shape[2]):
+        return run(q, problem.k, problem.v)
+    output: Tensor = checkpoint(run, q, problem.k, problem.v, use_reentrant=False)
+    return output

@@ -1,0 +1,159 @@
+"""The engine as operators that autograd, ``torch.compile`` and checkpointing know.
+
+Both take ``place = [shift, causal, window, reach]`` of a regular grid, -1 for no window or reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.attention.backends.tiled import engine
+from posenc.attention.backends.tiled.operands import Operands
+from posenc.attention.backends.tiled.plan import Band
+from posenc.attention.backends.tiled.stock import Partial
+from posenc.attention.backends.tiled.tiles import Dropout
+
+__all__ = ["tiled"]
+
+TERMS = ("line", "left", "left_rows", "right", "right_rows", "column", "value_rows")
+
+
+@torch.library.custom_op("posenc::tiled", mutates_args=())
+def tiled(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    line: Tensor | None,
+    left: Tensor | None,
+    left_rows: Tensor | None,
+    right: Tensor | None,
+    right_rows: Tensor | None,
+    column: Tensor | None,
+    value_rows: Tensor | None,
+    place: Sequence[int],
+    dropout: float,
+    seed: int,
+    keep_ahead: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Attention over a regular grid: output, totals, and the same for the keys far ahead.
+
+    Args: as ``Operands``; ``keep_ahead`` keeps the last two for the backward pass, which are
+        empty otherwise.
+    """
+    x = Operands(q, k, v, line, left, left_rows, right, right_rows, column, value_rows)
+    saved = engine.forward(x, _band(q, k, place), _dropout(dropout, seed), keep_ahead=keep_ahead)
+    whole, ahead = saved.whole, saved.ahead
+    if ahead is None:
+        ahead = Partial(q.new_empty(0), q.new_empty(0))
+    return whole.output, whole.total, ahead.output, ahead.total
+
+
+def _band(q: Tensor, k: Tensor, place: Sequence[int]) -> Band:
+    shift, causal, window, reach = place
+    return Band.regular(
+        q.shape[2],
+        k.shape[2],
+        shift=shift,
+        causal=bool(causal),
+        window=None if window < 0 else window,
+        reach=None if reach < 0 else reach,
+    )
+
+
+def _dropout(probability: float, seed: int) -> Dropout | None:
+    return Dropout(probability, seed) if probability else None
+
+
+@tiled.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *terms: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    keep_ahead = terms[-1]
+    output = v.new_empty(*q.shape[:3], v.shape[-1])
+    total = q.new_empty(q.shape[:3])
+    if keep_ahead:
+        return output, total, torch.empty_like(output), torch.empty_like(total)
+    return output, total, q.new_empty(0), q.new_empty(0)
+
+
+@torch.library.custom_op("posenc::tiled_backward", mutates_args=())
+def tiled_backward(
+    gradient: Tensor,
+    saved: Sequence[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    line: Tensor | None,
+    left: Tensor | None,
+    left_rows: Tensor | None,
+    right: Tensor | None,
+    right_rows: Tensor | None,
+    column: Tensor | None,
+    value_rows: Tensor | None,
+    place: Sequence[int],
+    dropout: float,
+    seed: int,
+    line_wanted: bool,
+) -> list[Tensor]:
+    """Gradients of q, k, v and of the terms that are there, in order.
+
+    Args:
+        gradient: of the output; saved: what ``tiled`` returned.
+        line_wanted: whether that of the line is wanted; it is empty otherwise.
+    """
+    x = Operands(q, k, v, line, left, left_rows, right, right_rows, column, value_rows)
+    output, total, *ahead = saved
+    into = engine.backward(
+        x,
+        _band(q, k, place),
+        engine.Saved(Partial(output, total), Partial(*ahead) if ahead[1].numel() else None),
+        gradient.contiguous(),
+        _dropout(dropout, seed),
+        line=line_wanted,
+    )
+    found = [into.q, into.k, into.v]
+    for name in TERMS:
+        if getattr(x, name) is not None:
+            given: Tensor | None = getattr(into, name)
+            found.append(q.new_empty(0) if given is None else given)
+    return found
+
+
+@tiled_backward.register_fake
+def _(
+    gradient: Tensor,
+    saved: Sequence[Tensor],
+    *given: Any,
+) -> list[Tensor]:
+    tensors = [tensor for tensor in given[:10] if tensor is not None]
+    found = [torch.empty_like(tensor) for tensor in tensors]
+    if given[3] is not None and not given[-1]:
+        found[3] = tensors[0].new_empty(0)
+    return found
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tensors, (place, dropout, seed, _) = inputs[:10], inputs[10:]
+    ctx.save_for_backward(*tensors, *output)
+    ctx.rest = (place, dropout, seed)
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    tensors, saved = ctx.saved_tensors[:10], list(ctx.saved_tensors[10:])
+    line_wanted = tensors[3] is not None and ctx.needs_input_grad[3]
+    found = iter(tiled_backward(gradient, saved, *tensors, *ctx.rest, line_wanted))
+    gradients = [None if tensor is None else next(found) for tensor in tensors]
+    if not line_wanted:
+        gradients[3] = None
+    return (*gradients, None, None, None, None)
+
+
+tiled.register_autograd(_differentiate, setup_context=_keep)

@@ -1,0 +1,116 @@
+"""What the tiled backend computes with: everything in one dtype, queries from the last to first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.attention.backends.tiled.plan import Band, Kind
+
+__all__ = ["Operands"]
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """Queries (reversed and scaled), keys, values and terms of one regular problem; or gradients.
+
+    Args:
+        q: ``[B, H, Q, D]``; k: ``[B, H, K, D]``; v: ``[B, H, K, E]``.
+        line: ``[H, W]``.
+        left: ``[B, H, Q, F]``, reversed as q; left_rows ``[h, W, F]`` with h = H or 1.
+        right: ``[B, H, K, F]``; right_rows ``[h, W, F]``.
+        column: ``[B, H, K]``.
+        value_rows: ``[h, W, E]``.
+    """
+
+    q: Float[Tensor, "B H Q D"]
+    k: Float[Tensor, "B H K D"]
+    v: Float[Tensor, "B H K E"]
+    line: Float[Tensor, "H W"] | None = None
+    left: Float[Tensor, "B H Q F"] | None = None
+    left_rows: Float[Tensor, "h W F"] | None = None
+    right: Float[Tensor, "B H K F"] | None = None
+    right_rows: Float[Tensor, "h W F"] | None = None
+    column: Float[Tensor, "B H K"] | None = None
+    value_rows: Float[Tensor, "h W E"] | None = None
+
+    @property
+    def table_only(self) -> bool:
+        """Whether a line is the only term, if there is any."""
+        others = (self.left, self.right, self.column, self.value_rows)
+        return all(other is None for other in others)
+
+    def heads(self, begin: int, end: int) -> Operands:
+        """The same for some of the heads."""
+
+        def part(name: str, tensor: Tensor) -> Tensor:
+            if name == "line":
+                return tensor[begin:end]
+            if name.endswith("rows"):
+                return tensor if tensor.shape[0] == 1 else tensor[begin:end]
+            return tensor[:, begin:end]
+
+        return self._map(part)
+
+    def row(self, batch: int) -> Operands:
+        """The same for one batch row."""
+
+        def part(name: str, tensor: Tensor) -> Tensor:
+            return tensor if name == "line" or name.endswith("rows") else tensor[batch : batch + 1]
+
+        return self._map(part)
+
+    def without_line(self) -> Operands:
+        """The same, but the line."""
+        return replace(self, line=None)
+
+    def _map(self, part: Callable[[str, Tensor], Tensor]) -> Operands:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{n: part(n, t) for n, t in given.items() if t is not None})
+
+    def far_place(self, kind: Kind) -> int:
+        """A place in the outermost bucket of one side."""
+        return 0 if kind == "behind" else self.q.shape[2] + self.k.shape[2] - 2
+
+    def far_query(self, kind: Kind, begin: int, end: int) -> Float[Tensor, "B H R"]:
+        """What is added to the logits of queries against keys far on one side."""
+        place = self.far_place(kind)
+        added = self.q.new_zeros(*self.q.shape[:2], end - begin)
+        if self.line is not None:
+            added = added + self.line[:, place].unsqueeze(-1)
+        if self.left is not None and self.left_rows is not None:
+            row = self.left_rows[:, place].unsqueeze(-1)
+            added = added + (self.left[:, :, begin:end] @ row).squeeze(-1)
+        return added
+
+    def far_key(self, kind: Kind, begin: int, end: int) -> Tensor | None:
+        """What is added to the logits of far keys on one side, ``[B, H, C]``; None: nothing."""
+        added = None if self.column is None else self.column[:, :, begin:end]
+        if self.right is not None and self.right_rows is not None:
+            row = self.right_rows[:, self.far_place(kind)].unsqueeze(-1)
+            product = (self.right[:, :, begin:end] @ row).squeeze(-1)
+            added = product if added is None else added + product
+        return added
+
+    def far_value(self, kind: Kind) -> Tensor | None:
+        """What is added to the values of far keys on one side, ``[h, 1, E]``; None: nothing."""
+        if self.value_rows is None:
+            return None
+        return self.value_rows[:, self.far_place(kind)].unsqueeze(1)
+
+    def masked_line(self, band: Band) -> Float[Tensor, "h W"]:
+        """The line with -inf where the band hides pairs; zeros for a line where there is none."""
+        width = self.q.shape[2] + self.k.shape[2] - 1
+        line = self.q.new_zeros(1, width) if self.line is None else self.line
+        places = torch.arange(width, device=line.device)
+        hidden = (places < band.first) | (places > band.last)
+        return line.masked_fill(hidden, -torch.inf)
+
+    def zeros(self) -> Operands:
+        """Room for the gradients of all there is."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Operands(**{n: torch.zeros_like(t) for n, t in given.items() if t is not None})

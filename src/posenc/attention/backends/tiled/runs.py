@@ -1,0 +1,103 @@
+"""Packed and padded batches as regular problems, one a document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from posenc.layout import Grid, Layout
+
+__all__ = ["Run", "regular_runs"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One document of a batch row, on both sides of a grid.
+
+    Args:
+        query, key: from and to (exclusive) among the row's tokens.
+        shift: position of the first key less that of the first query.
+    """
+
+    query: tuple[int, int]
+    key: tuple[int, int]
+    shift: int
+
+    def grid(self, whole: Grid) -> Grid:
+        """The regular grid of the two."""
+        lengths = [end - begin for begin, end in (self.query, self.key)]
+        query = Layout.sequence(lengths[0], device=whole.query.device)
+        key = Layout.sequence(lengths[1], start=self.shift, device=whole.query.device)
+        return Grid(query, key, whole.causal, whole.window)
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Consecutive tokens one position and one step of order apart, of one document."""
+
+    begin: int
+    end: int
+    position: float
+    order: int
+
+
+def regular_runs(grid: Grid) -> dict[tuple[Run, ...], list[int]] | None:
+    """Runs that hold every visible pair, and the batch rows (of the layouts) that have them.
+
+    Queries in no run see nothing. None where documents are in pieces, or tokens of one are not one
+    position and one step apart. Reads the layouts' values.
+    """
+    rows = max(grid.query.batch, grid.key.batch)
+    queries, keys = _spans(grid.query), _spans(grid.key)
+    if queries is None or keys is None:
+        return None
+    found: dict[tuple[Run, ...], list[int]] = {}
+    for row in range(rows):
+        runs = _match(queries[row % len(queries)], keys[row % len(keys)])
+        if runs is None:
+            return None
+        found.setdefault(runs, []).append(row)
+    return found
+
+
+def _spans(layout: Layout) -> list[dict[int, _Span]] | None:
+    """For each row of a layout of one axis, its documents by number."""
+    if layout.axes != 1 or layout.special is not None or layout.signal is not None:
+        return None
+    rows = layout.batch
+    positions = layout.positions[..., 0].detach().expand(rows, -1)
+    order = layout.order.expand(rows, -1)
+    document = torch.zeros_like(order) if layout.document is None else layout.document
+    document = document.expand(rows, -1)
+    valid = torch.ones_like(order, dtype=torch.bool) if layout.valid is None else layout.valid
+    valid = valid.expand(rows, -1)
+    joined = (positions.diff() == 1) & (order.diff() == 1) & (document.diff() == 0)
+    joined &= valid[:, 1:] & valid[:, :-1]
+    found = []
+    for row in range(rows):
+        ends = (~joined[row]).nonzero().flatten().add(1).tolist()
+        spans: dict[int, _Span] = {}
+        for begin, end in zip([0, *ends], [*ends, layout.length], strict=True):
+            if not bool(valid[row, begin]):
+                continue
+            number = int(document[row, begin])
+            if number in spans:
+                return None
+            at = float(positions[row, begin])
+            spans[number] = _Span(begin, end, at, int(order[row, begin]))
+        found.append(spans)
+    return found
+
+
+def _match(queries: dict[int, _Span], keys: dict[int, _Span]) -> tuple[Run, ...] | None:
+    runs = []
+    for number, query in queries.items():
+        key = keys.get(number)
+        if key is None:
+            continue
+        shift = key.order - query.order
+        if key.position - query.position != shift:
+            return None
+        runs.append(Run((query.begin, query.end), (key.begin, key.end), shift))
+    return tuple(runs)

@@ -1,0 +1,65 @@
+"""PyTorch's fused CPU kernel on a part of the keys, with the sums that let parts be joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["Partial", "join", "stock_backward", "stock_forward"]
+
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass(frozen=True, eq=False)
+class Partial:
+    """Attention over some of the keys.
+
+    Args:
+        output: ``[B, H, R, E]``.
+        total: ``[B, H, R]``, logarithm of the sum of exponentiated logits; -inf where nothing is
+            seen.
+    """
+
+    output: Float[Tensor, "B H R E"]
+    total: Float[Tensor, "B H R"]
+
+
+def stock_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Partial:
+    """Softmax of ``q·k + mask`` over these keys, applied to their values."""
+    return Partial(*_FORWARD(q, k, v, 0.0, False, attn_mask=mask, scale=1.0))
+
+
+def stock_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, whole: Partial, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v through these keys, given the output and total over all keys."""
+    given: tuple[Tensor, Tensor, Tensor] = _BACKWARD(
+        gradient,
+        q,
+        k,
+        v,
+        whole.output,
+        whole.total,
+        0.0,
+        False,
+        attn_mask=mask,
+        scale=1.0,
+    )
+    return given
+
+
+def join(parts: list[Partial]) -> Partial:
+    """Attention over the keys of all parts together."""
+    if len(parts) == 1:
+        return parts[0]
+    totals = torch.stack([part.total for part in parts])
+    total = torch.logsumexp(totals, dim=0)
+    weights = (totals - total.masked_fill(total == -torch.inf, 0.0)).exp().unsqueeze(-1)
+    output = parts[0].output * weights[0]
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        output.addcmul_(part.output, weight)
+    return Partial(output, total)
