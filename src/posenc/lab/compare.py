@@ -11,14 +11,14 @@ from importlib.metadata import version
 
 import torch
 
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.lab.folder import Record, open_folder, resume_command
 from posenc.lab.jobs import Job, Outcome, Pace
 from posenc.lab.machine import available_memory, cores, describe_device, platform_name
 from posenc.lab.progress import Event, Finished, Paced, Prepared, Progress, RunFinished, Stopping
 from posenc.lab.results import Comparison, Provenance
 from posenc.lab.settings import NOT_ABOUT_RESULTS, Settings
-from posenc.lab.tasks import TASKS, Task
+from posenc.lab.tasks import Task
 from posenc.lab.train import interruptible
 from posenc.lab.workers import Crew, Done
 
@@ -46,7 +46,6 @@ def compare(
         progress: receives the events of ``posenc.lab.progress``.
 
     Raises:
-        UnknownNameError: when there is no such task.
         ArgumentError: when an encoding cannot serve it, a training step does not fit into memory,
             the budget is too small, or other settings are to be resumed.
         DataError: when the text is unusable, or not the one to be resumed with.
@@ -143,6 +142,8 @@ class _Session:
                 settings={k: v for k, v in plain.items() if k not in NOT_ABOUT_RESULTS},
             ),
             complete=len(outcomes) == len(self.runs),
+            expectation=settings.entry.expectation,
+            length_unit=settings.entry.length_unit,
         )
 
     def _pace(
@@ -218,9 +219,7 @@ class _Session:
 
 def _make_task(settings: Settings) -> Task:
     """The task, after a try whether every encoding can serve it and a step fits into memory."""
-    if settings.task not in TASKS:
-        raise UnknownNameError.of("task", settings.task, TASKS)
-    task = TASKS[settings.task](settings)
+    task = settings.entry.make(settings)
     device = torch.device(settings.device)
     free = available_memory(device)
     for name in settings.trained:

@@ -40,6 +40,8 @@ class Metric:
         description: how it is measured, in a sentence or two.
         headline: whether the comparison is decided by it; exactly one metric is.
         log_x: whether the axis is best drawn on a log scale.
+        learned: value at the training length that a subject must reach to count as having learned
+            the task at all; None: any.
     """
 
     key: str
@@ -51,6 +53,7 @@ class Metric:
     description: str
     headline: bool
     log_x: bool
+    learned: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +122,10 @@ class Corpus:
 
     Args:
         name: for people.
-        files: how many.
-        train_bytes, held_out_bytes: size of what is trained and tested on.
-        sha256: of all of it.
+        files: how many; 0: it is generated.
+        train_bytes, held_out_bytes: size of what is trained and tested on, in ``unit``.
+        sha256: of all of it, or of what decides the generated data.
+        unit: what sizes count ("bytes", "images", "sentences").
     """
 
     name: str
@@ -129,6 +133,7 @@ class Corpus:
     train_bytes: int
     held_out_bytes: int
     sha256: str
+    unit: str = "bytes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +172,8 @@ class Comparison:
         metrics, subjects, runs, measurements, refusals: the records.
         provenance: how they came about.
         complete: False when it was interrupted, so that runs are missing.
+        expectation: what the literature expects; "" where nothing is said.
+        length_unit: what lengths count.
     """
 
     task: str
@@ -180,6 +187,8 @@ class Comparison:
     refusals: tuple[Refusal, ...]
     provenance: Provenance
     complete: bool
+    expectation: str = ""
+    length_unit: str = "tokens"
 
     @property
     def headline(self) -> Metric:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
 
-from posenc.errors import ArgumentError, CheckpointError, PosencError
-from posenc.lab.subjects import Variant, require_encoding
+from posenc.errors import ArgumentError, CheckpointError, PosencError, UnknownNameError
+from posenc.lab.subjects import Recipe, Variant
+from posenc.lab.tasks import TASKS, TaskEntry
 
 __all__ = ["PRECISIONS", "Settings"]
 
+TAKEN = ("encodings", "references", "train_length", "width", "layers", "heads", "batch")
+
 PRECISIONS = ("32-true", "bf16-mixed")
 
-DEFAULT_STEPS = 600
-DEFAULT_WIDTH = 64
-DEFAULT_RATE = 1e-2
+OF_TASK: Any = None
+"""A field that is left at this takes the task's default."""
 
 LARGEST_SEED = 2**31 - 1
 
@@ -31,21 +33,24 @@ NOT_ABOUT_RESULTS = frozenset({"out", "existing", "workers", "budget_minutes"})
 class Settings:
     """One comparison: which encodings, on what, how large, where to.
 
-    The defaults train each encoding three times, for about 15 s each on one core.
+    What is not given is as the task has it (``TaskEntry.defaults``), which trains each encoding
+    three times in about a minute on two cores.
 
     Args:
         out: output folder.
         existing: what to do if ``out`` already has something in it: ``"refuse"``; ``"resume"`` a
             comparison of the same settings; or ``"replace"`` a comparison by a new one.
         task: key of the task (``posenc.lab.tasks.TASKS``).
-        text: a file or folder of text; None: the standard library's source.
-        encodings: what to compare; names of the registry, joined by ``+`` where wanted.
-        references: subjects to judge them by, added unless they are among the encodings: the
-            control ``nope``, and ``rope|window``, the RoPE model with attention cut to the
-            training length. RoPE is trained for it even if it is not compared. () for none.
-        train_length: tokens a training window.
-        test_lengths: context lengths to test at; 1, 2, 4 and 8 times ``train_length`` by default.
-        steps: training steps; 600 by default. Not with ``budget_minutes``.
+        options: the task's own options; see ``posenc tasks``.
+        text: a file or folder of text, for tasks that read one; None: the task's own data.
+        encodings: what to compare; names of the registry, joined by ``+`` where wanted, with
+            changes as ``Recipe.parse`` reads them (``sinusoidal@randomized``).
+        references: subjects to judge them by, added unless they are among the encodings: controls
+            such as ``nope``, and for language ``rope|window``, the RoPE model with attention cut
+            to the training length. RoPE is trained for it even if it is not compared. () for none.
+        train_length: tokens a training window, or whatever the task counts.
+        test_lengths: lengths to test at; multiples of ``train_length`` by default.
+        steps: training steps. Not with ``budget_minutes``.
         budget_minutes: choose the steps so that the whole takes about this long, by a
             measurement before training.
         seeds: one run an encoding and seed; a seed decides initial weights and data order, both
@@ -53,9 +58,7 @@ class Settings:
         width, layers, heads: of the model.
         batch: windows a step.
         learning_rate: peak, reached after a twentieth of the steps, then a cosine to a twentieth;
-            0.01 by default, less in proportion for models wider than 64.
-        needle_rows: share of training windows with a needle to remember, so that recall can be
-            measured; 0 trains on plain text and measures none.
+            by default the task's, less in proportion for models wider than its default.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
         precision: one of ``PRECISIONS``.
         workers: processes at a time; one a core on the CPU by default, else one.
@@ -63,32 +66,37 @@ class Settings:
 
     Raises:
         ArgumentError: on a value out of its domain, each with what was expected.
-        UnknownNameError: on an encoding that does not exist.
+        UnknownNameError: on a task, option or encoding that does not exist.
     """
 
     out: Path
     existing: Literal["refuse", "resume", "replace"] = "refuse"
     task: str = "language"
+    options: Mapping[str, Any] = field(default_factory=dict)
     text: Path | None = None
-    encodings: Sequence[str] = ("rope", "alibi", "t5", "sinusoidal", "learned", "nope")
-    references: Sequence[str] = ("nope", "rope|window")
-    train_length: int = 64
+    encodings: Sequence[str] = OF_TASK
+    references: Sequence[str] = OF_TASK
+    train_length: int = OF_TASK
     test_lengths: Sequence[int] | None = None
     steps: int | None = None
     budget_minutes: float | None = None
     seeds: Sequence[int] = (0, 1, 2)
-    width: int = DEFAULT_WIDTH
-    layers: int = 2
-    heads: int = 4
-    batch: int = 32
+    width: int = OF_TASK
+    layers: int = OF_TASK
+    heads: int = OF_TASK
+    batch: int = OF_TASK
     learning_rate: float | None = None
-    needle_rows: float = 0.25
     device: str = "cpu"
     precision: str = "32-true"
     workers: int | None = None
     threads: int = 1
 
     def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise UnknownNameError.of("task", self.task, TASKS)
+        for name in TAKEN:
+            if getattr(self, name) is OF_TASK:
+                object.__setattr__(self, name, getattr(self.entry.defaults, name))
         object.__setattr__(self, "out", Path(self.out))
         if self.text is not None:
             object.__setattr__(self, "text", Path(self.text))
@@ -104,18 +112,33 @@ class Settings:
                 _least(name, getattr(self, name), 1)
         if self.width % self.heads:
             _refuse("width", f"a multiple of heads ({self.heads})", self.width, "Change either.")
+        self._check_task()
         self._check_names()
         self._check_seeds()
         self._check_lengths()
         self._check_rates()
         self._check_device()
 
+    def _check_task(self) -> None:
+        if self.text is not None and not self.entry.reads_text:
+            _refuse("text", f"none: {self.task} has its own data", self.text, "Leave it out.")
+        for key, value in self.options.items():
+            if key not in self.entry.options:
+                raise UnknownNameError.of(f"option of {self.task}", key, self.entry.options)
+            kind = type(self.entry.options[key])
+            if type(value) is not kind and not (kind is float and type(value) is int):
+                _refuse(key, f"a value of type {kind.__name__}", repr(value), "Change it.")
+        object.__setattr__(self, "options", {**self.entry.options, **self.options})
+
     def _check_names(self) -> None:
         if not self.encodings:
             _refuse("encodings", "at least one name", "none", "See posenc.ENCODINGS.")
         for name in self.encodings:
-            require_encoding(name)
+            Recipe.parse(name, axes=self.entry.axes)
         names = [variant.name for variant in self._references()]
+        windows = [name for name in names if "|" in name and not self.entry.windows]
+        if windows:
+            _refuse("references", f"no window: {self.task} has none", windows[0], "Drop it.")
         for kind, listed in (("encodings", self.encodings), ("references", names)):
             if len(set(listed)) < len(listed):
                 _refuse(kind, "each name once", ", ".join(listed), "Drop the repeated ones.")
@@ -131,9 +154,10 @@ class Settings:
             _refuse("seeds", "each once", self.seeds, "Equal seeds would give equal runs.")
 
     def _check_lengths(self) -> None:
-        given = (1, 2, 4, 8) if self.test_lengths is None else _tuple("tests", self.test_lengths)
         if self.test_lengths is None:
-            given = tuple(factor * self.train_length for factor in given)
+            given = tuple(self.entry.defaults.test_lengths(self.train_length))
+        else:
+            given = _tuple("test_lengths", self.test_lengths)
         for length in given:
             _least("test_lengths", length, self.train_length)
         lengths = tuple(sorted({self.train_length, *given}))
@@ -142,8 +166,6 @@ class Settings:
     def _check_rates(self) -> None:
         if not (math.isfinite(self.rate) and self.rate > 0):
             _refuse("learning_rate", "a positive number", self.learning_rate, "Try 0.01.")
-        if not 0 <= self.needle_rows <= 1:
-            _refuse("needle_rows", "a share from 0 to 1", self.needle_rows, "Try 0.25.")
         if self.budget_minutes is None:
             return
         if not (math.isfinite(self.budget_minutes) and self.budget_minutes > 0):
@@ -169,8 +191,13 @@ class Settings:
             _refuse("device", "one that this machine has", self.device, "Use cpu.")
 
     @property
+    def entry(self) -> TaskEntry:
+        """The task, as it is listed."""
+        return TASKS[self.task]
+
+    @property
     def lengths(self) -> tuple[int, ...]:
-        """Context lengths to test at, ascending; the first is the training length."""
+        """Lengths to test at, ascending; the first is the training length."""
         assert isinstance(self.test_lengths, tuple)  # __post_init__ made it one
         return self.test_lengths
 
@@ -190,15 +217,17 @@ class Settings:
         """Peak learning rate."""
         if self.learning_rate is not None:
             return self.learning_rate
-        return DEFAULT_RATE * min(1.0, DEFAULT_WIDTH / self.width)
+        defaults = self.entry.defaults
+        return defaults.learning_rate * min(1.0, defaults.width / self.width)
 
     @property
     def planned_steps(self) -> int:
         """Training steps unless a budget decides otherwise."""
-        return DEFAULT_STEPS if self.steps is None else self.steps
+        return self.entry.defaults.steps if self.steps is None else self.steps
 
     def _references(self) -> list[Variant]:
-        return [Variant.parse(name, window=self.train_length) for name in self.references]
+        window, axes = self.train_length, self.entry.axes
+        return [Variant.parse(name, window=window, axes=axes) for name in self.references]
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
@@ -217,7 +246,7 @@ class Settings:
         Raises:
             CheckpointError: when fields are missing or unknown, or a value is out of its domain.
         """
-        known = {field.name for field in fields(cls)}
+        known = {one.name for one in fields(cls)}
         if set(plain) != known:
             raise CheckpointError(
                 "settings",

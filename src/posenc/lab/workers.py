@@ -25,7 +25,7 @@ from posenc.errors import Interrupted, PosencError
 from posenc.lab.jobs import Job, Pace, carry_out, pace, plan
 from posenc.lab.progress import Event
 from posenc.lab.settings import Settings
-from posenc.lab.tasks import TASKS, Task
+from posenc.lab.tasks import Task
 from posenc.lab.train import CONTROL, train
 
 __all__ = ["Crew", "Done", "Order"]
@@ -188,7 +188,7 @@ def serve(connection: Connection, settings: Settings, workers: int) -> None:
         answer: Done | _Failed
         try:
             if task is None:
-                task = TASKS[settings.task](settings)
+                task = settings.entry.make(settings)
                 _warm_up(task, settings)
             answer = _carry_out(order, task, settings, workers, connection)
         except PosencError as error:

@@ -65,7 +65,7 @@ def test_batches_depend_on_seed_and_step_alone(settings: Settings) -> None:
 
 
 def test_targets_are_the_next_bytes_of_the_text(settings: Settings) -> None:
-    task = LanguageModelling(replace(settings, needle_rows=0.0))
+    task = LanguageModelling(replace(settings, options={"needle_rows": 0.0}))
     batch = task.batch(0, 0)
     assert batch["inputs"].shape == batch["targets"].shape == (8, 16)
     assert torch.equal(batch["inputs"][:, 1:], batch["targets"][:, :-1])
@@ -78,7 +78,7 @@ def test_targets_are_the_next_bytes_of_the_text(settings: Settings) -> None:
 def test_share_of_rows_with_needles(settings: Settings) -> None:
     batch = LanguageModelling(settings).batch(0, 0)
     assert (batch["inputs"] == needles.QUERY).any(1).sum() == 2
-    every = LanguageModelling(replace(settings, needle_rows=1.0)).batch(0, 0)
+    every = LanguageModelling(replace(settings, options={"needle_rows": 1.0})).batch(0, 0)
     assert (every["inputs"] == needles.QUERY).any(1).all()
 
 
@@ -126,8 +126,13 @@ def test_every_metric_is_measured_as_often_as_promised(settings: Settings) -> No
     assert len(positions) == 16
 
 
+def test_needle_rows_are_a_share(settings: Settings) -> None:
+    with pytest.raises(ArgumentError, match="needle_rows: expected a share from 0 to 1"):
+        LanguageModelling(replace(settings, options={"needle_rows": 1.5}))
+
+
 def test_no_needles_no_recall(settings: Settings) -> None:
-    task = LanguageModelling(replace(settings, needle_rows=0.0))
+    task = LanguageModelling(replace(settings, options={"needle_rows": 0.0}))
     assert "recall" not in {metric.key for metric in task.metrics}
     found = measured(task, frozen(task, "rope"), "rope")
     assert "recall" not in {metric for _, metric, _ in found}
@@ -260,7 +265,7 @@ def test_subjects_say_why_they_are_there(settings: Settings) -> None:
 def test_fingerprint_changes_with_what_decides_training(settings: Settings) -> None:
     same = LanguageModelling(replace(settings, encodings=("rope",), test_lengths=(32,)))
     assert same.fingerprint == LanguageModelling(settings).fingerprint
-    for change in ({"batch": 4}, {"width": 32}, {"needle_rows": 0.0}, {"text": None}):
+    for change in ({"batch": 4}, {"width": 32}, {"options": {"needle_rows": 0.0}}, {"text": None}):
         other = LanguageModelling(replace(settings, **change))
         assert other.fingerprint != same.fingerprint
 

@@ -1,12 +1,12 @@
 """Jobs that tell encodings apart."""
 
-from collections.abc import Callable
-
-from posenc.lab.settings import Settings
+from posenc.lab.tasks import language
 from posenc.lab.tasks.language import LanguageModelling
-from posenc.lab.tasks.task import Task
+from posenc.lab.tasks.task import Task, TaskEntry
 
-__all__ = ["TASKS", "LanguageModelling", "Task"]
+__all__ = ["TASKS", "LanguageModelling", "Task", "TaskEntry"]
 
-TASKS: dict[str, Callable[[Settings], Task]] = {"language": LanguageModelling}
+TASKS: dict[str, TaskEntry] = {
+    "language": language.ENTRY,
+}
 """Every task by name."""

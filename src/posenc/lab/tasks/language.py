@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +14,19 @@ from torch.nn import functional as F
 
 from posenc.errors import ArgumentError, DataError, LengthError
 from posenc.lab.corpus import read_corpus
+from posenc.lab.fitting import fit_note, fitted_options
 from posenc.lab.footprint import decoder_bytes, gigabytes
 from posenc.lab.measure import Profile, Targets, byte_entropy, predictions, rows_a_call
-from posenc.lab.results import Corpus, Measurement, Metric, Refusal, Subject
-from posenc.lab.settings import Settings
-from posenc.lab.subjects import Variant
+from posenc.lab.results import Corpus, Measurement, Metric, Refusal
+from posenc.lab.subjects import Recipe, Variant, describe
 from posenc.lab.tasks import needles
+from posenc.lab.tasks.task import Defaults, TaskEntry, fingerprint, generator, times
 from posenc.models import Decoder, DecoderConfig
 
-__all__ = ["LanguageModelling"]
+if TYPE_CHECKING:
+    from posenc.lab.settings import Settings
+
+__all__ = ["ENTRY", "LanguageModelling"]
 
 VOCABULARY = 256
 SEGMENTS, NEEDLES = 256, 128
@@ -39,8 +42,6 @@ FEWEST = 16
 HELD_OUT_LENGTHS = 4
 """Held-out bytes there must be, in multiples of the longest context."""
 
-T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
-
 
 class LanguageModelling:
     """Predict each byte of real text from those before it.
@@ -52,6 +53,7 @@ class LanguageModelling:
         settings: of the comparison.
 
     Raises:
+        ArgumentError: when ``needle_rows`` is no share.
         DataError: when the text is unusable, or too short for the lengths asked for.
     """
 
@@ -60,6 +62,14 @@ class LanguageModelling:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._needle_rows: float = settings.options["needle_rows"]
+        if not 0 <= self._needle_rows <= 1:
+            raise ArgumentError(
+                "needle_rows",
+                expected="a share from 0 to 1",
+                got=self._needle_rows,
+                remedy="Try 0.25.",
+            )
         corpus = read_corpus(settings.text)
         self._require_size(len(corpus.train), len(corpus.held_out))
         self._train = torch.frombuffer(bytearray(corpus.train), dtype=torch.uint8)
@@ -72,16 +82,15 @@ class LanguageModelling:
             held_out_bytes=len(corpus.held_out),
             sha256=corpus.sha256,
         )
-        decisive = (
+        self.fingerprint = fingerprint(
             corpus.sha256,
             settings.train_length,
             settings.width,
             settings.layers,
             settings.heads,
             settings.batch,
-            settings.needle_rows,
+            self._needle_rows,
         )
-        self.fingerprint = hashlib.sha256(repr(decisive).encode()).hexdigest()
         self.lengths = settings.lengths
         self.tokens_per_step = settings.batch * settings.train_length
         longest, width = settings.lengths[-1], settings.train_length // 2
@@ -94,7 +103,11 @@ class LanguageModelling:
         runs = min(RUNS, max(1, windows // (RUN + BINS)))
         self._profile = Profile.spread(size, length=longest, bins=BINS, run=RUN, count=runs)
         self.metrics = self._metrics()
-        self.subjects = tuple(self._subject(variant) for variant in settings.variants)
+        self.subjects = describe(
+            settings.variants,
+            references=settings.references,
+            note=lambda encoding: fit_note(encoding, settings.train_length),
+        )
 
     def build(self, encoding: str) -> Decoder:
         """A ``Decoder``; its learned table, if it has one, ends at the training length."""
@@ -103,14 +116,14 @@ class LanguageModelling:
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         """``inputs`` and ``targets`` ``[batch, train_length]``, windows from anywhere."""
         settings = self._settings
-        generator = _generator(seed, step)
+        draw = generator(seed, step)
         places = len(self._train) - settings.train_length
-        begins = torch.randint(places, (settings.batch, 1), generator=generator)
+        begins = torch.randint(places, (settings.batch, 1), generator=draw)
         windows = self._train[begins + torch.arange(settings.train_length + 1)].long()
         inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-        rows = round(settings.needle_rows * settings.batch)
+        rows = round(self._needle_rows * settings.batch)
         if rows:
-            needles.hide(inputs[:rows], targets[:rows], generator)
+            needles.hide(inputs[:rows], targets[:rows], draw)
         return {"inputs": inputs, "targets": targets}
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -135,7 +148,7 @@ class LanguageModelling:
 
     def count(self, encoding: str) -> int:
         """Measurements of one run, in the pieces that ``measure`` yields."""
-        pieces = len(self._settings.lengths) * (2 if self._settings.needle_rows else 1) + 1
+        pieces = len(self._settings.lengths) * (2 if self._needle_rows else 1) + 1
         return pieces * len(self._variants(encoding))
 
     def measure(
@@ -146,7 +159,7 @@ class LanguageModelling:
             seen = self._through(cast(Decoder, model), variant)
             for length in self._settings.lengths:
                 yield [self._loss(seen, variant, seed, length, available)]
-            if self._settings.needle_rows:
+            if self._needle_rows:
                 for length in self._settings.lengths:
                     yield [self._recall(seen, variant, seed, length, available)]
             yield self._by_position(seen, variant, seed, available)
@@ -160,13 +173,21 @@ class LanguageModelling:
 
     def _config(self, encoding: str) -> DecoderConfig:
         settings = self._settings
+        recipe = Recipe.parse(encoding)
+        if recipe.positions != "plain":
+            raise ArgumentError(
+                "encoding",
+                expected="positions 0, 1, 2, … of the text",
+                got=encoding,
+                remedy="See posenc tasks for those that draw positions: copy, for example.",
+            )
         return DecoderConfig(
             vocabulary=VOCABULARY,
             dim=settings.width,
             layers=settings.layers,
             heads=settings.heads,
-            encoding=encoding,
-            options=_options(encoding, settings.train_length),
+            encoding=recipe.encoding,
+            options=fitted_options(recipe, settings.train_length),
             max_length=settings.train_length,
         )
 
@@ -199,8 +220,7 @@ class LanguageModelling:
         if reason is not None:
             return Refusal(subject=variant.name, metric="recall", x=length, reason=reason)
         windows = self._stacks.windows(self._held_out, length)[:, 1:]
-        generator = _generator(length)
-        stacks, answers = needles.haystacks(windows, generator)
+        stacks, answers = needles.haystacks(windows, generator(length))
         right = predictions(model, stacks.to(_device(model))) == answers
         return Measurement(
             subject=variant.name,
@@ -266,12 +286,12 @@ class LanguageModelling:
                 lower_is_better=True,
                 chance=None,
                 description="Mean over the steps since the point before"
-                + (", needles included." if self._settings.needle_rows else "."),
+                + (", needles included." if self._needle_rows else "."),
                 headline=False,
                 log_x=False,
             ),
         ]
-        if self._settings.needle_rows:
+        if self._needle_rows:
             metrics.insert(1, self._recall_metric())
         return tuple(metrics)
 
@@ -285,34 +305,10 @@ class LanguageModelling:
             chance=needles.CHANCE,
             description="One of 16 marked bytes stands in the first eighth of a window of real "
             "text; asked at its end, how often is it named? "
-            f"{self._settings.needle_rows:.0%} of the training windows ask this within "
+            f"{self._needle_rows:.0%} of the training windows ask this within "
             f"{self._settings.train_length} bytes. The rule is a guess.",
             headline=False,
             log_x=True,
-        )
-
-    def _subject(self, variant: Variant) -> Subject:
-        if variant.window is not None:
-            return Subject(
-                name=variant.name,
-                label=f"{variant.encoding}, window {variant.window}",
-                role="baseline",
-                note=f"The {variant.encoding} models, with attention cut to the last "
-                f"{variant.window} tokens when they are tested: what can be had without "
-                "looking further back.",
-            )
-        if variant.encoding == "nope":
-            return Subject(
-                name=variant.name,
-                label="nope",
-                role="control",
-                note="No encoding at all: what the causal mask alone tells about order.",
-            )
-        return Subject(
-            name=variant.name,
-            label=variant.encoding,
-            role="candidate",
-            note=_note(variant.encoding, self._settings.train_length),
         )
 
     def _require_size(self, train: int, held_out: int) -> None:
@@ -328,36 +324,6 @@ class LanguageModelling:
             got=f"{train} and {held_out}",
             remedy="Give a longer text, or shorter test lengths.",
         )
-
-
-def _generator(*numbers: int) -> torch.Generator:
-    """One that differs with each of the numbers (torch itself reads only 32 bits of a seed)."""
-    digest = hashlib.sha256(repr(numbers).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
-
-
-def _options(encoding: str, train_length: int) -> dict[str, Any]:
-    """Options that make a method fit the training length."""
-    if "t5" not in encoding.split("+"):
-        return {}
-    # A distance that no training window has would keep its random initial bias: the last bucket
-    # must begin within the window. T5's own 128 is a quarter of its training length.
-    max_distance = min(T5_MAX_DISTANCE, train_length // 2)
-    buckets = min(T5_BUCKETS, max_distance // 2 * 2)
-    return {"buckets": buckets, "max_distance": max_distance}
-
-
-def _note(encoding: str, train_length: int) -> str:
-    notes = []
-    if "t5" in encoding.split("+"):
-        options = _options(encoding, train_length)
-        notes.append(
-            f"T5's biases with {options['buckets']} buckets, the last for distances from "
-            f"{options['max_distance']} on, so that training reaches every bucket."
-        )
-    if "learned" in encoding.split("+"):
-        notes.append(f"A table of {train_length} positions: it has none beyond.")
-    return " ".join(notes)
 
 
 def _refusal(model: Decoder, length: int, available: int | None) -> str | None:
@@ -377,3 +343,26 @@ def _refusal(model: Decoder, length: int, available: int | None) -> str | None:
 
 def _device(model: Decoder) -> torch.device:
     return model.embedding.weight.device
+
+
+ENTRY = TaskEntry(
+    make=LanguageModelling,
+    summary="Predict each byte of real text, at longer contexts than trained on",
+    data="the Python standard library's source, or a text of your own (--text)",
+    metric="bits per byte on the same bytes at every length; loss by position; needles found",
+    expectation="ALiBi, KERPLE and other biases that fade with distance hold at 8 times the "
+    "training length; RoPE and NoPE degrade; sinusoids break, a learned table has no positions "
+    "there (Press et al. 2022, table 2; Chi et al. 2022). A plain window of the training length "
+    "ties the best on loss but finds no needle beyond it.",
+    defaults=Defaults(
+        encodings=("rope", "alibi", "t5", "sinusoidal", "learned", "nope"),
+        references=("nope", "rope|window"),
+        train_length=64,
+        test_lengths=times(1, 2, 4, 8),
+        steps=600,
+    ),
+    options={"needle_rows": 0.25},
+    length_unit="bytes",
+    reads_text=True,
+    windows=True,
+)
