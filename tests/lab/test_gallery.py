@@ -86,6 +86,7 @@ def test_prose_sets_indices_but_not_names() -> None:
     )
     assert prose("``head_dim``") == "<code>head_dim</code>"
     assert prose("``base^(-2t/d)``") == "<code>base<sup>(-2t/d)</sup></code>"
+    assert prose("``b^(t/(C/2))·a_tᵀ``") == "<code>b<sup>(t/(C/2))</sup>·a<sub>t</sub>ᵀ</code>"
 
 
 def test_formulas_are_told_from_names() -> None:

@@ -113,6 +113,23 @@ def test_complex_vectors_show_their_phases(monkeypatch: pytest.MonkeyPatch) -> N
     assert radii == pytest.approx(radii[:1].expand(12), rel=1e-4)
 
 
+class TurningHalves(EmbeddingEncoding):
+    """Turns features by π/6 a token, real parts in the first half, imaginary in the second."""
+
+    def forward(self, x: Tensor, layout: Layout, *, tokens: Tensor | None = None) -> Tensor:
+        angle = math.pi / 6 * layout.positions
+        turned = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angle), angle)
+        return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def test_halves_that_turn_are_complex_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases = toy(monkeypatch, Encoding(embedding=TurningHalves()))[0]
+    assert isinstance(phases, Heat)
+    assert phases.values == "angles"
+    assert phases.maps.shape == (1, 12, 4)
+    assert phases.maps[0, 2].tolist() == pytest.approx([math.pi / 3] * 4, abs=1e-5)
+
+
 class Near(ScoreTerm):
     """Minus the number of rows between two cells, for images of at most 8 rows."""
 

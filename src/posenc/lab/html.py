@@ -62,9 +62,9 @@ def is_formula(paragraph: str) -> bool:
 
 
 INDEX = re.compile(
-    r"(?<![A-Za-z_])([A-Za-zα-ωΑ-Ω]'?)_(\{[^}]*\}|\([^)]*\)|[A-Za-z0-9α-ω]{1,3})(?!\w)"
+    r"(?<![A-Za-z_])([A-Za-zα-ωΑ-Ω]'?)_(\{[^}]*\}|\([^)]*\)|[A-Za-z0-9α-ω]{1,4})(?![A-Za-z0-9_])"
 )
-POWER = re.compile(r"\^(\{[^}]*\}|\([^)]*\)|-?[A-Za-z0-9α-ω]+)")
+POWER = re.compile(r"\^(\{[^}]*\}|\((?:[^()]|\([^()]*\))*\)|-?[A-Za-z0-9α-ω]+)")
 
 
 def _formula(code: str) -> Markup:

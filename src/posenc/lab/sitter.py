@@ -86,7 +86,7 @@ class Sitter:
             alike,
             ("",),
             title="How alike two positions are",
-            note="dot product of their vectors, each scaled to length 1",
+            note="dot product of their vectors, scaled to length 1",
             rows="position",
             columns="other position",
         )
@@ -118,7 +118,7 @@ class Sitter:
         if vectors.is_complex():
             yield Heat(
                 title="Phases of the vectors",
-                note=note,
+                note=f"{note}, in radians",
                 maps=vectors.angle().unsqueeze(0),
                 names=("",),
                 rows="position",
@@ -144,7 +144,7 @@ class Sitter:
         word = torch.zeros(1, self.layout.length, dtype=torch.long)
         vectors = self.encoding.embed(zeros, self.layout, tokens=word)[0]
         if not bool(vectors.any()):
-            vectors = self.encoding.embed(torch.ones_like(zeros), self.layout, tokens=word)[0]
+            vectors = self._gains(zeros, word)
         told = ""
         if bool((vectors == vectors[:1]).all()):
             told = f" of the text “{SUM.decode().strip()}”, repeated"
@@ -152,6 +152,19 @@ class Sitter:
             text = text[:, : self.layout.length]
             vectors = self.encoding.embed(zeros, self.layout, tokens=text)[0]
         return vectors if vectors.is_complex() else vectors.float(), told
+
+    def _gains(self, zeros: Tensor, word: Tensor) -> Tensor:
+        """What a part that multiplies makes of ones.
+
+        If it turns pairs of real and imaginary halves, of complex ones, as complex numbers.
+        """
+        units = zeros.clone()
+        units[..., : units.shape[-1] // 2] = 1
+        turned = self.encoding.embed(units, self.layout, tokens=word)[0].float()
+        turns = torch.complex(*turned.chunk(2, dim=-1))
+        if turns.imag.abs().max() > 1e-3 and (turns.abs() - 1).abs().max() < 1e-4:
+            return turns
+        return self.encoding.embed(torch.ones_like(zeros), self.layout, tokens=word)[0]
 
     def _logits(self) -> Iterable[Panel]:
         added = self._added()
