@@ -208,3 +208,16 @@ def test_holes_of_padding_forget_nothing() -> None:
     key = forgetting.observe(x[:, real], Layout.sequence(4))
     alone = forgetting(x[:, None, :4], x[:, None, :4], Grid(key, key, causal=True), scale=1.0)
     torch.testing.assert_close(whole[:, :, real][..., real], alone)
+
+
+def test_what_padding_holds_does_not_reach_the_structured_form() -> None:
+    """A backend adds row and column before it hides a pair: NaN would survive the hiding."""
+    forgetting = make()
+    layout = Layout.padded([3, 5])
+    x = torch.randn(2, 5, DIM, dtype=torch.float64)
+    x[0, 3:] = torch.nan
+    seen = forgetting.observe(x, layout)
+    q = torch.zeros(2, HEADS, 5, 8, dtype=torch.float64)
+    (lowered,) = forgetting.lower(q, q, Grid.of(seen, causal=True), scale=1.0)
+    assert lowered.row.isfinite().all()
+    assert lowered.column.isfinite().all()
