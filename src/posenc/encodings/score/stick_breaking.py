@@ -29,8 +29,8 @@ class StickBreaking(ScoreTerm):
     β in (0, 1), a share of the stick; the product runs over the keys that the query sees, by
     order. The weights of a row sum to 1 with ``remainder="self"``, to less without. All is summed
     in logarithms, so that long products do not vanish. Claims: relative (it reads no positions at
-    all), any number of axes, causal only, no parameters. Cost: Q·K·H. As no other backend can do
-    without the softmax, ``reference`` computes it. Differs from the paper in nothing.
+    all), any number of axes, causal only, no parameters. Cost: Q·K·H. No fused kernel does
+    without the softmax, so backends compute it from this definition. Differs from the paper in nothing.
 
     Args:
         remainder: ``"self"`` gives what is left to the token itself, as the authors' models do;
