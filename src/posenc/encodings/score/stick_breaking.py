@@ -30,7 +30,8 @@ class StickBreaking(ScoreTerm):
     order. The weights of a row sum to 1 with ``remainder="self"``, to less without. All is summed
     in logarithms, so that long products do not vanish. Claims: relative (it reads no positions at
     all), any number of axes, causal only, no parameters. Cost: Q·K·H. No fused kernel does
-    without the softmax, so backends compute it from this definition. Differs from the paper in nothing.
+    without the softmax, so backends compute it from this definition. Differs from the paper in
+    nothing.
 
     Args:
         remainder: ``"self"`` gives what is left to the token itself, as the authors' models do;
