@@ -15,6 +15,7 @@ from posenc import Layout
 from posenc.encodings.embedding.orbit import linear_orbit
 from posenc.encodings.embedding.recursive import (
     ENTRY,
+    FreeStep,
     GatedStep,
     LinearStep,
     Recursive,
@@ -38,10 +39,19 @@ def make(kind: StepKind, *, dim: int = 6, noise: float = 0.2) -> Recursive:
 
 def transition(step: LinearStep) -> Tensor:
     """A from the definition, by an explicit inverse."""
-    if type(step).__name__ == "FreeStep":
-        return step.weight
-    skew = step.weight - step.weight.T
-    one = torch.eye(len(skew), dtype=skew.dtype)
+    dim = len(step.start)
+    one = torch.eye(dim, dtype=step.weight.dtype)
+    free = isinstance(step, FreeStep)
+    begin = one.clone() if free else torch.zeros_like(one)
+    for t in range(dim // 2):
+        angle = 10000.0 ** (-2 * t / dim)
+        if free:
+            begin[2 * t, 2 * t] = begin[2 * t + 1, 2 * t + 1] = math.cos(angle)
+        begin[2 * t, 2 * t + 1] = math.sin(angle) if free else math.tan(angle / 2)
+        begin[2 * t + 1, 2 * t] = -begin[2 * t, 2 * t + 1]
+    if free:
+        return begin + step.weight
+    skew = begin + step.weight - step.weight.T
     return (one + skew) @ torch.linalg.inv(one - skew)
 
 
@@ -166,10 +176,19 @@ def test_a_number_by_hand() -> None:
 @pytest.mark.parametrize("kind", ["linear", "free"])
 @pytest.mark.parametrize("dim", [2, 6, 48])
 def test_starts_as_the_sinusoidal_encoding(kind: StepKind, dim: int) -> None:
-    layout = Layout.sequence(200)
+    layout = Layout.sequence(200, start=5000)
     got = Recursive(dim=dim, step=kind).table(layout)
     expected = Sinusoidal(dim=dim).table(layout.positions[..., 0].double())
-    torch.testing.assert_close(got, expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["linear", "free"])
+def test_narrow_dtypes_do_not_round_the_initial_angles(kind: StepKind) -> None:
+    """An angle kept in bfloat16 would be off by radians at position 5000."""
+    encoding = Recursive(dim=16, step=kind)
+    layout = Layout.sequence(3, start=5000)
+    narrow = copy.deepcopy(encoding).bfloat16().table(layout)
+    torch.testing.assert_close(narrow, encoding.table(layout), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dim", [1, 3, 7])

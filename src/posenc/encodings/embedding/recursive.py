@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -22,6 +23,7 @@ from posenc.layout import Layout
 __all__ = ["FreeStep", "GatedStep", "Recursive", "RotationStep", "Step", "StepKind"]
 
 StepKind = Literal["linear", "free", "gru"]
+Turn = Callable[[Tensor], Tensor]
 
 
 class Step(nn.Module, ABC):
@@ -80,44 +82,44 @@ class LinearStep(Step):
         self.start.zero_()
         self.start[1::2] = 1
         self.weight.zero_()
-        dim = len(self.start)
-        pairs = torch.arange(0, dim - 1, 2, device=self.weight.device)
-        angles = geometric_frequencies(len(pairs), dim, 10000.0, like=self.start)
-        self._turn(pairs, angles)
 
-    @abstractmethod
-    def _turn(self, pairs: Int[Tensor, " T"], angles: Float[Tensor, " T"]) -> None:
-        """Set the weight to turn features (i, i + 1), i in ``pairs``, by ``angles``."""
+    def _turning(self, along: Turn, across: Turn) -> Float[Tensor, "C C"]:
+        """The matrix with blocks ``[[a, b], [-b, a]]`` of the sinusoidal encoding's angles.
+
+        Computed afresh, so that narrow dtypes round only what is trained.
+        """
+        (start,) = self._wide(self.start)
+        dim = len(start)
+        angles = geometric_frequencies(dim // 2, dim, 10000.0, like=start)
+        diagonal = torch.ones_like(start)
+        diagonal[: 2 * len(angles)] = along(angles).repeat_interleave(2)
+        beside = torch.zeros_like(start)[1:]
+        beside[::2] = across(angles)
+        return diagonal.diag() + beside.diag(1) - beside.diag(-1)
 
 
 class RotationStep(LinearStep):
-    """A is a rotation, whatever the weight: ``(I + S)(I - S)^-1``, ``S = W - W^T``."""
+    """A is a rotation, whatever the weight: ``(I + S)(I - S)^-1``, ``S = S_0 + W - W^T``."""
 
     def transition(self) -> Float[Tensor, "C C"]:
         (weight,) = self._wide(self.weight)
-        skew = weight - weight.mT
         one = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
+        skew = weight - weight.mT + self._turning(torch.ones_like, half_tangent) - one
         # I - S has an inverse for every skew S, so nothing needs to be checked on the device.
         made: Tensor = torch.linalg.solve_ex(one - skew, one + skew, left=False)[0]
         return made
 
-    def _turn(self, pairs: Int[Tensor, " T"], angles: Float[Tensor, " T"]) -> None:
-        half = torch.tan(angles / 2) / 2
-        self.weight[pairs, pairs + 1] = half
-        self.weight[pairs + 1, pairs] = -half
-
 
 class FreeStep(LinearStep):
-    """A is the weight itself."""
+    """A is ``A_0 + W``."""
 
     def transition(self) -> Float[Tensor, "C C"]:
-        return self._wide(self.weight)[0]
+        return self._wide(self.weight)[0] + self._turning(torch.cos, torch.sin)
 
-    def _turn(self, pairs: Int[Tensor, " T"], angles: Float[Tensor, " T"]) -> None:
-        self.weight.fill_diagonal_(1.0)
-        self.weight[pairs, pairs] = self.weight[pairs + 1, pairs + 1] = angles.cos()
-        self.weight[pairs, pairs + 1] = angles.sin()
-        self.weight[pairs + 1, pairs] = -angles.sin()
+
+def half_tangent(angles: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """By which ``(I + S)(I - S)^-1`` turns by the angles."""
+    return torch.tan(angles / 2)
 
 
 class GatedStep(Step):
@@ -155,10 +157,11 @@ class Recursive(EmbeddingEncoding):
 
     ``k`` = 0, 1, … in tokens, without an end; a fractional position is read between the two
     vectors next to it, linearly. ``p_0``, ``c`` ``[C]``; ``b = c - A · c``. ``A`` ``[C, C]`` is
-    ``(I + S)(I - S)^-1`` with ``S = W - W^T``: whatever the training does, a rotation, so
+    ``(I + S)(I - S)^-1`` with ``S = S_0 + W - W^T``: whatever the training does, a rotation, so
     ``‖p_k - c‖`` is the same at every k, and neither vectors nor gradients grow or vanish.
-    ``W`` starts where A turns the pair t by ``10000^(-2t/C)`` radians a token, and ``p_0`` at
-    (0, 1, 0, 1, …): the sinusoidal encoding (for even C). Claims: absolute, one axis, trainable.
+    ``W`` starts at 0, where S_0 makes A turn the pair t by ``10000^(-2t/C)`` radians a token, and
+    ``p_0`` at (0, 1, 0, 1, …): the sinusoidal encoding (for even C). Claims: absolute, one axis,
+    trainable.
 
     Cost: L·C² in log2 L matrix products by doubling, ``[p_k; A^n] · A^n = [p_{k+n}; A^2n]``, and
     log2 of the first position more where that is not 0; computed in float64, since squaring A
