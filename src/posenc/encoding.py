@@ -138,6 +138,10 @@ class QueryKeyTransform(Part, ABC):
     scale: ClassVar[float | None] = None
     """The factor that the product wants; the default scale is then this. None: no wish."""
 
+    tokenwise: ClassVar[bool] = True
+    """Whether what becomes of a key depends on it and its position alone, so that it may be done
+    once and kept. xPos counts from the middle of a call's queries, so its keys must be redone."""
+
     @abstractmethod
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid

@@ -3,7 +3,9 @@
 from posenc.attention.api import BACKENDS, Explanation, attend, explain
 from posenc.attention.cache import Cache, LayerCache
 from posenc.attention.complex import attend_complex
+from posenc.attention.linear import LinearAttention, attend_linear
 from posenc.attention.module import Attention, Context
+from posenc.attention.prefix_sums import LinearState
 
 __all__ = [
     "BACKENDS",
@@ -12,7 +14,10 @@ __all__ = [
     "Context",
     "Explanation",
     "LayerCache",
+    "LinearAttention",
+    "LinearState",
     "attend",
     "attend_complex",
+    "attend_linear",
     "explain",
 ]

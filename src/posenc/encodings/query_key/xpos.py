@@ -61,6 +61,7 @@ class Xpos(QueryKeyTransform):
     """
 
     causal_only: ClassVar[bool] = True
+    tokenwise: ClassVar[bool] = False
 
     def __init__(
         self,
