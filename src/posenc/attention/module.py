@@ -48,6 +48,7 @@ class Attention(nn.Module):
         causal: a token sees the past only.
         window: a token sees fewer than this many steps away only.
         bias: the projections have biases.
+        output_bias: whether the last one has; as the others by default.
         merged: one matrix makes queries, keys and values: a product instead of three in
             self-attention, and one tensor ``merged`` in checkpoints.
         dropout: probability of dropping an attention weight in training.
@@ -69,6 +70,7 @@ class Attention(nn.Module):
         causal: bool = False,
         window: int | None = None,
         bias: bool = False,
+        output_bias: bool | None = None,
         merged: bool = False,
         dropout: float = 0.0,
         scale: float | None = None,
@@ -110,7 +112,8 @@ class Attention(nn.Module):
             self.merged = None
             projections = tuple(nn.Linear(dim, width, bias=bias) for width in self.widths)
         self.query, self.key, self.value = projections
-        self.output = nn.Linear(heads * head_dim, dim, bias=bias)
+        output_bias = bias if output_bias is None else output_bias
+        self.output = nn.Linear(heads * head_dim, dim, bias=output_bias)
         self.encoding = encoding
         for part in encoding.parts():
             part.attach(self.query, self.key)

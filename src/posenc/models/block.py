@@ -15,16 +15,19 @@ from posenc.models.norm import Norm, make_norm, normalize
 
 __all__ = ["Activation", "Block", "FeedForward"]
 
-Activation = Literal["swiglu", "gelu", "relu"]
+Activation = Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu"]
+
+ACTIVATIONS: tuple[Activation, ...] = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu")
 
 
 class FeedForward(nn.Module):
-    """``W_o · a(W_i x)``; for SwiGLU ``W_o · (silu(W_g x) · W_i x)`` (Shazeer 2020).
+    """``W_o · a(W_i x)``; with gates ``W_o · (a(W_g x) · W_i x)`` (Shazeer 2020).
 
     Args:
         dim: width C.
         hidden: width in between.
-        activation: ``"swiglu"``, ``"gelu"`` or ``"relu"``.
+        activation: with gates ``"swiglu"`` (a is SiLU) or ``"geglu"`` (a is GELU by tanh);
+            without, ``"gelu"``, ``"gelu_tanh"`` (its approximation by tanh) or ``"relu"``.
         bias: the projections have biases.
 
     Raises:
@@ -35,10 +38,10 @@ class FeedForward(nn.Module):
         self, *, dim: int, hidden: int, activation: Activation = "swiglu", bias: bool = False
     ) -> None:
         super().__init__()
-        if activation not in ("swiglu", "gelu", "relu"):
-            raise UnknownNameError.of("activation", activation, ("swiglu", "gelu", "relu"))
+        if activation not in ACTIVATIONS:
+            raise UnknownNameError.of("activation", activation, ACTIVATIONS)
         self.activation = activation
-        gates = 2 if activation == "swiglu" else 1
+        gates = 2 if activation in ("swiglu", "geglu") else 1
         self.input = nn.Linear(dim, gates * hidden, bias=bias)
         self.output = nn.Linear(hidden, dim, bias=bias)
 
@@ -47,8 +50,13 @@ class FeedForward(nn.Module):
         if self.activation == "swiglu":
             gate, value = x.chunk(2, dim=-1)
             x = nn.functional.silu(gate) * value
+        elif self.activation == "geglu":
+            gate, value = x.chunk(2, dim=-1)
+            x = nn.functional.gelu(gate, approximate="tanh") * value
         elif self.activation == "gelu":
             x = nn.functional.gelu(x)
+        elif self.activation == "gelu_tanh":
+            x = nn.functional.gelu(x, approximate="tanh")
         else:
             x = torch.relu(x)
         projected: Tensor = self.output(x)
@@ -66,11 +74,14 @@ class Block(nn.Module):
         feed_forward: the last layer.
         norm: ``"rms"``, ``"layer"`` or ``"batch"``.
         norm_first: norms before each layer (pre-norm) rather than after each residual.
+        parallel: attention and feed-forward both read the block's input, each through its own
+            norm, and both are added to it (GPT-NeoX); pre-norm, without cross-attention.
         norm_eps: see ``make_norm``.
         dropout: probability of dropping a feature of a layer's output.
 
     Raises:
-        ArgumentError: when the cross-attention's encoding has an embedding part.
+        ArgumentError: when the cross-attention's encoding has an embedding part, or ``parallel``
+            comes with post-norm or cross-attention.
     """
 
     def __init__(
@@ -82,6 +93,7 @@ class Block(nn.Module):
         cross: Attention | None = None,
         norm: Norm = "rms",
         norm_first: bool = True,
+        parallel: bool = False,
         norm_eps: float | None = None,
         dropout: float = 0.0,
     ) -> None:
@@ -97,7 +109,14 @@ class Block(nn.Module):
                 got=f"{type(cross.encoding.embedding).__name__}, which changes token vectors",
                 remedy="Give it to the encoder or the decoder, whose tokens they are.",
             )
-        self.norm_first = norm_first
+        if parallel and (cross is not None or not norm_first):
+            raise ArgumentError(
+                "parallel",
+                expected="pre-norm without cross-attention",
+                got="post-norm" if cross is None else "a cross-attention",
+                remedy="Use parallel=False.",
+            )
+        self.norm_first, self.parallel = norm_first, parallel
         self.dropout = nn.Dropout(dropout)
 
     def forward(
@@ -132,12 +151,13 @@ class Block(nn.Module):
         if self.norm_first:
             if source is not None:
                 source = normalize(self.attention_norm, source, layout)
+            block_input = x
             normal = normalize(self.attention_norm, x, layout)
             x = x + self.dropout(self._attend(normal, layout, cache, source))
             if self.cross is not None and self.cross_norm is not None:
                 normal = normalize(self.cross_norm, x, layout)
                 x = x + self.dropout(self.cross(normal, layout, context=context))
-            normal = normalize(self.feed_forward_norm, x, layout)
+            normal = normalize(self.feed_forward_norm, block_input if self.parallel else x, layout)
             fed: Tensor = self.dropout(self.feed_forward(normal))
             return x + fed
         attended = self._attend(x, layout, cache, source)

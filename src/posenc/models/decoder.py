@@ -41,8 +41,10 @@ class DecoderConfig(StackConfig):
         layers: blocks.
         encoding: name in the registry, or several joined by ``+``.
         options: the encoding's options.
-        window: a token sees fewer than this many steps back only; None: all.
+        window: a token sees fewer than this many steps back only; None: all. One for all layers
+            or one for each.
         tied: the output layer is the token embedding, transposed.
+        embedding_norm: a norm follows the embedding (Bloom).
 
     The others are those of ``StackConfig``.
     """
@@ -51,8 +53,9 @@ class DecoderConfig(StackConfig):
     layers: int
     encoding: str = "rope"
     options: Mapping[str, Any] = field(default_factory=dict)
-    window: int | None = None
+    window: int | Sequence[int | None] | None = None
     tied: bool = True
+    embedding_norm: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,6 +98,9 @@ class Decoder(nn.Module):
                 remedy="Use posenc.create_layers(name, layers=…).",
             )
         self.embedding = nn.Embedding(config.vocabulary, config.dim)
+        self.embedding_norm = None
+        if config.embedding_norm:
+            self.embedding_norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(config, encodings, causal=True, window=config.window)
         self.norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
@@ -138,8 +144,10 @@ class Decoder(nn.Module):
         past = None if cache is None else cache[0]
         if layout is None:
             layout = (past or LayerCache()).following(tokens.shape[1], device=tokens.device)
-        x = self.embedding(tokens) * self.config.dim**0.5
+        x = self.embedding(tokens) * self.config.embedding_factor
         x = embed(self.encodings[0], x, layout, tokens, past)
+        if self.embedding_norm is not None:
+            x = normalize(self.embedding_norm, x, layout)
         x = self.dropout(x)
         for index, block in enumerate(self.blocks):
             x = block(x, layout, cache=None if cache is None else cache[index])

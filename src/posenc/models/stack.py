@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from posenc.attention import Attention, LayerCache
 from posenc.attention.module import Rows
 from posenc.encoding import Encoding
-from posenc.errors import ArgumentError
+from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
 from posenc.models.block import Activation, Block, FeedForward
 from posenc.models.norm import Norm
@@ -31,6 +31,10 @@ __all__ = [
     "require_by_name",
 ]
 
+AttentionBias = Literal["all", "inputs", "none"]
+
+ATTENTION_BIASES: tuple[AttentionBias, ...] = ("all", "inputs", "none")
+
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
@@ -41,12 +45,15 @@ class StackConfig:
         heads: query heads.
         kv_heads: key/value heads; as many as query heads by default.
         head_dim: width of a head; ``dim / heads`` by default.
-        hidden: width of the feed-forward layer; by default 8/3 of ``dim`` for SwiGLU, rounded up
-            to a multiple of 8, and 4 times ``dim`` for the others.
-        activation, norm, norm_first, norm_eps: see ``Block``.
+        hidden: width of the feed-forward layer; by default 8/3 of ``dim`` with gates, rounded up
+            to a multiple of 8, and 4 times ``dim`` without.
+        activation, norm, norm_first, norm_eps, parallel: see ``Block``.
         bias: attention and feed-forward layers have biases.
+        attention_bias: which projections of attention have them instead: ``"all"``, ``"inputs"``
+            (queries, keys and values) or ``"none"``; as ``bias`` says by default.
         merged: one matrix makes queries, keys and values; see ``Attention``.
         max_length: positions of a learned table.
+        embedding_scale: factor of the token embedding, √C if None (1 in BERT, GPT and Llama).
         dropout: probability of dropping a feature or an attention weight in training.
         scale: factor of the logits; the encoding's default if None.
     """
@@ -60,14 +67,19 @@ class StackConfig:
     norm: Norm = "rms"
     norm_first: bool = True
     norm_eps: float | None = None
+    parallel: bool = False
     bias: bool = False
+    attention_bias: AttentionBias | None = None
     merged: bool = False
     max_length: int | None = None
+    embedding_scale: float | None = None
     dropout: float = 0.0
     scale: float | None = None
 
     def __post_init__(self) -> None:
         self.require_counts("dim", "heads")
+        if self.attention_bias is not None and self.attention_bias not in ATTENTION_BIASES:
+            raise UnknownNameError.of("attention_bias", self.attention_bias, ATTENTION_BIASES)
         if not 0.0 <= self.dropout < 1.0:
             raise ArgumentError(
                 "dropout", expected="0 ≤ dropout < 1", got=self.dropout, remedy="0 is common."
@@ -86,13 +98,23 @@ class StackConfig:
                 )
 
     @property
+    def biases(self) -> AttentionBias:
+        """``attention_bias``, or its default."""
+        return self.attention_bias or ("all" if self.bias else "none")
+
+    @property
     def feed_forward_width(self) -> int:
         """``hidden``, or its default."""
         if self.hidden is not None:
             return self.hidden
-        if self.activation == "swiglu":
+        if self.activation in ("swiglu", "geglu"):
             return 8 * math.ceil(self.dim / 3)
         return 4 * self.dim
+
+    @property
+    def embedding_factor(self) -> float:
+        """``embedding_scale``, or its default."""
+        return self.dim**0.5 if self.embedding_scale is None else self.embedding_scale
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
@@ -124,10 +146,24 @@ def make_blocks(
     encodings: Sequence[Encoding],
     *,
     causal: bool,
-    window: int | None = None,
+    window: int | Sequence[int | None] | None = None,
     cross: Sequence[Encoding] | None = None,
 ) -> nn.ModuleList:
-    """A block for each record; with a cross-attention where ``cross`` has records for them."""
+    """A block for each record; with a cross-attention where ``cross`` has records for them.
+
+    ``window`` is one for all blocks or one for each.
+
+    Raises:
+        ArgumentError: when there is not one window a block.
+    """
+    windows = window if isinstance(window, Sequence) else [window] * len(encodings)
+    if len(windows) != len(encodings):
+        raise ArgumentError(
+            "window",
+            expected=f"one, or {len(encodings)}, one a layer",
+            got=f"{len(windows)}",
+            remedy="Use None for a layer that sees all.",
+        )
 
     def attention(encoding: Encoding, *, causal: bool, window: int | None) -> Attention:
         return Attention(
@@ -138,7 +174,8 @@ def make_blocks(
             encoding=encoding,
             causal=causal,
             window=window,
-            bias=config.bias,
+            bias=config.biases != "none",
+            output_bias=config.biases == "all",
             merged=config.merged,
             dropout=config.dropout,
             scale=config.scale,
@@ -147,7 +184,7 @@ def make_blocks(
     def block(index: int) -> Block:
         return Block(
             dim=config.dim,
-            attention=attention(encodings[index], causal=causal, window=window),
+            attention=attention(encodings[index], causal=causal, window=windows[index]),
             cross=None if cross is None else attention(cross[index], causal=False, window=None),
             feed_forward=FeedForward(
                 dim=config.dim,
@@ -157,6 +194,7 @@ def make_blocks(
             ),
             norm=config.norm,
             norm_first=config.norm_first,
+            parallel=config.parallel,
             norm_eps=config.norm_eps,
             dropout=config.dropout,
         )
