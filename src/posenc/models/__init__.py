@@ -1,6 +1,32 @@
 """Reference models, one for each place the literature uses positional encodings."""
 
+from posenc.models.beam import Beams, beam_search
+from posenc.models.deberta import Deberta, DebertaConfig
 from posenc.models.decoder import Decoder, DecoderConfig
+from posenc.models.encoder import Encoder, EncoderConfig, MaskedLM
 from posenc.models.generation import Greedy, Sample, generate
+from posenc.models.loss import token_loss
+from posenc.models.masking import Masked, mask_tokens
+from posenc.models.recurrence import in_segments
+from posenc.models.transformer import Transformer, TransformerConfig
 
-__all__ = ["Decoder", "DecoderConfig", "Greedy", "Sample", "generate"]
+__all__ = [
+    "Beams",
+    "Deberta",
+    "DebertaConfig",
+    "Decoder",
+    "DecoderConfig",
+    "Encoder",
+    "EncoderConfig",
+    "Greedy",
+    "Masked",
+    "MaskedLM",
+    "Sample",
+    "Transformer",
+    "TransformerConfig",
+    "beam_search",
+    "generate",
+    "in_segments",
+    "mask_tokens",
+    "token_loss",
+]

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from posenc.attention import Cache, LayerCache
 from posenc.encoding import Encoding
-from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.block import Block
 from posenc.models.checkpoint import load_model, save_model
@@ -27,6 +26,7 @@ from posenc.models.stack import (
     make_blocks,
     make_encodings,
     require_by_name,
+    require_position,
 )
 
 __all__ = ["Decoder", "DecoderConfig"]
@@ -86,17 +86,14 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.named = encodings is None
-        if encodings is None:
-            encodings = make_encodings(
-                config, config.encoding, config.options, layers=config.layers, causal=True
-            )
-        if len(encodings) != config.layers:
-            raise ArgumentError(
-                "encodings",
-                expected=f"{config.layers}, one a layer",
-                got=len(encodings),
-                remedy="Use posenc.create_layers(name, layers=…).",
-            )
+        encodings = make_encodings(
+            config,
+            config.encoding,
+            config.options,
+            layers=config.layers,
+            causal=True,
+            records=encodings,
+        )
         self.embedding = nn.Embedding(config.vocabulary, config.dim)
         self.embedding_norm = None
         if config.embedding_norm:
@@ -161,17 +158,17 @@ class Decoder(nn.Module):
         """An empty cache for ``forward``."""
         return Cache(self.config.layers)
 
+    def select(self, rows: Int[Tensor, " rows"]) -> Decoder:
+        """The model for these rows of a batch: itself, which knows nothing of rows."""
+        return self
+
     def require_position(self, position: int) -> None:
         """Refuse a position that the encoding cannot represent, before any work is done.
 
         Raises:
             LengthError: from the encoding, with the remedy.
         """
-        weight = self.embedding.weight
-        with torch.no_grad():
-            layout = Layout.sequence(1, position, device=weight.device)
-            token = torch.zeros(1, 1, dtype=torch.int64, device=weight.device)
-            self.encodings[0].embed(weight.new_zeros(1, 1, self.config.dim), layout, tokens=token)
+        require_position(self.encodings[0], self.embedding, position)
 
     def save(self, folder: Path | str) -> None:
         """Write ``model.safetensors`` and ``config.json`` into ``folder``.

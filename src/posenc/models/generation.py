@@ -1,4 +1,4 @@
-"""Continuing a text: greedily or by sampling, with the cache or without."""
+"""Continuing a text, greedily or by sampling, with the cache or without: any decoder's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from posenc.attention import Cache
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
-__all__ = ["Greedy", "LanguageModel", "Sample", "Sampling", "generate"]
+__all__ = ["Greedy", "LanguageModel", "Sample", "Sampling", "check_prompt", "generate"]
 
 
 class LanguageModel(Protocol):
-    """What ``generate`` needs of a model."""
+    """What ``generate`` and ``beam_search`` need of a model.
+
+    A ``Decoder`` is one, and what a ``Transformer`` makes of a source: ``model.given(source)``.
+    """
 
     def __call__(
         self, tokens: Tensor, layout: Layout | None = None, *, cache: Cache | None = None
@@ -26,6 +29,8 @@ class LanguageModel(Protocol):
     def new_cache(self) -> Cache: ...
 
     def require_position(self, position: int) -> None: ...
+
+    def select(self, rows: Tensor) -> LanguageModel: ...
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,33 @@ def generate(
         LengthError: before anything is generated, when the encoding cannot reach the last
             position.
     """
+    layout = check_prompt(model, prompt, layout, max_new_tokens)
+    sampling = Greedy() if sampling is None else sampling
+    cache = model.new_cache() if cached else None
+    tokens, part, where = prompt, prompt, layout
+    stopped = torch.zeros(prompt.shape[0], dtype=torch.bool, device=prompt.device)
+    for _ in range(max_new_tokens):
+        drawn = sampling.choose(model(part, where, cache=cache)[:, -1])
+        if stop_token is not None:
+            drawn = torch.where(stopped, stop_token, drawn)
+            stopped = stopped | (drawn == stop_token)
+        tokens = torch.cat([tokens, drawn.unsqueeze(1)], dim=1)
+        following = layout.following()
+        layout = layout.concat(following)
+        part, where = (drawn.unsqueeze(1), following) if cached else (tokens, layout)
+        if stop_token is not None and bool(stopped.all()):
+            break
+    return tokens
+
+
+def check_prompt(
+    model: LanguageModel, prompt: Tensor, layout: Layout | None, max_new_tokens: int
+) -> Layout:
+    """The prompt's layout, once it is known that it can be continued.
+
+    Raises:
+        ArgumentError, LengthError: as ``generate``.
+    """
     if prompt.dim() != 2 or prompt.shape[1] < 1:
         raise ArgumentError(
             "prompt",
@@ -151,19 +183,4 @@ def generate(
     if max_new_tokens > 1:
         # The last token drawn is never read, so the last position is one short of the end.
         model.require_position(int(layout.positions[:, -1].max()) + max_new_tokens - 1)
-    sampling = Greedy() if sampling is None else sampling
-    cache = model.new_cache() if cached else None
-    tokens, part, where = prompt, prompt, layout
-    stopped = torch.zeros(prompt.shape[0], dtype=torch.bool, device=prompt.device)
-    for _ in range(max_new_tokens):
-        drawn = sampling.choose(model(part, where, cache=cache)[:, -1])
-        if stop_token is not None:
-            drawn = torch.where(stopped, stop_token, drawn)
-            stopped = stopped | (drawn == stop_token)
-        tokens = torch.cat([tokens, drawn.unsqueeze(1)], dim=1)
-        following = layout.following()
-        layout = layout.concat(following)
-        part, where = (drawn.unsqueeze(1), following) if cached else (tokens, layout)
-        if stop_token is not None and bool(stopped.all()):
-            break
-    return tokens
+    return layout

@@ -29,6 +29,7 @@ __all__ = [
     "make_blocks",
     "make_encodings",
     "require_by_name",
+    "require_position",
 ]
 
 AttentionBias = Literal["all", "inputs", "none"]
@@ -122,23 +123,51 @@ class StackConfig:
 
 
 def make_encodings(
-    config: StackConfig, name: str, options: Mapping[str, Any], *, layers: int, causal: bool
-) -> list[Encoding]:
-    """The record of each layer, drawn apart from the other weights' stream of random numbers.
+    config: StackConfig,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    layers: int,
+    causal: bool,
+    field: str = "encoding",
+    records: Sequence[Encoding] | None = None,
+) -> Sequence[Encoding]:
+    """The record of each layer: ``records`` if they are given, or new ones called ``name``.
 
-    So these do not depend on the encoding.
+    New ones are drawn apart from the other weights' stream of random numbers, so that these do
+    not depend on the encoding.
+
+    Raises:
+        ArgumentError: when there is not one record a layer, or one that needs a causal mask is
+            to be where there is none; it speaks of ``field``.
     """
-    with torch.random.fork_rng(devices=[]):
-        return create_layers(
-            name,
-            layers=layers,
-            dim=config.dim,
-            heads=config.heads,
-            head_dim=config.head_dim,
-            max_length=config.max_length,
-            causal=causal,
-            **options,
+    if records is None:
+        with torch.random.fork_rng(devices=[]):
+            records = create_layers(
+                name,
+                layers=layers,
+                dim=config.dim,
+                heads=config.heads,
+                head_dim=config.head_dim,
+                max_length=config.max_length,
+                causal=causal,
+                **options,
+            )
+    if len(records) != layers:
+        raise ArgumentError(
+            f"{field}s",
+            expected=f"{layers}, one a layer",
+            got=len(records),
+            remedy="Use posenc.create_layers(name, layers=…).",
         )
+    if not causal and any(record.causal_only for record in records):
+        raise ArgumentError(
+            field,
+            expected="one that means something where tokens see both sides",
+            got=f"{name!r}, which only counts what came before",
+            remedy="Use it in a decoder's self-attention, and another one here.",
+        )
+    return records
 
 
 def make_blocks(
@@ -267,3 +296,16 @@ def require_by_name(named: bool) -> None:
             got="records, which config.json cannot hold",
             remedy="Make the model from names and options, or save its state_dict() yourself.",
         )
+
+
+@torch.no_grad()
+def require_position(encoding: Encoding, embedding: nn.Embedding, position: int) -> None:
+    """Refuse a position that the encoding cannot represent, before any work is done.
+
+    Raises:
+        LengthError: from the encoding, with the remedy.
+    """
+    weight = embedding.weight
+    layout = Layout.sequence(1, position, device=weight.device)
+    token = torch.zeros(1, 1, dtype=torch.int64, device=weight.device)
+    encoding.embed(weight.new_zeros(1, 1, weight.shape[1]), layout, tokens=token)

@@ -1,0 +1,160 @@
+"""DeBERTa: relative positions in the encoder, absolute ones where masked tokens are decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+from posenc.models.checkpoint import load_model, save_model
+from posenc.models.encoder import Encoder, EncoderConfig, MaskedLMHead
+from posenc.models.stack import check_tokens, make_encodings
+
+__all__ = ["Deberta", "DebertaConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebertaConfig(EncoderConfig):
+    """Everything that decides the shape of a ``Deberta``.
+
+    Args:
+        layers: of the fine-tuning form: all but the last encode, the last decodes.
+        encoding: of all layers' attention.
+        absolute: the encoding of absolute positions, which enters where decoding begins.
+        absolute_options: its options.
+        steps: how often the decoding layer is applied.
+
+    The others are those of ``EncoderConfig``.
+    """
+
+    encoding: str = "deberta"
+    absolute: str = "learned"
+    absolute_options: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_counts("steps")
+        if self.layers < 2:
+            raise ArgumentError(
+                "layers",
+                expected="2 or more, of which the last decodes",
+                got=self.layers,
+                remedy="Use Encoder or MaskedLM for a single layer.",
+            )
+
+
+class Deberta(nn.Module):
+    """An encoder and the Enhanced Mask Decoder: a masked language model.
+
+    With H the vectors after all but the last of the encoder's layers and p absolute positions:
+    ``I_0 = H + p``, ``I_{t+1} = layer(queries and residual I_t, keys and values H)``; the last
+    ``I`` goes to the masked-LM head. The layer is one and the same in all steps. The paper has
+    two of them, and p nowhere else.
+
+    Differs from the paper in nothing; it leaves open what fine-tuning keeps, and ``fine_tuned``
+    follows the released code.
+
+    Args:
+        config: its shape.
+
+    Raises:
+        ArgumentError: when ``absolute`` does not change token vectors once, or as ``Encoder``.
+
+    Reference: He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention",
+    section 3.2 and appendix.
+
+    >>> import torch
+    >>> from posenc.models import Deberta, DebertaConfig
+    >>> model = Deberta(DebertaConfig(vocabulary=99, dim=32, layers=3, heads=4, max_length=64))
+    >>> model(torch.randint(99, (1, 10))).shape
+    torch.Size([1, 10, 99])
+    """
+
+    def __init__(self, config: DebertaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.absolute = make_encodings(
+            config,
+            config.absolute,
+            config.absolute_options,
+            layers=1,
+            causal=False,
+            field="absolute",
+        )[0]
+        part = self.absolute.embedding
+        if part is None or part.every_layer or len(self.absolute.parts()) > 1:
+            raise ArgumentError(
+                "absolute",
+                expected="an encoding that changes token vectors once",
+                got=config.absolute,
+                remedy="Use 'learned' or 'sinusoidal'.",
+            )
+        self.head = MaskedLMHead(config)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B L"],
+        layout: Layout | None = None,
+        *,
+        types: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L V"]:
+        """Logits of the token at each place, ``[B, L, vocabulary]``.
+
+        Args:
+            tokens: ``[B, L]`` ids.
+            layout: where they are, and which are padding; 0, 1, 2, … by default.
+            types: ``[B, L]`` segment ids; 0 by default.
+
+        Raises:
+            ArgumentError: on tokens of another rank or dtype, or types that the model has not.
+        """
+        check_tokens("tokens", tokens)
+        if layout is None:
+            layout = Layout.sequence(tokens.shape[1], device=tokens.device)
+        *encoding, decoding = self.encoder.blocks
+        hidden = self.encoder.embed(tokens, layout, types=types)
+        for block in encoding:
+            hidden = block(hidden, layout)
+        x = self.absolute.embed(hidden, layout, tokens=tokens)
+        for _ in range(self.config.steps):
+            x = decoding(x, layout, source=hidden)
+        x = self.encoder.finish(x, layout)
+        logits: Tensor = self.head(x, self.encoder.embedding.weight)
+        return logits
+
+    def fine_tuned(self) -> Encoder:
+        """What other tasks start from: the encoding layers and the decoding layer, once.
+
+        In the paper's terms I = H and one step: the decoding layer is an encoder's last, and
+        there are no absolute positions. It is this model's ``encoder``, with its weights.
+        """
+        return self.encoder
+
+    def save(self, folder: Path | str) -> None:
+        """Write ``model.safetensors`` and ``config.json`` into ``folder``.
+
+        Raises:
+            OutputError: when the folder cannot be written to; what was there before is whole.
+        """
+        save_model(self, self.config.to_json(), folder, kind="deberta")
+
+    @classmethod
+    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Deberta:
+        """The model that ``save`` wrote.
+
+        Raises:
+            CheckpointError: when files are missing, damaged or of another kind, or a tensor is
+                missing, unknown or of another shape (it is named).
+        """
+        return load_model(
+            folder, kind="deberta", make=lambda f: Deberta(DebertaConfig(**f)), device=device
+        )

@@ -1,0 +1,264 @@
+"""A BERT-style encoder, and with it a masked language model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+from posenc.models.block import Activation, Block
+from posenc.models.checkpoint import load_model, save_model
+from posenc.models.norm import Norm, make_norm, normalize
+from posenc.models.stack import (
+    StackConfig,
+    check_tokens,
+    draw_blocks,
+    draw_embedding,
+    embed,
+    make_blocks,
+    make_encodings,
+    require_by_name,
+)
+
+__all__ = ["Encoder", "EncoderConfig", "MaskedLM", "MaskedLMHead"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(StackConfig):
+    """Everything that decides the shape of an ``Encoder``.
+
+    Args:
+        vocabulary: number of token ids.
+        layers: blocks.
+        encoding: name in the registry, or several joined by ``+``.
+        options: the encoding's options.
+        types: number of segment ids (BERT: 2); 0: none.
+
+    The others are those of ``StackConfig``, by default as in Devlin et al. 2019: norms last.
+    """
+
+    activation: Activation = "gelu"
+    norm: Norm = "layer"
+    norm_first: bool = False
+    bias: bool = True
+    vocabulary: int
+    layers: int
+    encoding: str = "learned"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    types: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_counts("vocabulary", "layers")
+        if self.types < 0:
+            raise ArgumentError("types", expected="0 or more", got=self.types, remedy="0: none.")
+
+
+class Encoder(nn.Module):
+    """Embeddings of token, segment and position, blocks that see both sides, and a norm.
+
+    The norm stands before the first block where the blocks' own come last (BERT), and after the
+    last block where they come first.
+
+    Args:
+        config: its shape.
+        encodings: one record a layer, instead of the ones that ``config.encoding`` names.
+
+    Raises:
+        ArgumentError: when the encoding needs a causal mask, there is not one record a layer, or
+            dimensions do not fit.
+
+    >>> import torch
+    >>> from posenc.models import Encoder, EncoderConfig
+    >>> config = EncoderConfig(vocabulary=99, dim=32, layers=2, heads=4, encoding="t5")
+    >>> Encoder(config)(torch.randint(99, (1, 10))).shape
+    torch.Size([1, 10, 32])
+    """
+
+    def __init__(
+        self, config: EncoderConfig, *, encodings: Sequence[Encoding] | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.named = encodings is None
+        encodings = make_encodings(
+            config,
+            config.encoding,
+            config.options,
+            layers=config.layers,
+            causal=False,
+            records=encodings,
+        )
+        self.embedding = nn.Embedding(config.vocabulary, config.dim)
+        self.types = nn.Embedding(config.types, config.dim) if config.types else None
+        self.norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = make_blocks(config, encodings, causal=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights but the encodings'; see ``draw_blocks``."""
+        draw_embedding(self.embedding)
+        if self.types is not None:
+            draw_embedding(self.types)
+        draw_blocks(self.blocks)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B L"],
+        layout: Layout | None = None,
+        *,
+        types: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        """Token vectors after the last block, ``[B, L, C]``.
+
+        Args:
+            tokens: ``[B, L]`` ids.
+            layout: where they are, and which are padding; 0, 1, 2, … by default.
+            types: ``[B, L]`` segment ids; 0 by default.
+
+        Raises:
+            ArgumentError: on tokens of another rank or dtype, or types that the model has not.
+        """
+        check_tokens("tokens", tokens)
+        if layout is None:
+            layout = Layout.sequence(tokens.shape[1], device=tokens.device)
+        x = self.embed(tokens, layout, types=types)
+        for block in self.blocks:
+            x = block(x, layout)
+        return self.finish(x, layout)
+
+    def embed(
+        self, tokens: Int[Tensor, "B L"], layout: Layout, *, types: Tensor | None = None
+    ) -> Float[Tensor, "B L C"]:
+        """What enters the first block.
+
+        Raises:
+            ArgumentError: on types that the model has not.
+        """
+        x = self.embedding(tokens) * self.config.embedding_factor
+        if self.types is not None:
+            kinds = torch.zeros_like(tokens) if types is None else types
+            x = x + self.types(kinds) * self.config.embedding_factor
+        elif types is not None:
+            raise ArgumentError(
+                "types", expected="none, as config.types is 0", got="some", remedy="Leave it out."
+            )
+        first = cast(Block, self.blocks[0]).attention.encoding
+        x = embed(first, x, layout, tokens)
+        if not self.config.norm_first:
+            x = normalize(self.norm, x, layout)
+        embedded: Tensor = self.dropout(x)
+        return embedded
+
+    def finish(self, x: Float[Tensor, "B L C"], layout: Layout) -> Float[Tensor, "B L C"]:
+        """What leaves the last block, normed where blocks have their norms first."""
+        return normalize(self.norm, x, layout) if self.config.norm_first else x
+
+    def save(self, folder: Path | str) -> None:
+        """Write ``model.safetensors`` and ``config.json`` into ``folder``.
+
+        Raises:
+            ArgumentError: for a model made from encoding records.
+            OutputError: when the folder cannot be written to; what was there before is whole.
+        """
+        require_by_name(self.named)
+        save_model(self, self.config.to_json(), folder, kind="encoder")
+
+    @classmethod
+    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Encoder:
+        """The model that ``save`` wrote.
+
+        Raises:
+            CheckpointError: when files are missing, damaged or of another kind, or a tensor is
+                missing, unknown or of another shape (it is named).
+        """
+        return load_model(
+            folder, kind="encoder", make=lambda f: Encoder(EncoderConfig(**f)), device=device
+        )
+
+
+class MaskedLMHead(nn.Module):
+    """``E · norm(gelu(W x + b)) + c``, E the token embedding (Devlin et al. 2019).
+
+    Args:
+        config: of the encoder whose vectors it reads.
+    """
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.dim, config.dim)
+        self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps or 1e-5)
+        self.bias = nn.Parameter(torch.zeros(config.vocabulary))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values."""
+        nn.init.normal_(self.dense.weight, std=self.dense.in_features**-0.5)
+        nn.init.zeros_(self.dense.bias)
+        nn.init.zeros_(self.bias)
+        self.norm.reset_parameters()
+
+    def forward(
+        self, x: Float[Tensor, "*places C"], embedding: Float[Tensor, "V C"]
+    ) -> Float[Tensor, "*places V"]:
+        """Logits of the token at each place, from the encoder's vectors."""
+        x = self.norm(nn.functional.gelu(self.dense(x)))
+        return nn.functional.linear(x, embedding, self.bias)
+
+
+class MaskedLM(nn.Module):
+    """An ``Encoder`` that says which token stands at each place, for those that are masked.
+
+    Args:
+        config: of the encoder.
+        encodings: see ``Encoder``.
+
+    Raises:
+        ArgumentError: as ``Encoder``.
+
+    >>> import torch
+    >>> from posenc.models import EncoderConfig, MaskedLM
+    >>> MaskedLM(EncoderConfig(vocabulary=99, dim=32, layers=2, heads=4, encoding="rope"))(
+    ...     torch.randint(99, (1, 10))).shape
+    torch.Size([1, 10, 99])
+    """
+
+    def __init__(
+        self, config: EncoderConfig, *, encodings: Sequence[Encoding] | None = None
+    ) -> None:
+        super().__init__()
+        self.encoder = Encoder(config, encodings=encodings)
+        self.head = MaskedLMHead(config)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B L"],
+        layout: Layout | None = None,
+        *,
+        types: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L V"]:
+        """Logits of the token at each place, ``[B, L, vocabulary]``; as ``Encoder``."""
+        x = self.encoder(tokens, layout, types=types)
+        logits: Tensor = self.head(x, self.encoder.embedding.weight)
+        return logits
+
+    def save(self, folder: Path | str) -> None:
+        """As ``Encoder.save``."""
+        require_by_name(self.encoder.named)
+        save_model(self, self.encoder.config.to_json(), folder, kind="masked_lm")
+
+    @classmethod
+    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> MaskedLM:
+        """As ``Encoder.load``."""
+        return load_model(
+            folder, kind="masked_lm", make=lambda f: MaskedLM(EncoderConfig(**f)), device=device
+        )

@@ -1,0 +1,301 @@
+"""The encoder–decoder Transformer, with any encoding on each of its three attentions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.attention import Cache, Context, LayerCache
+from posenc.encoding import Encoding
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+from posenc.models.block import Activation, Block
+from posenc.models.checkpoint import load_model, save_model
+from posenc.models.norm import Norm, make_norm, normalize
+from posenc.models.stack import (
+    StackConfig,
+    check_tokens,
+    draw_blocks,
+    draw_embedding,
+    embed,
+    make_blocks,
+    make_encodings,
+    require_by_name,
+    require_position,
+)
+
+__all__ = ["Given", "Transformer", "TransformerConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(StackConfig):
+    """Everything that decides the shape of a ``Transformer``.
+
+    Args:
+        source_vocabulary, target_vocabulary: numbers of token ids.
+        encoder_layers, decoder_layers: blocks.
+        encoder_encoding, decoder_encoding: names in the registry, or several joined by ``+``.
+        cross_encoding: of the attention from target to source; one that acts in attention, where
+            it reads the offset between a source and a target position.
+        encoder_options, decoder_options, cross_options: the encodings' options.
+        shared: source and target have one embedding.
+        tied: the output layer is the target embedding, transposed.
+
+    The others are those of ``StackConfig``; feed-forward, norm and biases are as in Vaswani et
+    al. 2017 by default, but norms come first (``norm_first=False`` for the paper's).
+    """
+
+    activation: Activation = "relu"
+    norm: Norm = "layer"
+    bias: bool = True
+    source_vocabulary: int
+    target_vocabulary: int
+    encoder_layers: int
+    decoder_layers: int
+    encoder_encoding: str = "sinusoidal"
+    decoder_encoding: str = "sinusoidal"
+    cross_encoding: str = "nope"
+    encoder_options: Mapping[str, Any] = field(default_factory=dict)
+    decoder_options: Mapping[str, Any] = field(default_factory=dict)
+    cross_options: Mapping[str, Any] = field(default_factory=dict)
+    shared: bool = False
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_counts(
+            "source_vocabulary", "target_vocabulary", "encoder_layers", "decoder_layers"
+        )
+        if self.shared and self.source_vocabulary != self.target_vocabulary:
+            raise ArgumentError(
+                "shared",
+                expected="one vocabulary for source and target",
+                got=f"{self.source_vocabulary} and {self.target_vocabulary} ids",
+                remedy="Use shared=False, or number both languages' tokens together.",
+            )
+
+
+class Transformer(nn.Module):
+    """Token embedding · √C and encoder; the same and decoder, which attends to the encoder.
+
+    Args:
+        config: its shape.
+        encoder_encodings, decoder_encodings, cross_encodings: one record a layer, instead of the
+            ones that ``config`` names. Such a model cannot be saved.
+
+    Raises:
+        ArgumentError: when an encoding cannot be where it is put (one that needs a causal mask
+            in encoder or cross-attention, one that changes token vectors in cross-attention), or
+            dimensions do not fit.
+
+    >>> import torch
+    >>> from posenc.models import Transformer, TransformerConfig, generate
+    >>> config = TransformerConfig(
+    ...     source_vocabulary=9, target_vocabulary=9, dim=32, heads=4, encoder_layers=1,
+    ...     decoder_layers=1)
+    >>> model = Transformer(config).eval()
+    >>> source, begin = torch.randint(9, (2, 7)), torch.zeros(2, 1, dtype=torch.int64)
+    >>> generate(model.given(source), begin, max_new_tokens=5).shape
+    torch.Size([2, 6])
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        encoder_encodings: Sequence[Encoding] | None = None,
+        decoder_encodings: Sequence[Encoding] | None = None,
+        cross_encodings: Sequence[Encoding] | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        given = (encoder_encodings, decoder_encodings, cross_encodings)
+        self.named = all(records is None for records in given)
+        encoder, decoder, cross = (
+            make_encodings(
+                config,
+                getattr(config, f"{site}_encoding"),
+                getattr(config, f"{site}_options"),
+                layers=config.encoder_layers if site == "encoder" else config.decoder_layers,
+                causal=site == "decoder",
+                field=f"{site}_encoding",
+                records=records,
+            )
+            for site, records in zip(("encoder", "decoder", "cross"), given, strict=True)
+        )
+        self.source_embedding = nn.Embedding(config.source_vocabulary, config.dim)
+        self.target_embedding = self.source_embedding
+        if not config.shared:
+            self.target_embedding = nn.Embedding(config.target_vocabulary, config.dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.encoder = make_blocks(config, encoder, causal=False)
+        self.decoder = make_blocks(config, decoder, causal=True, cross=cross)
+        # After a block with norms last there is nothing left to normalise.
+        self.encoder_norm, self.decoder_norm = (
+            make_norm(config.norm, config.dim, eps=config.norm_eps) if config.norm_first else None
+            for _ in range(2)
+        )
+        self.output = None
+        if not config.tied:
+            self.output = nn.Linear(config.dim, config.target_vocabulary, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights but the encodings'; see ``draw_blocks``."""
+        draw_embedding(self.source_embedding)
+        if not self.config.shared:
+            draw_embedding(self.target_embedding)
+        draw_blocks(self.encoder)
+        draw_blocks(self.decoder)
+        if self.output is not None:
+            nn.init.normal_(self.output.weight, std=self.config.dim**-0.5)
+
+    def forward(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        source_layout: Layout | None = None,
+        target_layout: Layout | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of the target's next token at every place, ``[B, T, target_vocabulary]``.
+
+        Args:
+            source: ``[B, S]`` ids.
+            target: ``[B, T]`` ids, with a token that begins it.
+            source_layout, target_layout: where they are; 0, 1, 2, … by default. Padding is
+                marked by their ``valid`` (``Layout.padded(lengths)``).
+
+        Raises:
+            ArgumentError: on tokens of another rank or dtype.
+        """
+        return self.given(source, source_layout)(target, target_layout)
+
+    def encode(
+        self, source: Int[Tensor, "B S"], layout: Layout | None = None
+    ) -> Float[Tensor, "B S C"]:
+        """The encoder's vectors of a source.
+
+        Raises:
+            ArgumentError: on tokens of another rank or dtype.
+        """
+        check_tokens("source", source)
+        if layout is None:
+            layout = Layout.sequence(source.shape[1], device=source.device)
+        x = self.source_embedding(source) * self.config.embedding_factor
+        x = self.dropout(embed(_first(self.encoder), x, layout, source))
+        for block in self.encoder:
+            x = block(x, layout)
+        return x if self.encoder_norm is None else normalize(self.encoder_norm, x, layout)
+
+    def given(self, source: Int[Tensor, "B S"], layout: Layout | None = None) -> Given:
+        """The decoder with this source in view, a language model: give it to ``generate``.
+
+        Raises:
+            ArgumentError: on tokens of another rank or dtype.
+        """
+        encoded = self.encode(source, layout)
+        if layout is None:
+            layout = Layout.sequence(source.shape[1], device=source.device)
+        crosses = [block.cross for block in cast(Iterable[Block], self.decoder)]
+        return Given(self, [c.project(encoded, layout) for c in crosses if c is not None])
+
+    def decode(
+        self,
+        target: Int[Tensor, "B T"],
+        layout: Layout | None,
+        contexts: Sequence[Context],
+        *,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of the next token, given what each block's cross-attention looks at."""
+        check_tokens("target", target)
+        past = None if cache is None else cache[0]
+        if layout is None:
+            layout = (past or LayerCache()).following(target.shape[1], device=target.device)
+        x = self.target_embedding(target) * self.config.embedding_factor
+        x = self.dropout(embed(_first(self.decoder), x, layout, target, past))
+        for index, block in enumerate(self.decoder):
+            own = None if cache is None else cache[index]
+            x = block(x, layout, cache=own, context=contexts[index])
+        if self.decoder_norm is not None:
+            x = normalize(self.decoder_norm, x, layout)
+        if self.output is None:
+            return nn.functional.linear(x, self.target_embedding.weight)
+        logits: Tensor = self.output(x)
+        return logits
+
+    def save(self, folder: Path | str) -> None:
+        """Write ``model.safetensors`` and ``config.json`` into ``folder``.
+
+        Raises:
+            ArgumentError: for a model made from encoding records.
+            OutputError: when the folder cannot be written to; what was there before is whole.
+        """
+        require_by_name(self.named)
+        save_model(self, self.config.to_json(), folder, kind="transformer")
+
+    @classmethod
+    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Transformer:
+        """The model that ``save`` wrote.
+
+        Raises:
+            CheckpointError: when files are missing, damaged or of another kind, or a tensor is
+                missing, unknown or of another shape (it is named).
+        """
+        return load_model(folder, kind="transformer", make=_from_json, device=device)
+
+
+class Given:
+    """A ``Transformer``'s decoder with a source in view: a language model of targets.
+
+    The source is encoded and projected once, however many tokens are decoded.
+
+    Args:
+        model: the whole model.
+        contexts: what each block's cross-attention looks at.
+    """
+
+    def __init__(self, model: Transformer, contexts: Sequence[Context]) -> None:
+        self.model, self.contexts = model, contexts
+
+    def __call__(
+        self,
+        tokens: Int[Tensor, "B T"],
+        layout: Layout | None = None,
+        *,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Logits of the next token at every place; as ``Decoder``."""
+        return self.model.decode(tokens, layout, self.contexts, cache=cache)
+
+    def new_cache(self) -> Cache:
+        """An empty cache for a call."""
+        return Cache(len(self.contexts))
+
+    def require_position(self, position: int) -> None:
+        """Refuse a target position that the decoder's encoding cannot represent.
+
+        Raises:
+            LengthError: from the encoding, with the remedy.
+        """
+        model = self.model
+        require_position(_first(model.decoder), model.target_embedding, position)
+
+    def select(self, rows: Int[Tensor, " rows"]) -> Given:
+        """The same for these rows of the sources; a row may come more than once."""
+        return Given(self.model, [context.select(rows) for context in self.contexts])
+
+
+def _first(blocks: nn.ModuleList) -> Encoding:
+    first = cast(Block, blocks[0])
+    return first.attention.encoding
+
+
+def _from_json(fields: Mapping[str, Any]) -> Transformer:
+    return Transformer(TransformerConfig(**fields))
