@@ -12,6 +12,7 @@ from posenc.attention.backends.base import Backend, Problem
 from posenc.attention.backends.reference import Reference
 from posenc.attention.backends.sdpa import Sdpa
 from posenc.attention.backends.tiled import Tiled
+from posenc.attention.choice import preference
 from posenc.attention.lowering import lower, repeat_heads
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding
@@ -21,7 +22,7 @@ from posenc.layout import Grid
 __all__ = ["BACKENDS", "Explanation", "attend", "explain"]
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Sdpa(), Tiled(), Reference())}
-"""In the order in which ``auto`` tries them: fastest first."""
+"""All backends by name. ``choice`` says in which order ``auto`` tries them."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,17 @@ class Explanation:
     Args:
         backend: the name of the one that would run.
         how: what it would do, in a sentence.
-        refusals: for each faster backend, why it could not.
+        rule: what the order in which backends were tried depended on.
+        refusals: for each that was tried before it, why it could not.
     """
 
     backend: str
     how: str
+    rule: str
     refusals: dict[str, str]
 
     def __str__(self) -> str:
-        lines = [f"{self.backend}: {self.how}."]
+        lines = [f"{self.backend} ({self.rule}): {self.how}."]
         lines += [f"Not {name}, because {reason}." for name, reason in self.refusals.items()]
         return "\n".join(lines)
 
@@ -105,8 +108,8 @@ def explain(
     q, k, v = _autocast(q, k, v)
     with torch.autocast(q.device.type, enabled=False):
         problem = _pose(q, k, v, grid, encoding, dropout, scale)
-        chosen, refusals = _choose(problem, backend)
-        return Explanation(chosen.name, chosen.describe(problem), refusals)
+        chosen, rule, refusals = _choose(problem, backend)
+        return Explanation(chosen.name, chosen.describe(problem), rule, refusals)
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,8 +139,8 @@ def _pose(
     return Problem(q, k, v, grid, encoding, scale, dropout, lowered)
 
 
-def _choose(problem: Problem, name: str) -> tuple[Backend, dict[str, str]]:
-    """The backend called ``name``, or the first that does not refuse, and the refusals before."""
+def _choose(problem: Problem, name: str) -> tuple[Backend, str, dict[str, str]]:
+    """The backend called ``name``, or the preferred one that does not refuse; why; refusals."""
     if name != "auto":
         if name not in BACKENDS:
             raise UnknownNameError.of("backend", name, ["auto", *BACKENDS])
@@ -149,13 +152,16 @@ def _choose(problem: Problem, name: str) -> tuple[Backend, dict[str, str]]:
                 got=f"{name!r}, which cannot, because {reason}",
                 remedy="Use backend='auto', and posenc.explain(...) to see what it takes.",
             )
-        return BACKENDS[name], {}
+        return BACKENDS[name], "named", {}
+    rule, order = preference(problem)
     refusals: dict[str, str] = {}
-    for backend in BACKENDS.values():
-        reason = backend.refusal(problem)
+    for candidate in order:
+        if candidate not in BACKENDS:
+            continue
+        reason = BACKENDS[candidate].refusal(problem)
         if reason is None:
-            return backend, refusals
-        refusals[backend.name] = reason
+            return BACKENDS[candidate], rule, refusals
+        refusals[candidate] = reason
     raise BackendRefusal(
         "backend", expected="one that can do this job", got=refusals, remedy="Report this."
     )

@@ -54,7 +54,9 @@ def offset_line(group: Gathered, grid: Grid) -> Float[Tensor, "H offsets"]:
 
 def is_constant_table(term: Lowered) -> bool:
     """Whether a term is a table by offset alone, whose values need no gradient."""
-    if isinstance(term, LowRank) or term.table is None or term.table.requires_grad:
+    if isinstance(term, LowRank) or term.table is None:
+        return False
+    if term.table.requires_grad and torch.is_grad_enabled():
         return False
     others = (term.left, term.right, term.row, term.column, term.value)
     return all(other is None for other in others)

@@ -13,26 +13,29 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from posenc.attention import BACKENDS, LayerCache, attend, explain
-from posenc.encoding import Encoding, Gathered, Lowered
+from posenc.attention import LayerCache, attend
 from posenc.layout import Grid, Layout
-from posenc.testing.subject import DIM, HEAD_DIM, HEADS, LawBroken, Layer, Subject, agree, fold
+from posenc.testing.backend_laws import (
+    backends_agree,
+    grouped_heads_are_repeated,
+    lowered_is_forward,
+)
+from posenc.testing.subject import (
+    HEADS,
+    LENGTH,
+    LawBroken,
+    Layer,
+    Subject,
+    agree,
+    fold,
+    heads_of,
+    inputs,
+    observed,
+)
 
 __all__ = ["LAWS", "Law", "certify"]
 
 Law = Callable[[Subject], None]
-
-LENGTH = 13
-
-
-def _inputs(rows: int = 2, length: int = LENGTH, *, seed: int = 1) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, length, DIM, generator=generator, dtype=torch.float64)
-
-
-def _heads(count: int, length: int, *, seed: int, rows: int = 2) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, count, length, HEAD_DIM, generator=generator, dtype=torch.float64)
 
 
 def _tokens(rows: int = 2, length: int = LENGTH) -> Tensor:
@@ -56,7 +59,7 @@ def chunked_is_full(subject: Subject) -> None:
 
 
 def _in_chunks(subject: Subject, sizes: list[int], law: str) -> None:
-    layer, x, tokens, cache = subject.layer(), _inputs(), _tokens(), LayerCache()
+    layer, x, tokens, cache = subject.layer(), inputs(), _tokens(), LayerCache()
     parts, start = [], 0
     for size in sizes:
         layout = subject.place(Layout.sequence(size, start))
@@ -69,22 +72,21 @@ def _in_chunks(subject: Subject, sizes: list[int], law: str) -> None:
 def sharded_is_whole(subject: Subject) -> None:
     """Queries of the second half, against all keys, give the second half."""
     encoding = subject.layer().encoding
-    q, k, v = _heads(HEADS, LENGTH, seed=2), _heads(3, LENGTH, seed=3), _heads(3, LENGTH, seed=4)
-    layout = _observed(subject, encoding, Layout.sequence(LENGTH))
+    q, k, v = (
+        heads_of(HEADS, LENGTH, seed=2),
+        heads_of(3, LENGTH, seed=3),
+        heads_of(3, LENGTH, seed=4),
+    )
+    layout = observed(subject, encoding, Layout.sequence(LENGTH))
     whole = attend(q, k, v, Grid.of(layout, causal=True), encoding)
     half = Grid(layout.slice(6, LENGTH), layout, causal=True)
     part = attend(q[:, :, 6:], k, v, half, encoding)
     agree("sharded_is_whole", "the second half", part, whole[:, :, 6:])
 
 
-def _observed(subject: Subject, encoding: Encoding, layout: Layout, rows: int = 2) -> Layout:
-    x = _inputs(rows, layout.length, seed=9)
-    return encoding.double().observe(x, subject.place(layout))
-
-
 def packed_is_separate(subject: Subject) -> None:
     """Documents packed into one row equal each by itself."""
-    layer, x, tokens = subject.layer(), _inputs(1), _tokens(1)
+    layer, x, tokens = subject.layer(), inputs(1), _tokens(1)
     packed = layer(x, subject.place(Layout.packed([8, 5])), tokens=tokens)
     for part in (slice(0, 8), slice(8, LENGTH)):
         alone = _whole(subject, layer, x[:, part], tokens[:, part])
@@ -93,7 +95,7 @@ def packed_is_separate(subject: Subject) -> None:
 
 def padded_is_unpadded(subject: Subject) -> None:
     """Rows padded on either side equal each by itself."""
-    layer, x, tokens = subject.layer(), _inputs(), _tokens()
+    layer, x, tokens = subject.layer(), inputs(), _tokens()
     for side in ("left", "right"):
         padded = layer(x, subject.place(Layout.padded([LENGTH, 8], side=side)), tokens=tokens)
         real = slice(LENGTH - 8, LENGTH) if side == "left" else slice(0, 8)
@@ -103,8 +105,8 @@ def padded_is_unpadded(subject: Subject) -> None:
 
 def hidden_tokens_change_nothing(subject: Subject) -> None:
     """What padding and other documents hold does not matter."""
-    layer, x, tokens = subject.layer(), _inputs(), _tokens()
-    garbage = 100 * _inputs(seed=5)
+    layer, x, tokens = subject.layer(), inputs(), _tokens()
+    garbage = 100 * inputs(seed=5)
     for layout, kept in (
         (Layout.padded([8, 8], LENGTH), slice(0, 8)),
         (Layout.padded([8, 8], LENGTH, side="left"), slice(LENGTH - 8, LENGTH)),
@@ -123,9 +125,9 @@ def hidden_tokens_change_nothing(subject: Subject) -> None:
 
 def causal_is_causal(subject: Subject) -> None:
     """Later tokens do not reach earlier ones."""
-    layer, x = subject.layer(), _inputs()
+    layer, x = subject.layer(), inputs()
     changed = x.clone()
-    changed[:, 7:] = 100 * _inputs(seed=5)[:, 7:]
+    changed[:, 7:] = 100 * inputs(seed=5)[:, 7:]
     agree(
         "causal_is_causal",
         "the past",
@@ -136,9 +138,9 @@ def causal_is_causal(subject: Subject) -> None:
 
 def windows_are_windows(subject: Subject) -> None:
     """Tokens outside the sliding window do not reach a query."""
-    layer, x = subject.layer(window=4), _inputs()
+    layer, x = subject.layer(window=4), inputs()
     changed = x.clone()
-    changed[:, :5] = 100 * _inputs(seed=5)[:, :5]
+    changed[:, :5] = 100 * inputs(seed=5)[:, :5]
     before, after = _whole(subject, layer, x), _whole(subject, layer, changed)
     agree("windows_are_windows", "what sees none of them", after[:, 8:], before[:, 8:])
     if torch.allclose(before[:, 7], after[:, 7], atol=1e-9):
@@ -147,7 +149,7 @@ def windows_are_windows(subject: Subject) -> None:
 
 def shift_is_as_claimed(subject: Subject) -> None:
     """Shifting all positions alike changes nothing if, and only if, the encoding is relative."""
-    layer, x, tokens = subject.layer(), _inputs(), _tokens()
+    layer, x, tokens = subject.layer(), inputs(), _tokens()
     still = _whole(subject, layer, x)
     shifts = (37,) if "positions" in subject.claims.exceptions else (37, 5000)
     shifted = [layer(x, _shifted(subject, by), tokens=tokens) for by in shifts]
@@ -168,7 +170,7 @@ def _shifted(subject: Subject, by: int) -> Layout:
 
 def rows_are_independent(subject: Subject) -> None:
     """Batch rows at different positions equal each by itself."""
-    layer, x, tokens = subject.layer(), _inputs(), _tokens()
+    layer, x, tokens = subject.layer(), inputs(), _tokens()
     times = torch.stack([torch.arange(LENGTH), torch.arange(LENGTH) * 2 + 3]).float()
     both = layer(x, subject.place(Layout.at(times)), tokens=tokens)
     for row in (0, 1):
@@ -179,7 +181,7 @@ def rows_are_independent(subject: Subject) -> None:
 
 def irregular_is_regular(subject: Subject) -> None:
     """Integer positions given as data equal the regular layout with the same positions."""
-    layer, x, tokens = subject.layer(), _inputs(), _tokens()
+    layer, x, tokens = subject.layer(), inputs(), _tokens()
     times = Layout.at(torch.arange(LENGTH).float())
     given = layer(x, subject.place(times), tokens=tokens)
     agree("irregular_is_regular", "the output", given, _whole(subject, layer, x))
@@ -188,9 +190,9 @@ def irregular_is_regular(subject: Subject) -> None:
 def empty_rows_are_zero(subject: Subject) -> None:
     """A query that sees nothing gives zeros, and finite gradients."""
     encoding = subject.layer().encoding
-    q, k, v = (_heads(n, 4, seed=i).requires_grad_() for i, n in enumerate((HEADS, 3, 3)))
-    early = _observed(subject, encoding, Layout.sequence(4))
-    late = _observed(subject, encoding, Layout.sequence(4, start=2))
+    q, k, v = (heads_of(n, 4, seed=i).requires_grad_() for i, n in enumerate((HEADS, 3, 3)))
+    early = observed(subject, encoding, Layout.sequence(4))
+    late = observed(subject, encoding, Layout.sequence(4, start=2))
     output = attend(q, k, v, Grid(early, late, causal=True), encoding)
     agree("empty_rows_are_zero", "what sees nothing", output[:, :, :2], output[:, :, :2] * 0)
     gradients = torch.autograd.grad(output.square().sum(), (q, k, v))
@@ -198,145 +200,9 @@ def empty_rows_are_zero(subject: Subject) -> None:
         raise LawBroken("empty_rows_are_zero: a value or gradient is not finite")
 
 
-def grouped_heads_are_repeated(subject: Subject) -> None:
-    """Grouped key/value heads equal the same heads, each repeated in place."""
-    encoding = subject.layer().encoding
-    q, k, v = _heads(HEADS, LENGTH, seed=2), _heads(3, LENGTH, seed=3), _heads(3, LENGTH, seed=4)
-    grid = Grid.of(_observed(subject, encoding, Layout.sequence(LENGTH)), causal=True)
-    for backend in _serving(q, k, v, grid, encoding):
-        grouped = attend(q, k, v, grid, encoding, backend=backend)
-        every_k, every_v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
-        agree(
-            "grouped_heads_are_repeated",
-            backend,
-            grouped,
-            attend(q, every_k, every_v, grid, encoding, backend="reference"),
-        )
-
-
-def lowered_is_forward(subject: Subject) -> None:
-    """The structured form of score and value parts equals their definition, gradients too."""
-    encoding = subject.layer().encoding
-    score, value = encoding.score, encoding.value
-    for start in (0, 4):
-        q, k = _heads(HEADS, 7, seed=2), _heads(HEADS, 9, seed=3)
-        keys = _observed(subject, encoding, Layout.sequence(9))
-        queries = _observed(subject, encoding, Layout.sequence(7, start=start))
-        grid = Grid(queries, keys, causal=True)
-        if score is not None:
-            q.requires_grad_()
-            k.requires_grad_()
-            terms = score.lower(q, k, grid, scale=0.3)
-            if terms is not None:
-                dense = _sum(terms, grid)
-                _match(score(q, k, grid, scale=0.3), dense, [q, k, *score.parameters()], "score")
-        if value is not None:
-            weights = _heads(HEADS, 7, seed=6)[..., :1].expand(-1, -1, -1, 9).softmax(-1)
-            weights = (weights * torch.arange(1, 10)).requires_grad_()
-            term = value.lower(grid)
-            if term is not None and term.value is not None:
-                rows = term.value[:, term.bucket(grid.offset)].double().transpose(0, 1)
-                dense = torch.einsum("bhqk,bhqkd->bhqd", weights, rows.expand(2, HEADS, -1, -1, -1))
-                _match(value(weights, grid), dense, [weights, *value.parameters()], "value")
-
-
-def _sum(terms: Iterable[Lowered], grid: Grid) -> Tensor:
-    """The logits that structured terms stand for, written out."""
-    total = torch.zeros(1, 1, grid.query.length, grid.key.length, dtype=torch.float64)
-    for term in terms:
-        if not isinstance(term, Gathered):
-            total = total + term.query @ term.key.mT
-            continue
-        bucket = term.bucket(grid.offset)
-        if term.table is not None:
-            total = total + term.table[:, bucket].transpose(0, 1)
-        for side, product in (("left", term.left), ("right", term.right)):
-            if product is None:
-                continue
-            each = product.tokens @ product.rows.to(product.tokens).mT
-            spread = (*each.shape[:2], *bucket.shape[1:])
-            if side == "left":
-                total = total + each.gather(-1, bucket.unsqueeze(1).expand(spread))
-            else:
-                index = bucket.mT.unsqueeze(1).expand(*each.shape[:2], *bucket.mT.shape[1:])
-                total = total + each.gather(-1, index).mT
-        if term.row is not None:
-            total = total + term.row.unsqueeze(-1)
-        if term.column is not None:
-            total = total + term.column.unsqueeze(-2)
-    return total
-
-
-def _match(forward: Tensor, dense: Tensor, inputs: list[Tensor], what: str) -> None:
-    law = "lowered_is_forward"
-    dense = dense.expand_as(forward) if forward.shape[0] > 1 else dense
-    forward = forward.expand_as(dense)
-    agree(law, what, dense, forward)
-    if not forward.requires_grad:
-        return
-    weight = torch.linspace(-1, 1, forward.numel(), dtype=forward.dtype).view(forward.shape)
-    pairs = [
-        torch.autograd.grad((side * weight).sum(), inputs, allow_unused=True, retain_graph=True)
-        for side in (dense, forward)
-    ]
-    for got, expected in zip(*pairs, strict=True):
-        if expected is not None or got is not None:
-            zero = torch.zeros_like(got if expected is None else expected)
-            agree(
-                law,
-                f"a gradient of {what}",
-                zero if got is None else got,
-                zero if expected is None else expected,
-            )
-
-
-def backends_agree(subject: Subject) -> None:
-    """Every backend that serves the encoding gives what ``reference`` gives, gradients too."""
-    for frozen in (False, True):
-        encoding = subject.layer().encoding.requires_grad_(not frozen)
-        for queries, keys in ((1, 1), (1, 65), (63, 63), (65, 65), (30, 65)):
-            _one_shape(subject, encoding, queries, keys)
-
-
-def _one_shape(subject: Subject, encoding: Encoding, queries: int, keys: int) -> None:
-    law = "backends_agree"
-    shapes = ((HEADS, queries), (3, keys), (3, keys))
-    q, k, v = (
-        _heads(n, size, seed=i, rows=1).requires_grad_() for i, (n, size) in enumerate(shapes)
-    )
-    layout = subject.place(Layout.sequence(keys))
-    grid = Grid(layout.slice(keys - queries, keys), layout, causal=True)
-    seen = _observed(subject, encoding, Layout.sequence(keys), rows=1)
-    if seen.signal is not None:
-        grid = Grid(seen.slice(keys - queries, keys), seen, causal=True)
-    learned = [p for p in encoding.parameters() if p.requires_grad]
-
-    def run(backend: str) -> tuple[Tensor, list[Tensor | None]]:
-        output = attend(q, k, v, grid, encoding, backend=backend)
-        # Signals were read from the tokens once, and their graph serves every backend.
-        found = torch.autograd.grad(
-            output.sin().sum(), [q, k, v, *learned], allow_unused=True, retain_graph=True
-        )
-        return output, list(found)
-
-    expected, wanted = run("reference")
-    for backend in _serving(q, k, v, grid, encoding):
-        output, gradients = run(backend)
-        agree(law, f"{backend} with {queries}×{keys}", output, expected, tolerance=1e-5)
-        for got, want in zip(gradients, wanted, strict=True):
-            if want is not None and got is not None:
-                agree(law, f"a gradient of {backend}", got, want, tolerance=1e-5)
-
-
-def _serving(q: Tensor, k: Tensor, v: Tensor, grid: Grid, encoding: Encoding) -> list[str]:
-    """The backends that ``auto`` could take."""
-    refused = explain(q, k, v, grid, encoding).refusals
-    return [name for name in BACKENDS if name not in refused]
-
-
 def gradients_are_right(subject: Subject) -> None:
     """Analytical gradients equal numerical ones, in float64."""
-    layer, x = subject.layer(), _inputs(1, 5).requires_grad_()
+    layer, x = subject.layer(), inputs(1, 5).requires_grad_()
     layout = subject.place(Layout.at(torch.arange(5, dtype=torch.float64)))
     tokens = _tokens(1, 5)
     parameters = [p for p in layer.encoding.parameters() if p.requires_grad]
@@ -359,7 +225,7 @@ def half_precision_keeps_positions(subject: Subject) -> None:
     """
     start = 0 if "positions" in subject.claims.exceptions else 5000
     layout = subject.place(Layout.sequence(LENGTH, start=start))
-    x = _inputs().bfloat16()
+    x = inputs().bfloat16()
     narrow = subject.layer(dtype=torch.bfloat16)
     wide = copy.deepcopy(narrow).double()
     expected = wide(x.double(), layout, tokens=_tokens())
@@ -385,7 +251,7 @@ def compiles_once(subject: Subject) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(run, backend=counter, fullgraph=True, dynamic=True)
     for length in (LENGTH, 9, 21):
-        x, tokens = _inputs(2, length).float(), _tokens(2, length)
+        x, tokens = inputs(2, length).float(), _tokens(2, length)
         agree("compiles_once", f"length {length}", compiled(x, tokens), run(x, tokens))
     if counter.frame_count != 1:
         raise LawBroken(f"compiles_once: {counter.frame_count} compilations for three lengths")
@@ -393,7 +259,7 @@ def compiles_once(subject: Subject) -> None:
 
 def survives_saving(subject: Subject) -> None:
     """A state dict, a deep copy, and a model made on the meta device carry all there is."""
-    layer, x = subject.layer(), _inputs()
+    layer, x = subject.layer(), inputs()
     expected = _whole(subject, layer, x)
     agree("survives_saving", "a deep copy", _whole(subject, copy.deepcopy(layer), x), expected)
     fresh = Layer(subject.make()).double().eval()

@@ -15,7 +15,20 @@ from posenc.encoding import Encoding
 from posenc.entry import CONTEXT, Claims, Entry
 from posenc.layout import Layout
 
-__all__ = ["LawBroken", "Layer", "Subject", "agree", "fold"]
+__all__ = [
+    "DIM",
+    "HEADS",
+    "HEAD_DIM",
+    "LENGTH",
+    "LawBroken",
+    "Layer",
+    "Subject",
+    "agree",
+    "fold",
+    "heads_of",
+    "inputs",
+    "observed",
+]
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 3, 8
 """Six heads: no power of two, and grouped."""
@@ -31,6 +44,9 @@ OPTIONS: dict[str, dict[str, object]] = {
     "swin": {"window": (14, 14)},
 }
 """Options that a method of the registry needs for the lengths that laws are tried on."""
+
+LENGTH = 13
+"""Tokens that most laws are tried on."""
 
 COLUMNS, ROWS = 5, 4
 """Size of the images, and of the clips' frames, that texts are folded into on several axes."""
@@ -145,6 +161,24 @@ class Layer(nn.Module):
         x = embed(x, layout, tokens=tokens)
         attended: Tensor = self.attention(x, layout, cache=cache)
         return attended
+
+
+def inputs(rows: int = 2, length: int = LENGTH, *, seed: int = 1) -> Tensor:
+    """Token vectors ``[rows, length, 48]``, the same for a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, length, DIM, generator=generator, dtype=torch.float64)
+
+
+def heads_of(count: int, length: int, *, seed: int, rows: int = 2) -> Tensor:
+    """Queries, keys or values ``[rows, count, length, 8]``, the same for a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, count, length, HEAD_DIM, generator=generator, dtype=torch.float64)
+
+
+def observed(subject: Subject, encoding: Encoding, layout: Layout, rows: int = 2) -> Layout:
+    """The layout, placed, with what the encoding reads from some tokens."""
+    x = inputs(rows, layout.length, seed=9)
+    return encoding.double().observe(x, subject.place(layout))
 
 
 def agree(law: str, what: str, got: Tensor, expected: Tensor, *, tolerance: float = 1e-6) -> None:

@@ -80,7 +80,6 @@ def _attend_regular(problem: Problem) -> Tensor:
         -1 if problem.grid.window is None else problem.grid.window,
         -1 if terms.reach is None else terms.reach,
     ]
-    two_sided = not problem.grid.causal
     batch = q.shape[0]
     output: Tensor = tiled(
         q.flip(2),
@@ -96,7 +95,8 @@ def _attend_regular(problem: Problem) -> Tensor:
         place,
         problem.dropout,
         int(torch.randint(2**31, ()).item()) if problem.dropout else 0,
-        two_sided and _wants_sums(line, terms),
+        line is not None and line.requires_grad and torch.is_grad_enabled(),
+        not problem.grid.causal and _wants_sums(line, terms),
     )[0]
     return output[..., : problem.v.shape[-1]].flip(2).to(problem.v.dtype)
 

@@ -13,7 +13,8 @@ side it follows from that part's own output.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -36,6 +37,10 @@ LANES = 8
 """Heads at a time in tiles of our own, so that a tile of all of them stays in the cache."""
 
 
+NARROW = 0.75
+"""A head is worth calls of its own if it needs no more than this share of the places."""
+
+
 @dataclass(frozen=True, eq=False)
 class Saved:
     """What the backward pass needs beside the operands.
@@ -49,10 +54,13 @@ class Saved:
     ahead: Partial | None
 
 
-def forward(x: Operands, band: Band, dropout: Dropout | None, *, keep_ahead: bool) -> Saved:
+def forward(
+    x: Operands, band: Band, dropout: Dropout | None, *, line: bool, keep_ahead: bool
+) -> Saved:
     """Attention of all queries.
 
     Args:
+        line: whether the gradient of the line will be wanted.
         keep_ahead: keep what the backward pass will need for an outermost bucket ahead.
     """
     output = x.v.new_empty(*x.q.shape[:3], x.v.shape[-1])
@@ -60,7 +68,7 @@ def forward(x: Operands, band: Band, dropout: Dropout | None, *, keep_ahead: boo
     ahead = None
     if keep_ahead and band.ahead is not None and band.behind is not None:
         ahead = Partial(torch.zeros_like(output), torch.full_like(total, -torch.inf))
-    for heads, part in _narrowed(x, band):
+    for heads, part in _narrowed(x, band, constant=not line and dropout is None):
         mine = x.heads(*heads)
         for begin, end in part.blocks(BLOCK):
             found = _forward_block(mine, part, begin, end, dropout, heads[0])
@@ -181,7 +189,7 @@ def backward(
     into = x.zeros()
     if not line:
         into = into.without_line()
-    for heads, part in _narrowed(x, band):
+    for heads, part in _narrowed(x, band, constant=not line and dropout is None):
         mine = _Backward(
             x.heads(*heads),
             part,
@@ -318,6 +326,32 @@ def _row(part: Partial, batch: int) -> Partial:
     return Partial(part.output[batch : batch + 1], part.total[batch : batch + 1])
 
 
-def _narrowed(x: Operands, band: Band) -> list[tuple[tuple[int, int], Band]]:
-    """Heads in groups, each with the part of the band in which a pair can matter to it."""
-    return [((0, x.q.shape[1]), band)]
+def _narrowed(x: Operands, band: Band, *, constant: bool) -> list[tuple[tuple[int, int], Band]]:
+    """Heads in groups, each with the part of the band in which a pair can matter to it.
+
+    A query that sees its own position has a logit of at least ``line[zero] - B`` there,
+    B = max‖q‖ · max‖k‖ with q scaled; a pair at place c has one of at most ``line[c] + B``. So the
+    weight of the pair is at most ``e^(line[c] - line[zero] + 2B)``. Where that is below
+    ``eps / (8 K)``, all such pairs of a query together weigh less than an eighth of the rounding
+    of the output.
+    """
+    heads, zero = x.q.shape[1], band.zero
+    whole = [((0, heads), band)]
+    sees_itself = zero >= band.queries - 1 and zero <= band.keys - 1
+    if not constant or x.line is None or not x.table_only or not sees_itself:
+        return whole
+    largest = x.q.norm(dim=-1).amax((0, 2)) * x.k.norm(dim=-1).amax((0, 2))
+    limit = math.log(torch.finfo(x.line.dtype).eps / (8 * band.keys))
+    kept = x.line - x.line[:, zero : zero + 1] + 2 * largest.unsqueeze(-1) >= limit
+    first = kept.int().argmax(-1).tolist()
+    last = (kept.shape[-1] - 1 - kept.flip(-1).int().argmax(-1)).tolist()
+    groups: list[tuple[tuple[int, int], Band]] = []
+    for head, (low, high) in enumerate(zip(first, last, strict=True)):
+        narrow = replace(band, first=max(band.first, low), last=min(band.last, high))
+        if narrow.last - narrow.first > NARROW * (band.last - band.first):
+            narrow = band
+        if groups and groups[-1][1] == narrow:
+            groups[-1] = ((groups[-1][0][0], head + 1), narrow)
+        else:
+            groups.append(((head, head + 1), narrow))
+    return groups

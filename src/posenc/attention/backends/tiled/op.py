@@ -37,15 +37,22 @@ def tiled(
     place: Sequence[int],
     dropout: float,
     seed: int,
+    line_wanted: bool,
     keep_ahead: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Attention over a regular grid: output, totals, and the same for the keys far ahead.
 
-    Args: as ``Operands``; ``keep_ahead`` keeps the last two for the backward pass, which are
-        empty otherwise.
+    Args: as ``Operands``; ``line_wanted`` tells that the line's gradient will be wanted;
+        ``keep_ahead`` keeps the last two for the backward pass, which are empty otherwise.
     """
     x = Operands(q, k, v, line, left, left_rows, right, right_rows, column, value_rows)
-    saved = engine.forward(x, _band(q, k, place), _dropout(dropout, seed), keep_ahead=keep_ahead)
+    saved = engine.forward(
+        x,
+        _band(q, k, place),
+        _dropout(dropout, seed),
+        line=line_wanted,
+        keep_ahead=keep_ahead,
+    )
     whole, ahead = saved.whole, saved.ahead
     if ahead is None:
         ahead = Partial(q.new_empty(0), q.new_empty(0))
@@ -140,20 +147,19 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, (place, dropout, seed, _) = inputs[:10], inputs[10:]
+    tensors, (place, dropout, seed, line_wanted, _) = inputs[:10], inputs[10:]
     ctx.save_for_backward(*tensors, *output)
-    ctx.rest = (place, dropout, seed)
+    ctx.rest = (place, dropout, seed, line_wanted)
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     tensors, saved = ctx.saved_tensors[:10], list(ctx.saved_tensors[10:])
-    line_wanted = tensors[3] is not None and ctx.needs_input_grad[3]
-    found = iter(tiled_backward(gradient, saved, *tensors, *ctx.rest, line_wanted))
+    found = iter(tiled_backward(gradient, saved, *tensors, *ctx.rest))
     gradients = [None if tensor is None else next(found) for tensor in tensors]
-    if not line_wanted:
+    if not ctx.rest[-1]:
         gradients[3] = None
-    return (*gradients, None, None, None, None)
+    return (*gradients, None, None, None, None, None)
 
 
 tiled.register_autograd(_differentiate, setup_context=_keep)

@@ -40,6 +40,7 @@ class Band:
 
     Args:
         queries, keys: Q and K.
+        zero: the place of offset 0.
         first, last: smallest and largest place that is visible, inclusive.
         behind: places up to here read the outermost bucket behind; ahead: from here on, ahead.
             None: there is no such bucket.
@@ -47,6 +48,7 @@ class Band:
 
     queries: int
     keys: int
+    zero: int
     first: int
     last: int
     behind: int | None = None
@@ -80,12 +82,12 @@ class Band:
         reach: int | None,
     ) -> Band:
         """The same from numbers; ``shift`` is the first key's position less the first query's."""
-        zero = queries - 1 - shift  # the place of offset 0
+        zero = queries - 1 - shift
         far = queries + keys + abs(zero) if window is None else window
         first = max(0, zero - (far - 1))
         last = min(queries + keys - 2, zero if causal else zero + far - 1)
         behind, ahead = (None, None) if reach is None else (zero - reach, zero + reach)
-        return cls(queries, keys, first, last, behind, ahead)
+        return cls(queries, keys, zero, first, last, behind, ahead)
 
     def blocks(self, size: int) -> Iterator[tuple[int, int]]:
         """Ranges of queries, counted from the last one."""

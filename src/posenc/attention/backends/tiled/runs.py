@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from posenc.layout import Grid, Layout
 
@@ -17,19 +18,28 @@ class Run:
 
     Args:
         query, key: from and to (exclusive) among the row's tokens.
+        start: position of the first query.
         shift: position of the first key less that of the first query.
     """
 
     query: tuple[int, int]
     key: tuple[int, int]
+    start: int
     shift: int
 
     def grid(self, whole: Grid) -> Grid:
         """The regular grid of the two."""
         lengths = [end - begin for begin, end in (self.query, self.key)]
-        query = Layout.sequence(lengths[0], device=whole.query.device)
-        key = Layout.sequence(lengths[1], start=self.shift, device=whole.query.device)
-        return Grid(query, key, whole.causal, whole.window)
+        starts, positions = (self.start, self.start + self.shift), whole.key.positions
+        query, key = (
+            Layout.sequence(length, start=start, device=positions.device)
+            for length, start in zip(lengths, starts, strict=True)
+        )
+        return Grid(_wide(query, positions), _wide(key, positions), whole.causal, whole.window)
+
+
+def _wide(layout: Layout, like: Tensor) -> Layout:
+    return replace(layout, positions=layout.positions.to(like.dtype))
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,7 @@ def _match(queries: dict[int, _Span], keys: dict[int, _Span]) -> tuple[Run, ...]
         if key is None:
             continue
         shift = key.order - query.order
-        if key.position - query.position != shift:
+        if key.position - query.position != shift or not query.position.is_integer():
             return None
-        runs.append(Run((query.begin, query.end), (key.begin, key.end), shift))
+        runs.append(Run((query.begin, query.end), (key.begin, key.end), int(query.position), shift))
     return tuple(runs)

@@ -1,0 +1,36 @@
+"""Which backend ``auto`` takes: the rules, and what they were measured to be worth.
+
+Measured on two CPU cores in float32, 8 heads of 64; ``benchmarks/backends.py`` prints the figures.
+"""
+
+from __future__ import annotations
+
+from posenc.attention.backends.base import Problem
+from posenc.encoding import LowRank
+
+__all__ = ["preference"]
+
+SMALL = 2**22
+"""Logits in all up to which the definition costs less than tiles do; 16 MiB in float32."""
+
+LONG = 8192
+"""Keys from which on a table is worth looking at for pairs that cannot matter."""
+
+
+def preference(problem: Problem) -> tuple[str, list[str]]:
+    """A reason, and the names of the backends in the order to be tried."""
+    batch, heads, queries, _ = problem.q.shape
+    keys = problem.k.shape[2]
+    if problem.q.device.type != "cpu":
+        return "on an accelerator", ["sdpa", "triton", "flex", "tiled", "reference"]
+    if batch * heads * queries * keys <= SMALL:
+        return "few logits", ["sdpa", "reference"]
+    lowered = problem.lowered or ()
+    if problem.grid.marked:
+        return "documents or padding in a large problem", ["tiled", "sdpa", "reference"]
+    ranks = sum(term.query.shape[-1] for term in lowered if isinstance(term, LowRank))
+    if ranks > problem.q.shape[-1]:
+        return "more extra columns than features", ["tiled", "sdpa", "reference"]
+    if keys >= LONG and any(not isinstance(term, LowRank) for term in lowered):
+        return "a long table, which may fade out", ["tiled", "sdpa", "reference"]
+    return "many logits", ["sdpa", "tiled", "reference"]

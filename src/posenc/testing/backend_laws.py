@@ -1,0 +1,169 @@
+"""Laws about how attention is computed: by any backend, with grouped heads, in structured form."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from posenc.attention import BACKENDS, attend, explain
+from posenc.encoding import Encoding, Gathered, Lowered
+from posenc.errors import BackendRefusal
+from posenc.layout import Grid, Layout
+from posenc.testing.subject import HEADS, LENGTH, Subject, agree, heads_of, observed
+
+__all__ = ["backends_agree", "grouped_heads_are_repeated", "lowered_is_forward"]
+
+
+def grouped_heads_are_repeated(subject: Subject) -> None:
+    """Grouped key/value heads equal the same heads, each repeated in place."""
+    encoding = subject.layer().encoding
+    q, k, v = (
+        heads_of(HEADS, LENGTH, seed=2),
+        heads_of(3, LENGTH, seed=3),
+        heads_of(3, LENGTH, seed=4),
+    )
+    grid = Grid.of(observed(subject, encoding, Layout.sequence(LENGTH)), causal=True)
+    for backend in _serving(q, k, v, grid, encoding):
+        grouped = attend(q, k, v, grid, encoding, backend=backend)
+        every_k, every_v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
+        agree(
+            "grouped_heads_are_repeated",
+            backend,
+            grouped,
+            attend(q, every_k, every_v, grid, encoding, backend="reference"),
+        )
+
+
+def lowered_is_forward(subject: Subject) -> None:
+    """The structured form of score and value parts equals their definition, gradients too."""
+    encoding = subject.layer().encoding
+    score, value = encoding.score, encoding.value
+    for start in (0, 4):
+        q, k = heads_of(HEADS, 7, seed=2), heads_of(HEADS, 9, seed=3)
+        keys = observed(subject, encoding, Layout.sequence(9))
+        queries = observed(subject, encoding, Layout.sequence(7, start=start))
+        grid = Grid(queries, keys, causal=True)
+        if score is not None:
+            q.requires_grad_()
+            k.requires_grad_()
+            terms = score.lower(q, k, grid, scale=0.3)
+            if terms is not None:
+                dense = _sum(terms, grid)
+                _match(score(q, k, grid, scale=0.3), dense, [q, k, *score.parameters()], "score")
+        if value is not None:
+            weights = heads_of(HEADS, 7, seed=6)[..., :1].expand(-1, -1, -1, 9).softmax(-1)
+            weights = (weights * torch.arange(1, 10)).requires_grad_()
+            term = value.lower(grid)
+            if term is not None and term.value is not None:
+                rows = term.value[:, term.bucket(grid.offset)].double().transpose(0, 1)
+                dense = torch.einsum("bhqk,bhqkd->bhqd", weights, rows.expand(2, HEADS, -1, -1, -1))
+                _match(value(weights, grid), dense, [weights, *value.parameters()], "value")
+
+
+def _sum(terms: Iterable[Lowered], grid: Grid) -> Tensor:
+    """The logits that structured terms stand for, written out."""
+    total = torch.zeros(1, 1, grid.query.length, grid.key.length, dtype=torch.float64)
+    for term in terms:
+        if not isinstance(term, Gathered):
+            total = total + term.query @ term.key.mT
+            continue
+        bucket = term.bucket(grid.offset)
+        if term.table is not None:
+            total = total + term.table[:, bucket].transpose(0, 1)
+        for side, product in (("left", term.left), ("right", term.right)):
+            if product is None:
+                continue
+            each = product.tokens @ product.rows.to(product.tokens).mT
+            spread = (*each.shape[:2], *bucket.shape[1:])
+            if side == "left":
+                total = total + each.gather(-1, bucket.unsqueeze(1).expand(spread))
+            else:
+                index = bucket.mT.unsqueeze(1).expand(*each.shape[:2], *bucket.mT.shape[1:])
+                total = total + each.gather(-1, index).mT
+        if term.row is not None:
+            total = total + term.row.unsqueeze(-1)
+        if term.column is not None:
+            total = total + term.column.unsqueeze(-2)
+    return total
+
+
+def _match(forward: Tensor, dense: Tensor, inputs: list[Tensor], what: str) -> None:
+    law = "lowered_is_forward"
+    dense = dense.expand_as(forward) if forward.shape[0] > 1 else dense
+    forward = forward.expand_as(dense)
+    agree(law, what, dense, forward)
+    if not forward.requires_grad:
+        return
+    weight = torch.linspace(-1, 1, forward.numel(), dtype=forward.dtype).view(forward.shape)
+    pairs = [
+        torch.autograd.grad((side * weight).sum(), inputs, allow_unused=True, retain_graph=True)
+        for side in (dense, forward)
+    ]
+    for got, expected in zip(*pairs, strict=True):
+        if expected is not None or got is not None:
+            zero = torch.zeros_like(got if expected is None else expected)
+            agree(
+                law,
+                f"a gradient of {what}",
+                zero if got is None else got,
+                zero if expected is None else expected,
+            )
+
+
+SHAPES = ((1, 1), (1, 65), (63, 63), (65, 65), (30, 65))
+"""Queries, the last of so many keys."""
+
+
+def backends_agree(subject: Subject) -> None:
+    """Every backend that serves the encoding gives what ``reference`` gives, gradients too."""
+    for frozen in (False, True):
+        encoding = subject.layer().encoding.requires_grad_(not frozen)
+        for queries, keys in SHAPES:
+            _one_grid(subject, encoding, Layout.sequence(keys), queries)
+        _one_grid(subject, encoding, Layout.packed([20, 1, 44]), 65)
+        _one_grid(subject, encoding, Layout.padded([65, 20], side="left"), 65)
+        _one_grid(subject, encoding, Layout.padded([40, 65]), 30)
+
+
+def _one_grid(subject: Subject, encoding: Encoding, layout: Layout, queries: int) -> None:
+    law, rows, keys = "backends_agree", layout.batch, layout.length
+    shapes = ((HEADS, queries), (3, keys), (3, keys))
+    q, k, v = (
+        heads_of(n, size, seed=i, rows=rows).requires_grad_() for i, (n, size) in enumerate(shapes)
+    )
+    seen = observed(subject, encoding, layout, rows=rows)
+    grid = Grid(seen.slice(keys - queries, keys), seen, causal=True)
+    learned = [p for p in encoding.parameters() if p.requires_grad]
+
+    def run(backend: str) -> tuple[Tensor, list[Tensor | None]]:
+        output = attend(q, k, v, grid, encoding, backend=backend)
+        # Signals were read from the tokens once, and their graph serves every backend.
+        found = torch.autograd.grad(
+            output.sin().sum(), [q, k, v, *learned], allow_unused=True, retain_graph=True
+        )
+        return output, list(found)
+
+    expected, wanted = run("reference")
+    for backend in _serving(q, k, v, grid, encoding):
+        output, gradients = run(backend)
+        agree(law, f"{backend} with {queries}×{keys}", output, expected, tolerance=1e-5)
+        for got, want in zip(gradients, wanted, strict=True):
+            if want is None and got is None:
+                continue
+            either = want if got is None else got
+            assert either is not None
+            zero = torch.zeros_like(either)
+            got, want = zero if got is None else got, zero if want is None else want
+            agree(law, f"a gradient of {backend}", got, want, tolerance=1e-5)
+
+
+def _serving(q: Tensor, k: Tensor, v: Tensor, grid: Grid, encoding: Encoding) -> list[str]:
+    """The backends that do not refuse."""
+    found = []
+    for name in BACKENDS:
+        with contextlib.suppress(BackendRefusal):
+            found.append(explain(q, k, v, grid, encoding, backend=name).backend)
+    return found
