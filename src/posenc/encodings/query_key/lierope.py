@@ -1,0 +1,83 @@
+"""Rotations of images by learned elements of a Lie algebra."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encodings.query_key.matrices import MatrixRotary
+from posenc.entry import Citation, Claims, Entry
+
+__all__ = ["LieRope"]
+
+
+class LieRope(MatrixRotary):
+    """LieRE: a token's place in the image is a rotation of blocks of its features.
+
+    ``q'_i = exp(y_i A_y + x_i A_x) q_i`` and likewise keys; A_y and A_x are skew-symmetric, one of
+    each a block of b features, head and layer, learned.
+
+    ``(y, x)`` is a position in cells, any reals, divided by ``span``. The entries above A's
+    diagonal start uniform in 0 … 2π radians, as in the official code. Special tokens are not
+    turned. Claims: two axes, trained; relative only where A_y and A_x commute (always for b = 2,
+    which is RoPE-Mixed), so not in general. Cost: (Q + K)·D·H·b², and as much memory times b.
+    Differs from the paper in nothing.
+
+    Args:
+        heads: query heads H.
+        head_dim: width D of a head.
+        block: b; the paper's are 8 and the whole head.
+        span: cells a side of the images trained on.
+
+    Raises:
+        ArgumentError: when ``heads`` is below 1, ``block`` is below 2 or does not divide
+            ``head_dim``, or ``span`` is not above 0.
+
+    Reference: Ostmeier et al. 2024, "LieRE: Lie Rotational Positional Encodings".
+
+    >>> import posenc, torch
+    >>> grid = posenc.Grid.of(posenc.Layout.image(2, 3, prefix=1))
+    >>> q = torch.randn(1, 2, 7, 8)
+    >>> posenc.create("lierope", heads=2, head_dim=8).query_key(q, q, grid)[0].shape
+    torch.Size([1, 2, 7, 8])
+    """
+
+    def __init__(self, *, heads: int, head_dim: int, block: int = 8, span: float = 14.0) -> None:
+        super().__init__(heads=heads, head_dim=head_dim, block=block, span=span)
+        self.upper = nn.Parameter(
+            torch.empty(2, heads, head_dim // block, block * (block - 1) // 2)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start anywhere within a turn."""
+        nn.init.uniform_(self.upper, 0.0, 2 * math.pi)
+
+    def generators(self, *, dtype: torch.dtype) -> Float[Tensor, "2 H N b b"]:
+        row, column = torch.triu_indices(self.block, self.block, 1, device=self.upper.device)
+        made = self.upper.new_zeros(*self.upper.shape[:3], self.block, self.block, dtype=dtype)
+        index = (row * self.block + column).expand_as(self.upper)
+        return made.flatten(-2).scatter(-1, index, self.upper.to(dtype)).view_as(made)
+
+
+ENTRY = Entry(
+    factory=LieRope,
+    summary="Turns blocks of features by exponentials of learned matrices, one an axis.",
+    claims=Claims(
+        sites=("query_key",),
+        relative=False,
+        axes=(2,),
+        trainable=True,
+        extrapolates="Degrades at resolutions above the trained one.",
+        cost="(Q + K)·D·H·b²",
+    ),
+    citation=Citation(
+        authors="Ostmeier et al.",
+        title="LieRE: Lie Rotational Positional Encodings",
+        year=2024,
+        url="https://arxiv.org/abs/2406.10322",
+    ),
+)

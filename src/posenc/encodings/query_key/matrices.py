@@ -1,0 +1,92 @@
+"""Rotations of more than two features at a time, as exponentials of learned matrices."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encoding import QueryKeyTransform
+from posenc.encodings.query_key.rotation import one_a_head, require_width
+from posenc.errors import ArgumentError
+from posenc.layout import Grid, Layout
+
+__all__ = ["MatrixRotary"]
+
+
+class MatrixRotary(QueryKeyTransform, ABC):
+    """``q'_i = exp(Σ_a p_ia A_a) q_i`` and likewise keys, in blocks of b features.
+
+    A subclass writes ``generators``, from which skew-symmetric matrices A are made: their
+    exponentials are rotations.
+
+    Args:
+        heads: query heads H.
+        head_dim: width D of a head.
+        block: b, features that turn together.
+        span: positions are divided by it; the cells a side of the images trained on.
+
+    Raises:
+        ArgumentError: when ``heads`` is below 1, ``block`` is below 2 or does not divide
+            ``head_dim``, or ``span`` is not above 0.
+    """
+
+    axes: ClassVar[tuple[int, ...] | None] = (2,)
+
+    def __init__(self, *, heads: int, head_dim: int, block: int, span: float) -> None:
+        super().__init__()
+        if heads < 1:
+            raise ArgumentError(
+                "heads", expected="1 or more", got=heads, remedy="Give the query heads."
+            )
+        if block < 2 or head_dim < block or head_dim % block:
+            raise ArgumentError(
+                "block",
+                expected=f"2 or more, a divisor of head_dim ({head_dim})",
+                got=block,
+                remedy="Use 2 for rotations of pairs.",
+            )
+        if not span > 0:
+            raise ArgumentError(
+                "span", expected="more than 0", got=span, remedy="Give the cells a side."
+            )
+        self.heads, self.head_dim, self.block, self.span = heads, head_dim, block, span
+
+    def extra_repr(self) -> str:
+        return (
+            f"heads={self.heads}, head_dim={self.head_dim}, block={self.block}, span={self.span:g}"
+        )
+
+    @abstractmethod
+    def generators(self, *, dtype: torch.dtype) -> Float[Tensor, "A H N b b"]:
+        """Matrices whose skew-symmetric part G - Gᵀ turns each of N = D/b blocks along an axis."""
+
+    def rotations(self, layout: Layout) -> Float[Tensor, "b H L N b b"]:
+        """The rotation of every token and block, in the positions' float32 or float64."""
+        positions = layout.positions / self.span
+        if layout.special is not None:
+            positions = positions.masked_fill(layout.special.unsqueeze(-1), 0.0)
+        made = self.generators(dtype=positions.dtype)
+        skew = made - made.mT
+        return torch.matrix_exp(torch.einsum("bla,ahnij->bhlnij", positions, skew).contiguous())
+
+    def forward(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B H K D"]]:
+        require_width(q, self.head_dim)
+        # Not under autocast: bfloat16 exponents of a few turns are off by radians.
+        with torch.autocast(q.device.type, enabled=False):
+            of_query = self.rotations(grid.query)
+            of_key = of_query if grid.key is grid.query else self.rotations(grid.key)
+            return _turn(q, of_query), _turn(one_a_head(k, self.heads), of_key)
+
+
+def _turn(
+    x: Float[Tensor, "B H L D"], rotation: Float[Tensor, "b H L N b b"]
+) -> Float[Tensor, "B H L D"]:
+    wide = torch.promote_types(x.dtype, rotation.dtype)
+    blocks = x.to(wide).reshape(*x.shape[:3], rotation.shape[3], rotation.shape[4], 1)
+    return (rotation.to(wide) @ blocks).reshape(x.shape).to(x.dtype)

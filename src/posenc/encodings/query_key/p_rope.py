@@ -1,0 +1,103 @@
+"""Rotary positions without the slowest frequencies."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.query_key.rotation import (
+    Pairing,
+    Rotary,
+    require_base,
+    still_where_special,
+)
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+
+__all__ = ["PRope"]
+
+
+class PRope(Rotary):
+    """p-RoPE: the fastest share p of RoPE's pairs turn, the others keep what they mean.
+
+    Pair t turns by ``p_i · θ_t``, ``θ_t = base^(-2t/D)``, for the first ``int(p · D/2)`` pairs; the
+    others do not turn. p = 1 is RoPE, p = 0 is NoPE.
+
+    ``p_i`` is a position in tokens, any real; ``θ_t`` in radians a token. Claims: relative, one
+    axis, no parameters. Cost: (Q + K)·D·H. Differs from the paper in nothing. Not RoPE with a
+    ``fraction``: that turns the first features of a head by a ladder of their own, from fast to
+    slow; this one drops the slow end of the whole head's ladder.
+
+    Args:
+        head_dim: width D of a head.
+        p: share of the pairs that turn, 0 to 1.
+        base: sets the slowest frequency, were it kept.
+        pairing: ``"half"`` pairs feature t with t + D/2, ``"adjacent"`` 2t with 2t + 1.
+
+    Raises:
+        ArgumentError: when ``head_dim`` is odd or zero, ``p`` is outside 0 to 1 or ``base`` is not
+            above 1.
+        UnknownNameError: for another ``pairing``.
+
+    Reference: Barbero et al. 2024, "Round and Round We Go! What makes Rotary Positional Encodings
+    useful?"
+
+    >>> import posenc, torch
+    >>> grid = posenc.Grid.of(posenc.Layout.sequence(3))
+    >>> q = torch.randn(1, 2, 3, 8)
+    >>> posenc.create("p_rope", head_dim=8).query_key(q, q, grid)[0].shape
+    torch.Size([1, 2, 3, 8])
+    """
+
+    def __init__(
+        self,
+        *,
+        head_dim: int,
+        p: float = 0.75,
+        base: float = 10000.0,
+        pairing: Pairing = "half",
+    ) -> None:
+        super().__init__(head_dim=head_dim, pairing=pairing)
+        if head_dim < 2 or head_dim % 2:
+            raise ArgumentError(
+                "head_dim",
+                expected="an even number, 2 or more",
+                got=head_dim,
+                remedy="Features turn in pairs.",
+            )
+        if not 0 <= p <= 1:
+            raise ArgumentError("p", expected="0 ≤ p ≤ 1", got=p, remedy="1 turns all pairs.")
+        self.p, self.base = p, require_base(base)
+        self.turning = int(p * head_dim / 2)
+
+    def extra_repr(self) -> str:
+        return f"{self.turning} of {self.head_dim // 2} pairs, base={self.base:g}, {self.pairing}"
+
+    def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
+        positions = layout.positions
+        theta = geometric_frequencies(self.turning, self.head_dim, self.base, like=positions)
+        still = theta.new_zeros(self.head_dim // 2 - self.turning)
+        return still_where_special(positions * torch.cat([theta, still]), layout)
+
+
+ENTRY = Entry(
+    factory=PRope,
+    summary="RoPE without the slowest frequencies: those pairs do not turn.",
+    claims=Claims(
+        sites=("query_key",),
+        relative=True,
+        trainable=False,
+        extrapolates="Degrades past the training length, later than RoPE.",
+        cost="(Q + K)·D·H",
+    ),
+    citation=Citation(
+        authors="Barbero et al.",
+        title="Round and Round We Go! What makes Rotary Positional Encodings useful?",
+        year=2024,
+        url="https://arxiv.org/abs/2410.06205",
+    ),
+    sharing="layers",
+)

@@ -1,0 +1,126 @@
+"""Polar positions: content is a magnitude, position an angle."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import QueryKeyTransform
+from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.query_key.rotation import (
+    one_a_head,
+    require_base,
+    require_width,
+    still_where_special,
+)
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.layout import Grid, Layout
+
+__all__ = ["Pope"]
+
+
+class Pope(QueryKeyTransform):
+    """PoPE: each feature is a complex number, its magnitude the content and its angle the position.
+
+    ``⟨q'_i, k'_j⟩ = Σ_c softplus(q_ic) · softplus(k_jc) · cos((p_j - p_i) · θ_c + δ_hc)``,
+    ``θ_c = base^(-c/D)``, c = 0 … D - 1: what a token is no longer changes where it looks.
+
+    ``p`` is a position in tokens, any real; ``θ_c`` in radians a token; δ ``[H, D]`` in radians,
+    learned, kept within -2π … 0, each layer its own. Queries and keys come back 2D wide; the scale
+    stays that of D. Special tokens stand at angle 0. Claims: relative, one axis, trained. Cost:
+    (Q + K)·2D·H, and products twice as wide; grouped keys are repeated to one a query head, since
+    each head has its own δ. Differs from the paper in nothing.
+
+    Args:
+        heads: query heads H.
+        head_dim: width D of a head.
+        base: sets the slowest frequency.
+        initial: δ starts at 0 (``"zero"``, the better past the training length) or anywhere
+            (``"uniform"``).
+
+    Raises:
+        ArgumentError: when ``heads`` or ``head_dim`` is below 1, or ``base`` is not above 1.
+        UnknownNameError: for another ``initial``.
+
+    Reference: Gopalakrishnan et al. 2025, "Decoupling the "What" and "Where" With Polar Coordinate
+    Positional Embeddings".
+
+    >>> import posenc, torch
+    >>> grid = posenc.Grid.of(posenc.Layout.sequence(3))
+    >>> q = torch.randn(1, 2, 3, 8)
+    >>> posenc.create("pope", heads=2, head_dim=8).query_key(q, q, grid)[0].shape
+    torch.Size([1, 2, 3, 16])
+    """
+
+    def __init__(
+        self,
+        *,
+        heads: int,
+        head_dim: int,
+        base: float = 10000.0,
+        initial: Literal["zero", "uniform"] = "zero",
+    ) -> None:
+        super().__init__()
+        for name, value in (("heads", heads), ("head_dim", head_dim)):
+            if value < 1:
+                raise ArgumentError(name, expected="1 or more", got=value, remedy="See attend.")
+        if initial not in ("zero", "uniform"):
+            raise UnknownNameError.of("initial", initial, ("zero", "uniform"))
+        self.head_dim, self.base, self.initial = head_dim, require_base(base), initial
+        self.phase = nn.Parameter(torch.empty(heads, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start δ at 0, or anywhere within -2π … 0."""
+        with torch.no_grad():
+            if self.initial == "zero":
+                self.phase.zero_()
+            else:
+                self.phase.uniform_(-2 * math.pi, 0.0)
+
+    def extra_repr(self) -> str:
+        heads, width = self.phase.shape
+        return f"heads={heads}, head_dim={width}, base={self.base:g}"
+
+    def angles(self, layout: Layout) -> Float[Tensor, "b 1 L D"]:
+        """Angle of every token and feature in radians, in the positions' float32 or float64."""
+        positions = layout.positions
+        theta = geometric_frequencies(self.head_dim, 2 * self.head_dim, self.base, like=positions)
+        return still_where_special(positions * theta, layout).unsqueeze(1)
+
+    def forward(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> tuple[Float[Tensor, "B H Q 2*D"], Float[Tensor, "B H K 2*D"]]:
+        require_width(q, self.head_dim)
+        phase = self.phase.to(grid.key.positions.dtype).clamp(-2 * math.pi, 0.0).unsqueeze(1)
+        k = one_a_head(k, self.phase.shape[0])
+        return _polar(q, self.angles(grid.query)), _polar(k, self.angles(grid.key) + phase)
+
+
+def _polar(x: Float[Tensor, "B H L D"], angles: Float[Tensor, "b h L D"]) -> Tensor:
+    magnitude = nn.functional.softplus(x.to(torch.promote_types(x.dtype, angles.dtype)))
+    return torch.cat([magnitude * angles.cos(), magnitude * angles.sin()], dim=-1).to(x.dtype)
+
+
+ENTRY = Entry(
+    factory=Pope,
+    summary="Makes each feature's magnitude the content and its angle the position.",
+    claims=Claims(
+        sites=("query_key",),
+        relative=True,
+        trainable=True,
+        extrapolates="Holds better than RoPE past the training length, as published.",
+        cost="(Q + K)·2D·H; products of width 2D",
+    ),
+    citation=Citation(
+        authors="Gopalakrishnan et al.",
+        title='Decoupling the "What" and "Where" With Polar Coordinate Positional Embeddings',
+        year=2025,
+        url="https://arxiv.org/abs/2509.10534",
+    ),
+)

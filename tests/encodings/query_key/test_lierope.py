@@ -1,0 +1,138 @@
+"""LieRE against a series of matrix powers, a token and a block at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from grids import inputs
+from image_grids import IMAGES
+from torch import Tensor
+
+from posenc import Encoding, Grid, Layout, attend
+from posenc.encodings.query_key.lierope import LieRope
+from posenc.encodings.query_key.rope_mixed import RopeMixed
+from posenc.errors import ArgumentError
+from posenc.testing.oracles import attention_by_loops
+
+
+def exponential(matrix: Tensor) -> Tensor:
+    """exp by its series, after halving the matrix often enough."""
+    halvings = max(0, math.ceil(math.log2(matrix.abs().sum().item() + 1)) + 2)
+    small, total = matrix / 2**halvings, torch.eye(len(matrix), dtype=torch.float64)
+    power = total
+    for n in range(1, 25):
+        power = power @ small / n
+        total = total + power
+    for _ in range(halvings):
+        total = total @ total
+    return total
+
+
+def turn_by_loops(x: Tensor, layout: Layout, upper: Tensor, block: int, span: float) -> Tensor:
+    x = x.double().clone()
+    for b, h, i in torch.cartesian_prod(*(torch.arange(n) for n in x.shape[:3])).tolist():
+        if layout.special is not None and layout.special[0, i]:
+            continue
+        at = layout.positions[min(b, layout.positions.shape[0] - 1), i].double() / span
+        for n in range(x.shape[-1] // block):
+            algebra = torch.zeros(block, block, dtype=torch.float64)
+            for axis in (0, 1):
+                entries = iter(upper[axis, h, n].tolist())
+                for row in range(block):
+                    for column in range(row + 1, block):
+                        entry = at[axis] * next(entries)
+                        algebra[row, column] += entry
+                        algebra[column, row] -= entry
+            part = slice(n * block, (n + 1) * block)
+            x[b, h, i, part] = exponential(algebra) @ x[b, h, i, part]
+    return x
+
+
+@pytest.mark.parametrize("block", [2, 4, 8])
+@pytest.mark.parametrize("grid", IMAGES.values(), ids=IMAGES)
+def test_equals_loops(grid: Grid, block: int) -> None:
+    q, k, v = (x[:, :2] for x in inputs(grid))
+    lie = LieRope(heads=2, head_dim=8, block=block, span=5.0)
+    upper = lie.upper.detach()
+    turned = [
+        turn_by_loops(x, side, upper, block, 5.0) for x, side in ((q, grid.query), (k, grid.key))
+    ]
+    got = attend(q, k, v, grid, Encoding(query_key=lie))
+    # In float32 the exponent of a place 900 cells away is off by 1e-4 of its thousand radians.
+    torch.testing.assert_close(got, attention_by_loops(*turned, v, grid), atol=2e-3, rtol=1e-3)
+
+
+def test_blocks_of_two_are_rope_mixed() -> None:
+    """In one plane all rotations commute: LieRE with b = 2 is RoPE-Mixed."""
+    lie = LieRope(heads=3, head_dim=8, block=2, span=1.0)
+    mixed = RopeMixed(heads=3, head_dim=8, pairing="adjacent")
+    with torch.no_grad():
+        mixed.frequencies.copy_(-lie.upper.squeeze(-1))  # above the diagonal is minus the sine
+    grid = Grid.of(Layout.image(2, 3, prefix=1))
+    q, k = torch.randn(1, 3, 7, 8), torch.randn(1, 3, 7, 8)
+    torch.testing.assert_close(lie(q, k, grid), mixed(q, k, grid), atol=1e-4, rtol=1e-4)
+
+
+def test_lengths_are_kept() -> None:
+    x = torch.randn(1, 2, 12, 16)
+    turned, _ = LieRope(heads=2, head_dim=16)(x, x, Grid.of(Layout.image(3, 4)))
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
+    assert not torch.allclose(turned, x, atol=0.1)
+
+
+def test_one_row_is_relative() -> None:
+    """Along one axis there is one generator, and powers of one rotation commute."""
+    lie = LieRope(heads=1, head_dim=8)
+    q, k = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
+
+    def product(at: float, to: float) -> float:
+        sides = (Layout.at(torch.tensor([[[0.0, place]]])) for place in (at, to))
+        turned, other = lie(q, k, Grid(*sides))
+        return (turned * other).sum().item()
+
+    assert product(2, 5) == pytest.approx(product(7, 10), abs=1e-4)
+    assert product(2, 5) != pytest.approx(product(5, 2), abs=1e-3)
+
+
+def test_initial_entries() -> None:
+    upper = LieRope(heads=4, head_dim=16).upper
+    assert upper.shape == (2, 4, 2, 28)
+    assert 0 <= upper.min() < 0.5
+    assert 5.5 < upper.max() <= 2 * math.pi
+
+
+def test_gradients() -> None:
+    lie = LieRope(heads=1, head_dim=4, block=4, span=3.0).double()
+    layout = Layout.image(2, 2)
+    grid = Grid.of(layout.with_positions(layout.positions.double()))
+    q = torch.randn(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
+
+    def products(q: Tensor, upper: Tensor) -> Tensor:
+        turned, other = torch.func.functional_call(lie, {"upper": upper}, (q, q, grid))
+        return turned @ other.mT
+
+    torch.autograd.gradcheck(products, (q, lie.upper))
+
+
+def test_autocast_keeps_the_angles() -> None:
+    lie = LieRope(heads=1, head_dim=8, span=1.0)
+    x, grid = torch.randn(1, 1, 9, 8), Grid.of(Layout.image(3, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        turned = lie(x, x, grid)
+    torch.testing.assert_close(turned, lie(x, x, grid))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 0}, "heads"),
+        ({"block": 3}, "divisor of head_dim"),
+        ({"block": 1}, "divisor of head_dim"),
+        ({"span": 0.0}, "span"),
+    ],
+)
+def test_bad_options(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        LieRope(**({"heads": 2, "head_dim": 8} | options))  # type: ignore[arg-type]

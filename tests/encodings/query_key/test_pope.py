@@ -1,0 +1,114 @@
+"""PoPE against its sum of cosines, a feature at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from grids import GRIDS, inputs
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from posenc import Encoding, Grid, Layout, attend, create_layers
+from posenc.encodings.query_key.pope import Pope
+from posenc.errors import ArgumentError, UnknownNameError
+
+
+def scores(q: Tensor, k: Tensor, grid: Grid, phase: Tensor) -> Tensor:
+    """Σ_c softplus(q_c) softplus(k_c) cos((p_j - p_i) θ_c + δ_c), grouped keys repeated."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    rows = []
+    for h in range(q.shape[1]):
+        total = torch.zeros((), dtype=torch.float64)
+        for c in range(q.shape[-1]):
+            theta = 10000.0 ** (-c / q.shape[-1])
+            angle = grid.offset[..., 0].double() * theta + phase[h, c].double()
+            product = softplus(q[:, h, :, None, c]) * softplus(k[:, h, None, :, c])
+            total = total + product * angle.cos()
+        rows.append(total)
+    return torch.stack(rows, dim=1)
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_equals_loops(grid: Grid) -> None:
+    q, k, v = inputs(grid)
+    pope = Pope(heads=6, head_dim=8, initial="uniform")
+    logits = scores(q, k, grid, pope.phase) / 8**0.5
+    weights = logits.masked_fill(~grid.visible, -1e300).softmax(-1) * grid.visible
+    expected = weights @ v.repeat_interleave(2, dim=1)
+    got = attend(q, k, v, grid, Encoding(query_key=pope))
+    torch.testing.assert_close(got, expected, atol=3e-3, rtol=1e-3)
+
+
+def test_gradients_equal_those_of_the_sum() -> None:
+    pope = Pope(heads=2, head_dim=4, initial="uniform").double()
+    grid = Grid.of(Layout.at(torch.tensor([0.0, 0.5, 7.0]).double()))
+    q, k = (torch.randn(1, 2, 3, 4).double().requires_grad_() for _ in range(2))
+    turned, others = pope(q, k, grid)
+    both = (turned @ others.mT, scores(q, k, grid, pope.phase))
+    torch.testing.assert_close(*both)
+    inputs_ = (q, k, pope.phase)
+    torch.testing.assert_close(*(torch.autograd.grad(x.sin().sum(), inputs_) for x in both))
+
+
+def test_a_product_by_hand() -> None:
+    # One feature has θ = 1. softplus(0) = ln 2. Three tokens apart the product is (ln 2)² cos 3.
+    zero = torch.zeros(1, 1, 1, 1)
+    turned, other = Pope(heads=1, head_dim=1)(
+        zero, zero, Grid(Layout.sequence(1, 4), Layout.sequence(1, 1))
+    )
+    assert (turned * other).sum().item() == pytest.approx(math.log(2) ** 2 * math.cos(3), abs=1e-6)
+
+
+def test_content_does_not_move_the_peak() -> None:
+    """What a key holds changes how strong it is, not at which distance: the paper's complaint."""
+    pope = Pope(heads=1, head_dim=16)
+    with torch.no_grad():
+        pope.phase.fill_(-0.7)
+    grid = Grid(Layout.sequence(1, start=20), Layout.sequence(40))
+    peaks = set()
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        one = 3 * torch.randn(1, 1, 1, 16, generator=generator)
+        q = torch.full((1, 1, 1, 16), -20.0)
+        q[..., 0] = 2.0  # only the fastest feature has a magnitude
+        turned, others = pope(q, one.expand(1, 1, 40, 16), grid)
+        peaks.add(int((turned @ others.mT).flatten()[17:24].argmax()))
+    assert len(peaks) == 1
+
+
+def test_phases_stay_within_a_turn() -> None:
+    pope = Pope(heads=1, head_dim=2)
+    x, grid = torch.randn(1, 1, 3, 2), Grid.of(Layout.sequence(3))
+    at_zero = pope(x, x, grid)[1]
+    with torch.no_grad():
+        pope.phase.fill_(5.0)
+    torch.testing.assert_close(pope(x, x, grid)[1], at_zero)
+    with torch.no_grad():
+        pope.phase.fill_(-50.0)
+    torch.testing.assert_close(pope(x, x, grid)[1], at_zero, atol=1e-5, rtol=1e-5)
+
+
+def test_initial_phases() -> None:
+    assert Pope(heads=3, head_dim=8).phase.eq(0).all()
+    drawn = Pope(heads=3, head_dim=8, initial="uniform").phase
+    assert drawn.max() <= 0
+    assert -2 * math.pi <= drawn.min() < -3
+    first, second = create_layers("pope", layers=2, dim=16, heads=2)
+    assert first.query_key is not second.query_key
+
+
+def test_the_scale_is_that_of_the_head() -> None:
+    assert Encoding(query_key=Pope(heads=1, head_dim=16)).default_scale(16) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"heads": 0}, "heads"), ({"head_dim": 0}, "head_dim"), ({"base": 1.0}, "base")],
+)
+def test_bad_options(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Pope(**({"heads": 2, "head_dim": 8} | options))  # type: ignore[arg-type]
+    with pytest.raises(UnknownNameError, match="uniform"):
+        Pope(heads=2, head_dim=8, initial="unifrm")  # type: ignore[arg-type]
