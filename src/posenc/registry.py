@@ -25,6 +25,7 @@ from posenc.encodings.embedding import (
     sinusoidal,
 )
 from posenc.encodings.query_key import (
+    comrope,
     grape_contextual,
     grape_multiplicative,
     lierope,
@@ -71,6 +72,7 @@ ENCODINGS: dict[str, Entry] = {
     "alibi": alibi.ENTRY,
     "cable": cable.ENTRY,
     "complex_order": complex_order.ENTRY,
+    "comrope": comrope.ENTRY,
     "contextual": contextual.ENTRY,
     "conv": conv.ENTRY,
     "cope": cope.ENTRY,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from grids import inputs
 from image_grids import IMAGES
+from matrix_loops import turn_blocks_by_loops
 from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend
@@ -17,48 +18,25 @@ from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 
 
-def exponential(matrix: Tensor) -> Tensor:
-    """exp by its series, after halving the matrix often enough."""
-    halvings = max(0, math.ceil(math.log2(matrix.abs().sum().item() + 1)) + 2)
-    small, total = matrix / 2**halvings, torch.eye(len(matrix), dtype=torch.float64)
-    power = total
-    for n in range(1, 25):
-        power = power @ small / n
-        total = total + power
-    for _ in range(halvings):
-        total = total @ total
-    return total
-
-
-def turn_by_loops(x: Tensor, layout: Layout, upper: Tensor, block: int, span: float) -> Tensor:
-    x = x.double().clone()
-    for b, h, i in torch.cartesian_prod(*(torch.arange(n) for n in x.shape[:3])).tolist():
-        if layout.special is not None and layout.special[0, i]:
-            continue
-        at = layout.positions[min(b, layout.positions.shape[0] - 1), i].double() / span
-        for n in range(x.shape[-1] // block):
-            algebra = torch.zeros(block, block, dtype=torch.float64)
-            for axis in (0, 1):
-                entries = iter(upper[axis, h, n].tolist())
-                for row in range(block):
-                    for column in range(row + 1, block):
-                        entry = at[axis] * next(entries)
-                        algebra[row, column] += entry
-                        algebra[column, row] -= entry
-            part = slice(n * block, (n + 1) * block)
-            x[b, h, i, part] = exponential(algebra) @ x[b, h, i, part]
-    return x
-
-
 @pytest.mark.parametrize("block", [2, 4, 8])
 @pytest.mark.parametrize("grid", IMAGES.values(), ids=IMAGES)
 def test_equals_loops(grid: Grid, block: int) -> None:
     q, k, v = (x[:, :2] for x in inputs(grid))
     lie = LieRope(heads=2, head_dim=8, block=block, span=5.0)
-    upper = lie.upper.detach()
-    turned = [
-        turn_by_loops(x, side, upper, block, 5.0) for x, side in ((q, grid.query), (k, grid.key))
-    ]
+
+    def algebra(head: int, n: int, at: Tensor) -> Tensor:
+        made = torch.zeros(block, block, dtype=torch.float64)
+        for axis in (0, 1):
+            entries = iter(lie.upper[axis, head, n].tolist())
+            for row in range(block):
+                for column in range(row + 1, block):
+                    entry = at[axis] / 5.0 * next(entries)
+                    made[row, column] += entry
+                    made[column, row] -= entry
+        return made
+
+    sides = ((q, grid.query), (k, grid.key))
+    turned = [turn_blocks_by_loops(x, side, block, algebra) for x, side in sides]
     got = attend(q, k, v, grid, Encoding(query_key=lie))
     # In float32 the exponent of a place 900 cells away is off by 1e-4 of its thousand radians.
     torch.testing.assert_close(got, attention_by_loops(*turned, v, grid), atol=2e-3, rtol=1e-3)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -39,10 +42,13 @@ class Rope(Rotary):
             2t + 1 (GPT-J, RoFormer).
         fraction: share of each head that is rotated, its first ``d = fraction · D`` features.
         learned: frequencies are parameters that start at θ.
+        divisors: ``[d/2]``, by how much slower each pair turns than θ says; 1 for all by default.
+            This is how a trained encoding is stretched (``posenc.extension``).
+        gain: factor of the rotated features of queries and of keys, so that their products are
+            ``gain²`` as large (YaRN's temperature).
 
     Raises:
-        ArgumentError: when the rotated width is odd or zero, or ``base`` or ``fraction`` is out of
-            its domain.
+        ArgumentError: when the rotated width is odd or zero, or an option is out of its domain.
         UnknownNameError: for another ``pairing``.
 
     Reference: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
@@ -62,8 +68,10 @@ class Rope(Rotary):
         pairing: Pairing = "half",
         fraction: float = 1.0,
         learned: bool = False,
+        divisors: Sequence[float] | None = None,
+        gain: float = 1.0,
     ) -> None:
-        super().__init__(head_dim=head_dim, pairing=pairing)
+        super().__init__(head_dim=head_dim, pairing=pairing, gain=_require_positive("gain", gain))
         if not 0 < fraction <= 1:
             raise ArgumentError(
                 "fraction", expected="0 < fraction ≤ 1", got=fraction, remedy="1 turns all."
@@ -77,6 +85,18 @@ class Rope(Rotary):
                 remedy="Change head_dim or fraction: features turn in pairs.",
             )
         self.base, self.turned = require_base(base), int(turned)
+        if divisors is not None and len(divisors) != self.turned // 2:
+            raise ArgumentError(
+                "divisors",
+                expected=f"{self.turned // 2}, one for each pair that turns",
+                got=f"{len(divisors)}",
+                remedy="None divides by 1.",
+            )
+        self.divisors = (
+            None
+            if divisors is None
+            else tuple(_require_positive("divisors", each) for each in divisors)
+        )
         self.log_frequencies = nn.Parameter(torch.empty(self.turned // 2)) if learned else None
         self.reset_parameters()
 
@@ -87,18 +107,51 @@ class Rope(Rotary):
                 self.log_frequencies.copy_(self._theta(like=self.log_frequencies).log())
 
     def extra_repr(self) -> str:
-        return f"turned={self.turned} of {self.head_dim}, base={self.base:g}, {self.pairing}"
+        text = f"turned={self.turned} of {self.head_dim}, base={self.base:g}, {self.pairing}"
+        if self.divisors is not None:
+            text += f", slower by {min(self.divisors):g} to {max(self.divisors):g}"
+        return text if self.gain == 1 else f"{text}, gain={self.gain:g}"
 
     def _theta(self, *, like: Tensor) -> Float[Tensor, " T"]:
         return geometric_frequencies(self.turned // 2, self.turned, self.base, like=like)
 
+    def frequencies(self, *, like: Tensor) -> Float[Tensor, " T"]:
+        """By how many radians a token each pair turns, in ``like``'s dtype and on its device."""
+        if self.log_frequencies is None:
+            theta = self._theta(like=like)
+        else:
+            theta = self.log_frequencies.to(like.dtype).exp()
+        if self.divisors is None:
+            return theta
+        return theta / torch.tensor(self.divisors, dtype=like.dtype, device=like.device)
+
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
         positions = layout.positions[..., 0]
-        if self.log_frequencies is None:
-            theta = self._theta(like=positions)
-        else:
-            theta = self.log_frequencies.to(positions.dtype).exp()
+        theta = self.frequencies(like=positions)
         return still_where_special(positions.unsqueeze(-1) * theta, layout)
+
+    def stretched(self, divisors: Sequence[float], *, gain: float = 1.0) -> Rope:
+        """The same with pairs slower by ``divisors``, and ``gain``; learned frequencies shared.
+
+        Raises:
+            ArgumentError: as the constructor.
+        """
+        rope = Rope(
+            head_dim=self.head_dim,
+            base=self.base,
+            pairing=self.pairing,
+            fraction=self.turned / self.head_dim,
+            divisors=divisors,
+            gain=gain,
+        )
+        rope.log_frequencies = self.log_frequencies
+        return rope
+
+
+def _require_positive(name: str, value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ArgumentError(name, expected="more than 0", got=value, remedy="1 changes nothing.")
+    return float(value)
 
 
 ENTRY = Entry(

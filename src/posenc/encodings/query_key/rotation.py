@@ -35,18 +35,24 @@ def require_pairing(pairing: Pairing) -> Pairing:
 
 
 def rotate(
-    x: Float[Tensor, "B H L D"], angles: Float[Tensor, "b h L T"], pairing: Pairing
+    x: Float[Tensor, "B H L D"],
+    angles: Float[Tensor, "b h L T"],
+    pairing: Pairing,
+    *,
+    gain: float = 1.0,
 ) -> Float[Tensor, "B H L D"]:
     """The first 2T features of each head rotated by ``angles`` in radians, the rest untouched.
 
     Angles are ``[B|1, H|1, L, T]``, or ``[B|1, L, T]`` for all heads alike. Pair t is features
     (t, t + T) with pairing ``"half"`` and (2t, 2t + 1) with ``"adjacent"``;
-    ``(a, b) → (a cos φ - b sin φ, a sin φ + b cos φ)``. Computed in the angles' precision and
-    returned in ``x``'s dtype.
+    ``(a, b) → (a cos φ - b sin φ, a sin φ + b cos φ)``, times ``gain``. Computed in the angles'
+    precision and returned in ``x``'s dtype.
     """
     turned = 2 * angles.shape[-1]
     angles = angles.unsqueeze(1) if angles.dim() == 3 else angles
     cosine, sine = angles.cos(), angles.sin()
+    if gain != 1:
+        cosine, sine = cosine * gain, sine * gain
     first, second = (
         x[..., :turned].chunk(2, dim=-1)
         if pairing == "half"
@@ -106,14 +112,15 @@ class Rotary(QueryKeyTransform, ABC):
     Args:
         head_dim: width D of a head.
         pairing: ``"half"`` or ``"adjacent"``, see ``rotate``.
+        gain: factor of the rotated features of queries and of keys.
 
     Raises:
         UnknownNameError: for another ``pairing``.
     """
 
-    def __init__(self, *, head_dim: int, pairing: Pairing) -> None:
+    def __init__(self, *, head_dim: int, pairing: Pairing, gain: float = 1.0) -> None:
         super().__init__()
-        self.head_dim = head_dim
+        self.head_dim, self.gain = head_dim, gain
         self.pairing: Pairing = require_pairing(pairing)
 
     @abstractmethod
@@ -131,7 +138,10 @@ class Rotary(QueryKeyTransform, ABC):
         key_angles = query_angles if grid.key is grid.query else self.angles(grid.key)
         if key_angles.dim() == 4:
             k = one_a_head(k, key_angles.shape[1])
-        return rotate(q, query_angles, self.pairing), rotate(k, key_angles, self.pairing)
+        return (
+            rotate(q, query_angles, self.pairing, gain=self.gain),
+            rotate(k, key_angles, self.pairing, gain=self.gain),
+        )
 
 
 def still_where_special(

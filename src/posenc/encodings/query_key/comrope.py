@@ -1,0 +1,112 @@
+"""Rotations of images by learned matrices that commute."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encodings.query_key.matrices import MatrixRotary
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError, UnknownNameError
+
+__all__ = ["ComRope"]
+
+
+class ComRope(MatrixRotary):
+    """ComRoPE: learned rotations of blocks of features, made to commute so that they are relative.
+
+    ``q'_i = exp(y_i A_y + x_i A_x) q_i`` and likewise keys, A = B - Bᵀ learned for each head and
+    block of b features. ``"linear"`` (ComRoPE-LD): the axes share a block's matrix up to a learned
+    factor an axis and block; ``"axial"`` (ComRoPE-AP): blocks take turns, the first for rows, the
+    second for columns, and so on.
+
+    ``(y, x)`` is a position in cells, any reals, divided by ``span``. All entries of B and factors
+    start standard normal, as in the official code. Claims: relative on both axes, trained, each
+    layer its own. Cost: (Q + K)·D·H·b², and as much memory times b. Differs from the official code
+    in the class token: here special tokens are not turned, there it stands in the middle.
+
+    Args:
+        heads: query heads H.
+        head_dim: width D of a head.
+        variant: ``"linear"`` or ``"axial"``.
+        block: b, features that turn together.
+        span: cells a side of the images trained on.
+
+    Raises:
+        ArgumentError: when ``heads`` is below 1, ``block`` is below 2 or does not divide
+            ``head_dim`` (into an even number of blocks if axial), or ``span`` is not above 0.
+        UnknownNameError: for another ``variant``.
+
+    Reference: Yu et al. 2025, "ComRoPE: Scalable and Robust Rotary Position Embedding
+    Parameterized by Trainable Commuting Angle Matrices".
+
+    >>> import posenc, torch
+    >>> grid = posenc.Grid.of(posenc.Layout.image(2, 3, prefix=1))
+    >>> q = torch.randn(1, 2, 7, 8)
+    >>> posenc.create("comrope", heads=2, head_dim=8).query_key(q, q, grid)[0].shape
+    torch.Size([1, 2, 7, 8])
+    """
+
+    def __init__(
+        self,
+        *,
+        heads: int,
+        head_dim: int,
+        variant: Literal["linear", "axial"] = "linear",
+        block: int = 2,
+        span: float = 14.0,
+    ) -> None:
+        super().__init__(heads=heads, head_dim=head_dim, block=block, span=span)
+        if variant not in ("linear", "axial"):
+            raise UnknownNameError.of("variant", variant, ("linear", "axial"))
+        blocks = head_dim // block
+        if variant == "axial" and blocks % 2:
+            raise ArgumentError(
+                "block",
+                expected="an even number of blocks (head_dim / block), half of them an axis",
+                got=blocks,
+                remedy="Use smaller blocks, or variant='linear'.",
+            )
+        self.variant = variant
+        self.matrix = nn.Parameter(torch.empty(heads, blocks, block, block))
+        self.factor = nn.Parameter(torch.empty(2, blocks)) if variant == "linear" else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start standard normal."""
+        nn.init.normal_(self.matrix)
+        if self.factor is not None:
+            nn.init.normal_(self.factor)
+
+    def generators(self, *, dtype: torch.dtype) -> Float[Tensor, "2 H N b b"]:
+        matrix = self.matrix.to(dtype)
+        if self.factor is not None:
+            factor = self.factor.to(dtype)
+        else:
+            turns = torch.arange(matrix.shape[1], device=matrix.device) % 2
+            factor = torch.stack([turns == 0, turns == 1]).to(dtype)
+        return factor[:, None, :, None, None] * matrix
+
+
+ENTRY = Entry(
+    factory=ComRope,
+    summary="Turns blocks of features by exponentials of learned matrices that commute.",
+    claims=Claims(
+        sites=("query_key",),
+        relative=True,
+        axes=(2,),
+        trainable=True,
+        extrapolates="Holds at resolutions above the trained one better than LieRE, as published.",
+        cost="(Q + K)·D·H·b²",
+    ),
+    citation=Citation(
+        authors="Yu et al.",
+        title="ComRoPE: Scalable and Robust Rotary Position Embedding Parameterized by Trainable "
+        "Commuting Angle Matrices",
+        year=2025,
+        url="https://arxiv.org/abs/2506.03737",
+    ),
+)
