@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -72,3 +74,30 @@ def test_layouts_of_other_kinds_do_not_mix() -> None:
     cache.append(*chunk(1, 3, 0.0), Layout.sequence(3))
     with pytest.raises(ArgumentError, match="1 axes as in the cached part"):
         cache.append(*chunk(1, 4, 0.0), Layout.image(2, 2))
+
+
+def test_following_goes_on_where_the_past_ends() -> None:
+    cache = LayerCache()
+    assert cache.following(3).start == 0
+    cache.append(*chunk(1, 3, 0.0), Layout.sequence(3, start=2))
+    for kept in (2, 0):
+        cache.truncate(kept)
+        assert cache.length == kept
+        assert cache.following(4).start == 5
+    cache.append(*chunk(1, 3, 0.0), Layout.packed([1, 2]))
+    with pytest.raises(ArgumentError, match="no plain sequence"):
+        cache.following(1)
+
+
+def test_truncate_forgets_the_graph() -> None:
+    cache, weight = LayerCache(), torch.ones(1, requires_grad=True)
+    keys, values = chunk(1, 3, 1.0)
+    layout = replace(Layout.at(torch.arange(3.0) * weight), signal=weight.expand(1, 3, 1))
+    cache.append(keys * weight, values * weight, layout)
+    cache.truncate(2)
+    assert cache.keys is not None
+    assert cache.values is not None
+    assert cache.layout is not None
+    assert cache.layout.signal is not None
+    kept = (cache.keys, cache.values, cache.layout.positions, cache.layout.signal)
+    assert not any(tensor.requires_grad for tensor in kept)

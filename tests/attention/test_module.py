@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -63,3 +65,34 @@ def test_heads_that_do_not_divide(options: dict[str, object], message: str) -> N
 def test_context_needs_its_layout() -> None:
     with pytest.raises(ArgumentError, match="context_layout"):
         make()(torch.randn(1, 3, 24), Layout.sequence(3), context=torch.randn(1, 5, 24))
+
+
+def test_a_projected_context_serves_as_well_as_its_vectors() -> None:
+    layer, x, context = make(kv_heads=2), torch.randn(2, 3, 24), torch.randn(2, 5, 24)
+    here, there = Layout.sequence(3), Layout.padded([5, 2])
+    expected = layer(x, here, context=context, context_layout=there)
+    projected = layer.project(context, there)
+    torch.testing.assert_close(layer(x, here, context=projected), expected)
+    swapped = layer(x.flip(0), here, context=projected.select(torch.tensor([1, 0])))
+    torch.testing.assert_close(swapped, expected.flip(0))
+    with pytest.raises(ArgumentError, match="context_layout"):
+        layer(x, here, context=projected, context_layout=there)
+
+
+@pytest.mark.parametrize("name", ["rope", "deberta"])
+def test_merged_projections_are_rows_of_one_matrix(name: str) -> None:
+    options = {"projections": "content"} if name == "deberta" else {"dim": None, "heads": None}
+    encoding = posenc.create(name, **({"dim": 24, "heads": 4, "head_dim": 6} | options))  # type: ignore[arg-type]
+    layer = make(encoding=encoding, merged=True, bias=True, kv_heads=2)
+    assert layer.merged is not None
+    assert layer.merged.weight.shape == (48, 24)
+    names = {n for n in layer.state_dict() if not n.startswith("encoding.")}
+    assert names == {"merged.weight", "merged.bias", "output.weight", "output.bias"}
+    x, layout = torch.randn(2, 5, 24), Layout.sequence(5)
+    # In self-attention one product, to a context two: the same numbers either way.
+    itself = layer(x, layout)
+    torch.testing.assert_close(layer(x, layout, context=x, context_layout=layout), itself)
+    twin = copy.deepcopy(layer).to(torch.float64)
+    with torch.no_grad():
+        layer.merged.weight.zero_()
+    torch.testing.assert_close(twin(x.double(), layout).float(), itself)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,11 @@ class DebertaConfig(EncoderConfig):
                 remedy="Use Encoder or MaskedLM for a single layer.",
             )
 
+    @property
+    def encoder(self) -> EncoderConfig:
+        """The shape of the encoder within, which is that of the fine-tuning form."""
+        return EncoderConfig(**{f.name: getattr(self, f.name) for f in fields(EncoderConfig)})
+
 
 class Deberta(nn.Module):
     """An encoder and the Enhanced Mask Decoder: a masked language model.
@@ -81,7 +86,7 @@ class Deberta(nn.Module):
     def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder = Encoder(config)
+        self.encoder = Encoder(config.encoder)
         self.absolute = make_encodings(
             config,
             config.absolute,

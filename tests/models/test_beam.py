@@ -1,0 +1,177 @@
+"""Beam search: against all continuations, against loops, with the cache and without."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from text_encodings import TEXT_ENCODINGS
+from torch import Tensor
+
+from posenc import Layout
+from posenc.errors import ArgumentError, LengthError
+from posenc.models import Decoder, DecoderConfig, beam_search, generate
+
+STOP = 2
+
+
+def make(encoding: str = "rope", vocabulary: int = 5) -> Decoder:
+    torch.manual_seed(3)
+    config = DecoderConfig(
+        vocabulary=vocabulary, dim=32, layers=2, heads=4, encoding=encoding, max_length=30
+    )
+    return Decoder(config).eval()
+
+
+def prompt(rows: int = 3, length: int = 4) -> Tensor:
+    return torch.randint(5, (rows, length), generator=torch.Generator().manual_seed(4))
+
+
+def likelihood(model: Decoder, start: Tensor, tail: tuple[int, ...]) -> float:
+    whole = torch.cat([start, torch.tensor([tail])], dim=1)
+    logp = model(whole).log_softmax(-1)[0]
+    first = start.shape[1] - 1
+    return float(sum(logp[first + i, token] for i, token in enumerate(tail)))
+
+
+def penalty(length: int, power: float) -> float:
+    return float(((5 + length) / 6) ** power)
+
+
+@torch.no_grad()
+def all_continuations(
+    model: Decoder, start: Tensor, new: int, power: float
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Every continuation that ends, or has ``new`` tokens, with its score; best first."""
+    found = []
+    for length in range(1, new + 1):
+        for tail in itertools.product(range(5), repeat=length):
+            ends = tail[-1] == STOP
+            if STOP in tail[:-1] or (not ends and length < new):
+                continue
+            found.append((likelihood(model, start, tail) / penalty(length, power), tail))
+    return sorted(found, reverse=True)
+
+
+@torch.no_grad()
+def by_loops(
+    model: Decoder, start: Tensor, beams: int, new: int, power: float
+) -> list[tuple[float, tuple[int, ...]]]:
+    """The definition for one row, without stopping early."""
+    live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    finished: list[tuple[float, tuple[int, ...]]] = []
+    for count in range(1, new + 1):
+        grown = []
+        for score, tail in live:
+            whole = torch.cat([start, torch.tensor([tail], dtype=torch.int64)], dim=1)
+            logp = model(whole)[0, -1].log_softmax(-1)
+            grown += [(score + float(logp[token]), (*tail, token)) for token in range(5)]
+        ended = [(s / penalty(count, power), t) for s, t in grown if t[-1] == STOP]
+        finished = sorted(finished + ended, reverse=True)[:beams]
+        live = sorted((pair for pair in grown if pair[1][-1] != STOP), reverse=True)[:beams]
+    rest = [(score / penalty(new, power), tail) for score, tail in live]
+    return sorted(finished + rest, reverse=True)[:beams]
+
+
+def tails(model: Decoder, beams: int, new: int, power: float) -> list[list[tuple[float, tuple]]]:  # type: ignore[type-arg]
+    found = beam_search(
+        model, prompt(), beams=beams, max_new_tokens=new, stop_token=STOP, length_penalty=power
+    )
+    rows = []
+    for tokens, scores, lengths in zip(found.tokens, found.scores, found.lengths, strict=True):
+        assert (scores.diff() <= 0).all()
+        rows.append(
+            [
+                (float(score), tuple(line[4 : 4 + length].tolist()))
+                for line, score, length in zip(tokens, scores, lengths.tolist(), strict=True)
+            ]
+        )
+    return rows
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, -1.0])
+def test_wide_beams_find_the_best_of_all(power: float) -> None:
+    model = make()
+    for row, found in enumerate(tails(model, 64, 3, power)):
+        expected = all_continuations(model, prompt()[row : row + 1], 3, power)
+        assert len(expected) == 4**3 + 4**2 + 4 + 1
+        for (score, tail), (wanted, best) in zip(found, expected, strict=False):
+            assert tail == best
+            assert score == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.6, 2.0, -1.0])
+@pytest.mark.parametrize("beams", [1, 2, 3, 7])
+def test_stopping_early_loses_nothing(beams: int, power: float) -> None:
+    model = make()
+    for row, found in enumerate(tails(model, beams, 9, power)):
+        expected = by_loops(model, prompt()[row : row + 1], beams, 9, power)
+        assert [tail for _, tail in found] == [tail for _, tail in expected]
+        assert [s for s, _ in found] == pytest.approx([s for s, _ in expected], abs=1e-4)
+
+
+@pytest.mark.parametrize("encoding", TEXT_ENCODINGS)
+def test_cached_equals_recomputed(encoding: str) -> None:
+    model, layout = make(encoding), Layout.padded([4, 2, 3], side="left")
+    cached, whole = (
+        beam_search(
+            model,
+            prompt(),
+            beams=4,
+            max_new_tokens=12,
+            stop_token=STOP,
+            layout=layout,
+            cached=cached,
+        )
+        for cached in (True, False)
+    )
+    assert torch.equal(cached.tokens, whole.tokens)
+    torch.testing.assert_close(cached.scores, whole.scores, atol=1e-5, rtol=1e-5)
+
+
+def test_more_length_penalty_gives_longer_texts() -> None:
+    def mean(power: float) -> float:
+        found = beam_search(
+            make(), prompt(), beams=4, max_new_tokens=9, stop_token=STOP, length_penalty=power
+        )
+        return float(found.lengths[:, 0].float().mean())
+
+    assert mean(-2.0) < mean(4.0)
+
+
+def test_one_beam_follows_the_likeliest_token() -> None:
+    model = make(vocabulary=40)
+    free = generate(model, prompt(), max_new_tokens=8)
+    assert (free != 39).all()
+    found = beam_search(model, prompt(), beams=1, max_new_tokens=8, stop_token=39, length_penalty=9)
+    assert torch.equal(found.tokens[:, 0], free)
+
+
+def test_after_the_end_comes_the_stop_token() -> None:
+    found = beam_search(
+        make(), prompt(), beams=3, max_new_tokens=9, stop_token=STOP, length_penalty=-2.0
+    )
+    assert torch.equal(found.tokens[:, :, :4], prompt().unsqueeze(1).expand(-1, 3, -1))
+    place = torch.arange(9)
+    after = place >= found.lengths.unsqueeze(-1)
+    assert (found.tokens[:, :, 4:][after] == STOP).all()
+    assert after.any()
+
+
+def test_fewer_continuations_than_beams() -> None:
+    found = beam_search(make(), prompt(), beams=9, max_new_tokens=1, stop_token=STOP)
+    assert found.scores.isfinite().sum(1).tolist() == [5, 5, 5]
+    torch.testing.assert_close(found.scores.exp()[:, :5].sum(1), torch.ones(3))
+    none = beam_search(make(), prompt(), beams=2, max_new_tokens=0, stop_token=STOP)
+    assert torch.equal(none.tokens[:, 0], prompt())
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="beams"):
+        beam_search(make(), prompt(), beams=0, max_new_tokens=3, stop_token=STOP)
+    layout = Layout.padded([4, 2, 3])
+    with pytest.raises(ArgumentError, match="left"):
+        beam_search(make(), prompt(), beams=1, max_new_tokens=3, stop_token=STOP, layout=layout)
+    with pytest.raises(LengthError, match="0 to 29"):
+        beam_search(make("learned"), prompt(), beams=2, max_new_tokens=28, stop_token=STOP)

@@ -1,0 +1,141 @@
+"""Segment recurrence: with a memory as long as the past, it is one long pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from text_encodings import TEXT_ENCODINGS
+from torch import Tensor
+
+from posenc import Layout
+from posenc.errors import ArgumentError, LengthError
+from posenc.layout import Grid
+from posenc.models import Decoder, DecoderConfig, in_segments
+from posenc.registry import ENCODINGS
+
+LENGTH = 20
+WINDOWED = [
+    n for n in TEXT_ENCODINGS if "windows_are_windows" not in ENCODINGS[n].claims.exceptions
+]
+
+
+def make(encoding: str, **changes: object) -> Decoder:
+    torch.manual_seed(0)
+    fields = {"vocabulary": 17, "dim": 32, "layers": 3, "heads": 4, "max_length": 40}
+    return Decoder(DecoderConfig(encoding=encoding, **(fields | changes))).eval()  # type: ignore[arg-type]
+
+
+def text(rows: int = 2, length: int = LENGTH) -> Tensor:
+    return torch.randint(17, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def run(model: Decoder, segment: int, memory: int, **options: object) -> Tensor:
+    parts = in_segments(model, text(), segment=segment, memory=memory, **options)  # type: ignore[arg-type]
+    return torch.cat(list(parts), dim=1)
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("encoding", TEXT_ENCODINGS)
+def test_a_memory_as_long_as_the_past_is_one_pass(encoding: str) -> None:
+    model = make(encoding)
+    close(run(model, 6, LENGTH), model(text()))
+
+
+@pytest.mark.parametrize("encoding", WINDOWED)
+def test_segments_of_one_token_are_a_window(encoding: str) -> None:
+    close(run(make(encoding), 1, 5), make(encoding, window=6)(text()))
+
+
+@pytest.mark.parametrize("encoding", WINDOWED)
+def test_longer_segments_see_the_memory_before_them(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(encoding)
+    got = run(model, 6, 4)
+    visible = Grid.visible.fget  # type: ignore[attr-defined]
+
+    def seen(grid: Grid) -> Tensor:
+        first = grid.query.order // 6 * 6 - 4
+        shown: Tensor = visible(grid) & (grid.key.order[:, None] >= first[:, :, None]).unsqueeze(1)
+        return shown
+
+    monkeypatch.setattr(Grid, "visible", property(seen))
+    for block in model.blocks:
+        block.attention.backend = "reference"
+    close(got, model(text()))
+
+
+@pytest.mark.parametrize("encoding", ["rope", "transformer_xl", "conv"])
+def test_without_a_memory_segments_stand_alone(encoding: str) -> None:
+    model = make(encoding)
+    parts = in_segments(model, text(), segment=5, memory=0)
+    last = list(parts)[-1]
+    alone = model(text()[:, 15:], Layout.sequence(5, start=15))
+    if encoding == "conv":  # which still knows the tokens just before
+        assert not torch.allclose(last, alone, atol=1e-4)
+    else:
+        close(last, alone)
+
+
+def test_each_layer_reaches_one_memory_further() -> None:
+    model = make("transformer_xl")
+    with torch.no_grad():
+        before = run(model, 2, 4)
+        for layers, reached in ((1, 4), (2, 8), (3, 12)):
+            model = make("transformer_xl", layers=layers)
+            before = torch.cat(list(in_segments(model, text(), segment=2, memory=4)), 1)
+            for first, changes in ((18 - reached, True), (18 - reached - 1, False)):
+                changed = text().clone()
+                changed[:, : first + 1] = (changed[:, : first + 1] + 1) % 17
+                after = torch.cat(list(in_segments(model, changed, segment=2, memory=4)), 1)
+                same = torch.allclose(before[:, 18:], after[:, 18:], atol=1e-6)
+                assert same is not changes
+
+
+def test_streams_go_on_from_call_to_call() -> None:
+    model = make("transformer_xl")
+    cache = model.new_cache()
+    parts = []
+    for half in text().split([12, 8], dim=1):
+        parts += list(in_segments(model, half, segment=4, memory=7, cache=cache))
+    close(torch.cat(parts, dim=1), run(model, 4, 7))
+
+
+def test_documents_are_kept_apart_in_the_memory() -> None:
+    model, layout = make("rope"), Layout.packed([9, 11])
+    close(run(model, 4, LENGTH, layout=layout), model(text(), layout))
+
+
+@pytest.mark.parametrize("encoding", TEXT_ENCODINGS)
+def test_no_gradient_flows_into_the_memory(encoding: str) -> None:
+    model, embedded = make(encoding).train(), []
+
+    def keep(_: object, inputs: object, output: Tensor) -> None:
+        output.retain_grad()
+        embedded.append(output)
+
+    model.embedding.register_forward_hook(keep)
+    _, second = in_segments(model, text(length=8), segment=4, memory=4)
+    second.logsumexp(-1).sum().backward()
+    assert embedded[0].grad is None
+    assert embedded[1].grad is not None
+
+
+def test_a_learned_table_ends() -> None:
+    with pytest.raises(LengthError, match="0 to 15"):
+        run(make("learned", max_length=16), 4, 4)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="segment"):
+        in_segments(make("rope"), text(), segment=0, memory=1)
+    with pytest.raises(ArgumentError, match="memory"):
+        in_segments(make("rope"), text(), segment=1, memory=-1)
+    model = make("rope")
+    cache = model.new_cache()
+    model(text(), Layout.packed([9, 11]), cache=cache)
+    with pytest.raises(ArgumentError, match="no plain sequence"):
+        model(text(), cache=cache)
