@@ -1,0 +1,1 @@
+"""Other libraries' models and files. None of these libraries is imported."""

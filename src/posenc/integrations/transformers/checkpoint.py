@@ -1,0 +1,254 @@
+"""Reading and writing checkpoint folders as transformers has them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import save as serialize
+from torch import Tensor, nn
+
+from posenc.errors import ArgumentError, CheckpointError, OutputError, UnknownNameError
+from posenc.integrations.transformers.bloom import BLOOM
+from posenc.integrations.transformers.family import Family
+from posenc.integrations.transformers.fields import Fields
+from posenc.integrations.transformers.gpt_neox import GPT_NEOX
+from posenc.integrations.transformers.llama import LLAMA, MISTRAL, QWEN2
+from posenc.integrations.transformers.stored import INDEX, WHOLE, StoredTensors
+from posenc.integrations.transformers.table import expand, matches
+from posenc.models.stack import StackConfig
+from posenc.storage import make_folder, write_bytes, write_json
+
+__all__ = ["FAMILIES", "load", "save"]
+
+FAMILIES: dict[str, Family] = {
+    "bloom": BLOOM,
+    "gpt_neox": GPT_NEOX,
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "qwen2": QWEN2,
+}
+"""By the ``model_type`` of ``config.json``."""
+
+
+def load(
+    folder: Path | str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
+    """The model in a checkpoint folder of transformers, in eval mode.
+
+    Reads ``config.json`` and safetensors, whole or in shards, and never pickle. Dropout is not
+    taken over. Every tensor must be there, fit, and be known: nothing is loaded in part.
+
+    Args:
+        folder: written by ``save_pretrained``, or a copy of one from a hub.
+        dtype: of the model; stored numbers are converted.
+        device: where it goes.
+
+    Raises:
+        CheckpointError: when the folder is no such checkpoint, its family or an option of it is
+            not supported, or a file or tensor is missing, damaged, unknown or of another shape
+            (it is named).
+    """
+    folder = Path(folder)
+    fields = Fields.read(folder)
+    family = _family_of(fields)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model = family.make(fields).to(dtype)
+    except ArgumentError as error:
+        raise CheckpointError(
+            str(fields.path),
+            expected="a configuration of which a model can be made",
+            got=error,
+            remedy="Nothing was loaded.",
+        ) from error
+    with StoredTensors(folder) as stored:
+        _fill(model, family, stored)
+    return model.to(device).eval()
+
+
+def save(
+    model: nn.Module,
+    folder: Path | str,
+    *,
+    family: str = "llama",
+    like: Path | str | None = None,
+    shard_bytes: int = 5 * 10**9,
+) -> None:
+    """Write a model as a checkpoint folder that transformers loads.
+
+    The folder appears whole or not at all.
+
+    Args:
+        model: of the family's shape.
+        folder: new, or empty.
+        family: ``model_type`` to write.
+        like: a checkpoint folder whose ``config.json`` says what the model does not (ids of
+            special tokens, say).
+        shard_bytes: largest size of a file; more go into several, with an index.
+
+    Raises:
+        UnknownNameError: for a family that does not exist or is only read.
+        ArgumentError: when the model is not of the family's shape.
+        CheckpointError: when ``like`` is no checkpoint of this family.
+        OutputError: when the folder is in use or cannot be written to.
+    """
+    writers = {name: known.write for name, known in FAMILIES.items() if known.write is not None}
+    if family not in writers:
+        raise UnknownNameError.of("family", family, writers)
+    described = writers[family](model)
+    known = FAMILIES[family]
+    tensors = _theirs(described.tensors, known, heads=_heads(model))
+    fields: dict[str, Any] = {}
+    if like is not None:
+        template = Fields.read(Path(like))
+        template.require("model_type", family)
+        fields |= template.values
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    fields |= {"architectures": [known.architecture], **described.fields, "model_type": family}
+    fields["dtype"] = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32"
+    _write(Path(folder), fields, tensors, shard_bytes)
+
+
+def _family_of(fields: Fields) -> Family:
+    kind = fields.get("model_type", None)
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise CheckpointError(
+            f"model_type in {fields.path}",
+            expected=f"one of {', '.join(FAMILIES)}",
+            got=repr(kind),
+            remedy="Models of other families cannot be read.",
+        )
+    fields.require("quantization_config", None)
+    return FAMILIES[kind]
+
+
+def _heads(model: nn.Module) -> int:
+    return cast(StackConfig, model.config).heads
+
+
+def _distinct(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers that are saved, each under the first of its names."""
+    distinct: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        distinct.setdefault(id(tensor), (name, tensor))
+    return dict(distinct.values())
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, family: Family, stored: StoredTensors) -> None:
+    """Copy every tensor of the model from the checkpoint."""
+    heads, used = _heads(model), set()
+    for name, ours in _distinct(model).items():
+        found = expand(family.table, name)
+        if found is None:
+            raise LookupError(f"{name} is in no row of the table")
+        rule, theirs = found
+        shapes = [part.shape for part in rule.write(ours.to("meta"), heads)]
+        parts = []
+        for wanted, shape in zip(theirs, shapes, strict=True):
+            spelled = next((s for s in family.spellings(wanted) if s in stored.names), None)
+            if spelled is None:
+                raise CheckpointError(
+                    str(stored.folder),
+                    expected=f"a tensor {wanted}",
+                    got="none",
+                    remedy="Fetch or write the checkpoint again; nothing was loaded.",
+                )
+            used.add(spelled)
+            parts.append(stored.read(spelled, shape))
+        ours.copy_(rule.read(parts, heads))
+    unknown = sorted(name for name in stored.names - used if not _ignored(name, family))
+    if unknown:
+        raise CheckpointError(
+            str(stored.path(unknown[0])),
+            expected="only tensors that the model has a place for",
+            got=unknown[0] + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""),
+            remedy="This is a variant that cannot be read; nothing was loaded.",
+        )
+
+
+def _ignored(name: str, family: Family) -> bool:
+    """Whether a tensor that was not read may be left."""
+    spellings = (s for pattern in family.ignored for s in family.spellings(pattern))
+    return any(matches(spelling, name) is not None for spelling in spellings)
+
+
+def _theirs(ours: Mapping[str, Tensor], family: Family, *, heads: int) -> dict[str, Tensor]:
+    """The tensors of a checkpoint from those of a model."""
+    theirs: dict[str, Tensor] = {}
+    for name, tensor in ours.items():
+        found = expand(family.table, name)
+        if found is None:
+            raise ArgumentError(
+                "model",
+                expected="only tensors that this family has a place for",
+                got=name,
+                remedy="Save it by model.save(folder), or choose another family.",
+            )
+        rule, names = found
+        parts = rule.write(tensor.detach().cpu(), heads)
+        theirs |= {n: part.contiguous() for n, part in zip(names, parts, strict=True)}
+    return theirs
+
+
+def _write(
+    folder: Path, fields: Mapping[str, Any], tensors: Mapping[str, Tensor], shard_bytes: int
+) -> None:
+    """Write files into a folder beside the final one, then give it its name."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OutputError(
+            "folder",
+            expected="a new or empty folder",
+            got=f"{folder}, which is in use",
+            remedy="Choose another one; it was not touched.",
+        )
+    make_folder(folder.parent)
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        make_folder(partial)
+        shards = _shards(tensors, shard_bytes)
+        index: dict[str, str] = {}
+        for number, shard in enumerate(shards, start=1):
+            file = (
+                WHOLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+            )
+            write_bytes(partial / file, serialize(shard, metadata={"format": "pt"}))
+            index |= dict.fromkeys(shard, file)
+        if len(shards) > 1:
+            total = sum(t.numel() * t.element_size() for t in tensors.values())
+            metadata = {"total_size": total}
+            write_json(partial / INDEX, {"metadata": metadata, "weight_map": index})
+        write_json(partial / "config.json", dict(sorted(fields.items())))
+        try:
+            partial.replace(folder)
+        except OSError as error:
+            raise OutputError(
+                "folder",
+                expected=f"to give {partial} the name {folder.name}",
+                got=error.strerror or error,
+                remedy="Choose another folder.",
+            ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
+    """The tensors in the order they have, in groups of at most ``limit`` bytes (or one tensor)."""
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        own = tensor.numel() * tensor.element_size()
+        if shards[-1] and size + own > limit:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += own
+    return shards

@@ -1,0 +1,164 @@
+"""Llama, and Mistral and Qwen2, which differ from it in windows and biases alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+from torch import nn
+
+from posenc.errors import ArgumentError
+from posenc.integrations.transformers.family import Family, Written, require_config
+from posenc.integrations.transformers.fields import Fields
+from posenc.integrations.transformers.rope import rope_options, rope_parameters
+from posenc.integrations.transformers.table import Stacked, Table
+from posenc.models import Decoder, DecoderConfig
+
+__all__ = ["LLAMA", "MISTRAL", "QWEN2"]
+
+LAYER = "model.layers.{layer}"
+
+TABLE: Table = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "blocks.{layer}.attention_norm.weight": LAYER + ".input_layernorm.weight",
+    "blocks.{layer}.attention.query.{kind}": LAYER + ".self_attn.q_proj.{kind}",
+    "blocks.{layer}.attention.key.{kind}": LAYER + ".self_attn.k_proj.{kind}",
+    "blocks.{layer}.attention.value.{kind}": LAYER + ".self_attn.v_proj.{kind}",
+    "blocks.{layer}.attention.output.{kind}": LAYER + ".self_attn.o_proj.{kind}",
+    "blocks.{layer}.feed_forward_norm.weight": LAYER + ".post_attention_layernorm.weight",
+    "blocks.{layer}.feed_forward.input.{kind}": Stacked(
+        LAYER + ".mlp.gate_proj.{kind}", LAYER + ".mlp.up_proj.{kind}"
+    ),
+    "blocks.{layer}.feed_forward.output.{kind}": LAYER + ".mlp.down_proj.{kind}",
+    "norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+IGNORED = ("lm_head.weight", LAYER + ".self_attn.rotary_emb.inv_freq")
+
+SIZES = {
+    "vocabulary": "vocab_size",
+    "dim": "hidden_size",
+    "hidden": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+}
+
+Kind = Literal["llama", "mistral", "qwen2"]
+
+
+def make(fields: Fields, *, kind: Kind) -> Decoder:
+    """The decoder that a configuration describes."""
+    sizes: dict[str, Any] = {ours: fields.count(theirs) for ours, theirs in SIZES.items()}
+    head_dim = fields.optional_count("head_dim") or sizes["dim"] // sizes["heads"]
+    kv_heads = fields.optional_count("num_key_value_heads")
+    config = DecoderConfig(
+        **sizes,
+        kv_heads=kv_heads or sizes["heads"],
+        head_dim=head_dim,
+        activation=fields.choice("hidden_act", {"silu": "swiglu"}, "silu"),
+        norm="rms",
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        bias=kind == "llama" and fields.flag("mlp_bias", False),
+        attention_bias=_attention_bias(fields, kind),
+        tied=fields.flag("tie_word_embeddings", False),
+        embedding_scale=1.0,
+        window=_window(fields, kind, sizes["layers"]),
+        max_length=fields.optional_count("max_position_embeddings"),
+        encoding="rope",
+        options=rope_options(fields, head_dim=head_dim, fraction="partial_rotary_factor"),
+    )
+    return Decoder(config)
+
+
+def write(model: nn.Module, *, kind: Kind) -> Written:
+    """Configuration and tensors of a decoder that is shaped like a Llama.
+
+    Where the embedding is scaled (√C), the scale goes into its weights; a tied output layer then
+    becomes one of its own.
+    """
+    if not isinstance(model, Decoder):
+        raise ArgumentError(
+            "model", expected="a Decoder", got=type(model).__name__, remedy="Choose another family."
+        )
+    config = model.config
+    require_config(
+        config,
+        activation="swiglu",
+        norm="rms",
+        norm_first=True,
+        parallel=False,
+        merged=False,
+        embedding_norm=False,
+        scale=None,
+    )
+    if kind != "llama":
+        require_config(config, bias=False, biases="inputs" if kind == "qwen2" else "none")
+    elif config.biases == "inputs":
+        require_config(config, biases="all")
+    if kind != "mistral":
+        require_config(config, window=None)
+    tensors = model.state_dict()
+    tied = config.tied and config.embedding_factor == 1.0
+    if not tied:
+        tensors["output.weight"] = tensors.get("output.weight", tensors["embedding.weight"])
+    tensors["embedding.weight"] = tensors["embedding.weight"] * config.embedding_factor
+    rope = rope_parameters(model)
+    fields: dict[str, Any] = {
+        **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
+        "intermediate_size": config.feed_forward_width,
+        "num_key_value_heads": config.kv_heads or config.heads,
+        "head_dim": config.head_dim or config.dim // config.heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6 if config.norm_eps is None else config.norm_eps,
+        "tie_word_embeddings": tied,
+        "rope_parameters": rope,
+        # Readers from before rope_parameters look here.
+        "rope_theta": rope["rope_theta"],
+    }
+    if config.max_length is not None:
+        fields["max_position_embeddings"] = config.max_length
+    if kind == "llama":
+        fields |= {"attention_bias": config.biases == "all", "mlp_bias": config.bias}
+    if kind == "mistral":
+        fields["sliding_window"] = config.window
+    return Written(fields, tensors)
+
+
+def _attention_bias(fields: Fields, kind: Kind) -> Literal["all", "inputs", "none"]:
+    if kind == "qwen2":
+        return "inputs"
+    return "all" if kind == "llama" and fields.flag("attention_bias", False) else "none"
+
+
+def _window(fields: Fields, kind: Kind, layers: int) -> int | list[int | None] | None:
+    """Of all layers, or of each: Qwen2 has windows from layer ``max_window_layers`` on."""
+    if kind == "mistral":
+        absent = fields.get("sliding_window", 4096) is None
+        return None if absent else fields.count("sliding_window", 4096)
+    if kind == "llama" or not fields.flag("use_sliding_window", False):
+        return None
+    window = fields.count("sliding_window", 4096)
+    first = fields.count("max_window_layers", 28)
+    default = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+    types = fields.values.get("layer_types") or default
+    known = {"sliding_attention": window, "full_attention": None}
+    if not isinstance(types, list) or len(types) != layers or not set(types) <= set(known):
+        raise fields.wrong("layer_types", f"{layers} of {sorted(known)}", types)
+    return [known[each] for each in types]
+
+
+def _family(kind: Kind, architecture: str) -> Family:
+    return Family(
+        architecture=architecture,
+        make=partial(make, kind=kind),
+        table=TABLE,
+        prefix="model.",
+        ignored=IGNORED,
+        write=partial(write, kind=kind),
+    )
+
+
+LLAMA = _family("llama", "LlamaForCausalLM")
+MISTRAL = _family("mistral", "MistralForCausalLM")
+QWEN2 = _family("qwen2", "Qwen2ForCausalLM")

@@ -1,0 +1,153 @@
+"""The tensors of a checkpoint folder: one safetensors file, or shards with an index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from posenc.errors import CheckpointError
+from posenc.integrations.transformers.fields import read_json
+
+__all__ = ["INDEX", "WHOLE", "StoredTensors"]
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+READABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class StoredTensors:
+    """Tensors by name, read one at a time. Nothing in the files is executed.
+
+    Raises:
+        CheckpointError: on entering, when there are no safetensors, or a shard is missing,
+            damaged or lacks a tensor that the index puts there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stack = ExitStack()
+        self._files: dict[str, Any] = {}
+        self._file_of: dict[str, str] = {}
+
+    def __enter__(self) -> StoredTensors:
+        try:
+            if (self.folder / INDEX).exists():
+                self._open_shards()
+            else:
+                self._open_whole()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def names(self) -> set[str]:
+        """Of all tensors."""
+        return set(self._file_of)
+
+    def path(self, name: str) -> Path:
+        """The file in which a tensor is."""
+        return self.folder / self._file_of[name]
+
+    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+        """A tensor that must have this shape.
+
+        Raises:
+            CheckpointError: when it has another one, or holds no floating point numbers.
+        """
+        file = self._files[self._file_of[name]]
+        stored = list(file.get_slice(name).get_shape())
+        if stored != list(shape):
+            raise CheckpointError(
+                str(self.path(name)),
+                expected=f"{name} of shape {list(shape)}",
+                got=stored,
+                remedy="Weights and config.json do not belong together; nothing was loaded.",
+            )
+        tensor: Tensor = file.get_tensor(name)
+        if tensor.dtype not in READABLE:
+            raise CheckpointError(
+                str(self.path(name)),
+                expected=f"{name} in float32, float16, bfloat16 or float64",
+                got=tensor.dtype,
+                remedy="Quantised checkpoints are not read; save the plain weights.",
+            )
+        return tensor
+
+    def _open_whole(self) -> None:
+        if not (self.folder / WHOLE).exists():
+            pickled = sorted(
+                p.name for kind in ("*.bin", "*.pt", "*.pth") for p in self.folder.glob(kind)
+            )
+            raise CheckpointError(
+                str(self.folder),
+                expected=f"{WHOLE}, or {INDEX} with its shards",
+                got=f"{pickled[0]}, which is pickle and could run anything" if pickled else "none",
+                remedy="Pickle is never read: save with save_pretrained of a recent transformers."
+                if pickled
+                else "Name a folder written by save_pretrained.",
+            )
+        self._file_of = dict.fromkeys(self._open(WHOLE), WHOLE)
+
+    def _open_shards(self) -> None:
+        path = self.folder / INDEX
+        index = read_json(path)
+        weights = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(weights, dict) or not all(
+            isinstance(file, str) and Path(file).name == file for file in weights.values()
+        ):
+            raise CheckpointError(
+                str(path),
+                expected="a weight_map from tensors to files in this folder",
+                got="something else",
+                remedy="Fetch or write the checkpoint again.",
+            )
+        files = sorted(set(weights.values()))
+        missing = [file for file in files if not (self.folder / file).exists()]
+        if missing:
+            raise CheckpointError(
+                str(self.folder),
+                expected=f"all {len(files)} shards that {INDEX} names",
+                got=f"no {', '.join(missing)}",
+                remedy="Fetch the missing shards; nothing was loaded.",
+            )
+        for file in files:
+            held = self._open(file)
+            for name in (name for name, place in weights.items() if place == file):
+                if name not in held:
+                    raise CheckpointError(
+                        str(self.folder / file),
+                        expected=f"{name}, which {INDEX} puts there",
+                        got="none",
+                        remedy="Fetch this shard again; nothing was loaded.",
+                    )
+        self._file_of = weights
+
+    def _open(self, file: str) -> set[str]:
+        path = self.folder / file
+        try:
+            opened = self._stack.enter_context(safe_open(path, framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                str(path),
+                expected="a whole safetensors file",
+                got=error,
+                remedy="Fetch or write it again; nothing was loaded.",
+            ) from error
+        self._files[file] = opened
+        return set(opened.keys())
