@@ -8,7 +8,7 @@ import torch
 import posenc
 from posenc import Grid, Layout, attend
 from posenc.errors import ArgumentError
-from posenc.transforms import interpolated, randomized, restarted, skipped
+from posenc.transforms import fitted, interpolated, randomized, restarted, skipped
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -118,3 +118,23 @@ BAD = [
 def test_wrong_arguments(make, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ArgumentError, match=message):
         make()
+
+
+def test_fitted_images_meet_the_edges_of_the_trained_one() -> None:
+    layout = fitted(Layout.image(4, 2, prefix=1), cells=(2, 2))
+    assert layout.positions[0, 1::2, 0].tolist() == [0.0, 0.25, 0.75, 1.0]
+    assert layout.positions[0, 1:3, 1].tolist() == [0.0, 1.0]
+    assert layout.positions[0, 0].tolist() == [0.0, 0.0]
+    assert layout.extent is None
+
+
+def test_fitting_to_the_same_size_changes_no_position() -> None:
+    layout = Layout.image(3, 5)
+    assert torch.equal(fitted(layout, cells=(3, 5)).positions, layout.positions)
+
+
+def test_only_whole_images_are_fitted() -> None:
+    with pytest.raises(ArgumentError, match="whole image"):
+        fitted(Layout.sequence(4), cells=(2, 2))
+    with pytest.raises(ArgumentError, match="cells"):
+        fitted(Layout.image(2, 2), cells=(0, 2))

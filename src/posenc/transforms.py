@@ -1,6 +1,7 @@
 """The same tokens at other positions: what training for longer contexts does to a layout.
 
-Each function takes a layout of one axis and returns one with the same order, documents and padding.
+Each function takes a layout of one axis (``fitted``: an image's two) and returns one with the same
+order, documents and padding.
 Queries and keys that share a layout share its new positions.
 """
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
-__all__ = ["interpolated", "randomized", "restarted", "skipped"]
+__all__ = ["fitted", "interpolated", "randomized", "restarted", "skipped"]
 
 
 def randomized(
@@ -108,6 +109,36 @@ def interpolated(layout: Layout, *, factor: float) -> Layout:
             "factor", expected="a positive number", got=factor, remedy="2 halves the positions."
         )
     return layout.with_positions(layout.positions / factor)
+
+
+def fitted(layout: Layout, *, cells: tuple[int, int]) -> Layout:
+    """An image of any size, put on the cells of another: position interpolation on two axes.
+
+    The image's edges meet the edges of the other, as where tables are resampled:
+    ``p' = (p + ½) · cells / extent - ½``, kept within the cells' centres.
+
+    Args:
+        layout: of a whole image (``Layout.image``).
+        cells: (rows, columns) that positions are brought onto.
+
+    Raises:
+        ArgumentError: on another layout, or fewer than one row or column.
+    """
+    if layout.extent is None:
+        raise ArgumentError(
+            "layout",
+            expected="a whole image (Layout.image)",
+            got=f"{layout.length} tokens of no image",
+            remedy="Fit the layout before it is sliced or joined.",
+        )
+    if len(cells) != 2 or min(cells) < 1:
+        raise ArgumentError(
+            "cells", expected="(rows, columns) from 1", got=cells, remedy="Use the trained size."
+        )
+    size = layout.positions.new_tensor(cells)
+    factor = size / layout.positions.new_tensor(layout.extent)
+    centred = (layout.positions + 0.5) * factor - 0.5
+    return layout.with_positions(centred.clamp(min=0).minimum(size - 1))
 
 
 def restarted(layout: Layout) -> Layout:

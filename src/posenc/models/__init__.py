@@ -7,8 +7,10 @@ from posenc.models.encoder import Encoder, EncoderConfig, MaskedLM
 from posenc.models.generation import Greedy, Sample, generate
 from posenc.models.loss import token_loss
 from posenc.models.masking import Masked, mask_tokens
+from posenc.models.patches import pad_images
 from posenc.models.recurrence import in_segments
 from posenc.models.transformer import Transformer, TransformerConfig
+from posenc.models.vision import DetrConfig, ImageConfig, ImageEncoder, VisionTransformer
 
 __all__ = [
     "Beams",
@@ -16,17 +18,22 @@ __all__ = [
     "DebertaConfig",
     "Decoder",
     "DecoderConfig",
+    "DetrConfig",
     "Encoder",
     "EncoderConfig",
     "Greedy",
+    "ImageConfig",
+    "ImageEncoder",
     "Masked",
     "MaskedLM",
     "Sample",
     "Transformer",
     "TransformerConfig",
+    "VisionTransformer",
     "beam_search",
     "generate",
     "in_segments",
     "mask_tokens",
+    "pad_images",
     "token_loss",
 ]

@@ -1,0 +1,121 @@
+"""Images as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from posenc.errors import ArgumentError
+
+__all__ = ["Patches", "pad_images"]
+
+
+class Patches(nn.Module):
+    """Cuts an image into squares and projects each: a convolution as wide as its stride.
+
+    Args:
+        channels: of the image.
+        dim: width C of a token.
+        patch: side of a square in pixels.
+    """
+
+    def __init__(self, *, channels: int, dim: int, patch: int) -> None:
+        super().__init__()
+        self.patch = patch
+        self.projection = nn.Conv2d(channels, dim, patch, stride=patch)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights, normal with the fan-in's -1/2 power as standard deviation."""
+        nn.init.normal_(self.projection.weight, std=self.projection.weight[0].numel() ** -0.5)
+        if self.projection.bias is not None:
+            nn.init.zeros_(self.projection.bias)
+
+    def forward(
+        self, images: Float[Tensor, "B P Y X"], valid: Bool[Tensor, "b Y X"] | None = None
+    ) -> tuple[Float[Tensor, "B L C"], tuple[int, int], Bool[Tensor, "b h w"] | None]:
+        """A token for each square in raster order, rows and columns of squares, and which are real.
+
+        Args:
+            images: ``[B, P, Y, X]``, P channels.
+            valid: ``[B|1, Y, X]``, False where an image is padding; that is taken for 0. A square
+                is real if one of its pixels is.
+
+        Raises:
+            ArgumentError: on images of another rank, of other channels, or with sides that are no
+                multiples of ``patch``; on a mask of another shape.
+        """
+        self._check(images)
+        if valid is None:
+            cells = None
+        else:
+            if valid.dim() != 3 or valid.shape[1:] != images.shape[2:]:
+                raise ArgumentError(
+                    "valid",
+                    expected=f"shape [B|1, {images.shape[2]}, {images.shape[3]}]",
+                    got=list(valid.shape),
+                    remedy="Give one entry a pixel (pad_images makes it).",
+                )
+            images = images.masked_fill(~valid.unsqueeze(1), 0)
+            sides = [side // self.patch for side in valid.shape[1:]]
+            cells = valid.reshape(-1, sides[0], self.patch, sides[1], self.patch).any(4).any(2)
+        projected: Tensor = self.projection(images)
+        return projected.flatten(2).mT, (projected.shape[2], projected.shape[3]), cells
+
+    def _check(self, images: Tensor) -> None:
+        channels = self.projection.in_channels
+        if images.dim() != 4 or images.shape[1] != channels or not images.is_floating_point():
+            raise ArgumentError(
+                "images",
+                expected=f"floating-point numbers of shape [B, {channels}, height, width]",
+                got=f"{images.dtype} of shape {list(images.shape)}",
+                remedy="Use torch.stack for images of one size, pad_images for several.",
+            )
+        if any(side < 1 or side % self.patch for side in images.shape[2:]):
+            raise ArgumentError(
+                "images",
+                expected=f"sides that are multiples of the patch ({self.patch})",
+                got=f"{images.shape[2]} by {images.shape[3]} pixels",
+                remedy="Use pad_images(images, multiple=patch), or crop them.",
+            )
+
+
+def pad_images(
+    images: Sequence[Float[Tensor, "P y x"]], *, multiple: int = 1
+) -> tuple[Float[Tensor, "B P Y X"], Bool[Tensor, "B Y X"]]:
+    """Images of different sizes as one batch, padded by zeros below and on the right.
+
+    Args:
+        images: each ``[P, y, x]``.
+        multiple: the sides of the batch are multiples of this.
+
+    Returns:
+        ``[B, P, Y, X]``, and ``[B, Y, X]``, True where a pixel is an image's.
+
+    Raises:
+        ArgumentError: on no images, or images of other ranks, or different channels or dtypes.
+    """
+    kinds = {(image.dim(), image.shape[0], image.dtype, image.device) for image in images}
+    if len(kinds) != 1 or images[0].dim() != 3:
+        raise ArgumentError(
+            "images",
+            expected="one or more of shape [channels, height, width], alike but for their sizes",
+            got=", ".join(f"{image.dtype} {list(image.shape)}" for image in images) or "none",
+            remedy="Convert them to one number of channels and one dtype.",
+        )
+    if multiple < 1:
+        raise ArgumentError(
+            "multiple", expected="1 or more", got=multiple, remedy="Use the model's patch."
+        )
+    sides = [
+        -(-max(image.shape[axis] for image in images) // multiple) * multiple for axis in (1, 2)
+    ]
+    batch = images[0].new_zeros(len(images), images[0].shape[0], *sides)
+    valid = torch.zeros(len(images), *sides, dtype=torch.bool, device=batch.device)
+    for row, image in enumerate(images):
+        batch[row, :, : image.shape[1], : image.shape[2]] = image
+        valid[row, : image.shape[1], : image.shape[2]] = True
+    return batch, valid

@@ -1,0 +1,304 @@
+"""Transformers over images: a ViT, and a DETR-style encoder, with any 2-D encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.layout import Layout
+from posenc.models.block import Activation
+from posenc.models.checkpoint import load_model, save_model
+from posenc.models.detr import at_attention
+from posenc.models.norm import Norm, make_norm, normalize
+from posenc.models.patches import Patches
+from posenc.models.stack import (
+    StackConfig,
+    draw_blocks,
+    embed,
+    make_blocks,
+    make_encodings,
+    require_by_name,
+)
+from posenc.registry import ENCODINGS
+
+__all__ = ["DetrConfig", "ImageConfig", "ImageEncoder", "VisionTransformer", "fit_image"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig(StackConfig):
+    """Everything that decides the shape of an ``ImageEncoder``, by default as in a ViT.
+
+    Args:
+        size: (height, width) in pixels of the images it is trained at.
+        patch: side in pixels of the square that a token is.
+        channels: of the images.
+        layers: blocks.
+        encoding: name in the registry, or several joined by ``+``.
+        options: the encoding's options; see ``fit_image`` for those that follow from ``size``.
+        special: learned tokens before the image that stand nowhere; the first is the class token.
+        positions: where the encoding's embedding part enters: at the ``"input"``, or at the
+            ``"attention"`` of every block, for queries and keys but not values (DETR).
+        classes: of a ``VisionTransformer``.
+
+    The others are those of ``StackConfig``; ``embedding_scale`` means nothing here.
+    """
+
+    activation: Activation = "gelu"
+    norm: Norm = "layer"
+    bias: bool = True
+    size: tuple[int, int]
+    patch: int
+    channels: int = 3
+    layers: int
+    encoding: str = "learned2d"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    special: int = 1
+    positions: Literal["input", "attention"] = "input"
+    classes: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "size", tuple(self.size))
+        self.require_counts("patch", "channels", "layers")
+        if len(self.size) != 2 or any(side < 1 or side % self.patch for side in self.size):
+            raise ArgumentError(
+                "size",
+                expected=f"(height, width) in pixels, multiples of the patch ({self.patch})",
+                got=self.size,
+                remedy="Change size or patch.",
+            )
+        if self.special < 0:
+            raise ArgumentError(
+                "special", expected="0 or more", got=self.special, remedy="1 is a class token."
+            )
+        if self.positions not in ("input", "attention"):
+            raise UnknownNameError.of("positions", self.positions, ("input", "attention"))
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """``size`` in patches."""
+        return self.size[0] // self.patch, self.size[1] // self.patch
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetrConfig(ImageConfig):
+    """An ``ImageEncoder`` as in Carion et al. 2020: sines at every attention, norms last."""
+
+    activation: Activation = "relu"
+    norm_first: bool = False
+    encoding: str = "sine2d"
+    special: int = 0
+    positions: Literal["input", "attention"] = "attention"
+
+
+class ImageEncoder(nn.Module):
+    """Patches, learned special tokens, position, blocks, and a norm where blocks norm first.
+
+    Images of different sizes make one batch: ``pad_images`` pads them, and padding neither sees
+    nor is seen.
+
+    Args:
+        config: its shape.
+        encodings: one record a layer, instead of the ones that ``config.encoding`` names. Such a
+            model cannot be saved, since a record cannot be written down.
+
+    Raises:
+        ArgumentError: when the encoding needs a causal mask, there is not one record a layer, or
+            dimensions do not fit.
+
+    >>> import torch
+    >>> from posenc.models import DetrConfig, ImageEncoder, pad_images
+    >>> model = ImageEncoder(DetrConfig(size=(32, 32), patch=8, dim=32, layers=2, heads=4))
+    >>> images, valid = pad_images([torch.randn(3, 30, 20), torch.randn(3, 17, 32)], multiple=8)
+    >>> model(images, valid=valid)[0].shape
+    torch.Size([2, 16, 32])
+    """
+
+    def __init__(self, config: ImageConfig, *, encodings: Sequence[Encoding] | None = None) -> None:
+        super().__init__()
+        self.config = config
+        encodings = make_encodings(
+            config,
+            config.encoding,
+            fit_image(config.encoding, config.options, config.cells, special=config.special),
+            layers=config.layers,
+            causal=False,
+            records=encodings,
+        )
+        if config.positions == "attention":
+            encodings = [at_attention(encoding) for encoding in encodings]
+        self.patches = Patches(channels=config.channels, dim=config.dim, patch=config.patch)
+        self.special = nn.Parameter(torch.empty(config.special, config.dim))
+        self.dropout = nn.Dropout(config.dropout)
+        self.encoding = encodings[0]
+        self.blocks = make_blocks(config, encodings, causal=False)
+        self.norm = None
+        if config.norm_first:
+            self.norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights but the encodings'; see ``draw_blocks``."""
+        self.patches.reset_parameters()
+        nn.init.normal_(self.special, std=0.02)
+        draw_blocks(self.blocks)
+
+    def layout(
+        self, height: int, width: int, *, valid: Bool[Tensor, "b h w"] | None = None
+    ) -> Layout:
+        """Where the tokens of an image of so many patches are, special tokens first."""
+        return Layout.image(
+            height, width, valid=valid, prefix=self.config.special, device=self.special.device
+        )
+
+    def forward(
+        self,
+        images: Float[Tensor, "B P Y X"],
+        layout: Layout | None = None,
+        *,
+        valid: Bool[Tensor, "b Y X"] | None = None,
+    ) -> tuple[Float[Tensor, "B L C"], Layout]:
+        """Token vectors after the last block, ``[B, L, C]``, and where they are.
+
+        Args:
+            images: ``[B, P, Y, X]``, of any size that the encoding has positions for.
+            layout: where the tokens are; by default at their rows and columns. A larger image may
+                be put on the cells of the trained size: ``fitted(layout, cells=…)`` of
+                ``posenc.transforms``.
+            valid: ``[B|1, Y, X]``, False where an image is padding.
+
+        Raises:
+            ArgumentError: on images or masks of other shapes, or a layout of another length.
+            LengthError: when the encoding has no such position.
+        """
+        x, (height, width), cells = self.patches(images, valid)
+        count = self.config.special + height * width
+        if layout is None:
+            layout = self.layout(height, width, valid=cells)
+        elif valid is not None or layout.length != count:
+            raise ArgumentError(
+                "layout",
+                expected=f"{count} tokens, and padding marked in it",
+                got=f"{layout.length} tokens" if valid is None else "padding marked by valid",
+                remedy="Make it from model.layout(rows, columns, valid=…).",
+            )
+        x = torch.cat([self.special.expand(len(x), -1, -1), x], dim=1)
+        x = self.dropout(embed(self.encoding, x, layout, None))
+        for block in self.blocks:
+            x = block(x, layout)
+        return (x if self.norm is None else normalize(self.norm, x, layout)), layout
+
+
+class VisionTransformer(nn.Module):
+    """ViT: an ``ImageEncoder`` and a linear classifier of its class token.
+
+    Without special tokens it classifies the mean of all real patches.
+
+    Args:
+        config: its shape, with ``classes``.
+        encodings: see ``ImageEncoder``.
+
+    Raises:
+        ArgumentError: as ``ImageEncoder``, or without ``classes``.
+
+    Reference: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words".
+
+    >>> import torch
+    >>> from posenc.models import ImageConfig, VisionTransformer
+    >>> model = VisionTransformer(ImageConfig(
+    ...     size=(32, 32), patch=8, dim=32, layers=2, heads=4, classes=10, encoding="rope2d"))
+    >>> model(torch.randn(1, 3, 32, 32)).shape, model(torch.randn(1, 3, 48, 64)).shape
+    (torch.Size([1, 10]), torch.Size([1, 10]))
+    """
+
+    def __init__(self, config: ImageConfig, *, encodings: Sequence[Encoding] | None = None) -> None:
+        super().__init__()
+        if config.classes is None or config.classes < 1:
+            raise ArgumentError(
+                "classes", expected="1 or more", got=config.classes, remedy="Count the labels."
+            )
+        self.named = encodings is None
+        self.encoder = ImageEncoder(config, encodings=encodings)
+        self.head = nn.Linear(config.dim, config.classes)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start the classifier at zero; the encoder draws its own weights."""
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    @property
+    def config(self) -> ImageConfig:
+        """The encoder's."""
+        return self.encoder.config
+
+    def forward(
+        self,
+        images: Float[Tensor, "B P Y X"],
+        layout: Layout | None = None,
+        *,
+        valid: Bool[Tensor, "b Y X"] | None = None,
+    ) -> Float[Tensor, "B N"]:
+        """Logits ``[B, classes]``; the arguments are those of ``ImageEncoder.forward``."""
+        x, layout = self.encoder(images, layout, valid=valid)
+        logits: Tensor = self.head(x[:, 0] if self.config.special else mean_of_real(x, layout))
+        return logits
+
+    def save(self, folder: Path | str) -> None:
+        """Write ``model.safetensors`` and ``config.json`` into ``folder``.
+
+        Raises:
+            ArgumentError: for a model made from encoding records.
+            OutputError: when the folder cannot be written to; what was there before is whole.
+        """
+        require_by_name(self.named)
+        save_model(self, self.config.to_json(), folder, kind="vision_transformer")
+
+    @classmethod
+    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> VisionTransformer:
+        """The model that ``save`` wrote.
+
+        Raises:
+            CheckpointError: when files are missing, damaged or of another kind, or a tensor is
+                missing, unknown or of another shape (it is named).
+        """
+        return load_model(
+            folder,
+            kind="vision_transformer",
+            make=lambda fields: VisionTransformer(ImageConfig(**fields)),
+            device=device,
+        )
+
+
+def mean_of_real(x: Float[Tensor, "B L C"], layout: Layout) -> Float[Tensor, "B C"]:
+    """The mean of the tokens that are not padding; 0 where there is none."""
+    if layout.valid is None:
+        return x.mean(1)
+    valid = layout.valid.unsqueeze(-1)
+    return x.masked_fill(~valid, 0).sum(1) / valid.sum(1).clamp(min=1)
+
+
+def fit_image(
+    name: str, options: Mapping[str, Any], cells: tuple[int, int], *, special: int
+) -> dict[str, Any]:
+    """``options``, and those that follow from the image, as far as the encoding has them.
+
+    ``axes`` is 2, ``size`` and ``window`` are ``cells``, ``special`` is ``special``. What two of
+    the joined names have is left at its default, since it could not be told whose it is.
+    """
+    parts = [ENCODINGS[part] for part in name.split("+") if part in ENCODINGS]
+    known = {"axes": 2, "size": cells, "window": cells, "special": special}
+    fitting = {
+        option: value
+        for option, value in known.items()
+        if sum(option in entry.options() for entry in parts) == 1
+    }
+    return {**fitting, **options}
