@@ -14,6 +14,7 @@ side it follows from that part's own output.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,8 +28,8 @@ from posenc.attention.backends.tiled.tiles import BackwardTiles, Dropout, Tiles,
 
 __all__ = ["Saved", "backward", "forward"]
 
-BLOCK = 512
-"""Queries a block."""
+BLOCK, TERMS_BLOCK = 512, 256
+"""Queries a block, with no more than a line of offsets, and with other terms."""
 
 FORWARD_TILE, BACKWARD_TILE = (256, 512), (256, 256)
 """Queries and keys a tile of our own."""
@@ -53,6 +54,11 @@ class Saved:
     whole: Partial
     ahead: Partial | None
 
+    def part(self, batch: int, heads: tuple[int, int]) -> Saved:
+        """The same for some heads of one batch row."""
+        ahead = None if self.ahead is None else self.ahead.part(batch, heads)
+        return Saved(self.whole.part(batch, heads), ahead)
+
 
 def forward(
     x: Operands, band: Band, dropout: Dropout | None, *, line: bool, keep_ahead: bool
@@ -65,111 +71,119 @@ def forward(
     """
     output = x.v.new_empty(*x.q.shape[:3], x.v.shape[-1])
     total = x.q.new_empty(x.q.shape[:3])
-    ahead = None
+    saved = Saved(Partial(output, total), None)
     if keep_ahead and band.ahead is not None and band.behind is not None:
         ahead = Partial(torch.zeros_like(output), torch.full_like(total, -torch.inf))
-    for heads, part in _narrowed(x, band, constant=not line and dropout is None):
-        mine = x.heads(*heads)
-        for begin, end in part.blocks(BLOCK):
-            found = _forward_block(mine, part, begin, end, dropout, heads[0])
-            place = (slice(None), slice(*heads), slice(begin, end))
-            output[place], total[place] = found.whole.output, found.whole.total
-            if ahead is not None and found.ahead is not None:
-                ahead.output[place], ahead.total[place] = found.ahead.output, found.ahead.total
-    return Saved(Partial(output, total), ahead)
+        saved = Saved(saved.whole, ahead)
+    for batch, heads, part in _shares(x, band, constant=not line and dropout is None):
+        lane = batch * x.q.shape[1] + heads[0]
+        mine = x.part(batch, heads)
+        _Forward(mine, part, saved.part(batch, heads), dropout, lane, line=line).run()
+    return saved
 
 
-def _forward_block(
-    x: Operands, band: Band, begin: int, end: int, dropout: Dropout | None, lane: int
-) -> Saved:
-    stretches = band.stretches(begin, end)
-    parts: list[Partial] = []
-    own: list[Stretch] = []
-    ahead = None
-    for stretch in stretches:
-        if not _stock_serves(x, stretch, dropout):
-            own.append(stretch)
-            continue
-        part = _stock_part(x, band, begin, end, stretch)
-        parts.append(part)
-        if stretch.kind == "ahead":
-            ahead = part
-    if own or not parts:
-        parts.append(_own_part(x, band, begin, end, own, dropout, lane))
-    return Saved(join(parts), ahead)
+class _Share:
+    """Some heads of one batch row, which all see the same band.
+
+    Args:
+        line: whether the gradient of the line is wanted. If not, and a line is all there is, the
+            fused kernel does everything at once, and outermost buckets are no use.
+    """
+
+    def __init__(self, x: Operands, band: Band, dropout: Dropout | None, *, line: bool) -> None:
+        stock = x.q.device.type == "cpu" and dropout is None and x.q.shape[-1] == x.v.shape[-1]
+        if stock and x.table_only and not line:
+            band = replace(band, behind=None, ahead=None)
+        one_sided = band.first > 0 or band.last < band.queries + band.keys - 2
+        if stock and x.table_only and band.behind is None and not one_sided:
+            self.block = band.queries
+        else:
+            self.block = BLOCK if x.table_only else TERMS_BLOCK
+        self.x, self.band, self.dropout, self.stock = x, band, dropout, stock
+        self.line = None
+        if x.line is not None or one_sided:
+            self.line = x.masked_line(band)
+
+    def stock_serves(self, stretch: Stretch) -> bool:
+        """Whether the fused kernel can do a stretch, forward."""
+        return self.stock and (stretch.kind != "near" or self.x.table_only)
+
+    def mask(self, begin: int, end: int, stretch: Stretch) -> Tensor | None:
+        """What the fused kernel adds to the logits of a stretch: always a view."""
+        low, high = stretch.begin, stretch.end
+        if stretch.kind != "near":
+            key = self.x.far_key(stretch.kind, low, high)
+            return None if key is None else key.unsqueeze(2).expand(-1, -1, end - begin, -1)
+        if self.line is None:
+            return None
+        size = (1, self.line.shape[0], end - begin, high - low)
+        return self.line.as_strided(size, (0, self.line.stride(0), 1, 1), begin + low)
 
 
-def _own_part(
-    x: Operands,
-    band: Band,
-    begin: int,
-    end: int,
-    stretches: list[Stretch],
-    dropout: Dropout | None,
-    lane: int,
-) -> Partial:
-    rows = []
-    for batch in range(x.q.shape[0]):
-        lanes = []
-        for first in range(0, x.q.shape[1], LANES):
-            mine = x.row(batch).heads(first, min(first + LANES, x.q.shape[1]))
-            number = batch * x.q.shape[1] + lane + first
-            # Dropped weights are known by their tile, so both directions need the same tiles.
-            size = FORWARD_TILE if dropout is None else BACKWARD_TILE
-            tiles = Tiles(mine, band, size, dropout, number)
-            blocks = [
-                tiles.forward(low, min(low + FORWARD_TILE[0], end), stretches)
-                for low in range(begin, end, FORWARD_TILE[0])
-            ]
-            lanes.append(_concat(blocks, dim=2))
-        rows.append(_concat(lanes, dim=1))
-    return _concat(rows, dim=0)
+class _Forward(_Share):
+    def __init__(
+        self,
+        x: Operands,
+        band: Band,
+        saved: Saved,
+        dropout: Dropout | None,
+        lane: int,
+        *,
+        line: bool,
+    ) -> None:
+        super().__init__(x, band, dropout, line=line)
+        self.saved = saved
+        # Dropped weights are known by their tile, so both directions need the same tiles.
+        size = FORWARD_TILE if dropout is None else BACKWARD_TILE
+        self.tiles = None
+        if not (self.stock and x.table_only):
+            self.tiles = Tiles(x, self.band, self.line, size, dropout, lane)
 
+    def run(self) -> None:
+        """Write the output and the totals of all queries."""
+        for begin, end in self.band.blocks(self.block):
+            parts: list[Partial] = []
+            own: list[Stretch] = []
+            for stretch in self.band.stretches(begin, end):
+                if not self.stock_serves(stretch):
+                    own.append(stretch)
+                    continue
+                part = self._stock(begin, end, stretch)
+                parts.append(part)
+                if stretch.kind == "ahead" and self.saved.ahead is not None:
+                    self.saved.ahead.put(begin, end, part)
+            if own or not parts:
+                parts.append(self._own(begin, end, own))
+            self.saved.whole.put(begin, end, join(parts))
 
-def _concat(parts: list[Partial], dim: int) -> Partial:
-    if len(parts) == 1:
-        return parts[0]
-    return Partial(
-        torch.cat([p.output for p in parts], dim), torch.cat([p.total for p in parts], dim)
-    )
+    def _own(self, begin: int, end: int, stretches: list[Stretch]) -> Partial:
+        if self.tiles is None:  # nothing is seen
+            return Partial.nothing(self.x.q[:, :, begin:end], self.x.v.shape[-1])
+        blocks = [
+            self.tiles.forward(low, min(low + self.tiles.size[0], end), stretches)
+            for low in range(begin, end, self.tiles.size[0])
+        ]
+        if len(blocks) == 1:
+            return blocks[0]
+        output = torch.cat([part.output for part in blocks], dim=2)
+        return Partial(output, torch.cat([part.total for part in blocks], dim=2))
 
-
-def _stock_serves(x: Operands, stretch: Stretch, dropout: Dropout | None) -> bool:
-    if x.q.device.type != "cpu" or dropout is not None or x.q.shape[-1] != x.v.shape[-1]:
-        return False
-    return stretch.kind != "near" or x.table_only
-
-
-def _stock_part(x: Operands, band: Band, begin: int, end: int, stretch: Stretch) -> Partial:
-    low, high = stretch.begin, stretch.end
-    mask = _mask(x, band, begin, end, stretch)
-    q, k, v = x.q[:, :, begin:end], x.k[:, :, low:high], x.v[:, :, low:high]
-    part = stock_forward(q, k, v, mask)
-    output, total = part.output, part.total
-    if stretch.kind == "near":
-        if not band.clear(begin, end, low, high):
-            rows = torch.arange(begin, end, device=q.device)
-            least = (band.first - rows).clamp(min=low)
-            most = (band.last - rows).clamp(max=high - 1)
-            total = total.masked_fill(least > most, -torch.inf)
-    else:
-        total = total + x.far_query(stretch.kind, begin, end)
-        value = x.far_value(stretch.kind)
-        output = output if value is None else output + value
-    return Partial(output, total)
-
-
-def _mask(x: Operands, band: Band, begin: int, end: int, stretch: Stretch) -> Tensor | None:
-    """What the fused kernel adds to the logits of a stretch: always a view."""
-    low, high = stretch.begin, stretch.end
-    if stretch.kind != "near":
-        key = x.far_key(stretch.kind, low, high)
-        return None if key is None else key.unsqueeze(2).expand(-1, -1, end - begin, -1)
-    if x.line is None and band.clear(begin, end, low, high):
-        return None
-    line = x.masked_line(band)
-    size = (1, line.shape[0], end - begin, high - low)
-    return line.as_strided(size, (0, line.stride(0), 1, 1), begin + low)
+    def _stock(self, begin: int, end: int, stretch: Stretch) -> Partial:
+        x, (low, high) = self.x, (stretch.begin, stretch.end)
+        q, k, v = x.q[:, :, begin:end], x.k[:, :, low:high], x.v[:, :, low:high]
+        part = stock_forward(q, k, v, self.mask(begin, end, stretch))
+        output, total = part.output, part.total
+        if stretch.kind == "near":
+            if not self.band.clear(begin, end, low, high):
+                rows = torch.arange(begin, end, device=q.device)
+                least = (self.band.first - rows).clamp(min=low)
+                most = (self.band.last - rows).clamp(max=high - 1)
+                total = total.masked_fill(least > most, -torch.inf)
+        else:
+            total = total + x.far_query(stretch.kind, begin, end)
+            value = x.far_value(stretch.kind)
+            output = output if value is None else output + value
+        return Partial(output, total)
 
 
 def backward(
@@ -189,28 +203,20 @@ def backward(
     into = x.zeros()
     if not line:
         into = into.without_line()
-    for heads, part in _narrowed(x, band, constant=not line and dropout is None):
-        mine = _Backward(
-            x.heads(*heads),
+    for batch, heads, part in _shares(x, band, constant=not line and dropout is None):
+        _Backward(
+            x.part(batch, heads),
             part,
-            Saved(_slice(saved.whole, heads), saved.ahead and _slice(saved.ahead, heads)),
-            gradient[:, slice(*heads)],
-            into.heads(*heads),
+            saved.part(batch, heads),
+            gradient[batch : batch + 1, slice(*heads)],
+            into.part(batch, heads),
             dropout,
-            heads[0],
-        )
-        for begin, end in part.blocks(BLOCK):
-            mine.block(begin, end)
+            batch * x.q.shape[1] + heads[0],
+        ).run()
     return into
 
 
-def _slice(part: Partial, heads: tuple[int, int]) -> Partial:
-    return Partial(part.output[:, slice(*heads)], part.total[:, slice(*heads)])
-
-
-class _Backward:
-    """The backward pass of heads that see the same band."""
-
+class _Backward(_Share):
     def __init__(
         self,
         x: Operands,
@@ -221,67 +227,62 @@ class _Backward:
         dropout: Dropout | None,
         lane: int,
     ) -> None:
-        self.x, self.band, self.saved, self.into = x, band, saved, into
-        self.gradient, self.dropout, self.lane = gradient, dropout, lane
+        super().__init__(x, band, dropout, line=into.line is not None)
+        self.saved, self.gradient, self.into = saved, gradient, into
         self.sums_wanted = into.line is not None or into.left is not None
+        self.tiles = None
+        if not (self.stock and x.table_only and into.line is None):
+            self.tiles = BackwardTiles(
+                x,
+                self.band,
+                self.line,
+                BACKWARD_TILE,
+                dropout,
+                lane,
+                whole=saved.whole,
+                gradient=gradient,
+                into=into,
+            )
 
-    def block(self, begin: int, end: int) -> None:
-        """Add the gradients through one block of queries."""
-        stretches = self.band.stretches(begin, end)
-        own = [stretch for stretch in stretches if not self._stock_serves(stretch)]
-        sums = self._own(begin, end, own) if own else 0.0
-        far: list[Kind] = []
-        for stretch in stretches:
-            if stretch not in own:
-                self._stock(begin, end, stretch)
-                if stretch.kind != "near":
-                    far.append(stretch.kind)
-        if not self.sums_wanted or not far:
-            return
-        if "ahead" in far and "behind" in far:
-            ahead = self._sums_ahead(begin, end)
-            far_terms(self.x, self.into, "ahead", begin, end, ahead)
-            sums, far = sums + ahead, ["behind"]
-        rest = -torch.as_tensor(sums, dtype=self.x.q.dtype, device=self.x.q.device)
-        far_terms(
-            self.x,
-            self.into,
-            far[0],
-            begin,
-            end,
-            rest.expand(*self.x.q.shape[:2], end - begin),
-        )
+    def run(self) -> None:
+        """Add the gradients through all queries."""
+        for begin, end in self.band.blocks(self.block):
+            stretches = self.band.stretches(begin, end)
+            own = [stretch for stretch in stretches if not self._stock_serves(stretch)]
+            sums = self._own(begin, end, own)
+            far: list[Kind] = []
+            for stretch in stretches:
+                if stretch not in own:
+                    self._stock(begin, end, stretch)
+                    if stretch.kind != "near":
+                        far.append(stretch.kind)
+            if self.sums_wanted and far:
+                self._far_sums(begin, end, far, sums)
 
     def _stock_serves(self, stretch: Stretch) -> bool:
-        if not _stock_serves(self.x, stretch, self.dropout):
+        if not self.stock_serves(stretch):
             return False
         if stretch.kind == "near":
             return self.into.line is None
         return self.x.right is None and self.x.column is None
 
-    def _own(self, begin: int, end: int, stretches: list[Stretch]) -> Tensor:
-        rows = []
-        for batch in range(self.x.q.shape[0]):
-            lanes = []
-            for first in range(0, self.x.q.shape[1], LANES):
-                heads = (first, min(first + LANES, self.x.q.shape[1]))
-                tiles = BackwardTiles(
-                    self.x.row(batch).heads(*heads),
-                    self.band,
-                    BACKWARD_TILE,
-                    self.dropout,
-                    batch * self.x.q.shape[1] + self.lane + first,
-                    whole=_row(_slice(self.saved.whole, heads), batch),
-                    gradient=self.gradient[batch : batch + 1, slice(*heads)],
-                    into=self.into.row(batch).heads(*heads),
-                )
-                blocks = [
-                    tiles.backward(low, min(low + BACKWARD_TILE[0], end), stretches)
-                    for low in range(begin, end, BACKWARD_TILE[0])
-                ]
-                lanes.append(torch.cat(blocks, dim=1))
-            rows.append(torch.cat(lanes, dim=0))
-        return torch.stack(rows)
+    def _own(self, begin: int, end: int, stretches: list[Stretch]) -> Float[Tensor, "1 H R"]:
+        """Go through tiles of our own; the sums of the logits' gradients in them, a query."""
+        if self.tiles is None or not stretches:
+            return self.x.q.new_zeros(1, self.x.q.shape[1], end - begin)
+        blocks = [
+            self.tiles.backward(low, min(low + self.tiles.size[0], end), stretches)
+            for low in range(begin, end, self.tiles.size[0])
+        ]
+        return torch.cat(blocks, dim=1).unsqueeze(0)
+
+    def _far_sums(self, begin: int, end: int, far: list[Kind], sums: Tensor) -> None:
+        """Gradients of what the outermost buckets add to the logits of the fused kernel."""
+        if "ahead" in far and "behind" in far:
+            ahead = self._sums_ahead(begin, end)
+            far_terms(self.x, self.into, "ahead", begin, end, ahead)
+            sums, far = sums + ahead, ["behind"]
+        far_terms(self.x, self.into, far[0], begin, end, -sums)
 
     def _stock(self, begin: int, end: int, stretch: Stretch) -> None:
         x, into = self.x, self.into
@@ -289,29 +290,27 @@ class _Backward:
         output = self.saved.whole.output[:, :, begin:end]
         total = self.saved.whole.total[:, :, begin:end]
         total = total.masked_fill(total == -torch.inf, torch.inf)
-        value = None
         if stretch.kind != "near":
             total = total - x.far_query(stretch.kind, begin, end)
             value = x.far_value(stretch.kind)
             output = output if value is None else output - value
-        mask = _mask(x, self.band, begin, end, stretch)
         q, k, v = stock_backward(
             self.gradient[:, :, begin:end],
             x.q[:, :, begin:end],
             x.k[:, :, low:high],
             x.v[:, :, low:high],
             Partial(output, total),
-            mask,
+            self.mask(begin, end, stretch),
         )
         into.q[:, :, begin:end] += q
         into.k[:, :, low:high] += k
         into.v[:, :, low:high] += v
-        if into.value_rows is not None:
-            place = x.far_place(stretch.kind)
+        if into.value_rows is not None and stretch.kind != "near":
             sums = v.sum((0, 2))
-            into.value_rows[:, place] += sums.sum(0) if into.value_rows.shape[0] == 1 else sums
+            shared = into.value_rows.shape[0] == 1
+            into.value_rows[:, x.far_place(stretch.kind)] += sums.sum(0) if shared else sums
 
-    def _sums_ahead(self, begin: int, end: int) -> Float[Tensor, "B H R"]:
+    def _sums_ahead(self, begin: int, end: int) -> Float[Tensor, "1 H R"]:
         """Sum of the gradients of the logits of keys far ahead, a query."""
         assert self.saved.ahead is not None  # forward was told to keep it
         place = (slice(None), slice(None), slice(begin, end))
@@ -322,8 +321,15 @@ class _Backward:
         return share * (self.gradient[place] * gap).sum(-1)
 
 
-def _row(part: Partial, batch: int) -> Partial:
-    return Partial(part.output[batch : batch + 1], part.total[batch : batch + 1])
+def _shares(
+    x: Operands, band: Band, *, constant: bool
+) -> Iterator[tuple[int, tuple[int, int], Band]]:
+    """Batch rows, and heads of a row that fit in the cache together, with what they can see."""
+    groups = _narrowed(x, band, constant=constant)
+    for batch in range(x.q.shape[0]):
+        for (first, last), part in groups:
+            for begin in range(first, last, LANES):
+                yield batch, (begin, min(begin + LANES, last)), part
 
 
 def _narrowed(x: Operands, band: Band, *, constant: bool) -> list[tuple[tuple[int, int], Band]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -44,33 +43,21 @@ class Operands:
         others = (self.left, self.right, self.column, self.value_rows)
         return all(other is None for other in others)
 
-    def heads(self, begin: int, end: int) -> Operands:
-        """The same for some of the heads."""
+    def part(self, batch: int, heads: tuple[int, int]) -> Operands:
+        """The same memory for some heads of one batch row."""
 
-        def part(name: str, tensor: Tensor) -> Tensor:
-            if name == "line":
-                return tensor[begin:end]
-            if name.endswith("rows"):
-                return tensor if tensor.shape[0] == 1 else tensor[begin:end]
-            return tensor[:, begin:end]
+        def choose(name: str, tensor: Tensor) -> Tensor:
+            if name == "line" or name.endswith("rows"):
+                shared = name != "line" and tensor.shape[0] == 1
+                return tensor if shared else tensor[slice(*heads)]
+            return tensor[batch : batch + 1, slice(*heads)]
 
-        return self._map(part)
-
-    def row(self, batch: int) -> Operands:
-        """The same for one batch row."""
-
-        def part(name: str, tensor: Tensor) -> Tensor:
-            return tensor if name == "line" or name.endswith("rows") else tensor[batch : batch + 1]
-
-        return self._map(part)
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{n: choose(n, t) for n, t in given.items() if t is not None})
 
     def without_line(self) -> Operands:
         """The same, but the line."""
         return replace(self, line=None)
-
-    def _map(self, part: Callable[[str, Tensor], Tensor]) -> Operands:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{n: part(n, t) for n, t in given.items() if t is not None})
 
     def far_place(self, kind: Kind) -> int:
         """A place in the outermost bucket of one side."""
@@ -87,12 +74,18 @@ class Operands:
             added = added + (self.left[:, :, begin:end] @ row).squeeze(-1)
         return added
 
+    def far_right(self, kind: Kind, begin: int, end: int) -> Float[Tensor, "B H C"]:
+        """What the right rows of the outermost bucket add to the logits of far keys."""
+        assert self.right is not None
+        assert self.right_rows is not None
+        row = self.right_rows[:, self.far_place(kind)].unsqueeze(-1)
+        return (self.right[:, :, begin:end] @ row).squeeze(-1)
+
     def far_key(self, kind: Kind, begin: int, end: int) -> Tensor | None:
-        """What is added to the logits of far keys on one side, ``[B, H, C]``; None: nothing."""
+        """All that is added to the logits of far keys, ``[B, H, C]``; None: nothing."""
         added = None if self.column is None else self.column[:, :, begin:end]
-        if self.right is not None and self.right_rows is not None:
-            row = self.right_rows[:, self.far_place(kind)].unsqueeze(-1)
-            product = (self.right[:, :, begin:end] @ row).squeeze(-1)
+        if self.right is not None:
+            product = self.far_right(kind, begin, end)
             added = product if added is None else added + product
         return added
 

@@ -27,6 +27,22 @@ class Partial:
     output: Float[Tensor, "B H R E"]
     total: Float[Tensor, "B H R"]
 
+    @classmethod
+    def nothing(cls, q: Float[Tensor, "B H R D"], width: int) -> Partial:
+        """Of queries that see no key."""
+        output = q.new_zeros(*q.shape[:3], width)
+        return cls(output, q.new_full(q.shape[:3], -torch.inf))
+
+    def part(self, batch: int, heads: tuple[int, int]) -> Partial:
+        """The same memory for some heads of one batch row."""
+        row = slice(batch, batch + 1)
+        return Partial(self.output[row, slice(*heads)], self.total[row, slice(*heads)])
+
+    def put(self, begin: int, end: int, part: Partial) -> None:
+        """Write queries ``begin`` to ``end``."""
+        self.output[:, :, begin:end] = part.output
+        self.total[:, :, begin:end] = part.total
+
 
 def stock_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Partial:
     """Softmax of ``q·k + mask`` over these keys, applied to their values."""

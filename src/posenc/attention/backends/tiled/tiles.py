@@ -77,38 +77,56 @@ class Dropout:
 class Tiles:
     """The tiles of some heads of one batch row.
 
+    Queries and keys get features of their own for what would otherwise be passes over each tile:
+    the keys' column of the terms, and where there are left terms the line, as one more of their
+    features.
+
     Args:
         x: operands of one batch row.
         band: which pairs are visible.
+        line: of offsets, with -inf where the band hides pairs; None: nothing.
         size: queries and keys of the largest tile.
         dropout: of weights; None: none.
         lane: a number that tells these heads from others, for the dropout.
     """
 
     def __init__(
-        self, x: Operands, band: Band, size: tuple[int, int], dropout: Dropout | None, lane: int
+        self,
+        x: Operands,
+        band: Band,
+        line: Float[Tensor, "h W"] | None,
+        size: tuple[int, int],
+        dropout: Dropout | None,
+        lane: int,
     ) -> None:
-        self.x, self.band, self.dropout, self.lane = x, band, dropout, lane
+        self.x, self.line, self.dropout, self.lane = x, line, dropout, lane
+        self.size = (min(size[0], band.queries), min(size[1], band.keys))
         self.q, self.k, self.v = x.q[0], x.k[0], x.v[0]
-        heads, rows, columns = self.q.shape[0], min(size[0], band.queries), min(size[1], band.keys)
-        self.rows, self.columns = rows, columns
-        self.scores = Pitched(heads, rows, columns, like=self.q)
-        self.line = None
-        if x.line is not None or not band.clear(0, band.queries, 0, band.keys):
-            self.line = x.masked_line(band)
+        heads = self.q.shape[0]
+        self.scores = Pitched(heads, *self.size, like=self.q)
+        self.left = self.left_rows = None
+        if x.left is not None and x.left_rows is not None:
+            self.left, self.left_rows = x.left[0], x.left_rows
+            if line is not None:
+                self.left = _with_ones(self.left)
+                rows = self.left_rows.expand(heads, -1, -1)
+                self.left_rows = _with_column(rows, line.expand(heads, -1))
+        self.queries, self.keys = self.q, self.k
+        if x.column is not None:
+            self.queries, self.keys = _with_ones(self.q), _with_column(self.k, x.column[0])
+        self.values = _with_ones(self.v) if dropout is None else self.v
         if x.right is not None:
-            self.side = Pitched(heads, columns, rows, like=self.q)
+            self.side = Pitched(heads, self.size[1], self.size[0], like=self.q)
 
     def chunks(self, stretch: Stretch) -> list[tuple[int, int]]:
         """A stretch of keys as ranges of the size of a tile."""
-        starts = range(stretch.begin, stretch.end, self.columns)
-        return [(start, min(start + self.columns, stretch.end)) for start in starts]
+        starts = range(stretch.begin, stretch.end, self.size[1])
+        return [(start, min(start + self.size[1], stretch.end)) for start in starts]
 
     def forward(self, begin: int, end: int, stretches: list[Stretch]) -> Partial:
         """Attention of queries ``begin`` to ``end`` over these stretches."""
         heads, rows, width = self.q.shape[0], end - begin, self.v.shape[-1]
-        output = self.q.new_zeros(heads, rows, width)
-        weight = self.q.new_zeros(heads, rows, 1)
+        output = self.q.new_zeros(heads, rows, width + 1)  # and the sum of the weights
         highest = self.q.new_full((heads, rows, 1), -torch.inf)
         for stretch in stretches:
             for low, high in self.chunks(stretch):
@@ -116,20 +134,21 @@ class Tiles:
                 above = torch.maximum(highest, weights.amax(-1, keepdim=True))
                 finite = above.masked_fill(above == -torch.inf, 0.0)
                 weights.sub_(finite).exp_()
-                shrink = (highest - finite).exp_()
+                output.mul_((highest - finite).exp_())
                 highest = above
-                weight.mul_(shrink).add_(weights.sum(-1, keepdim=True))
                 if self.dropout is not None:
+                    output[..., width:] += weights.sum(-1, keepdim=True)
                     weights.mul_(self.dropout.factors(weights, self.lane, begin, low))
-                output.mul_(shrink).baddbmm_(weights, self._values(low, high, stretch.kind))
+                values = self._values(low, high, stretch.kind)
+                output[..., : values.shape[-1]].baddbmm_(weights, values)
                 if self.x.value_rows is not None and stretch.kind == "near":
                     self.scores.clear_gap(rows, high - low)
                     skewed = self.scores.skewed(rows, high - low)
                     vectors = self._window(self.x.value_rows, begin, end, low, high)
-                    output.baddbmm_(skewed, vectors.expand(heads, -1, -1))
-        seen = weight > 0
-        output.div_(weight.masked_fill(~seen, 1.0))
-        total = (highest + weight.log()).squeeze(-1)
+                    output[..., :width].baddbmm_(skewed, vectors.expand(heads, -1, -1))
+        sums = output[..., width:]
+        total = (highest + sums.log()).squeeze(-1)
+        output = output[..., :width] / sums.masked_fill(sums == 0, 1.0)
         return Partial(output.unsqueeze(0), total.unsqueeze(0))
 
     def logits(
@@ -138,37 +157,37 @@ class Tiles:
         """Logits of one tile, in memory that the next call writes over."""
         x, rows, columns = self.x, end - begin, high - low
         tile, start = self.scores.tile(rows, columns), None
-        q, k = self.q[:, begin:end], self.k[:, low:high].mT
-        key = x.far_key(kind, low, high) if kind != "near" else None
-        if kind == "near" and x.column is not None:
-            key = x.column[:, :, low:high]
         if kind != "near":
-            start = x.far_query(kind, begin, end)[0].unsqueeze(-1).expand(tile.shape)
-            _products(tile, q, k, start=start)
-        elif x.left is not None and x.left_rows is not None:
-            vectors = self._window(x.left_rows, begin, end, low, high).mT
-            _products(self.scores.skewed(rows, columns), x.left[0, :, begin:end], vectors)
-            _products(tile, q, k, start=tile)
-            if self.line is not None:
-                tile.add_(self._hankel(begin, end, low, high))
-        else:
-            if self.line is not None:
-                start = self._hankel(begin, end, low, high)
-            _products(tile, q, k, start=start)
-        if kind == "near" and x.right is not None and x.right_rows is not None:
-            vectors = self._window(x.right_rows, begin, end, low, high).mT
-            side = self.side.full(columns, rows + columns - 1)
-            _products(side, x.right[0, :, low:high], vectors)
-            tile.add_(self.side.turned(rows, columns))
-        if key is not None:
-            tile.add_(key[0].unsqueeze(-2))
+            start = self._far(kind, begin, end).unsqueeze(-1).expand(tile.shape)
+        elif self.left is not None and self.left_rows is not None:
+            vectors = self._window(self.left_rows, begin, end, low, high).mT
+            _products(self.scores.skewed(rows, columns), self.left[:, begin:end], vectors)
+            start = tile
+        elif self.line is not None:
+            start = self._hankel(begin, end, low, high)
+        _products(tile, self.queries[:, begin:end], self.keys[:, low:high].mT, start=start)
+        if x.right is not None and x.right_rows is not None:
+            if kind == "near":
+                vectors = self._window(x.right_rows, begin, end, low, high).mT
+                side = self.side.full(columns, rows + columns - 1)
+                _products(side, x.right[0, :, low:high], vectors)
+                tile.add_(self.side.turned(rows, columns))
+            else:
+                tile.add_(x.far_right(kind, low, high)[0].unsqueeze(-2))
         return tile
 
+    def _far(self, kind: Kind, begin: int, end: int) -> Float[Tensor, "H R"]:
+        """What the outermost bucket of one side adds to the logits of these queries."""
+        return self.x.far_query(kind, begin, end)[0]
+
     def _values(self, low: int, high: int, kind: Kind) -> Float[Tensor, "H C E"]:
-        values, far = self.v[:, low:high], None
+        values, far = self.values[:, low:high], None
         if kind != "near":
             far = self.x.far_value(kind)
-        return values if far is None else values + far
+        if far is None:
+            return values
+        missing = values.shape[-1] - far.shape[-1]
+        return values + torch.nn.functional.pad(far, (0, missing))
 
     def _hankel(self, begin: int, end: int, low: int, high: int) -> Float[Tensor, "H R C"]:
         assert self.line is not None
@@ -200,6 +219,14 @@ def _products(
             torch.addmm(start[head], left[head], factor, out=out[head])
 
 
+def _with_ones(x: Float[Tensor, "H L D"]) -> Float[Tensor, "H L D+1"]:
+    return torch.nn.functional.pad(x, (0, 1), value=1.0)
+
+
+def _with_column(x: Float[Tensor, "H L D"], column: Tensor) -> Float[Tensor, "H L D+1"]:
+    return torch.cat([x, column.unsqueeze(-1)], dim=-1)
+
+
 class BackwardTiles(Tiles):
     """The tiles once more, for the gradients of everything they were made from.
 
@@ -213,6 +240,7 @@ class BackwardTiles(Tiles):
         self,
         x: Operands,
         band: Band,
+        line: Float[Tensor, "h W"] | None,
         size: tuple[int, int],
         dropout: Dropout | None,
         lane: int,
@@ -221,16 +249,22 @@ class BackwardTiles(Tiles):
         gradient: Float[Tensor, "B H Q E"],
         into: Operands,
     ) -> None:
-        super().__init__(x, band, size, dropout, lane)
-        self.total = whole.total[0].masked_fill(whole.total[0] == -torch.inf, torch.inf)
+        super().__init__(x, band, line, size, dropout, lane)
+        total = whole.total[0].masked_fill(whole.total[0] == -torch.inf, torch.inf)
+        self.queries = _with_column(self.queries, -total)
+        self.keys = _with_ones(self.keys)
         self.gradient = gradient[0]
-        self.inner = (gradient[0] * whole.output[0]).sum(-1, keepdim=True)
+        self.inner = (gradient[0] * whole.output[0]).sum(-1)
+        # The sum that is taken from every gradient of a weight, as one more feature.
+        self.gradients = self.gradient
+        if dropout is None:
+            self.gradients = _with_column(self.gradient, -self.inner)
         self.into = into
         heads = self.q.shape[0]
-        self.slopes = Pitched(heads, self.rows, self.columns, like=self.q)
+        self.slopes = Pitched(heads, *self.size, like=self.q)
         self.last: tuple[int, int] | None = None
         if x.right is not None:
-            self.slope_side = Pitched(heads, self.columns, self.rows, like=self.q)
+            self.slope_side = Pitched(heads, self.size[1], self.size[0], like=self.q)
 
     def backward(self, begin: int, end: int, stretches: list[Stretch]) -> Float[Tensor, "H R"]:
         """Sum the gradients through these stretches; the sum of the logits' gradients a query."""
@@ -243,20 +277,18 @@ class BackwardTiles(Tiles):
     def _backward(
         self, begin: int, end: int, low: int, high: int, kind: Kind
     ) -> Float[Tensor, "H R"]:
-        into = self.into
-        q, k, gradient = self.q[:, begin:end], self.k[:, low:high], self.gradient[:, begin:end]
-        weights = self.logits(begin, end, low, high, kind)
-        weights.sub_(self.total[:, begin:end].unsqueeze(-1)).exp_()
+        into, gradient = self.into, self.gradient[:, begin:end]
+        weights = self.logits(begin, end, low, high, kind).exp_()
         slopes = self._slopes(begin, end, low, high, kind)
         kept = weights
         if self.dropout is not None:
             factors = self.dropout.factors(weights, self.lane, begin, low)
-            slopes.mul_(factors)
+            slopes.mul_(factors).sub_(self.inner[:, begin:end].unsqueeze(-1))
             kept = weights * factors
+        slopes.mul_(weights)
         into.v[0, :, low:high].baddbmm_(kept.mT, gradient)
-        slopes.sub_(self.inner[:, begin:end]).mul_(weights)
-        into.q[0, :, begin:end].baddbmm_(slopes, k)
-        into.k[0, :, low:high].baddbmm_(slopes.mT, q)
+        into.q[0, :, begin:end].baddbmm_(slopes, self.k[:, low:high])
+        into.k[0, :, low:high].baddbmm_(slopes.mT, self.q[:, begin:end])
         if into.column is not None:
             into.column[0, :, low:high] += slopes.sum(-2)
         if kind == "near":
@@ -275,15 +307,14 @@ class BackwardTiles(Tiles):
             if self.x.right is not None:
                 self.slope_side.clear()
             self.last = (rows, columns)
-        gradient = self.gradient[:, begin:end]
-        tile = self.slopes.tile(rows, columns)
-        start = None
+        tile, start = self.slopes.tile(rows, columns), None
         if kind == "near" and self.x.value_rows is not None:
             vectors = self._window(self.x.value_rows, begin, end, low, high).mT
-            _products(self.slopes.skewed(rows, columns), gradient, vectors)
+            _products(self.slopes.skewed(rows, columns), self.gradient[:, begin:end], vectors)
             self.slopes.clear_gap(rows, columns)
             start = tile
-        _products(tile, gradient, self._values(low, high, kind).mT, start=start)
+        values = self._values(low, high, kind).mT
+        _products(tile, self.gradients[:, begin:end], values, start=start)
         return tile
 
     def _near_terms(self, begin: int, end: int, low: int, high: int, kept: Tensor) -> None:
