@@ -9,6 +9,7 @@ from posenc.models.loss import token_loss
 from posenc.models.masking import Masked, mask_tokens
 from posenc.models.patches import pad_images
 from posenc.models.recurrence import in_segments
+from posenc.models.swin import Swin, SwinConfig
 from posenc.models.transformer import Transformer, TransformerConfig
 from posenc.models.vision import DetrConfig, ImageConfig, ImageEncoder, VisionTransformer
 
@@ -27,6 +28,8 @@ __all__ = [
     "Masked",
     "MaskedLM",
     "Sample",
+    "Swin",
+    "SwinConfig",
     "Transformer",
     "TransformerConfig",
     "VisionTransformer",

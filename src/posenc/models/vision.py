@@ -287,18 +287,26 @@ def mean_of_real(x: Float[Tensor, "B L C"], layout: Layout) -> Float[Tensor, "B 
 
 
 def fit_image(
-    name: str, options: Mapping[str, Any], cells: tuple[int, int], *, special: int
+    name: str,
+    options: Mapping[str, Any],
+    cells: tuple[int, int],
+    *,
+    special: int,
+    window: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """``options``, and those that follow from the image, as far as the encoding has them.
 
-    ``axes`` is 2, ``size`` and ``window`` are ``cells``, ``special`` is ``special``. What two of
-    the joined names have is left at its default, since it could not be told whose it is.
+    ``axes`` is 2; ``special`` is ``special``; ``size`` and ``window`` are ``cells``, or for parts
+    inside attention the ``window`` it sees. What two of the joined names have is left at its
+    default, since it could not be told whose it is.
     """
     parts = [ENCODINGS[part] for part in name.split("+") if part in ENCODINGS]
-    known = {"axes": 2, "size": cells, "window": cells, "special": special}
-    fitting = {
-        option: value
-        for option, value in known.items()
-        if sum(option in entry.options() for entry in parts) == 1
-    }
+    fitting: dict[str, Any] = {}
+    for option in ("axes", "special", "size", "window"):
+        owners = [entry for entry in parts if option in entry.options()]
+        if len(owners) != 1:
+            continue
+        inside = "embedding" not in owners[0].claims.sites
+        seen = window if inside and window is not None else cells
+        fitting[option] = {"axes": 2, "special": special}.get(option, seen)
     return {**fitting, **options}

@@ -1,0 +1,275 @@
+"""Swin: a pyramid of stages whose tokens see their own window, with any 2-D encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from posenc.encoding import Encoding
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+from posenc.models.checkpoint import load_model, save_model
+from posenc.models.patches import Patches
+from posenc.models.stack import StackConfig, draw_blocks, embed, make_blocks, make_encodings
+from posenc.models.vision import fit_image, mean_of_real
+from posenc.models.windows import Windows
+
+__all__ = ["PatchMerging", "Swin", "SwinConfig", "SwinStage"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwinConfig:
+    """Everything that decides the shape of a ``Swin``.
+
+    Args:
+        size: (height, width) in pixels of the images it is trained at; it serves others too.
+        patch: side in pixels of the square that a token is at first.
+        channels: of the images.
+        dim: width of the first stage; each stage has twice that of the one before.
+        depths: blocks of each stage.
+        heads: of each stage.
+        window: side of a window in tokens.
+        encoding: name in the registry, or several joined by ``+``.
+        options: the encoding's options; see ``fit_image`` for those that follow from ``size`` and
+            ``window``.
+        dropout: probability of dropping a feature or an attention weight in training.
+        classes: labels of the classifier.
+    """
+
+    size: tuple[int, int] = (224, 224)
+    patch: int = 4
+    channels: int = 3
+    dim: int = 96
+    depths: Sequence[int] = (2, 2, 6, 2)
+    heads: Sequence[int] = (3, 6, 12, 24)
+    window: int = 7
+    encoding: str = "swin"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dropout: float = 0.0
+    classes: int
+
+    def __post_init__(self) -> None:
+        for name in ("size", "depths", "heads"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("patch", "channels", "dim", "window", "classes", "size", "depths", "heads"):
+            value = getattr(self, name)
+            if (min(value, default=0) if isinstance(value, tuple) else value) < 1:
+                raise ArgumentError(name, expected="1 or more", got=value, remedy="Change it.")
+        if len(self.depths) != len(self.heads):
+            raise ArgumentError(
+                "heads",
+                expected=f"{len(self.depths)}, one number a stage, as depths has",
+                got=self.heads,
+                remedy="Give both for every stage.",
+            )
+
+    def stage(self, index: int) -> StackConfig:
+        """The shape of a stage's blocks."""
+        return StackConfig(
+            dim=self.dim * 2**index,
+            heads=self.heads[index],
+            activation="gelu",
+            norm="layer",
+            bias=True,
+            dropout=self.dropout,
+            max_length=self.window,
+        )
+
+
+class SwinStage(nn.Module):
+    """Blocks over windows of an image, every other one over shifted windows.
+
+    Args:
+        config: shape of the blocks.
+        encodings: one record a block; their attention parts are used here.
+        window: side of a window in tokens.
+    """
+
+    def __init__(self, config: StackConfig, *, encodings: Sequence[Encoding], window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.blocks = make_blocks(config, encodings, causal=False)
+        draw_blocks(self.blocks)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        extent: tuple[int, int],
+        valid: Bool[Tensor, "b h w"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        """Token vectors after the last block.
+
+        Args:
+            x: ``[B, L, C]``, an image's tokens in raster order.
+            extent: (height, width) of the image in tokens.
+            valid: ``[B|1, height, width]``, False where an image is padding.
+        """
+        for index, block in enumerate(self.blocks):
+            windows = Windows.swin(extent, self.window, shifted=index % 2 == 1)
+            layout = windows.layout(len(x), valid, device=x.device)
+            x = windows.join(block(windows.split(x), layout))
+        return x
+
+
+class PatchMerging(nn.Module):
+    """Four neighbouring tokens become one of twice the width: a norm and a projection of all four.
+
+    Args:
+        dim: width C of a token before.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * dim)
+        self.projection = nn.Linear(4 * dim, 2 * dim, bias=False)
+        nn.init.normal_(self.projection.weight, std=(4 * dim) ** -0.5)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        extent: tuple[int, int],
+        valid: Bool[Tensor, "b h w"] | None = None,
+    ) -> tuple[Float[Tensor, "B M 2*C"], tuple[int, int], Bool[Tensor, "b hh ww"] | None]:
+        """Half of each side, rounded up: tokens, extent and what is not padding."""
+        height, width = extent
+        odd = (0, width % 2, 0, height % 2)
+        if valid is not None:
+            x = x.masked_fill(~valid.flatten(1).unsqueeze(-1), 0)
+            valid = nn.functional.pad(valid, odd)
+            valid = (
+                valid[:, ::2, ::2]
+                | valid[:, 1::2, ::2]
+                | valid[:, ::2, 1::2]
+                | (valid[:, 1::2, 1::2])
+            )
+        image = nn.functional.pad(x.reshape(-1, height, width, x.shape[-1]), (0, 0, *odd))
+        four = [image[:, row::2, column::2] for column in range(2) for row in range(2)]
+        merged: Tensor = self.projection(self.norm(torch.cat(four, dim=-1)))
+        return merged.flatten(1, 2), (merged.shape[1], merged.shape[2]), valid
+
+
+class Swin(nn.Module):
+    """Swin Transformer: patches, stages of windowed blocks with merging between, a classifier.
+
+    An encoding's embedding part enters before the first stage; its other parts act inside windows,
+    where they see positions from 0 to the window's last.
+
+    Args:
+        config: its shape.
+
+    Raises:
+        ArgumentError: when the encoding needs a causal mask or dimensions do not fit.
+
+    Differs from the paper in that cells which fill up the last windows are not attended to, and
+    has no stochastic depth.
+
+    Reference: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted
+    Windows".
+
+    >>> import torch
+    >>> from posenc.models import Swin, SwinConfig
+    >>> model = Swin(SwinConfig(size=(32, 32), patch=2, channels=1, dim=16, depths=(2, 2),
+    ...     heads=(2, 4), window=4, classes=10))
+    >>> model(torch.randn(1, 1, 32, 48)).shape
+    torch.Size([1, 10])
+    """
+
+    def __init__(self, config: SwinConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.patches = Patches(channels=config.channels, dim=config.dim, patch=config.patch)
+        self.patch_norm = nn.LayerNorm(config.dim)
+        self.stages, self.merging = nn.ModuleList(), nn.ModuleList()
+        for index, depth in enumerate(config.depths):
+            if index:
+                self.merging.append(PatchMerging(config.dim * 2 ** (index - 1)))
+            shape = config.stage(index)
+            encodings = self._encodings(shape, depth)
+            if not index:
+                self.encoding = encodings[0]
+            self.stages.append(
+                SwinStage(
+                    shape,
+                    encodings=[_without_embedding(encoding) for encoding in encodings],
+                    window=config.window,
+                )
+            )
+        self.norm = nn.LayerNorm(shape.dim)
+        self.head = nn.Linear(shape.dim, config.classes)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def _encodings(self, shape: StackConfig, depth: int) -> Sequence[Encoding]:
+        config = self.config
+        options = fit_image(
+            config.encoding,
+            config.options,
+            (-(-config.size[0] // config.patch), -(-config.size[1] // config.patch)),
+            special=0,
+            window=(config.window, config.window),
+        )
+        return make_encodings(shape, config.encoding, options, layers=depth, causal=False)
+
+    def forward(
+        self,
+        images: Float[Tensor, "B P Y X"],
+        *,
+        valid: Bool[Tensor, "b Y X"] | None = None,
+    ) -> Float[Tensor, "B N"]:
+        """Logits ``[B, classes]``, from the mean of all real tokens.
+
+        Args:
+            images: ``[B, P, Y, X]``, of any size.
+            valid: ``[B|1, Y, X]``, False where an image is padding.
+
+        Raises:
+            ArgumentError: on images or masks of other shapes.
+            LengthError: when the encoding's embedding part has no such position.
+        """
+        x, extent, cells = self.features(images, valid=valid)
+        layout = Layout.image(*extent, valid=cells, device=x.device)
+        logits: Tensor = self.head(mean_of_real(x, layout))
+        return logits
+
+    def features(
+        self, images: Float[Tensor, "B P Y X"], *, valid: Bool[Tensor, "b Y X"] | None = None
+    ) -> tuple[Float[Tensor, "B L C"], tuple[int, int], Bool[Tensor, "b h w"] | None]:
+        """Normed vectors of the last stage, its (height, width), and what is not padding."""
+        x, extent, cells = self.patches(images, valid)
+        layout = Layout.image(*extent, valid=cells, device=x.device)
+        x = embed(self.encoding, self.patch_norm(x), layout, None)
+        for index, stage in enumerate(self.stages):
+            if index:
+                x, extent, cells = self.merging[index - 1](x, extent, cells)
+            x = stage(x, extent, cells)
+        return self.norm(x), extent, cells
+
+    def save(self, folder: Path | str) -> None:
+        """Write ``model.safetensors`` and ``config.json`` into ``folder``.
+
+        Raises:
+            OutputError: when the folder cannot be written to; what was there before is whole.
+        """
+        save_model(self, asdict(self.config), folder, kind="swin")
+
+    @classmethod
+    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Swin:
+        """The model that ``save`` wrote.
+
+        Raises:
+            CheckpointError: when files are missing, damaged or of another kind, or a tensor is
+                missing, unknown or of another shape (it is named).
+        """
+        return load_model(
+            folder, kind="swin", make=lambda fields: Swin(SwinConfig(**fields)), device=device
+        )
+
+
+def _without_embedding(encoding: Encoding) -> Encoding:
+    return Encoding(query_key=encoding.query_key, score=encoding.score, value=encoding.value)

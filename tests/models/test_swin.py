@@ -1,0 +1,190 @@
+"""Swin's windows are documents; shifted, padded and of any size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from image_encodings import IMAGE_ENCODINGS
+from torch import Tensor
+
+import posenc
+from posenc import Layout
+from posenc.errors import ArgumentError
+from posenc.models import Swin, SwinConfig, pad_images
+from posenc.models.stack import StackConfig
+from posenc.models.swin import SwinStage
+from posenc.models.windows import Windows
+from posenc.registry import ENCODINGS
+
+INSIDE = [n for n in IMAGE_ENCODINGS if "embedding" not in ENCODINGS[n].claims.sites]
+SHAPES = [((8, 8), 4), ((6, 10), 4), ((3, 9), 4), ((4, 4), 4), ((7, 5), 2)]
+
+
+def make(encoding: str = "swin", **changes: object) -> Swin:
+    torch.manual_seed(0)
+    fields = {"size": (16, 16), "patch": 2, "channels": 1, "dim": 16, "depths": (2, 2)}
+    fields |= {"heads": (2, 4), "window": 3, "encoding": encoding, "classes": 5, **changes}
+    model = Swin(SwinConfig(**fields)).eval()  # type: ignore[arg-type]
+    source = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "encoding." in name or name.startswith("head"):  # many start at zero
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=source))
+    return model
+
+
+def images(rows: int = 2, height: int = 16, width: int = 16) -> Tensor:
+    return torch.randn(rows, 1, height, width, generator=torch.Generator().manual_seed(1))
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shift", [(0, 0), (1, 0), (2, 1)])
+@pytest.mark.parametrize("extent", [(8, 9), (7, 5), (2, 3)])
+def test_join_undoes_split(extent: tuple[int, int], shift: tuple[int, int]) -> None:
+    windows = Windows(extent=extent, window=(3, 2), shift=shift)
+    x = torch.randn(2, extent[0] * extent[1], 4)
+    assert torch.equal(windows.join(windows.split(x)), x)
+    assert windows.layout(2).length == 6
+
+
+def test_what_shares_a_row_and_what_sees_each_other() -> None:
+    windows = Windows(extent=(1, 6), window=(1, 2), shift=(0, 1))
+    column = windows.split(torch.arange(6.0).view(1, 6, 1))[..., 0]
+    assert column.tolist() == [[1, 2], [3, 4], [5, 0]]
+    document = windows.layout(1).document
+    assert document is not None
+    assert (document[:, 0] == document[:, 1]).tolist() == [True, True, False]
+    whole = Windows(extent=(1, 6), window=(1, 2)).layout(3)
+    assert whole.document is None
+    assert whole.valid is None
+    filled = Windows(extent=(1, 5), window=(1, 2)).layout(1).valid
+    assert filled is not None
+    assert filled.tolist() == [[True, True], [True, True], [True, False]]
+
+
+@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize(("extent", "window"), SHAPES)
+def test_windows_equal_documents_over_the_whole_image(
+    name: str, extent: tuple[int, int], window: int
+) -> None:
+    """What is folded into rows is what one row with a document a window computes."""
+    torch.manual_seed(0)
+    shape = StackConfig(dim=16, heads=2, activation="gelu", norm="layer", bias=True)
+    options = {o: (window, window) for o in ("window", "size") if o in ENCODINGS[name].options()}
+    encodings = posenc.create_layers(name, layers=2, dim=16, heads=2, max_length=8, **options)
+    stage = SwinStage(shape, encodings=encodings, window=window).eval()
+    for parameter in stage.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    x = torch.randn(2, extent[0] * extent[1], 16)
+    image = Layout.image(*extent)
+    expected = x
+    for index, block in enumerate(stage.blocks):
+        by = [window // 2 if index and side > window else 0 for side in extent]
+        row = (image.positions[..., 0].long() + window - by[0]) // window
+        column = (image.positions[..., 1].long() + window - by[1]) // window
+        expected = block(expected, replace(image, document=row * 100 + column))
+    close(stage(x, extent), expected)
+
+
+def test_a_block_without_shift_keeps_windows_apart_and_one_with_it_joins_them() -> None:
+    torch.manual_seed(0)
+    shape = StackConfig(dim=16, heads=2, bias=True)
+    for depth, reach in ((1, 2), (2, 3)):
+        encodings = posenc.create_layers("nope", layers=depth)
+        stage = SwinStage(shape, encodings=encodings, window=2)
+        x = torch.randn(1, 8, 16, requires_grad=True)
+        stage(x, (1, 8))[0, 1].sum().backward()
+        assert x.grad is not None
+        assert x.grad[0].any(-1).nonzero().flatten().tolist() == list(range(reach + depth - 1))
+
+
+@pytest.mark.parametrize("encoding", [*IMAGE_ENCODINGS, "learned2d+swin"])
+def test_every_encoding_trains_and_comes_back(encoding: str, tmp_path: Path) -> None:
+    model = make(encoding)
+    model(images()).square().sum().backward()
+    trained = [(n, p) for n, p in model.named_parameters() if p.numel()]
+    assert [n for n, p in trained if p.grad is None or not p.grad.any()] == []
+    model.save(tmp_path)
+    assert torch.equal(Swin.load(tmp_path)(images()), model(images()))
+
+
+@pytest.mark.parametrize("encoding", ["swin", "swin_v2", "rope2d", "sine2d", "conv", "nope"])
+def test_padded_equals_unpadded(encoding: str) -> None:
+    model = make(encoding, size=(24, 24))
+    large, small = images(1, 24, 18)[0], images(1, 16, 24)[0]
+    batch, valid = pad_images([large, small], multiple=2)
+    batch = batch.masked_fill(~valid.unsqueeze(1), float("nan"))
+    logits = model(batch, valid=valid)
+    close(logits[:1], model(large.unsqueeze(0)))
+    close(logits[1:], model(small.unsqueeze(0)))
+
+
+def test_other_sizes() -> None:
+    assert make()(images(2, 22, 30)).isfinite().all()
+
+
+def test_equals_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    theirs = transformers.SwinModel(
+        transformers.SwinConfig(
+            image_size=16,
+            patch_size=2,
+            num_channels=1,
+            embed_dim=16,
+            depths=[2, 2],
+            num_heads=[2, 4],
+            window_size=4,
+            hidden_dropout_prob=0.0,
+            drop_path_rate=0.0,
+            initializer_range=0.3,
+            attn_implementation="eager",
+        ),
+        add_pooling_layer=False,
+    ).eval()
+    ours = make(window=4)
+    pairs = [
+        (ours.patches.projection, theirs.embeddings.patch_embeddings.projection),
+        (ours.patch_norm, theirs.embeddings.norm),
+        (ours.merging[0].norm, theirs.encoder.layers[0].downsample.norm),
+        (ours.merging[0].projection, theirs.encoder.layers[0].downsample.reduction),
+        (ours.norm, theirs.layernorm),
+    ]
+    for stage, layer in zip(ours.stages, theirs.encoder.layers, strict=True):
+        for block, given in zip(stage.blocks, layer.blocks, strict=True):
+            attention = given.attention
+            pairs += [
+                (block.attention.query, attention.q_proj),
+                (block.attention.key, attention.k_proj),
+                (block.attention.value, attention.v_proj),
+                (block.attention.output, attention.o_proj),
+                (block.attention_norm, given.layernorm_before),
+                (block.feed_forward_norm, given.layernorm_after),
+                (block.feed_forward.input, given.mlp.fc1),
+                (block.feed_forward.output, given.mlp.fc2),
+            ]
+            table = attention.relative_position_bias.relative_position_bias_table
+            table.data.normal_()
+            block.attention.encoding.score.table.data.copy_(table.T)
+    for mine, source in pairs:
+        mine.load_state_dict(source.state_dict())
+    close(ours.features(images())[0], theirs(images()).last_hidden_state)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="one number a stage"):
+        make(heads=(2,))
+    with pytest.raises(ArgumentError, match="depths"):
+        make(depths=(2, 0))
+    with pytest.raises(ArgumentError, match="only counts"):
+        make("forgetting")
+    with pytest.raises(ArgumentError, match="shift"):
+        Windows(extent=(4, 4), window=(2, 2), shift=(2, 0))
+    with pytest.raises(ArgumentError, match="window"):
+        Windows(extent=(4, 4), window=(0, 2))
