@@ -236,6 +236,7 @@ class MaskedLM(nn.Module):
         self, config: EncoderConfig, *, encodings: Sequence[Encoding] | None = None
     ) -> None:
         super().__init__()
+        self.config = config
         self.encoder = Encoder(config, encodings=encodings)
         self.head = MaskedLMHead(config)
 

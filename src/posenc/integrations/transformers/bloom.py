@@ -49,7 +49,6 @@ def make(fields: Fields) -> Decoder:
 
 
 BLOOM = Family(
-    architecture="BloomForCausalLM",
     make=make,
     table=TABLE,
     prefix="transformer.",

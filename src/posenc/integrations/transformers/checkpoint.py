@@ -13,11 +13,13 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, CheckpointError, OutputError, UnknownNameError
+from posenc.integrations.transformers.bert import BERT
 from posenc.integrations.transformers.bloom import BLOOM
-from posenc.integrations.transformers.family import Family
+from posenc.integrations.transformers.family import Family, stored_tensors
 from posenc.integrations.transformers.fields import Fields
 from posenc.integrations.transformers.gpt_neox import GPT_NEOX
 from posenc.integrations.transformers.llama import LLAMA, MISTRAL, QWEN2
+from posenc.integrations.transformers.roberta import ROBERTA
 from posenc.integrations.transformers.stored import INDEX, WHOLE, StoredTensors
 from posenc.integrations.transformers.table import expand, matches
 from posenc.models.stack import StackConfig
@@ -26,11 +28,13 @@ from posenc.storage import make_folder, write_bytes, write_json
 __all__ = ["FAMILIES", "load", "save"]
 
 FAMILIES: dict[str, Family] = {
+    "bert": BERT,
     "bloom": BLOOM,
     "gpt_neox": GPT_NEOX,
     "llama": LLAMA,
     "mistral": MISTRAL,
     "qwen2": QWEN2,
+    "roberta": ROBERTA,
 }
 """By the ``model_type`` of ``config.json``."""
 
@@ -59,17 +63,17 @@ def load(
     folder = Path(folder)
     fields = Fields.read(folder)
     family = _family_of(fields)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            model = family.make(fields).to(dtype)
-    except ArgumentError as error:
-        raise CheckpointError(
-            str(fields.path),
-            expected="a configuration of which a model can be made",
-            got=error,
-            remedy="Nothing was loaded.",
-        ) from error
     with StoredTensors(folder) as stored:
+        try:
+            with torch.random.fork_rng(devices=[]):
+                model = family.make(Fields(fields.values, fields.path, stored.names)).to(dtype)
+        except ArgumentError as error:
+            raise CheckpointError(
+                str(fields.path),
+                expected="a configuration of which a model can be made",
+                got=error,
+                remedy="Nothing was loaded.",
+            ) from error
         _fill(model, family, stored)
     return model.to(device).eval()
 
@@ -112,7 +116,8 @@ def save(
         template.require("model_type", family)
         fields |= template.values
     dtypes = {tensor.dtype for tensor in tensors.values()}
-    fields |= {"architectures": [known.architecture], **described.fields, "model_type": family}
+    fields |= described.fields
+    fields |= {"architectures": [described.architecture], "model_type": family}
     fields["dtype"] = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32"
     _write(Path(folder), fields, tensors, shard_bytes)
 
@@ -134,19 +139,11 @@ def _heads(model: nn.Module) -> int:
     return cast(StackConfig, model.config).heads
 
 
-def _distinct(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers that are saved, each under the first of its names."""
-    distinct: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        distinct.setdefault(id(tensor), (name, tensor))
-    return dict(distinct.values())
-
-
 @torch.no_grad()
 def _fill(model: nn.Module, family: Family, stored: StoredTensors) -> None:
     """Copy every tensor of the model from the checkpoint."""
     heads, used = _heads(model), set()
-    for name, ours in _distinct(model).items():
+    for name, ours in stored_tensors(model).items():
         found = expand(family.table, name)
         if found is None:
             raise LookupError(f"{name} is in no row of the table")

@@ -12,7 +12,7 @@ from posenc.errors import ArgumentError
 from posenc.integrations.transformers.fields import Fields
 from posenc.integrations.transformers.table import Table
 
-__all__ = ["Family", "Written", "require_config"]
+__all__ = ["Family", "Written", "require_config", "stored_tensors"]
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,12 @@ class Written:
     Args:
         fields: of ``config.json``.
         tensors: the model's, by our names, changed where the family computes otherwise.
+        architecture: the class in transformers.
     """
 
     fields: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
+    architecture: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +35,15 @@ class Family:
     """How to read and write one ``model_type``.
 
     Args:
-        architecture: the class in transformers, for ``config.json``.
         make: the model that a configuration describes, with weights yet to be filled in.
         table: our tensors from theirs.
         prefix: of their names; checkpoints of the bare model lack it.
-        aliases: other names under which their tensors are found.
+        aliases: endings of their names, and what older checkpoints have instead.
         ignored: patterns of their tensors that our model can do without: buffers, and an output
             layer beside the embedding that it is tied to.
         write: what of a model goes into a checkpoint; None: this family is only read.
     """
 
-    architecture: str
     make: Callable[[Fields], nn.Module]
     table: Table
     prefix: str = ""
@@ -54,11 +54,21 @@ class Family:
     def spellings(self, name: str) -> tuple[str, ...]:
         """The names under which their tensor ``name`` may be found."""
         names = [name]
-        if name in self.aliases:
-            names.append(self.aliases[name])
-        if self.prefix and name.startswith(self.prefix):
-            names.append(name.removeprefix(self.prefix))
-        return tuple(names)
+        names += [
+            name.removesuffix(ending) + other
+            for ending, other in self.aliases.items()
+            if name.endswith(ending)
+        ]
+        bare = [each.removeprefix(self.prefix) for each in names if each.startswith(self.prefix)]
+        return tuple(names + bare)
+
+
+def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers that are saved, each under the first of its names."""
+    distinct: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        distinct.setdefault(id(tensor), (name, tensor))
+    return dict(distinct.values())
 
 
 def require_config(config: object, **wanted: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,10 +23,13 @@ class Fields:
     Args:
         values: what the file holds.
         path: where it is, for messages.
+        tensors: names of the checkpoint's tensors, where they say what the fields do not.
     """
 
-    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
-        self.values, self.path = values, path
+    def __init__(
+        self, values: Mapping[str, Any], path: Path, tensors: Collection[str] = ()
+    ) -> None:
+        self.values, self.path, self.tensors = values, path, tensors
 
     @classmethod
     def read(cls, folder: Path) -> Fields:

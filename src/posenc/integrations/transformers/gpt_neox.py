@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.family import Family, Written, require_config
+from posenc.integrations.transformers.family import Family, Written, require_config, stored_tensors
 from posenc.integrations.transformers.fields import Fields
 from posenc.integrations.transformers.rope import rope_options, rope_parameters
 from posenc.integrations.transformers.table import SplitByHead, Table
@@ -113,11 +113,10 @@ def write(model: nn.Module) -> Written:
     }
     if config.max_length is not None:
         fields["max_position_embeddings"] = config.max_length
-    return Written(fields, model.state_dict())
+    return Written(fields, stored_tensors(model), "GPTNeoXForCausalLM")
 
 
 GPT_NEOX = Family(
-    architecture="GPTNeoXForCausalLM",
     make=make,
     table=TABLE,
     prefix="gpt_neox.",

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.family import Family, Written, require_config
+from posenc.integrations.transformers.family import Family, Written, require_config, stored_tensors
 from posenc.integrations.transformers.fields import Fields
 from posenc.integrations.transformers.rope import rope_options, rope_parameters
 from posenc.integrations.transformers.table import Stacked, Table
@@ -45,6 +45,12 @@ SIZES = {
 }
 
 Kind = Literal["llama", "mistral", "qwen2"]
+
+ARCHITECTURES: dict[Kind, str] = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+}
 
 
 def make(fields: Fields, *, kind: Kind) -> Decoder:
@@ -98,7 +104,7 @@ def write(model: nn.Module, *, kind: Kind) -> Written:
         require_config(config, biases="all")
     if kind != "mistral":
         require_config(config, window=None)
-    tensors = model.state_dict()
+    tensors = stored_tensors(model)
     tied = config.tied and config.embedding_factor == 1.0
     if not tied:
         tensors["output.weight"] = tensors.get("output.weight", tensors["embedding.weight"])
@@ -122,7 +128,7 @@ def write(model: nn.Module, *, kind: Kind) -> Written:
         fields |= {"attention_bias": config.biases == "all", "mlp_bias": config.bias}
     if kind == "mistral":
         fields["sliding_window"] = config.window
-    return Written(fields, tensors)
+    return Written(fields, tensors, ARCHITECTURES[kind])
 
 
 def _attention_bias(fields: Fields, kind: Kind) -> Literal["all", "inputs", "none"]:
@@ -148,9 +154,8 @@ def _window(fields: Fields, kind: Kind, layers: int) -> int | list[int | None] |
     return [known[each] for each in types]
 
 
-def _family(kind: Kind, architecture: str) -> Family:
+def _family(kind: Kind) -> Family:
     return Family(
-        architecture=architecture,
         make=partial(make, kind=kind),
         table=TABLE,
         prefix="model.",
@@ -159,6 +164,6 @@ def _family(kind: Kind, architecture: str) -> Family:
     )
 
 
-LLAMA = _family("llama", "LlamaForCausalLM")
-MISTRAL = _family("mistral", "MistralForCausalLM")
-QWEN2 = _family("qwen2", "Qwen2ForCausalLM")
+LLAMA = _family("llama")
+MISTRAL = _family("mistral")
+QWEN2 = _family("qwen2")

@@ -82,6 +82,40 @@ def _swap(x: Tensor, outer: int, inner: int) -> Tensor:
     return x.reshape(outer, inner, -1, *x.shape[1:]).transpose(0, 1).reshape(x.shape)
 
 
+@dataclass(frozen=True, init=False)
+class RowsFrom(Rule):
+    """A tensor without its first rows, which mean nothing."""
+
+    names: tuple[str]
+    first: int
+
+    def __init__(self, name: str, first: int) -> None:
+        object.__setattr__(self, "names", (name,))
+        object.__setattr__(self, "first", first)
+
+    def read(self, theirs: Sequence[Tensor], heads: int) -> Tensor:
+        return theirs[0][self.first :]
+
+    def write(self, ours: Tensor, heads: int) -> Sequence[Tensor]:
+        return (torch.cat([ours.new_zeros(self.first, *ours.shape[1:]), ours]),)
+
+
+@dataclass(frozen=True, init=False)
+class Transposed(Rule):
+    """A matrix the other way round."""
+
+    names: tuple[str]
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "names", (name,))
+
+    def read(self, theirs: Sequence[Tensor], heads: int) -> Tensor:
+        return theirs[0].mT
+
+    def write(self, ours: Tensor, heads: int) -> Sequence[Tensor]:
+        return (ours.mT,)
+
+
 Table = Mapping[str, str | Rule]
 """Pattern of ours → pattern of theirs, or the rule that joins several.
 
