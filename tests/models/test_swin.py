@@ -19,7 +19,11 @@ from posenc.models.swin import SwinStage
 from posenc.models.windows import Windows
 from posenc.registry import ENCODINGS
 
-INSIDE = [n for n in IMAGE_ENCODINGS if "embedding" not in ENCODINGS[n].claims.sites]
+INSIDE = [
+    n
+    for n in IMAGE_ENCODINGS
+    if ENCODINGS[n].claims.relative and "embedding" not in ENCODINGS[n].claims.sites
+]
 SHAPES = [((8, 8), 4), ((6, 10), 4), ((3, 9), 4), ((4, 4), 4), ((7, 5), 2)]
 
 

@@ -1,6 +1,8 @@
 """Reference models, one for each place the literature uses positional encodings."""
 
 from posenc.models.beam import Beams, beam_search
+from posenc.models.classifier import TextClassifier
+from posenc.models.complex import ClassifierConfig, SequenceClassifier
 from posenc.models.deberta import Deberta, DebertaConfig
 from posenc.models.decoder import Decoder, DecoderConfig
 from posenc.models.encoder import Encoder, EncoderConfig, MaskedLM
@@ -15,6 +17,7 @@ from posenc.models.vision import DetrConfig, ImageConfig, ImageEncoder, VisionTr
 
 __all__ = [
     "Beams",
+    "ClassifierConfig",
     "Deberta",
     "DebertaConfig",
     "Decoder",
@@ -28,8 +31,10 @@ __all__ = [
     "Masked",
     "MaskedLM",
     "Sample",
+    "SequenceClassifier",
     "Swin",
     "SwinConfig",
+    "TextClassifier",
     "Transformer",
     "TransformerConfig",
     "VisionTransformer",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from posenc.attention import Attention, Context, LayerCache
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
+from posenc.models.complex_layers import ComplexAttention, ComplexFeedForward
 from posenc.models.norm import Norm, make_norm, normalize
 
 __all__ = ["Activation", "Block", "FeedForward"]
@@ -69,10 +70,11 @@ class Block(nn.Module):
     Args:
         dim: width C.
         attention: the attention layer. Its encoding's embedding part enters here if it is one
-            that enters every block: added to what queries, keys and values are made from.
+            that enters every block: added to what queries, keys and values are made from. It and
+            the feed-forward layer may be complex ones, with ``norm="complex"``.
         cross: a second attention layer, to a context.
         feed_forward: the last layer.
-        norm: ``"rms"``, ``"layer"`` or ``"batch"``.
+        norm: ``"rms"``, ``"layer"``, ``"batch"`` or ``"complex"``.
         norm_first: norms before each layer (pre-norm) rather than after each residual.
         parallel: attention and feed-forward both read the block's input, each through its own
             norm, and both are added to it (GPT-NeoX); pre-norm, without cross-attention.
@@ -88,8 +90,8 @@ class Block(nn.Module):
         self,
         *,
         dim: int,
-        attention: Attention,
-        feed_forward: FeedForward,
+        attention: Attention | ComplexAttention,
+        feed_forward: FeedForward | ComplexFeedForward,
         cross: Attention | None = None,
         norm: Norm = "rms",
         norm_first: bool = True,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
-from posenc.errors import UnknownNameError
+from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
 
-__all__ = ["BatchNorm", "Norm", "make_norm", "normalize"]
+__all__ = ["BatchNorm", "ComplexNorm", "Norm", "make_norm", "normalize"]
 
-Norm = Literal["rms", "layer", "batch"]
+Norm = Literal["rms", "layer", "batch", "complex"]
 
 
 class BatchNorm(nn.Module):
@@ -71,8 +71,42 @@ def _statistics(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
     return mean, variance, count
 
 
+class ComplexNorm(nn.Module):
+    """``(x - mean) / √(mean |x - mean|² + eps) · weight + bias`` over complex features.
+
+    ``weight`` is real and ``bias`` complex, kept as its real parts and its imaginary ones.
+
+    Args:
+        dim: complex features.
+        eps: see above.
+    """
+
+    def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(2, dim))
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, eps={self.eps:g}"
+
+    def forward(self, x: Complex[Tensor, "*dims T"]) -> Complex[Tensor, "*dims T"]:
+        """``x`` normalised.
+
+        Raises:
+            ArgumentError: when it is real.
+        """
+        if not x.is_complex():
+            raise ArgumentError(
+                "x", expected="a complex dtype", got=x.dtype, remedy='Use norm="layer" for it.'
+            )
+        centred = x - x.mean(-1, keepdim=True)
+        power = (centred.real.square() + centred.imag.square()).mean(-1, keepdim=True)
+        return centred * ((power + self.eps).rsqrt() * self.weight) + torch.complex(*self.bias)
+
+
 def make_norm(kind: Norm, dim: int, *, eps: float | None = None) -> nn.Module:
-    """RMSNorm (``"rms"``), LayerNorm (``"layer"``) or ``BatchNorm`` (``"batch"``).
+    """RMSNorm (``"rms"``), LayerNorm (``"layer"``), ``BatchNorm`` (``"batch"``) or ``ComplexNorm``.
 
     Args:
         kind: which.
@@ -89,7 +123,9 @@ def make_norm(kind: Norm, dim: int, *, eps: float | None = None) -> nn.Module:
         return nn.LayerNorm(dim, eps=eps)
     if kind == "batch":
         return BatchNorm(dim, eps=eps)
-    raise UnknownNameError.of("norm", kind, ("rms", "layer", "batch"))
+    if kind == "complex":
+        return ComplexNorm(dim, eps=eps)
+    raise UnknownNameError.of("norm", kind, ("rms", "layer", "batch", "complex"))
 
 
 def normalize(norm: nn.Module, x: Float[Tensor, "B L C"], layout: Layout) -> Tensor:

@@ -1,0 +1,365 @@
+"""Complex-valued classifiers of sequences, and their real twins.
+
+A model is a table of word vectors, an encoding (``complex_order`` turns complex numbers by their
+position), a body that makes one vector of a sequence, and a linear readout. Bodies are written
+once, for complex and real numbers alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.attention.complex import side_by_side
+from posenc.encoding import Encoding
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.layout import Layout
+from posenc.models.block import Block
+from posenc.models.checkpoint import load_model, save_model
+from posenc.models.complex_layers import (
+    ComplexAttention,
+    ComplexConv,
+    ComplexFeedForward,
+    ComplexLinear,
+    folded,
+    on_parts,
+)
+from posenc.models.norm import make_norm, normalize
+from posenc.models.stack import (
+    StackConfig,
+    check_tokens,
+    draw_blocks,
+    draw_embedding,
+    embed,
+    make_blocks,
+    make_encodings,
+)
+from posenc.models.vision import mean_of_real
+
+__all__ = ["ClassifierConfig", "SequenceClassifier"]
+
+Numbers = Literal["complex", "real"]
+Body = Literal["fasttext", "lstm", "cnn", "transformer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierConfig:
+    """Everything that decides the shape of a ``SequenceClassifier``.
+
+    Args:
+        body: ``"fasttext"`` (a mean and a hidden layer), ``"lstm"``, ``"cnn"`` or
+            ``"transformer"``.
+        numbers: ``"complex"`` or ``"real"``; widths count such numbers.
+        vocabulary: number of token ids.
+        classes: labels.
+        dim: width of a word vector.
+        hidden: width of the hidden layer, state, filters, or feed-forward layers.
+        encoding: name in the registry, or several joined by ``+``. Bodies but the Transformer take
+            its embedding part only, and one without is refused unless it is ``nope``.
+        options: the encoding's options.
+        max_length: positions of a learned table.
+        layers, heads: of the Transformer.
+        kernel: tokens that a filter of the CNN reads, odd.
+    """
+
+    body: Body
+    numbers: Numbers = "complex"
+    vocabulary: int
+    classes: int
+    dim: int
+    hidden: int
+    encoding: str = "complex_order"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    max_length: int | None = None
+    layers: int = 1
+    heads: int = 1
+    kernel: int = 3
+
+    def __post_init__(self) -> None:
+        if self.body not in get_args(Body):
+            raise UnknownNameError.of("body", self.body, get_args(Body))
+        if self.numbers not in ("complex", "real"):
+            raise UnknownNameError.of("numbers", self.numbers, ("complex", "real"))
+        for name in ("vocabulary", "classes", "dim", "hidden", "layers", "heads", "kernel"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(
+                    name, expected="1 or more", got=getattr(self, name), remedy="Change it."
+                )
+        if self.kernel % 2 == 0:
+            raise ArgumentError("kernel", expected="odd", got=self.kernel, remedy="3 is common.")
+
+    @property
+    def reals(self) -> int:
+        """Real numbers of a word vector."""
+        return 2 * self.dim if self.numbers == "complex" else self.dim
+
+    def twin(self, *, encoding: str = "sinusoidal", **options: Any) -> ClassifierConfig:
+        """A real model of the same kind with as many parameters as this one.
+
+        Its word vectors have the numbers that a word has here, those of the encoding's tables a
+        word included, rounded down to a multiple of twice the heads, and fewer where the layers
+        after them would not fit; ``hidden`` makes up the rest, as nearly as a whole number can.
+
+        Args:
+            encoding: of the twin.
+            **options: of that encoding.
+
+        Raises:
+            ArgumentError: when the twin's narrowest form is larger than this model.
+        """
+        wanted, step = self.parameters(), 2 * self.heads
+        with torch.device("meta"):
+            words = self.vocabulary * self.reals + sum(
+                p.numel() for p in SequenceClassifier(self).encoding.parameters()
+            )
+        widths = range(max(words // self.vocabulary // step, 1) * step, 0, -step)
+        narrow = (
+            replace(self, numbers="real", dim=dim, encoding=encoding, options=options, hidden=1)
+            for dim in widths
+        )
+        real = next((config for config in narrow if config.parameters() <= wanted), None)
+        if real is None:
+            raise ArgumentError(
+                "hidden",
+                expected="a width that leaves room for a real twin and its encoding",
+                got=self.hidden,
+                remedy="Make hidden larger, or give the twin another encoding.",
+            )
+        low, high = 1, 4 * max(self.hidden, wanted // max(self.dim, 1))
+        while low < high:
+            middle = (low + high + 1) // 2
+            if replace(real, hidden=middle).parameters() <= wanted:
+                low = middle
+            else:
+                high = middle - 1
+        around = [replace(real, hidden=hidden) for hidden in (low, low + 1)]
+        return min(around, key=lambda config: abs(config.parameters() - wanted))
+
+    def parameters(self) -> int:
+        """Real numbers that are trained."""
+        with torch.device("meta"):
+            return sum(p.numel() for p in SequenceClassifier(self).parameters())
+
+
+class SequenceClassifier(nn.Module):
+    """Words, positions, a body and a readout; complex in all but the first table and the logits.
+
+    The readout is the real part of a complex linear map. In an LSTM of complex numbers the gates
+    are real (the sigmoid of the real part), so that they open and close without turning what they
+    let through; ReLU and tanh act on real and imaginary parts each by itself, as in the paper.
+
+    Args:
+        config: its shape.
+
+    Raises:
+        ArgumentError: when the encoding does not serve the body, or dimensions do not fit.
+
+    Reference: Wang et al. 2020, "Encoding word order in complex embeddings".
+
+    >>> import torch
+    >>> from posenc.models import ClassifierConfig, SequenceClassifier
+    >>> config = ClassifierConfig(body="cnn", vocabulary=99, classes=2, dim=16, hidden=32)
+    >>> SequenceClassifier(config)(torch.randint(99, (3, 10))).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(self, config: ClassifierConfig) -> None:
+        super().__init__()
+        self.config = config
+        shape = StackConfig(
+            dim=config.reals,
+            heads=config.heads,
+            hidden=config.hidden,
+            activation="relu",
+            norm="layer",
+            bias=True,
+            attention_bias="none",
+            max_length=config.max_length,
+        )
+        layers = config.layers if config.body == "transformer" else 1
+        encodings = make_encodings(
+            shape, config.encoding, config.options, layers=layers, causal=False
+        )
+        self.encoding = encodings[0]
+        self.embedding = nn.Embedding(config.vocabulary, config.reals)
+        draw_embedding(self.embedding)
+        if config.body == "transformer":
+            self.body: nn.Module = Stack(config, shape, encodings)
+            features = config.dim
+        else:
+            self._require_embedding()
+            self.body = BODIES[config.body](config)
+            features = config.hidden
+        reals = 2 * features if config.numbers == "complex" else features
+        self.readout = nn.Linear(reals, config.classes)
+        nn.init.normal_(self.readout.weight, std=reals**-0.5)
+        nn.init.zeros_(self.readout.bias)
+
+    def _require_embedding(self) -> None:
+        parts = self.encoding.parts()
+        if parts and parts != (self.encoding.embedding,):
+            raise ArgumentError(
+                "encoding",
+                expected=f"one that acts on word vectors only, as a {self.config.body} has no "
+                "attention",
+                got=repr(self.config.encoding),
+                remedy="Use body='transformer', or another encoding.",
+            )
+
+    def forward(
+        self, tokens: Int[Tensor, "B L"], layout: Layout | None = None
+    ) -> Float[Tensor, "B N"]:
+        """Logits ``[B, classes]``.
+
+        Args:
+            tokens: ``[B, L]`` ids.
+            layout: where they are, and which are padding; 0, 1, 2, … by default.
+
+        Raises:
+            ArgumentError: on tokens of another rank or dtype.
+        """
+        check_tokens("tokens", tokens)
+        if layout is None:
+            layout = Layout.sequence(tokens.shape[1], device=tokens.device)
+        x = self.embedding(tokens) * self.embedding.embedding_dim**0.5
+        x = embed(self.encoding, x, layout, tokens)
+        x = self.body(folded(x) if self.config.numbers == "complex" else x, layout)
+        logits: Tensor = self.readout(side_by_side(x) if x.is_complex() else x)
+        return logits
+
+    def save(self, folder: Path | str) -> None:
+        """Write ``model.safetensors`` and ``config.json`` into ``folder``.
+
+        Raises:
+            OutputError: when the folder cannot be written to; what was there before is whole.
+        """
+        save_model(self, asdict(self.config), folder, kind="sequence_classifier")
+
+    @classmethod
+    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> SequenceClassifier:
+        """The model that ``save`` wrote.
+
+        Raises:
+            CheckpointError: when files are missing, damaged or of another kind, or a tensor is
+                missing, unknown or of another shape (it is named).
+        """
+        return load_model(
+            folder,
+            kind="sequence_classifier",
+            make=lambda fields: SequenceClassifier(ClassifierConfig(**fields)),
+            device=device,
+        )
+
+
+class FastText(nn.Module):
+    """The mean of the word vectors, then a hidden layer (Joulin et al. 2017 have none)."""
+
+    def __init__(self, config: ClassifierConfig) -> None:
+        super().__init__()
+        self.hidden = _linear(config, config.dim, config.hidden)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        return on_parts(torch.relu, cast(Tensor, self.hidden(mean_of_real(x, layout))))
+
+
+class Lstm(nn.Module):
+    """The state of an LSTM after the last token; padding leaves it as it is."""
+
+    def __init__(self, config: ClassifierConfig) -> None:
+        super().__init__()
+        self.width = config.hidden
+        self.input = _linear(config, config.dim, 4 * config.hidden)
+        self.state = _linear(config, config.hidden, 4 * config.hidden, bias=False)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        inputs: Tensor = self.input(x)
+        state = cell = inputs.new_zeros(len(x), self.width)
+        for index in range(x.shape[1]):
+            parts = (inputs[:, index] + self.state(state)).chunk(4, dim=-1)
+            take, forget, show = (torch.sigmoid(part.real) for part in parts[:3])
+            new_cell = forget * cell + take * on_parts(torch.tanh, parts[3])
+            new_state = show * on_parts(torch.tanh, new_cell)
+            if layout.valid is not None:
+                real = layout.valid[:, index, None]
+                new_cell = torch.where(real, new_cell, cell)
+                new_state = torch.where(real, new_state, state)
+            state, cell = new_state, new_cell
+        return state
+
+
+class Cnn(nn.Module):
+    """Filters along the sequence, ReLU, and the largest answer of each; padding counts as zeros."""
+
+    def __init__(self, config: ClassifierConfig) -> None:
+        super().__init__()
+        self.filters: nn.Module
+        if config.numbers == "complex":
+            self.filters = ComplexConv(config.dim, config.hidden, kernel=config.kernel)
+        else:
+            self.filters = nn.Conv1d(
+                config.dim, config.hidden, config.kernel, padding=config.kernel // 2
+            )
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        hidden = None if layout.valid is None else ~layout.valid.unsqueeze(-1)
+        x = x if hidden is None else x.masked_fill(hidden, 0)
+        answers = self.filters(x.mT).mT
+
+        def largest(part: Tensor) -> Tensor:
+            part = torch.relu(part)
+            return (part if hidden is None else part.masked_fill(hidden, 0)).amax(1)
+
+        return on_parts(largest, answers)
+
+
+class Stack(nn.Module):
+    """The mean of the vectors after a Transformer's blocks, which are pre-norm."""
+
+    def __init__(
+        self, config: ClassifierConfig, shape: StackConfig, encodings: Sequence[Encoding]
+    ) -> None:
+        super().__init__()
+        if config.numbers == "complex":
+            self.blocks = nn.ModuleList(
+                Block(
+                    dim=config.dim,
+                    attention=ComplexAttention(
+                        dim=config.dim, heads=config.heads, encoding=encoding
+                    ),
+                    feed_forward=ComplexFeedForward(dim=config.dim, hidden=config.hidden),
+                    norm="complex",
+                )
+                for encoding in encodings
+            )
+        else:
+            self.blocks = make_blocks(shape, encodings, causal=False)
+            draw_blocks(self.blocks)
+        self.norm = make_norm("complex" if config.numbers == "complex" else "layer", config.dim)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        for block in self.blocks:
+            x = block(x, layout)
+        return mean_of_real(normalize(self.norm, x, layout), layout)
+
+
+BODIES: dict[str, Callable[[ClassifierConfig], nn.Module]] = {
+    "cnn": Cnn,
+    "fasttext": FastText,
+    "lstm": Lstm,
+}
+
+
+def _linear(config: ClassifierConfig, inputs: int, outputs: int, *, bias: bool = True) -> nn.Module:
+    if config.numbers == "complex":
+        return ComplexLinear(inputs, outputs, bias=bias)
+    linear = nn.Linear(inputs, outputs, bias=bias)
+    nn.init.normal_(linear.weight, std=inputs**-0.5)
+    if bias:
+        nn.init.zeros_(linear.bias)
+    return linear
