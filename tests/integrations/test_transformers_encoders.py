@@ -27,12 +27,46 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 40,
 }
 
+DEBERTA = SIZES | {
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "position_buckets": 8,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "position_biased_input": False,
+}
+XLNET: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "d_inner": 48,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertModel", SIZES),
     "bert masked": ("BertForMaskedLM", SIZES | {"layer_norm_eps": 1e-3}),
     "bert relu": ("BertModel", SIZES | {"hidden_act": "relu", "type_vocab_size": 3}),
     "roberta": ("RobertaModel", SIZES | {"type_vocab_size": 1}),
     "roberta masked": ("RobertaForMaskedLM", SIZES),
+    "deberta shared": ("DebertaV2Model", DEBERTA),
+    "deberta masked": ("DebertaV2ForMaskedLM", DEBERTA),
+    "deberta masked new": ("DebertaV2ForMaskedLM", DEBERTA | {"legacy": False}),
+    "deberta own": (
+        "DebertaV2Model",
+        DEBERTA
+        | {
+            "share_att_key": False,
+            "position_biased_input": True,
+            "position_buckets": -1,
+            "max_relative_positions": 7,
+            "norm_rel_ebd": "none",
+            "type_vocab_size": 2,
+        },
+    ),
+    "deberta plain": ("DebertaV2Model", SIZES),
+    "xlnet": ("XLNetModel", XLNET),
+    "xlnet head": ("XLNetLMHeadModel", XLNET),
 }
 
 
@@ -52,6 +86,13 @@ def tokens(rows: int = 2, length: int = 17) -> Tensor:
     return torch.randint(3, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
 
 
+def output(model: nn.Module, text: Tensor, **more: Tensor) -> Tensor:
+    """Logits of a masked LM, vectors of others."""
+    bare = model.transformer if isinstance(model, transformers.XLNetLMHeadModel) else model
+    found: Tensor = bare(text, **more)[0]
+    return found
+
+
 def close(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
@@ -63,7 +104,7 @@ def test_read_equals_transformers(case: str, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     ours = load(tmp_path)
     assert isinstance(ours, MaskedLM if "masked" in case else Encoder)
-    close(ours(tokens()), theirs(tokens())[0])
+    close(ours(tokens()), output(theirs, tokens()))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -74,7 +115,7 @@ def test_padded_rows_equal_transformers(case: str, tmp_path: Path) -> None:
     text, mask = tokens(), torch.ones(2, 17, dtype=torch.int64)
     text[1, 11:] = theirs.config.pad_token_id
     mask[1, 11:] = 0
-    expected = theirs(text, attention_mask=mask)[0]
+    expected = output(theirs, text, attention_mask=mask)
     got = load(tmp_path)(text, Layout.padded([17, 11]))
     close(got[0], expected[0])
     close(got[1, :11], expected[1, :11])
@@ -133,6 +174,13 @@ def test_heads_for_other_tasks_are_refused(tmp_path: Path) -> None:
         ("bert masked", "hidden_act", "relu"),
         ("roberta", "pad_token_id", 0),
         ("roberta", "max_position_embeddings", 2),
+        ("deberta shared", "pos_att_type", "c2p"),
+        ("deberta plain", "pos_att_type", "c2p|p2c"),
+        ("deberta shared", "layer_norm_eps", 1e-5),
+        ("deberta shared", "conv_kernel_size", 3),
+        ("deberta shared", "embedding_size", 16),
+        ("xlnet", "attn_type", "uni"),
+        ("xlnet", "clamp_len", 10),
     ],
 )
 def test_what_our_models_cannot_be_is_refused(

@@ -41,6 +41,7 @@ class EncoderConfig(StackConfig):
         encoding: name in the registry, or several joined by ``+``.
         options: the encoding's options.
         types: number of segment ids (BERT: 2); 0: none.
+        embedding_norm: a norm follows the embedding, where those of the blocks come last.
 
     The others are those of ``StackConfig``, by default as in Devlin et al. 2019: norms last.
     """
@@ -54,6 +55,7 @@ class EncoderConfig(StackConfig):
     encoding: str = "learned"
     options: Mapping[str, Any] = field(default_factory=dict)
     types: int = 0
+    embedding_norm: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,7 +101,9 @@ class Encoder(nn.Module):
         )
         self.embedding = nn.Embedding(config.vocabulary, config.dim)
         self.types = nn.Embedding(config.types, config.dim) if config.types else None
-        self.norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
+        self.norm = None
+        if config.norm_first or config.embedding_norm:
+            self.norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(config, encodings, causal=False)
         self.reset_parameters()
@@ -154,14 +158,16 @@ class Encoder(nn.Module):
             )
         first = cast(Block, self.blocks[0]).attention.encoding
         x = embed(first, x, layout, tokens)
-        if not self.config.norm_first:
+        if self.norm is not None and not self.config.norm_first:
             x = normalize(self.norm, x, layout)
         embedded: Tensor = self.dropout(x)
         return embedded
 
     def finish(self, x: Float[Tensor, "B L C"], layout: Layout) -> Float[Tensor, "B L C"]:
         """What leaves the last block, normed where blocks have their norms first."""
-        return normalize(self.norm, x, layout) if self.config.norm_first else x
+        if self.norm is None or not self.config.norm_first:
+            return x
+        return normalize(self.norm, x, layout)
 
     def save(self, folder: Path | str) -> None:
         """Write ``model.safetensors`` and ``config.json`` into ``folder``.

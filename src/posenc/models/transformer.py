@@ -46,6 +46,7 @@ class TransformerConfig(StackConfig):
         encoder_options, decoder_options, cross_options: the encodings' options.
         shared: source and target have one embedding.
         tied: the output layer is the target embedding, transposed.
+        output_scale: factor of the vectors that the output layer reads (T5: C^-1/2 where tied).
 
     The others are those of ``StackConfig``; feed-forward, norm and biases are as in Vaswani et
     al. 2017 by default, but norms come first (``norm_first=False`` for the paper's).
@@ -66,6 +67,7 @@ class TransformerConfig(StackConfig):
     cross_options: Mapping[str, Any] = field(default_factory=dict)
     shared: bool = False
     tied: bool = True
+    output_scale: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,6 +227,7 @@ class Transformer(nn.Module):
             x = block(x, layout, cache=own, context=contexts[index])
         if self.decoder_norm is not None:
             x = normalize(self.decoder_norm, x, layout)
+        x = x * self.config.output_scale
         if self.output is None:
             return nn.functional.linear(x, self.target_embedding.weight)
         logits: Tensor = self.output(x)

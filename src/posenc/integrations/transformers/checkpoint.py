@@ -15,13 +15,16 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError, CheckpointError, OutputError, UnknownNameError
 from posenc.integrations.transformers.bert import BERT
 from posenc.integrations.transformers.bloom import BLOOM
+from posenc.integrations.transformers.deberta_v2 import DEBERTA_V2
 from posenc.integrations.transformers.family import Family, stored_tensors
 from posenc.integrations.transformers.fields import Fields
 from posenc.integrations.transformers.gpt_neox import GPT_NEOX
 from posenc.integrations.transformers.llama import LLAMA, MISTRAL, QWEN2
 from posenc.integrations.transformers.roberta import ROBERTA
 from posenc.integrations.transformers.stored import INDEX, WHOLE, StoredTensors
+from posenc.integrations.transformers.t5 import T5
 from posenc.integrations.transformers.table import expand, matches
+from posenc.integrations.transformers.xlnet import XLNET
 from posenc.models.stack import StackConfig
 from posenc.storage import make_folder, write_bytes, write_json
 
@@ -30,11 +33,14 @@ __all__ = ["FAMILIES", "load", "save"]
 FAMILIES: dict[str, Family] = {
     "bert": BERT,
     "bloom": BLOOM,
+    "deberta-v2": DEBERTA_V2,
     "gpt_neox": GPT_NEOX,
     "llama": LLAMA,
     "mistral": MISTRAL,
     "qwen2": QWEN2,
     "roberta": ROBERTA,
+    "t5": T5,
+    "xlnet": XLNET,
 }
 """By the ``model_type`` of ``config.json``."""
 
@@ -109,7 +115,7 @@ def save(
         raise UnknownNameError.of("family", family, writers)
     described = writers[family](model)
     known = FAMILIES[family]
-    tensors = _theirs(described.tensors, known, heads=_heads(model))
+    tensors = _theirs(described.tensors, known, _config(model))
     fields: dict[str, Any] = {}
     if like is not None:
         template = Fields.read(Path(like))
@@ -135,16 +141,17 @@ def _family_of(fields: Fields) -> Family:
     return FAMILIES[kind]
 
 
-def _heads(model: nn.Module) -> int:
-    return cast(StackConfig, model.config).heads
+def _config(model: nn.Module) -> StackConfig:
+    return cast(StackConfig, model.config)
 
 
 @torch.no_grad()
 def _fill(model: nn.Module, family: Family, stored: StoredTensors) -> None:
     """Copy every tensor of the model from the checkpoint."""
-    heads, used = _heads(model), set()
+    config, used = _config(model), set()
+    table, heads = family.rows(config.activation), config.heads
     for name, ours in stored_tensors(model).items():
-        found = expand(family.table, name)
+        found = expand(table, name)
         if found is None:
             raise LookupError(f"{name} is in no row of the table")
         rule, theirs = found
@@ -178,11 +185,11 @@ def _ignored(name: str, family: Family) -> bool:
     return any(matches(spelling, name) is not None for spelling in spellings)
 
 
-def _theirs(ours: Mapping[str, Tensor], family: Family, *, heads: int) -> dict[str, Tensor]:
+def _theirs(ours: Mapping[str, Tensor], family: Family, config: StackConfig) -> dict[str, Tensor]:
     """The tensors of a checkpoint from those of a model."""
     theirs: dict[str, Tensor] = {}
     for name, tensor in ours.items():
-        found = expand(family.table, name)
+        found = expand(family.rows(config.activation), name)
         if found is None:
             raise ArgumentError(
                 "model",
@@ -191,7 +198,7 @@ def _theirs(ours: Mapping[str, Tensor], family: Family, *, heads: int) -> dict[s
                 remedy="Save it by model.save(folder), or choose another family.",
             )
         rule, names = found
-        parts = rule.write(tensor.detach().cpu(), heads)
+        parts = rule.write(tensor.detach().cpu(), config.heads)
         theirs |= {n: part.contiguous() for n, part in zip(names, parts, strict=True)}
     return theirs
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.fields import Fields
 from posenc.integrations.transformers.table import Table
+from posenc.models.block import Activation
 
 __all__ = ["Family", "Written", "require_config", "stored_tensors"]
 
@@ -37,6 +38,7 @@ class Family:
     Args:
         make: the model that a configuration describes, with weights yet to be filled in.
         table: our tensors from theirs.
+        gated: rows that take the place of others where the feed-forward layer has gates.
         prefix: of their names; checkpoints of the bare model lack it.
         aliases: endings of their names, and what older checkpoints have instead.
         ignored: patterns of their tensors that our model can do without: buffers, and an output
@@ -46,10 +48,15 @@ class Family:
 
     make: Callable[[Fields], nn.Module]
     table: Table
+    gated: Table = field(default_factory=dict)
     prefix: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     write: Callable[[nn.Module], Written] | None = None
+
+    def rows(self, activation: Activation) -> Table:
+        """The table for a model with this activation."""
+        return {**self.table, **self.gated} if activation in ("swiglu", "geglu") else self.table
 
     def spellings(self, name: str) -> tuple[str, ...]:
         """The names under which their tensor ``name`` may be found."""

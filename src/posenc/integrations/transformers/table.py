@@ -5,12 +5,24 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["Rule", "Same", "SplitByHead", "Stacked", "Table", "expand", "matches"]
+__all__ = [
+    "HeadColumns",
+    "HeadRows",
+    "HeadsFirst",
+    "OneTensor",
+    "RowsFrom",
+    "Rule",
+    "SplitByHead",
+    "Stacked",
+    "Table",
+    "Transposed",
+    "expand",
+    "matches",
+]
 
 
 class Rule(ABC):
@@ -18,41 +30,25 @@ class Rule(ABC):
 
     Both directions know nothing but shapes, so that ``write`` of an empty tensor says which shapes
     ``read`` expects.
+
+    Args:
+        names: patterns of theirs.
     """
 
-    names: tuple[str, ...]
-    """Patterns of theirs."""
+    def __init__(self, *names: str) -> None:
+        self.names = names
 
     @abstractmethod
     def read(self, theirs: Sequence[Tensor], heads: int) -> Tensor:
-        """Our tensor."""
+        """Our tensor, from theirs in the order of ``names``."""
 
     @abstractmethod
     def write(self, ours: Tensor, heads: int) -> Sequence[Tensor]:
         """Their tensors."""
 
 
-@dataclass(frozen=True)
-class Same(Rule):
-    """The same tensor under another name."""
-
-    names: tuple[str]
-
-    def read(self, theirs: Sequence[Tensor], heads: int) -> Tensor:
-        return theirs[0]
-
-    def write(self, ours: Tensor, heads: int) -> Sequence[Tensor]:
-        return (ours,)
-
-
-@dataclass(frozen=True, init=False)
 class Stacked(Rule):
     """Tensors of equal shape, the rows of one below those of another."""
-
-    names: tuple[str, ...]
-
-    def __init__(self, *names: str) -> None:
-        object.__setattr__(self, "names", names)
 
     def read(self, theirs: Sequence[Tensor], heads: int) -> Tensor:
         return torch.cat(list(theirs))
@@ -61,63 +57,98 @@ class Stacked(Rule):
         return ours.chunk(len(self.names))
 
 
-@dataclass(frozen=True, init=False)
-class SplitByHead(Rule):
-    """Rows of query, key and value of the first head, of the second, …; ours: all queries first."""
-
-    names: tuple[str]
+class OneTensor(Rule):
+    """The same tensor under another name; in subclasses, in another form."""
 
     def __init__(self, name: str) -> None:
-        object.__setattr__(self, "names", (name,))
+        super().__init__(name)
 
     def read(self, theirs: Sequence[Tensor], heads: int) -> Tensor:
-        return _swap(theirs[0], heads, 3)
+        return self.ours(theirs[0], heads)
 
     def write(self, ours: Tensor, heads: int) -> Sequence[Tensor]:
-        return (_swap(ours, 3, heads),)
+        return (self.theirs(ours, heads),)
+
+    def ours(self, theirs: Tensor, heads: int) -> Tensor:
+        """Our form of it."""
+        return theirs
+
+    def theirs(self, ours: Tensor, heads: int) -> Tensor:
+        """Their form of it."""
+        return ours
 
 
-def _swap(x: Tensor, outer: int, inner: int) -> Tensor:
-    """Rows in ``outer`` groups of ``inner`` groups, regrouped the other way round."""
+class Transposed(OneTensor):
+    """A matrix the other way round."""
+
+    def ours(self, theirs: Tensor, heads: int) -> Tensor:
+        return theirs.mT
+
+    def theirs(self, ours: Tensor, heads: int) -> Tensor:
+        return ours.mT
+
+
+class RowsFrom(OneTensor):
+    """A tensor without its first rows, which mean nothing."""
+
+    def __init__(self, name: str, first: int) -> None:
+        super().__init__(name)
+        self.first = first
+
+    def ours(self, theirs: Tensor, heads: int) -> Tensor:
+        return theirs[self.first :]
+
+    def theirs(self, ours: Tensor, heads: int) -> Tensor:
+        return torch.cat([ours.new_zeros(self.first, *ours.shape[1:]), ours])
+
+
+class SplitByHead(OneTensor):
+    """Rows of query, key and value of the first head, of the second, …; ours: all queries first."""
+
+    def ours(self, theirs: Tensor, heads: int) -> Tensor:
+        return _regroup(theirs, heads, 3)
+
+    def theirs(self, ours: Tensor, heads: int) -> Tensor:
+        return _regroup(ours, 3, heads)
+
+
+class HeadColumns(OneTensor):
+    """Theirs ``[C, H, D]``, a projection to heads; ours ``[H·D, C]``, as a linear layer has it."""
+
+    def ours(self, theirs: Tensor, heads: int) -> Tensor:
+        return theirs.flatten(1).mT
+
+    def theirs(self, ours: Tensor, heads: int) -> Tensor:
+        return ours.mT.reshape(ours.shape[1], heads, -1)
+
+
+class HeadRows(OneTensor):
+    """Theirs ``[C, H, D]``, a projection from heads; ours ``[C, H·D]``."""
+
+    def ours(self, theirs: Tensor, heads: int) -> Tensor:
+        return theirs.flatten(1)
+
+    def theirs(self, ours: Tensor, heads: int) -> Tensor:
+        return ours.reshape(len(ours), heads, -1)
+
+
+class HeadsFirst(OneTensor):
+    """Theirs ``[C, H, D]``; ours ``[H, D, C]``."""
+
+    def ours(self, theirs: Tensor, heads: int) -> Tensor:
+        return theirs.permute(1, 2, 0)
+
+    def theirs(self, ours: Tensor, heads: int) -> Tensor:
+        return ours.permute(2, 0, 1)
+
+
+def _regroup(x: Tensor, outer: int, inner: int) -> Tensor:
+    """Rows in ``outer`` groups of ``inner`` groups, grouped the other way round."""
     return x.reshape(outer, inner, -1, *x.shape[1:]).transpose(0, 1).reshape(x.shape)
 
 
-@dataclass(frozen=True, init=False)
-class RowsFrom(Rule):
-    """A tensor without its first rows, which mean nothing."""
-
-    names: tuple[str]
-    first: int
-
-    def __init__(self, name: str, first: int) -> None:
-        object.__setattr__(self, "names", (name,))
-        object.__setattr__(self, "first", first)
-
-    def read(self, theirs: Sequence[Tensor], heads: int) -> Tensor:
-        return theirs[0][self.first :]
-
-    def write(self, ours: Tensor, heads: int) -> Sequence[Tensor]:
-        return (torch.cat([ours.new_zeros(self.first, *ours.shape[1:]), ours]),)
-
-
-@dataclass(frozen=True, init=False)
-class Transposed(Rule):
-    """A matrix the other way round."""
-
-    names: tuple[str]
-
-    def __init__(self, name: str) -> None:
-        object.__setattr__(self, "names", (name,))
-
-    def read(self, theirs: Sequence[Tensor], heads: int) -> Tensor:
-        return theirs[0].mT
-
-    def write(self, ours: Tensor, heads: int) -> Sequence[Tensor]:
-        return (ours.mT,)
-
-
 Table = Mapping[str, str | Rule]
-"""Pattern of ours → pattern of theirs, or the rule that joins several.
+"""Pattern of ours → pattern of theirs, or the rule by which ours is made.
 
 ``{layer}`` stands for a number and ``{kind}`` for ``weight`` or ``bias``.
 """
@@ -139,6 +170,6 @@ def expand(table: Table, name: str) -> tuple[Rule, tuple[str, ...]] | None:
     for pattern, row in table.items():
         holes = matches(pattern, name)
         if holes is not None:
-            rule = Same((row,)) if isinstance(row, str) else row
+            rule = OneTensor(row) if isinstance(row, str) else row
             return rule, tuple(theirs.format(**holes) for theirs in rule.names)
     return None

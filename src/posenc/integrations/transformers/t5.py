@@ -1,0 +1,115 @@
+"""T5, of both versions."""
+
+from __future__ import annotations
+
+from posenc.integrations.transformers.family import Family
+from posenc.integrations.transformers.fields import Fields
+from posenc.integrations.transformers.table import Stacked, Table, Transposed
+from posenc.models import Transformer, TransformerConfig
+from posenc.models.block import Activation
+
+__all__ = ["T5"]
+
+
+def _attention(ours: str, theirs: str) -> Table:
+    layers = {"query": "q", "key": "k", "value": "v", "output": "o"}
+    return {f"{ours}.{a}.weight": f"{theirs}.{b}.weight" for a, b in layers.items()}
+
+
+FEED_FORWARD = {
+    "encoder": "encoder.block.{layer}.layer.1",
+    "decoder": "decoder.block.{layer}.layer.2",
+}
+"""The last sub-layer of a block; the decoder's second is its cross-attention."""
+
+
+def _stack(side: str) -> Table:
+    """The blocks of one side."""
+    ours, attention = side + ".{layer}", side + ".block.{layer}.layer.0"
+    feed_forward = FEED_FORWARD[side]
+    return {
+        f"{side}.0.attention.encoding.score.table": Transposed(
+            f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        ),
+        **_attention(f"{ours}.attention", f"{attention}.SelfAttention"),
+        f"{ours}.attention_norm.weight": f"{attention}.layer_norm.weight",
+        f"{ours}.feed_forward.input.weight": f"{feed_forward}.DenseReluDense.wi.weight",
+        f"{ours}.feed_forward.output.weight": f"{feed_forward}.DenseReluDense.wo.weight",
+        f"{ours}.feed_forward_norm.weight": f"{feed_forward}.layer_norm.weight",
+        f"{side}_norm.weight": f"{side}.final_layer_norm.weight",
+    }
+
+
+CROSS = "decoder.block.{layer}.layer.1"
+
+TABLE: Table = {
+    "source_embedding.weight": "shared.weight",
+    **_stack("encoder"),
+    **_stack("decoder"),
+    **_attention("decoder.{layer}.cross", f"{CROSS}.EncDecAttention"),
+    "decoder.{layer}.cross_norm.weight": CROSS + ".layer_norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+GATED: Table = {
+    f"{side}.{{layer}}.feed_forward.input.weight": Stacked(
+        theirs + ".DenseReluDense.wi_0.weight", theirs + ".DenseReluDense.wi_1.weight"
+    )
+    for side, theirs in FEED_FORWARD.items()
+}
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gated-gelu": "geglu",
+    "gated-silu": "swiglu",
+}
+
+
+def make(fields: Fields) -> Transformer:
+    """The encoder–decoder that a configuration describes."""
+    dim, layers = fields.count("d_model"), fields.count("num_layers")
+    vocabulary = fields.count("vocab_size")
+    options = {
+        "buckets": fields.count("relative_attention_num_buckets", 32),
+        "max_distance": fields.count("relative_attention_max_distance", 128),
+    }
+    # The first version is tied, and scales what its output layer reads; the second does neither.
+    scaled = fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
+    config = TransformerConfig(
+        source_vocabulary=vocabulary,
+        target_vocabulary=vocabulary,
+        dim=dim,
+        hidden=fields.count("d_ff"),
+        heads=fields.count("num_heads"),
+        head_dim=fields.count("d_kv"),
+        encoder_layers=layers,
+        decoder_layers=fields.optional_count("num_decoder_layers") or layers,
+        activation=fields.choice("feed_forward_proj", ACTIVATIONS, "relu"),
+        norm="rms",
+        norm_eps=fields.number("layer_norm_epsilon", 1e-6),
+        bias=False,
+        encoder_encoding="t5",
+        decoder_encoding="t5",
+        encoder_options=options,
+        decoder_options=options,
+        scale=1.0,
+        embedding_scale=1.0,
+        shared=True,
+        tied="lm_head.weight" not in fields.tensors,
+        output_scale=dim**-0.5 if scaled else 1.0,
+    )
+    return Transformer(config)
+
+
+T5 = Family(
+    make=make,
+    table=TABLE,
+    gated=GATED,
+    ignored=(
+        "encoder.embed_tokens.weight",
+        "decoder.embed_tokens.weight",
+        f"{CROSS}.EncDecAttention.relative_attention_bias.weight",
+    ),
+)

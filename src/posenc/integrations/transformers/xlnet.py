@@ -1,0 +1,68 @@
+"""XLNet's encoder: its content stream, with all tokens in view."""
+
+from __future__ import annotations
+
+from posenc.integrations.transformers.family import Family
+from posenc.integrations.transformers.fields import Fields
+from posenc.integrations.transformers.table import HeadColumns, HeadRows, HeadsFirst, Table
+from posenc.models import Encoder, EncoderConfig
+from posenc.models.block import Activation
+
+__all__ = ["XLNET"]
+
+LAYER = "transformer.layer.{layer}"
+BLOCK = "blocks.{layer}"
+
+TABLE: Table = {
+    "embedding.weight": "transformer.word_embedding.weight",
+    BLOCK + ".attention.query.weight": HeadColumns(LAYER + ".rel_attn.q"),
+    BLOCK + ".attention.key.weight": HeadColumns(LAYER + ".rel_attn.k"),
+    BLOCK + ".attention.value.weight": HeadColumns(LAYER + ".rel_attn.v"),
+    BLOCK + ".attention.output.weight": HeadRows(LAYER + ".rel_attn.o"),
+    BLOCK + ".attention.encoding.score.weight": HeadsFirst(LAYER + ".rel_attn.r"),
+    BLOCK + ".attention.encoding.score.biases.content": LAYER + ".rel_attn.r_w_bias",
+    BLOCK + ".attention.encoding.score.biases.position": LAYER + ".rel_attn.r_r_bias",
+    BLOCK + ".attention_norm.{kind}": LAYER + ".rel_attn.layer_norm.{kind}",
+    BLOCK + ".feed_forward.input.{kind}": LAYER + ".ff.layer_1.{kind}",
+    BLOCK + ".feed_forward.output.{kind}": LAYER + ".ff.layer_2.{kind}",
+    BLOCK + ".feed_forward_norm.{kind}": LAYER + ".ff.layer_norm.{kind}",
+}
+
+ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu"}
+
+
+def make(fields: Fields) -> Encoder:
+    """The encoder that a configuration describes."""
+    fields.require("attn_type", "bi")
+    fields.require("bi_data", False)
+    fields.require("clamp_len", -1)
+    fields.require("same_length", False)
+    config = EncoderConfig(
+        vocabulary=fields.count("vocab_size"),
+        dim=fields.count("d_model"),
+        layers=fields.count("n_layer"),
+        heads=fields.count("n_head"),
+        hidden=fields.count("d_inner"),
+        activation=fields.choice("ff_activation", ACTIVATIONS, "gelu"),
+        norm_eps=fields.number("layer_norm_eps", 1e-12),
+        attention_bias="none",
+        embedding_scale=1.0,
+        embedding_norm=False,
+        encoding="xlnet",
+    )
+    return Encoder(config)
+
+
+XLNET = Family(
+    make=make,
+    table=TABLE,
+    prefix="transformer.",
+    # What the second stream and the relative segments need, of which the encoder has none, and
+    # the head that reads the second stream.
+    ignored=(
+        "transformer.mask_emb",
+        LAYER + ".rel_attn.r_s_bias",
+        LAYER + ".rel_attn.seg_embed",
+        "lm_loss.{kind}",
+    ),
+)
