@@ -113,6 +113,36 @@ def test_compare_as_json_is_json_alone(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+def test_tasks_are_listed_with_what_to_expect() -> None:
+    done = posenc("tasks")
+    assert done.returncode == 0, done.stderr
+    listed = json.loads(posenc("tasks", "--json").stdout)
+    for task in listed:
+        assert task["name"] in done.stdout
+        assert task["expected"]
+        assert task["defaults"]["test_lengths"][0] == task["defaults"]["train_length"]
+    assert {"language", "copy", "scan"} <= {task["name"] for task in listed}
+    assert "needle_rows = 0.25" in done.stdout
+
+
+def test_compare_on_another_task(tmp_path: Path) -> None:
+    options = ["--encodings", "t5,learned", "--test-lengths", "24", "--option", "symbols=8"]
+    size = ["--steps", "3", "--seeds", "1", "--width", "16", "--heads", "2", "--layers", "1"]
+    out = tmp_path / "out"
+    done = posenc("compare", "--task", "copy", *options, *size, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "Not learned, even at the training length" in done.stdout
+    assert "sinusoidal, unsorted" in done.stdout.replace("\n", " ")
+    record = json.loads((out / "report" / "comparison.json").read_text())
+    assert record["task"] == "copy"
+    assert record["length_unit"] == "symbols"
+    assert record["provenance"]["settings"]["options"] == {"symbols": 8, "distinct": False}
+    assert "Kazemnejad" in (out / "report" / "index.html").read_text()
+    again = posenc("compare", "--resume", "--out", out)
+    assert again.returncode == 0, again.stderr
+    assert "finished before" in again.stderr
+
+
 def test_compare_on_a_text_of_ones_own_that_is_no_utf8(tmp_path: Path) -> None:
     text = tmp_path / "text.bin"
     text.write_bytes(bytes(range(256)) * 400)
@@ -150,6 +180,14 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["gallery", "--out", "gallery.png"], ".html"),
     (["compare", "--encodings", "rope,sinusoidl"], "Did you mean 'sinusoidal'"),
     (["compare", "--encodings", ","], "at least one name"),
+    (["compare", "--task", "copi"], "Did you mean 'copy'"),
+    (["compare", "--task", "copy", "--option", "symbol=3"], "Did you mean 'symbols'"),
+    (["compare", "--task", "copy", "--option", "symbols"], "KEY=VALUE"),
+    (["compare", "--task", "copy", "--option", "symbols=many"], "type int"),
+    (["compare", "--task", "copy", "--text", "a.txt"], "copy has its own data"),
+    (["compare", "--task", "copy", "--encodings", "rope@random"], "Did you mean 'randomized'"),
+    (["compare", "--task", "scan", "--train-length", "20"], "where SCAN is split"),
+    (["compare", "--encodings", "rope@randomized"], "positions 0, 1, 2"),
     (["compare", "--test-lengths", "64,x"], "whole numbers"),
     (["compare", "--test-lengths", "8"], "64 or more"),
     (["compare", "--seeds", "0"], "--seeds"),
@@ -240,7 +278,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
 
 def test_version_and_help() -> None:
     assert posenc("--version").stdout.startswith("posenc 0.")
-    for command in ("list", "show", "gallery", "compare", "generate"):
+    for command in ("list", "show", "gallery", "tasks", "compare", "generate"):
         told = posenc(command, "--help").stdout
         assert "Examples:" in told
         assert f"posenc {command}" in told

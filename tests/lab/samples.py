@@ -105,7 +105,7 @@ def sample(
                 if place >= len(losses):
                     continue
                 value = losses[place] + shared + noise.gauss(0, 0.01)
-                if metric is ACCURACY:
+                if metric.key == ACCURACY.key:
                     value = max(0.0, 1.0 - (value - 2.6) / 2)
                 add(name, seed, metric.key, length, value)
                 add(name, seed, "recall", length, min(1.0, max(0.03, 1.4 - value / 3)))

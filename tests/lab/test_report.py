@@ -56,6 +56,36 @@ def test_page_says_what_was_found_and_how_to_get_it_again(tmp_path: Path) -> Non
     assert "cannot" in page
 
 
+def test_page_adapts_to_accuracies_and_generated_data(tmp_path: Path) -> None:
+    base = sample(metric=replace(ACCURACY, learned=0.8))
+    never = tuple(replace(m, value=0.0) if m.subject == "nope" else m for m in base.measurements)
+    corpus = replace(base.provenance.corpus, files=0, train_bytes=0, name="symbols, generated")
+    provenance = replace(
+        base.provenance, corpus=corpus, settings={"options": {"symbols": 64}, "text": None}
+    )
+    comparison = replace(
+        base,
+        measurements=never,
+        provenance=provenance,
+        expectation="T5 holds (Kazemnejad et al. 2023).",
+        length_unit="symbols",
+    )
+    page = write_report(comparison, tmp_path / "report").page.read_text()
+    for words in (
+        "Trained at 64 symbols",
+        "Expected from the literature:</b> T5 holds (Kazemnejad et al. 2023).",
+        '<span class="verdict unlearned">',
+        "does not reach 80%",
+        "<dd>symbols, generated</dd>",
+        "symbols = 64",
+    ):
+        assert words in page, words
+    change = {chart.key: chart for chart in draw_charts(comparison, summarise(comparison))}
+    assert "in points of a hundred" in change["change"].guide
+    assert '"format": "+.0%"' in json.dumps(change["change"].spec)
+    assert '"format": ".0%"' in json.dumps(change["headline"].spec)
+
+
 @pytest.mark.parametrize(
     "comparison",
     [

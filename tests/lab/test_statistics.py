@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from samples import ACCURACY, sample
+from samples import ACCURACY, LOSS, sample
 
 from posenc.lab.results import Measurement
 from posenc.lab.statistics import Summary, estimate, paired_difference, summarise
@@ -84,6 +84,28 @@ def test_higher_can_be_better() -> None:
     change = row_of(summary, "sinusoidal").change
     assert change is not None
     assert change.mean > 0
+
+
+def test_shares_are_told_in_percent() -> None:
+    text = " ".join(summarise(sample(metric=ACCURACY)).answer)
+    assert "alibi holds up" in text
+    assert "points ahead of" in text
+    assert "% of sequences at 512 tokens" in text
+    symbols = replace(sample(metric=ACCURACY), length_unit="symbols")
+    assert "at 512 symbols, 8 times" in " ".join(summarise(symbols).answer)
+
+
+def test_what_did_not_learn_is_not_judged_by_length() -> None:
+    metric = replace(ACCURACY, learned=0.8)
+    summary = summarise(sample(metric=metric))
+    assert row_of(summary, "nope").verdict == "unlearned"
+    assert row_of(summary, "rope").verdict != "unlearned"
+    (sentence,) = [text for text in summary.answer if text.startswith("Not learned")]
+    assert "nope 6" in sentence
+    assert "rope " not in sentence
+    loss = replace(LOSS, learned=3.0)
+    assert row_of(summarise(sample(metric=loss)), "nope").verdict == "unlearned"
+    assert row_of(summarise(sample(metric=loss)), "alibi").verdict == "holds"
 
 
 def test_one_seed_says_that_it_cannot_be_sure() -> None:

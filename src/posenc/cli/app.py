@@ -14,6 +14,7 @@ from posenc.cli.gallery import gallery
 from posenc.cli.generate import generate
 from posenc.cli.listing import list_encodings
 from posenc.cli.show import show
+from posenc.cli.tasks import list_tasks
 from posenc.errors import PosencError
 
 __all__ = ["app", "run"]
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command("list")(list_encodings)
 app.command("show")(show)
 app.command("gallery")(gallery)
+app.command("tasks")(list_tasks)
 app.command("compare")(compare)
 app.command("generate")(generate)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import shlex
 import sys
@@ -19,26 +20,40 @@ from posenc.errors import ArgumentError
 
 if TYPE_CHECKING:
     from posenc.lab.progress import Event
-    from posenc.lab.results import Comparison
+    from posenc.lab.results import Comparison, Metric
     from posenc.lab.settings import Settings
-    from posenc.lab.statistics import Summary
+    from posenc.lab.statistics import Estimate, Summary
 
 __all__ = ["compare"]
 
-VERDICT_STYLES = {"holds": "green", "degrades": "yellow", "breaks": "red", "untestable": "dim"}
+VERDICT_STYLES = {
+    "holds": "green",
+    "degrades": "yellow",
+    "breaks": "red",
+    "unlearned": "magenta",
+    "untestable": "dim",
+}
 
 
 def compare(
+    task: Annotated[
+        str | None, typer.Option(help="What to compare on (posenc tasks); language by default.")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE of the task; again for more.")
+    ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="A file or folder of text; the standard library's source by default."),
+        typer.Option(help="A file or folder of text, for language; else Python's own source."),
     ] = None,
     encodings: Annotated[
-        str | None, typer.Option(help="Names joined by commas, as rope,alibi,t5+sinusoidal.")
+        str | None, typer.Option(help="Joined by commas: rope,t5+sinusoidal,sinusoidal@randomized.")
     ] = None,
-    train_length: Annotated[int | None, typer.Option(help="Bytes a training window.")] = None,
+    train_length: Annotated[
+        int | None, typer.Option(help="Bytes a training window, or what the task counts.")
+    ] = None,
     test_lengths: Annotated[
-        str | None, typer.Option(help="Joined by commas; 1, 2, 4 and 8 times that by default.")
+        str | None, typer.Option(help="Joined by commas; multiples of that by default.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps a run.")] = None,
     budget_minutes: Annotated[
@@ -65,8 +80,8 @@ def compare(
 ) -> None:
     """Train one small model an encoding, test each past its length, and write a report.
 
-    Every model has the same budget, data order and initial weights; the same bytes are predicted
-    at every length. Ctrl-C finishes the step, saves, and says how to go on.
+    Every model has the same budget, data order and initial weights. What is not given is as the
+    task has it (posenc tasks). Ctrl-C finishes the step, saves, and says how to go on.
 
     Examples:
 
@@ -74,11 +89,15 @@ def compare(
 
         posenc compare --text book.txt --encodings rope,alibi,kerple --out book
 
+        posenc compare --task copy --encodings t5,shaw@max_distance=0
+
         posenc compare --budget-minutes 30 --width 128 --layers 4
 
         posenc compare --resume --out book
     """
     given = {
+        "task": task,
+        "options": None if option is None else _options(option),
         "text": text,
         "encodings": None if encodings is None else _names(encodings),
         "train_length": train_length,
@@ -138,6 +157,21 @@ def _settings(out: Path, given: dict[str, Any], *, resume: bool, replace: bool) 
     if resume:
         return dataclasses.replace(load_settings(out), **given)
     return Settings(out=out, existing="replace" if replace else "refuse", **given)
+
+
+def _options(items: list[str]) -> dict[str, Any]:
+    options = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ArgumentError(
+                "--option", expected="KEY=VALUE", got=item, remedy=f"Write --option {item}=…"
+            )
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value
+    return options
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -265,7 +299,7 @@ def _print_summary(comparison: Comparison, summary: Summary) -> None:
             if length in row.refusals
             else "—"
             if length not in row.values
-            else _value(row.values[length].mean, row.values[length].half_width)
+            else _value(row.values[length], metric)
             for length in lengths
         ]
         verdict = Text(row.verdict, VERDICT_STYLES[row.verdict])
@@ -275,5 +309,7 @@ def _print_summary(comparison: Comparison, summary: Summary) -> None:
     OUT.print(table)
 
 
-def _value(mean: float, half_width: float | None) -> str:
-    return f"{mean:.3f}" if half_width is None else f"{mean:.3f} ±{half_width:.3f}"
+def _value(value: Estimate, metric: Metric) -> str:
+    form = ".1%" if metric.is_share else ".3f"
+    spread = "" if value.half_width is None else f" ±{value.half_width:{form}}"
+    return f"{value.mean:{form}}{spread}"

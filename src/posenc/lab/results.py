@@ -55,6 +55,11 @@ class Metric:
     log_x: bool
     learned: float | None = None
 
+    @property
+    def is_share(self) -> bool:
+        """Whether values are shares of something, from 0 to 1, best shown in percent."""
+        return self.unit.startswith("share")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:

@@ -21,13 +21,14 @@ __all__ = [
     "summarise",
 ]
 
-Verdict = Literal["holds", "degrades", "breaks", "untestable"]
+Verdict = Literal["holds", "degrades", "breaks", "unlearned", "untestable"]
 
 CONFIDENCE = 0.95
 
 HOLDS, BREAKS = 0.05, 0.25
 """A subject holds while its metric is worse by at most the first share of its value at the training
-length, and breaks when it is worse by more than the second; in between it degrades."""
+length, and breaks when it is worse by more than the second; in between it degrades. What does not
+reach ``Metric.learned`` at the training length is unlearned, whatever comes after."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def _row(comparison: Comparison, subject: Subject) -> Row:
     return Row(
         subject=subject,
         rank=None,
-        verdict=_verdict(change),
+        verdict=_verdict(metric, values.get(train), change),
         values=values,
         refusals=refusals,
         change=change,
@@ -180,10 +181,16 @@ def _row(comparison: Comparison, subject: Subject) -> Row:
 def _worse(metric: Metric, value: float, base: float) -> float:
     """How much worse ``value`` is than ``base``, as a share of ``base``."""
     difference = value - base if metric.lower_is_better else base - value
-    return difference / abs(base) if base else math.copysign(math.inf, difference or 1.0)
+    if not difference:
+        return 0.0
+    return difference / abs(base) if base else math.copysign(math.inf, difference)
 
 
-def _verdict(change: Estimate | None) -> Verdict:
+def _verdict(metric: Metric, base: Estimate | None, change: Estimate | None) -> Verdict:
+    if base is not None and metric.learned is not None:
+        reached = base.mean - metric.learned
+        if (reached > 0) if metric.lower_is_better else (reached < 0):
+            return "unlearned"
     if change is None:
         return "untestable"
     if change.mean <= HOLDS:
@@ -230,7 +237,7 @@ def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
         return
     candidates = [row for row in rows if row.subject.role == "candidate"]
     factor = longest / train
-    where = f"at {longest} tokens, {factor:g} times the training length"
+    where = f"at {longest} {comparison.length_unit}, {factor:.3g} times the training length"
     for verdict, sentence in (
         ("holds", "{names} {hold} up {where}: {details}."),
         ("degrades", "{names} {degrade} {where}: {details}."),
@@ -250,6 +257,7 @@ def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
                 degrade="degrades" if one else "degrade",
                 break_="breaks" if one else "break",
             )
+    yield from _unlearned(comparison, rows)
     yield from _best(comparison, candidates, longest)
     yield from _references(comparison, rows, longest)
     for row in rows:
@@ -259,12 +267,21 @@ def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
     yield _certainty(comparison)
 
 
+def _unlearned(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
+    """What did not learn the task, so that its other values say nothing of length."""
+    metric, train = comparison.headline, comparison.train_length
+    failed = [row for row in rows if row.verdict == "unlearned"]
+    if failed:
+        told = "; ".join(f"{r.subject.label} {_amount(r.values[train], metric)}" for r in failed)
+        yield f"Not learned, even at the training length: {told}."
+
+
 def _at_one_length(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
-    length, unit = comparison.train_length, comparison.headline.unit
+    length, metric = comparison.train_length, comparison.headline
     yield (
         "At the training length, the only one tested, from best to worst: "
         + "; ".join(
-            f"{row.subject.label} {_number(row.values[length])} {unit}"
+            f"{row.subject.label} {_amount(row.values[length], metric)}"
             for row in rows
             if length in row.values
         )
@@ -276,8 +293,10 @@ def _at_one_length(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[st
 def _change(row: Row, metric: Metric, train: int) -> str:
     assert row.change is not None  # callers choose rows that have one
     last = max(row.values)
-    before, after = row.values[train].mean, row.values[last].mean
-    return f"{before:.3g} → {after:.3g} {metric.unit} ({_percent(row.change)})"
+    before = row.values[train].mean
+    shown = f"{before:.1%}" if metric.is_share else f"{before:.3g}"
+    after = _amount(replace(row.values[last], half_width=None), metric)
+    return f"{shown} → {after} ({_percent(row.change)})"
 
 
 def _percent(change: Estimate) -> str:
@@ -294,14 +313,13 @@ def _best(comparison: Comparison, rows: list[Row], longest: int) -> Iterable[str
     best = [row for row in ranked if row.rank == ranked[0].rank]
     others = [row for row in ranked if row.rank != ranked[0].rank]
     names = _list([row.subject.label for row in best])
-    metric = comparison.headline
     if not others:
-        yield f"At {longest} tokens the seeds do not tell {names} apart."
+        yield f"At {longest} {comparison.length_unit} the seeds do not tell {names} apart."
         return
     lead = _gap(comparison, others[0], best[0], longest)
     together = "" if len(best) == 1 else ", which the seeds do not tell apart,"
     yield (
-        f"Best at {longest} tokens: {names}{together} {lead} {metric.unit} ahead of "
+        f"Best at {longest} {comparison.length_unit}: {names}{together} {lead} ahead of "
         f"{others[0].subject.label}."
     )
 
@@ -312,18 +330,20 @@ def _gap(comparison: Comparison, worse: Row, better: Row, length: int) -> str:
         comparison.values(worse.subject.name, key, length),
         comparison.values(better.subject.name, key, length),
     )
+    metric = comparison.headline
+    scale, unit = (100, "points") if metric.is_share else (1, metric.unit)
     if gap is None:
-        return "an unknown number of"
-    spread = "" if gap.half_width is None else f" ± {gap.half_width:.2g}"
-    return f"{abs(gap.mean):.2g}{spread}"
+        return f"an unknown number of {unit}"
+    spread = "" if gap.half_width is None else f" ± {scale * gap.half_width:.2g}"
+    return f"{scale * abs(gap.mean):.2g}{spread} {unit}"
 
 
 def _references(comparison: Comparison, rows: tuple[Row, ...], longest: int) -> Iterable[str]:
-    unit = comparison.headline.unit
+    metric, unit = comparison.headline, comparison.length_unit
     for row in rows:
         if longest not in row.values or row.subject.role == "candidate":
             continue
-        value = f"{_number(row.values[longest])} {unit} at {longest}"
+        value = f"{_amount(row.values[longest], metric)} at {longest} {unit}"
         ahead = [
             other.subject.label
             for other in rows
@@ -344,9 +364,14 @@ def _certainty(comparison: Comparison) -> str:
     return f"All ± are 95 % intervals over {seeds} seeds."
 
 
-def _number(value: Estimate) -> str:
-    spread = "" if value.half_width is None else f" ± {value.half_width:.2g}"
-    return f"{value.mean:.3g}{spread}"
+def _amount(value: Estimate, metric: Metric) -> str:
+    """A value with its interval and unit; shares in percent."""
+    if not metric.is_share:
+        spread = "" if value.half_width is None else f" ± {value.half_width:.2g}"
+        return f"{value.mean:.3g}{spread} {metric.unit}"
+    spread = "" if value.half_width is None else f" ± {value.half_width:.1%}"
+    of = metric.unit.removeprefix("share").strip()
+    return f"{value.mean:.1%}{spread} {of}".strip()
 
 
 def _list(names: list[str]) -> str:

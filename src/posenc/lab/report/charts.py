@@ -102,25 +102,28 @@ class _Artist:
             metric.label,
             f"{metric.description} The training length is the dashed rule; bands are 95 % "
             f"intervals over seeds; {direction} is better. Click a name to single it out.",
-            self._curve(metric, lambda value, base: value),
+            self._curve(metric, lambda value, base: value, percent=metric.is_share),
         )
 
     def change(self) -> Chart:
         metric = self.comparison.headline
         worse = "above" if metric.lower_is_better else "below"
-        chart = self._curve(metric, lambda value, base: value / base - 1, percent=True)
+        if metric.is_share:
+            how = "in points of a hundred"
+            chart = self._curve(metric, lambda value, base: value - base, percent=True)
+        else:
+            how = "as a share of it"
+            chart = self._curve(metric, lambda value, base: value / base - 1, percent=True)
         return self._make(
             "change",
             "Change from the training length",
-            f"The same measurement, each run against itself at the training length: {worse} zero "
-            "is worse. It shows what holds up, whatever the level it started from.",
+            f"The same measurement, each run against itself at the training length, {how}: {worse} "
+            "zero is worse. It shows what holds up, whatever the level it started from.",
             chart,
         )
 
     def curve(self, metric: Metric, guide: str) -> Chart:
-        chart = self._curve(
-            metric, lambda value, base: value, percent=metric.unit.startswith("share")
-        )
+        chart = self._curve(metric, lambda value, base: value, percent=metric.is_share)
         return self._make(metric.key, metric.label, f"{metric.description} {guide}".strip(), chart)
 
     def cost(self) -> Chart:
@@ -236,7 +239,7 @@ class _Artist:
             x=x, y="mean:Q", color=self.colour, opacity=self.dim, tooltip=tooltip
         )
         layers: list[Any] = [band, line, points.add_params(self.pick)]
-        if metric.axis.startswith(("context", "position")):
+        if metric.axis.startswith(("context", "position", "length")):
             layers = self._rule("x", self.comparison.train_length, "trained") + layers
         level, name = (0.0, "") if unit == "change" else (metric.chance, "chance")
         if level is not None and not data.empty and level <= 1.1 * float(data.high.max()):

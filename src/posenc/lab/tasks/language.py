@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from posenc.errors import ArgumentError, DataError, LengthError
 from posenc.lab.corpus import read_corpus
 from posenc.lab.fitting import fit_note, fitted_options
-from posenc.lab.footprint import decoder_bytes, gigabytes
+from posenc.lab.footprint import decoder_bytes, gigabytes, require_step
 from posenc.lab.measure import Profile, Targets, byte_entropy, predictions, rows_a_call
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal
 from posenc.lab.subjects import Recipe, Variant, describe
@@ -137,14 +137,7 @@ class LanguageModelling:
         needed = decoder_bytes(
             cast(Decoder, model), settings.batch, settings.train_length, training=True
         )
-        if needed > available:
-            raise ArgumentError(
-                "batch",
-                expected=f"a training step that fits into {gigabytes(available)}",
-                got=f"about {gigabytes(needed)} for {settings.batch} windows of "
-                f"{settings.train_length}",
-                remedy="Lower batch, train_length or width, or use fewer workers.",
-            )
+        require_step(needed, available, rows=settings.batch, length=settings.train_length)
 
     def count(self, encoding: str) -> int:
         """Measurements of one run, in the pieces that ``measure`` yields."""

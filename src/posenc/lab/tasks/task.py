@@ -28,17 +28,16 @@ imported where it is used, not at the top.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from posenc.errors import LengthError
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal, Subject
+from posenc.lab.seeding import fingerprint, generator
 
 if TYPE_CHECKING:
     from posenc.lab.settings import Settings
@@ -223,17 +222,6 @@ def probed(
             Refusal(subject=subject, metric=metric, x=probe.x, reason=reason)
             for metric in probe.metrics
         ]
-
-
-def generator(*numbers: int) -> torch.Generator:
-    """One that differs with each of the numbers (torch itself reads only 32 bits of a seed)."""
-    digest = hashlib.sha256(repr(numbers).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
-
-
-def fingerprint(*decisive: object) -> str:
-    """A hash of whatever decides a step of training; each must have a stable ``repr``."""
-    return hashlib.sha256(repr(decisive).encode()).hexdigest()
 
 
 def times(*factors: float) -> Callable[[int], tuple[int, ...]]:

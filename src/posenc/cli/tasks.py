@@ -1,0 +1,82 @@
+"""``posenc tasks``: every task of the lab."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from posenc.cli.console import OUT, print_json
+
+if TYPE_CHECKING:
+    from posenc.lab.tasks import TaskEntry
+
+__all__ = ["list_tasks"]
+
+
+def list_tasks(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """List every task: its data, what is measured, what the literature expects, its default size.
+
+    Examples:
+
+        posenc tasks
+
+        posenc compare --task copy --encodings rope,t5
+    """
+    from posenc.lab.tasks import TASKS
+
+    listed = [_describe(name, entry) for name, entry in TASKS.items()]
+    if json:
+        print_json(listed)
+        return
+    for task in listed:
+        OUT.print(Text.assemble((task["name"], "bold cyan"), "  ", task["summary"]))
+        facts = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        facts.add_column(style="dim", no_wrap=True)
+        facts.add_column(overflow="fold")
+        for label in ("data", "metric", "expected"):
+            facts.add_row(f"  {label}", Text(task[label]))
+        defaults = task["defaults"]
+        facts.add_row("  encodings", ", ".join(defaults["encodings"] + defaults["references"]))
+        tested = ", ".join(map(str, defaults["test_lengths"]))
+        facts.add_row(
+            "  size",
+            f"{defaults['steps']} steps of {defaults['batch']} at {defaults['train_length']} "
+            f"{task['length_unit']}, tested at {tested}; width {defaults['width']}, "
+            f"{defaults['layers']} layers, {defaults['heads']} heads",
+        )
+        for option, value in task["options"].items():
+            facts.add_row("  option", f"{option} = {value!r}")
+        OUT.print(facts)
+        OUT.print()
+    OUT.print(f"{len(listed)} tasks. posenc compare --task NAME runs one.", style="dim")
+
+
+def _describe(name: str, entry: TaskEntry) -> dict[str, Any]:
+    """All that is known of a task, as plain JSON values."""
+    defaults = entry.defaults
+    return {
+        "name": name,
+        "summary": entry.summary,
+        "data": entry.data,
+        "metric": entry.metric,
+        "expected": entry.expectation,
+        "length_unit": entry.length_unit,
+        "options": dict(entry.options),
+        "defaults": {
+            "encodings": list(defaults.encodings),
+            "references": list(defaults.references),
+            "train_length": defaults.train_length,
+            "test_lengths": list(defaults.test_lengths(defaults.train_length)),
+            "steps": defaults.steps,
+            "width": defaults.width,
+            "layers": defaults.layers,
+            "heads": defaults.heads,
+            "batch": defaults.batch,
+            "learning_rate": defaults.learning_rate,
+        },
+    }
