@@ -57,9 +57,11 @@ def _regular(problem: Problem) -> bool:
 
 def _runs(problem: Problem) -> dict[tuple[Run, ...], list[int]] | None:
     """Documents of a marked grid that the structured form serves one by one."""
-    if problem.dropout or problem.q.device.type != "cpu" or not _lowerable(problem):
+    grid = problem.grid
+    alone = grid.shift is not None and not grid.marked
+    if alone or problem.dropout or problem.q.device.type != "cpu" or not _lowerable(problem):
         return None
-    return regular_runs(problem.grid)
+    return regular_runs(grid)
 
 
 def _lowerable(problem: Problem) -> bool:

@@ -154,7 +154,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    tensors, saved = ctx.saved_tensors[:10], list(ctx.saved_tensors[10:])
+    kept = ctx.saved_tensors
+    tensors, saved = kept[:10], list(kept[10:])
     found = iter(tiled_backward(gradient, saved, *tensors, *ctx.rest))
     gradients = [None if tensor is None else next(found) for tensor in tensors]
     if not ctx.rest[-1]:

@@ -1,0 +1,344 @@
+"""The tiled backend against the definition: values, all gradients, memory, dropout, compiling."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.attention.backends.tiled import blockwise, engine, plan
+from posenc.attention.backends.tiled.plan import Band
+from posenc.attention.backends.tiled.tiles import Pitched
+from posenc.errors import BackendRefusal
+
+METHODS = (
+    "nope",
+    "alibi",
+    "t5",
+    "kerple",
+    "shaw",
+    "contextual",
+    "deberta",
+    "transformer_xl",
+    "tupe",
+    "rope+t5",
+)
+
+GRIDS = {
+    "square": Grid.of(Layout.sequence(97)),
+    "causal": Grid.of(Layout.sequence(97), causal=True),
+    "window": Grid.of(Layout.sequence(97), window=9),
+    "causal window": Grid.of(Layout.sequence(97), causal=True, window=21),
+    "chunk": Grid(Layout.sequence(40, 57), Layout.sequence(97), causal=True),
+    "later keys": Grid(Layout.sequence(30), Layout.sequence(97, 20)),
+    "one": Grid(Layout.sequence(1, 96), Layout.sequence(97), causal=True),
+    "empty rows": Grid(Layout.sequence(40), Layout.sequence(57, 11), causal=True),
+    "packed": Grid.of(Layout.packed([40, 1, 56]), causal=True),
+    "padded": Grid.of(Layout.padded([97, 30], side="left"), causal=True),
+    "irregular": Grid.of(Layout.at(torch.arange(97.0) * 1.5), causal=True),
+}
+
+
+@pytest.fixture(params=["small tiles", "usual tiles"])
+def _tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles so small that a short text has all kinds of them, then the real ones."""
+    if request.param == "small tiles":
+        for name, value in (
+            ("BLOCK", 32),
+            ("TERMS_BLOCK", 24),
+            ("FORWARD_TILE", (16, 24)),
+            ("BACKWARD_TILE", (16, 16)),
+            ("LANES", 4),
+        ):
+            monkeypatch.setattr(engine, name, value)
+        monkeypatch.setattr(plan, "LEAST", 4)
+        monkeypatch.setattr(blockwise, "BUDGET", 2000)
+
+
+def make(name: str, *, causal: bool) -> Encoding:
+    torch.manual_seed(1)
+    options = {"max_distance": 7} if name in {"shaw", "contextual"} else {}
+    if name in {"t5", "rope+t5"}:
+        options = {"max_distance": 12, "buckets": 16}
+    encoding = posenc.create(
+        name, dim=48, heads=6, head_dim=8, max_length=200, causal=causal, **options
+    ).double()
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, dtype=parameter.dtype))
+    return encoding
+
+
+def inputs(grid: Grid, *, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((6, grid.query.length), (3, grid.key.length), (3, grid.key.length))
+    return [
+        torch.randn(2, heads, length, 8, generator=generator, dtype=dtype).requires_grad_()
+        for heads, length in shapes
+    ]
+
+
+def run(
+    encoding: Encoding, grid: Grid, tensors: list[Tensor], backend: str, **options: float
+) -> list[Tensor]:
+    """The output, and the gradients of everything (zero where there is none)."""
+    output = attend(*tensors, grid, encoding, backend=backend, **options)  # type: ignore[arg-type]
+    wanted = [*tensors, *(p for p in encoding.parameters() if p.requires_grad)]
+    weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+    found = torch.autograd.grad((output * weight).sum(), wanted, allow_unused=True)
+    return [
+        output,
+        *(torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)),
+    ]
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("where", GRIDS)
+@pytest.mark.parametrize("name", METHODS)
+def test_equals_the_definition(name: str, where: str) -> None:
+    grid = GRIDS[where]
+    encoding, tensors = make(name, causal=grid.causal), inputs(grid)
+    got, expected = (run(encoding, grid, tensors, way) for way in ("tiled", "reference"))
+    for mine, theirs in zip(got, expected, strict=True):
+        # Biases are made from positions in float32, and so are gradients of what makes them.
+        torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("name", ["cope", "fire", "t5+sinusoidal", "stick_breaking"])
+def test_without_structured_form_by_blocks(name: str) -> None:
+    grid = GRIDS["causal"]
+    encoding, tensors = make(name, causal=True), inputs(grid)
+    if name != "t5+sinusoidal":
+        told = explain(*tensors, grid, encoding, backend="tiled")
+        assert "some queries at a time" in told.how
+    got, expected = (run(encoding, grid, tensors, way) for way in ("tiled", "reference"))
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-9, rtol=1e-9)
+
+
+def test_frozen_tables_too() -> None:
+    for where in ("square", "causal", "window"):
+        encoding = make("t5", causal=GRIDS[where].causal).requires_grad_(False)
+        tensors = inputs(GRIDS[where])
+        got, expected = (run(encoding, GRIDS[where], tensors, w) for w in ("tiled", "reference"))
+        for mine, theirs in zip(got, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.usefixtures("_tiles")
+@pytest.mark.parametrize("name", ["t5", "shaw", "deberta"])
+def test_gradients_with_dropout_are_of_what_was_computed(name: str) -> None:
+    """The same weights are dropped forward and backward: seen by finite differences."""
+    grid = GRIDS["causal"]
+    encoding, tensors = make(name, causal=True), inputs(grid)
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        output = attend(q, k, v, grid, encoding, backend="tiled", dropout=0.4)
+        return (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum()
+
+    gradients = torch.autograd.grad(loss(*tensors), tensors)
+    for index, gradient in enumerate(gradients):
+        step = torch.zeros_like(tensors[index])
+        step[1, 1, 5] = 1e-5
+        moved = [x + step if i == index else x for i, x in enumerate(tensors)]
+        back = [x - step if i == index else x for i, x in enumerate(tensors)]
+        slope = (loss(*moved) - loss(*back)) / 2e-5
+        torch.testing.assert_close(slope, gradient[1, 1, 5].sum(), atol=1e-5, rtol=1e-5)
+    assert loss(*tensors) == loss(*tensors)
+
+
+def test_dropout_drops_its_share() -> None:
+    grid = Grid.of(Layout.sequence(300))
+    q, k = torch.zeros(1, 2, 300, 8), torch.zeros(1, 2, 300, 8)
+    v = torch.ones(1, 2, 300, 8)
+    output = attend(q, k, v, grid, Encoding(), backend="tiled", dropout=0.3)
+    assert output.mean().item() == pytest.approx(1.0, abs=0.01)
+    assert output.std().item() == pytest.approx(math.sqrt(0.3 / 0.7 / 300), rel=0.2)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the most numbers any new tensor held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        made = function(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, list | tuple) else (made,):
+            if isinstance(tensor, Tensor):
+                self.most = max(self.most, tensor.untyped_storage().nbytes() // tensor.itemsize)
+        return made
+
+
+@pytest.mark.parametrize("name", ["t5", "shaw", "deberta", "cope"])
+def test_memory_does_not_grow_with_the_square(name: str) -> None:
+    length = 6000
+    grid = Grid.of(Layout.sequence(length), causal=True)
+    encoding = make(name, causal=True).float()
+    tensors = [x[:1].detach().requires_grad_() for x in inputs(grid, dtype=torch.float32)]
+    with LargestTensor() as memory:
+        attend(*tensors, grid, encoding, backend="tiled").sum().backward()
+    assert memory.most <= 2 * blockwise.BUDGET
+    assert memory.most < 6 * length * length / 10
+
+
+def test_the_same_twice() -> None:
+    for name in ("t5", "shaw", "transformer_xl"):
+        encoding, tensors = make(name, causal=True), inputs(GRIDS["causal"])
+        first, second = (run(encoding, GRIDS["causal"], tensors, "tiled") for _ in range(2))
+        for one, other in zip(first, second, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_pairs_that_cannot_matter_are_left_out() -> None:
+    """ALiBi's steep heads look back a little only, and nothing changes beyond rounding."""
+    length = 3000
+    grid = Grid.of(Layout.sequence(length), causal=True)
+    encoding = posenc.create("alibi", heads=6)
+    tensors = [x.detach()[:1] for x in inputs(grid, dtype=torch.float32)]
+    exact = attend(*(x.double() for x in tensors), grid, encoding, backend="reference")
+    error = {
+        way: (attend(*tensors, grid, encoding, backend=way) - exact).abs().max().item()
+        for way in ("tiled", "reference")
+    }
+    assert error["tiled"] <= 2 * error["reference"]
+    line = encoding.score.bias(grid.line().float())  # type: ignore[union-attr, operator]
+    q, k, v = tensors
+    x = engine.Operands(q * 8**-0.5, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), line)
+    groups = engine._narrowed(x, Band.of(grid, None), constant=True)
+    spans = [(end - begin, band.last - band.first) for (begin, end), band in groups]
+    assert sum(heads for heads, _ in spans) == 6
+    assert min(span for _, span in spans) < 400
+    assert max(span for _, span in spans) > 2500
+    huge = engine.Operands(1000 * x.q, x.k, x.v, line)
+    assert len(engine._narrowed(huge, Band.of(grid, None), constant=True)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["t5", "shaw", "deberta"])
+def test_narrow_dtypes_err_no_more_than_reference(name: str, dtype: torch.dtype) -> None:
+    grid = GRIDS["causal"]
+    encoding = make(name, causal=True).float()
+    tensors = [x.detach().to(dtype) for x in inputs(grid)]
+    exact = attend(*(x.double() for x in tensors), grid, encoding, backend="reference")
+    error = {
+        way: (attend(*tensors, grid, encoding, backend=way).double() - exact).abs().max()
+        for way in ("tiled", "reference")
+    }
+    assert error["tiled"] <= 4 * error["reference"] + 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("name", ["t5", "shaw", "transformer_xl"])
+def test_compiled_equals_eager(name: str) -> None:
+    encoding = make(name, causal=True).float()
+
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        grid = Grid.of(Layout.sequence(q.shape[2]), causal=True)
+        return attend(q, k, v, grid, encoding, backend="tiled")
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=True)
+    for length in (97, 41):
+        grid = Grid.of(Layout.sequence(length), causal=True)
+        tensors = inputs(grid, dtype=torch.float32)
+        torch.testing.assert_close(compiled(*tensors), step(*tensors))
+        got = torch.autograd.grad(compiled(*tensors).sin().sum(), tensors)
+        expected = torch.autograd.grad(step(*tensors).sin().sum(), tensors)
+        torch.testing.assert_close(got, expected)
+
+
+def test_the_operators_are_well_registered() -> None:
+    q, k, v = (x.float() for x in inputs(GRIDS["causal"]))
+    k, v = (x.repeat_interleave(2, dim=1).detach().requires_grad_() for x in (k, v))
+    line = torch.randn(6, 193, requires_grad=True)
+    nothing = [None] * 6
+    torch.library.opcheck(
+        torch.ops.posenc.tiled.default,
+        (q.detach().requires_grad_(), k, v, line, *nothing, [0, 1, -1, -1], 0.0, 0, True, False),
+    )
+
+
+def test_under_checkpointing() -> None:
+    encoding, tensors = make("shaw", causal=True), inputs(GRIDS["causal"])
+
+    def step(*given: Tensor) -> Tensor:
+        return attend(*given, GRIDS["causal"], encoding, backend="tiled")
+
+    saved = checkpoint(step, *tensors, use_reentrant=False)
+    got = torch.autograd.grad(saved.sin().sum(), tensors)
+    expected = torch.autograd.grad(step(*tensors).sin().sum(), tensors)
+    torch.testing.assert_close(got, expected)
+
+
+def test_auto_takes_it_where_the_definition_would_take_too_much() -> None:
+    encoding = posenc.create("shaw", head_dim=8)
+    for length, backend in ((97, "reference"), (2048, "tiled")):
+        grid = Grid.of(Layout.sequence(length), causal=True)
+        told = explain(*inputs(grid, dtype=torch.float32), grid, encoding)
+        assert told.backend == backend
+    packed = Grid.of(Layout.packed([1000, 1048]), causal=True)
+    told = explain(*inputs(packed, dtype=torch.float32), packed, posenc.create("rope", head_dim=8))
+    assert told.backend == "tiled"
+    assert "each document by itself" in told.how
+
+
+def test_refuses_irregular_layouts_while_compiling() -> None:
+    grid, encoding = GRIDS["packed"], Encoding()
+    q, k, v = inputs(grid, dtype=torch.float32)
+
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, grid, encoding, backend="tiled")
+
+    compiled = torch.compile(step, backend="eager")
+    with pytest.raises(BackendRefusal, match="inside a compiled graph"):
+        compiled(q, k, v)
+
+
+def test_a_product_in_the_skewed_reading_is_shifted_row_by_row() -> None:
+    """Two queries, three keys, worked by hand: row r of the product moves r places to the left."""
+    memory = Pitched(1, 2, 3, like=torch.empty(0))
+    memory.skewed(2, 3).copy_(torch.tensor([[[1.0, 2, 3, 4], [5, 6, 7, 8]]]))
+    assert memory.tile(2, 3).tolist() == [[[1, 2, 3], [6, 7, 8]]]
+    memory.clear()
+    memory.tile(2, 3).copy_(torch.tensor([[[1.0, 2, 3], [4, 5, 6]]]))
+    assert memory.skewed(2, 3).sum(1).tolist() == [[1, 6, 8, 6]]
+    turned = Pitched(1, 3, 2, like=torch.empty(0))
+    turned.full(3, 4).copy_(torch.arange(12.0).view(1, 3, 4))
+    assert turned.turned(2, 3).tolist() == [[[0, 5, 10], [1, 6, 11]]]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("reach", [None, 0, 3, 40])
+@pytest.mark.parametrize("window", [None, 5, 30])
+@pytest.mark.parametrize("shift", [-7, 0, 4])
+def test_stretches_hold_every_visible_pair_once(
+    causal: bool, reach: int | None, window: int | None, shift: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "LEAST", 2)
+    queries, keys = 23, 31
+    band = Band.regular(queries, keys, shift=shift, causal=causal, window=window, reach=reach)
+    for begin, end in band.blocks(8):
+        stretches = band.stretches(begin, end)
+        at = [stretch.begin for stretch in stretches]
+        assert at == sorted(at)
+        for row in range(begin, end):
+            query = queries - 1 - row
+            for key in range(keys):
+                offset = shift + key - query
+                seen = (not causal or offset <= 0) and (window is None or abs(offset) < window)
+                holders = [s for s in stretches if s.begin <= key < s.end]
+                assert len(holders) <= 1
+                assert holders or not seen
+                if holders and holders[0].kind != "near":
+                    assert seen
+                    assert reach is not None
+                    side = 1 if holders[0].kind == "ahead" else -1
+                    assert side * offset >= reach
