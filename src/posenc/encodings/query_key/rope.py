@@ -84,7 +84,7 @@ class Rope(Rotary):
                 got=f"{turned:g}",
                 remedy="Change head_dim or fraction: features turn in pairs.",
             )
-        self.base, self.turned = require_base(base), int(turned)
+        self.base, self.turned, self.fraction = require_base(base), int(turned), fraction
         if divisors is not None and len(divisors) != self.turned // 2:
             raise ArgumentError(
                 "divisors",
@@ -140,7 +140,7 @@ class Rope(Rotary):
             head_dim=self.head_dim,
             base=self.base,
             pairing=self.pairing,
-            fraction=self.turned / self.head_dim,
+            fraction=self.fraction,
             divisors=divisors,
             gain=gain,
         )

@@ -1,0 +1,86 @@
+"""RoPE in which near and far pairs are turned by different rules."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from posenc.encoding import ScoreTerm
+from posenc.encodings.query_key.rope import Rope
+from posenc.encodings.query_key.rotation import require_width, rotate, still_where_special
+from posenc.layout import Grid, Layout
+
+__all__ = ["Band", "BandedRope", "within"]
+
+
+@dataclass(frozen=True, eq=False)
+class Band:
+    """Pairs whose queries and keys are turned as if they stood elsewhere.
+
+    Args:
+        query: ``[b, Q]`` where queries stand for these pairs.
+        key: ``[b, K]`` where keys do.
+        pairs: ``[b, Q, K]`` which pairs these are; None: all that are in no other band.
+    """
+
+    query: Float[Tensor, "b Q"]
+    key: Float[Tensor, "b K"]
+    pairs: Bool[Tensor, "b Q K"] | None = None
+
+
+class BandedRope(ScoreTerm, ABC):
+    """``s_ij = scale · ⟨R(a_b(p_i)) q_i, R(c_b(p_j)) k_j⟩`` with b the band that pair i, j is in.
+
+    A subclass writes ``bands``. Keys are stored untransformed, each call turns them for each band
+    as their layout says, so caches, chunks, packing and padding are right without further ado.
+
+    Args:
+        rope: the rope of training.
+    """
+
+    replaces_product: ClassVar[bool] = True
+
+    def __init__(self, *, rope: Rope) -> None:
+        super().__init__()
+        self.rope = rope
+
+    @abstractmethod
+    def bands(self, grid: Grid) -> Sequence[Band]:
+        """The bands; the first is that of all pairs that are in no other."""
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "B H Q K"]:
+        require_width(q, self.rope.head_dim)
+        rest, *others = self.bands(grid)
+        logits = self._product(q * scale, k, grid, rest)
+        for band in others:
+            assert band.pairs is not None  # only the first has all the rest
+            product = self._product(q * scale, k, grid, band)
+            logits = torch.where(band.pairs.unsqueeze(1), product, logits)
+        return logits
+
+    def _product(self, q: Tensor, k: Tensor, grid: Grid, band: Band) -> Float[Tensor, "B H Q K"]:
+        turned = self._turn(q, band.query, grid.query)
+        return turned @ self._turn(k, band.key, grid.key).mT
+
+    def _turn(self, x: Tensor, places: Float[Tensor, "b L"], layout: Layout) -> Tensor:
+        angles = places.unsqueeze(-1) * self.rope.frequencies(like=places)
+        angles = still_where_special(angles, layout)
+        return rotate(x, angles, self.rope.pairing, gain=self.rope.gain)
+
+
+def within(grid: Grid, window: float) -> Bool[Tensor, "b Q K"]:
+    """Pairs fewer than ``window`` tokens apart."""
+    return grid.offset[..., 0].abs() < window

@@ -1,0 +1,77 @@
+"""What the registry of extensions knows of a method."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from posenc.encoding import Encoding
+from posenc.entry import Citation
+
+__all__ = ["CONTEXT", "Extension", "ExtensionClaims"]
+
+CONTEXT = ("factor", "length")
+"""Parameters of a method that say how far to stretch; all others are its options."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtensionClaims:
+    """What a method promises; tests hold it to this.
+
+    Args:
+        identity_at_one: stretched by 1 it changes nothing.
+        decodes_as_whole: one token at a time with a cache, across the trained length, equals one
+            pass over the whole.
+        short_unchanged: below the trained length nothing changes.
+        training: whether it is meant to be followed by fine-tuning: ``"none"``, ``"helps"`` or
+            ``"needed"``.
+        expect: what to expect past the trained length, in a sentence.
+        cost: extra work and memory, in Q, K, D, H.
+        transformers: the ``rope_type`` under which transformers knows it; None: it does not.
+    """
+
+    identity_at_one: bool = True
+    decodes_as_whole: bool = True
+    short_unchanged: bool = False
+    training: Literal["none", "helps", "needed"]
+    expect: str
+    cost: str = "none"
+    transformers: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extension:
+    """A method in the registry of extensions.
+
+    Args:
+        function: a trained encoding (or, at the level of the model, a model) to a stretched one;
+            all further parameters are keyword-only.
+        summary: what it does, in a sentence.
+        on: names of the encodings it fits.
+        claims, citation: see there.
+        level: what it changes: the encoding of each layer, or the model as a whole.
+        advice: with the function's arguments, what to know before it is used as told; may be
+            empty.
+    """
+
+    function: Callable[..., Encoding] | Callable[..., nn.Module]
+    summary: str
+    on: tuple[str, ...]
+    claims: ExtensionClaims
+    citation: Citation | None
+    level: Literal["encoding", "model"] = "encoding"
+    advice: Callable[..., tuple[str, ...]] | None = None
+
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The function's parameters by name, without the first, which is what is stretched."""
+        found = dict(inspect.signature(self.function).parameters)
+        del found[next(iter(found))]
+        return found
+
+    def options(self) -> dict[str, inspect.Parameter]:
+        """The method's options: all parameters but ``factor`` and ``length``."""
+        return {n: p for n, p in self.parameters().items() if n not in CONTEXT}

@@ -1,0 +1,58 @@
+"""How long the text is that a token belongs to."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.layout import Grid, Layout
+
+__all__ = ["seen_lengths"]
+
+
+def seen_lengths(grid: Grid) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b k"]]:
+    """The length in tokens that each query's and each key's row has: largest key position + 1.
+
+    Each batch row has its own, and where layouts mark documents each document: padding, special
+    tokens and other documents do not count, keys that are still to come do. ``[B|1, Q|1]`` and
+    ``[B|1, K|1]``; -∞ where there is no key.
+    """
+    query, key = grid.query, grid.key
+    places = _counted(key)
+    if query.document is None and key.document is None:
+        longest = places.amax(dim=1, keepdim=True) + 1
+        return longest, longest
+    rows = max(
+        places.shape[0], *(d.shape[0] for d in (query.document, key.document) if d is not None)
+    )
+    places = places.expand(rows, -1)
+    documents = _documents(key).expand(rows, -1).contiguous()
+    ordered, order = documents.sort(dim=1)
+    begins = torch.zeros_like(ordered)
+    begins[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).long()
+    group = begins.cumsum(1)
+    longest = torch.full_like(places, -torch.inf)
+    longest = longest.scatter_reduce(1, group, places.gather(1, order), "amax") + 1
+
+    def of(wanted: Int[Tensor, "b L"]) -> Float[Tensor, "b L"]:
+        wanted = wanted.expand(rows, -1).contiguous()
+        at = torch.searchsorted(ordered, wanted).clamp(max=ordered.shape[1] - 1)
+        found = ordered.gather(1, at) == wanted
+        return longest.gather(1, group.gather(1, at)).masked_fill(~found, -torch.inf)
+
+    return of(_documents(query)), of(documents)
+
+
+def _counted(layout: Layout) -> Float[Tensor, "b L"]:
+    """Positions, -∞ for padding and tokens that stand nowhere."""
+    places = layout.positions[..., 0]
+    if layout.valid is not None:
+        places = places.masked_fill(~layout.valid, -torch.inf)
+    if layout.special is not None:
+        places = places.masked_fill(layout.special, -torch.inf)
+    return places
+
+
+def _documents(layout: Layout) -> Int[Tensor, "b L"]:
+    return torch.zeros_like(layout.order) if layout.document is None else layout.document

@@ -1,0 +1,1 @@
+"""Each method of extension, named as its key in the registry."""

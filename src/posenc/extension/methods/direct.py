@@ -1,0 +1,37 @@
+"""No change at all."""
+
+from __future__ import annotations
+
+from posenc.encoding import Encoding
+from posenc.extension.entry import Extension, ExtensionClaims
+
+__all__ = ["direct"]
+
+
+def direct(encoding: Encoding) -> Encoding:
+    """The encoding as it is: the baseline of every comparison.
+
+    Args:
+        encoding: any.
+
+    >>> import posenc
+    >>> from posenc.extension import direct
+    >>> rope = posenc.create("rope", head_dim=8)
+    >>> direct(rope) is rope
+    True
+    """
+    return encoding
+
+
+EXTENSION = Extension(
+    function=direct,
+    summary="Uses the encoding as it is.",
+    on=("any",),
+    claims=ExtensionClaims(
+        short_unchanged=True,
+        training="needed",
+        expect="What the encoding itself does: RoPE degrades at once, ALiBi hardly.",
+        transformers="default",
+    ),
+    citation=None,
+)

@@ -1,0 +1,82 @@
+"""A trained table decomposed."""
+
+from __future__ import annotations
+
+import torch
+
+from posenc.encoding import Encoding
+from posenc.encodings.embedding.hierarchical import PAPER_ALPHA, hierarchical_rows
+from posenc.encodings.embedding.learned import Learned
+from posenc.entry import Citation
+from posenc.errors import ArgumentError
+from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.fitting import replaced, require_factor, require_part
+from posenc.extension.resampling import longer_count, with_rows
+
+__all__ = ["hierarchical"]
+
+
+def hierarchical(
+    encoding: Encoding, *, factor: float, alpha: float = PAPER_ALPHA, prefix: int = 0
+) -> Encoding:
+    """Hierarchical decomposition: n trained rows make up to n², the first n of them unchanged.
+
+    ``P'[i·n + j] = α u_i + (1 - α) u_j`` with ``u_j = (P_j - α P_0) / (1 - α)``. The rows that
+    ``factor`` asks for are made once and are parameters of their own; the encoding called
+    ``hierarchical`` is the same tied to n rows. Cost: none. Differs from the source in nothing.
+
+    Args:
+        encoding: with a learned table.
+        factor: 1 to n; how many times the rows.
+        alpha: α, weight of the coarse part, 0 < α < 1 and not 0.5.
+        prefix: first rows that are no positions and stay; n counts the others.
+
+    Raises:
+        ArgumentError: when there is no learned table, or an argument is out of its domain.
+
+    Reference: Su 2020, "Hierarchical decomposition of position encodings: BERT can handle
+    ultra-long texts" (kexue.fm/archives/7947).
+
+    >>> import posenc
+    >>> from posenc.extension import hierarchical
+    >>> hierarchical(posenc.create("learned", dim=4, max_length=8), factor=8).embedding.max_length
+    64
+    """
+    learned = require_part(encoding, Learned, "hierarchical", "a learned table")
+    factor = require_factor(factor)
+    if not 0 < alpha < 1 or alpha == 0.5:
+        raise ArgumentError(
+            "alpha", expected="0 < α < 1, not 0.5", got=alpha, remedy="0.4 is the source's."
+        )
+    count = longer_count(learned, factor, prefix) - prefix
+    table = learned.table.detach()
+    trained = table[prefix:].to(torch.promote_types(table.dtype, torch.float32))
+    if count > len(trained) ** 2:
+        raise ArgumentError(
+            "factor",
+            expected=f"1 to {len(trained)}, since n rows make n²",
+            got=factor,
+            remedy="Use interpolate.",
+        )
+    blocks = -(-count // len(trained))
+    rows = hierarchical_rows(trained, alpha, blocks=blocks)[:count].to(table.dtype)
+    rows[: len(trained)] = table[prefix:]  # what the formula gives, but for rounding
+    return replaced(encoding, learned, with_rows(learned, torch.cat([table[:prefix], rows])))
+
+
+EXTENSION = Extension(
+    function=hierarchical,
+    summary="Decomposes a trained table of n positions so that it serves up to n².",
+    on=("learned",),
+    claims=ExtensionClaims(
+        short_unchanged=True,
+        training="helps",
+        expect="Untouched up to the trained length; usable past it, better after a short training.",
+    ),
+    citation=Citation(
+        authors="Su",
+        title="Hierarchical decomposition of position encodings: BERT can handle ultra-long texts",
+        year=2020,
+        url="https://kexue.fm/archives/7947",
+    ),
+)

@@ -1,0 +1,112 @@
+"""Leaky ReRoPE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from posenc.encoding import Encoding
+from posenc.encodings.query_key.rope import Rope
+from posenc.entry import Citation
+from posenc.errors import ArgumentError
+from posenc.extension.banded import Band, BandedRope, within
+from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.fitting import (
+    replaced,
+    require_factor,
+    require_free_score,
+    require_length,
+    require_rope,
+)
+from posenc.extension.methods.rerope import require_window
+from posenc.layout import Grid
+
+__all__ = ["LeakyRerope", "leaky_rerope"]
+
+
+def leaky_rerope(
+    encoding: Encoding,
+    *,
+    factor: float,
+    length: float,
+    window: float | None = None,
+    leak: float | None = None,
+) -> Encoding:
+    """Leaky ReRoPE: distances past ``window`` grow ``leak`` times slower.
+
+    ``s_ij = scale · ⟨q_i, R(Δ') k_j⟩`` with ``Δ' = Δ`` up to w, and ``±(w + (|Δ| - w) / κ)``
+    beyond. ``w`` is ``window`` in tokens, ``κ`` is ``leak``, ``Δ = p_j - p_i``. Cost: two products
+    for each pair instead of one; served by ``tiled`` in memory linear in K. Differs from the source
+    in nothing; its code also has ``log_n``.
+
+    Args:
+        encoding: with rope (stretched or not) and no score part.
+        factor: s, 1 or more.
+        length: L, the length it was trained at.
+        window: w, up to L; half of L by default.
+        leak: κ, 1 or more; by default ``(s L - w) / (L - w)``, with which the longest of s·L
+            tokens' distances counts as L.
+
+    Raises:
+        ArgumentError: when the encoding does not fit, or an argument is out of its domain.
+
+    Reference: Su 2023, "Transformer upgrade road 12: infinite extrapolation with ReRoPE?"
+    (kexue.fm/archives/9708).
+
+    >>> import posenc
+    >>> from posenc.extension import leaky_rerope
+    >>> leaky_rerope(posenc.create("rope", head_dim=8), factor=4, length=64).score.leak
+    7.0
+    """
+    rope = require_rope(encoding, "leaky_rerope")
+    require_free_score(encoding, "leaky_rerope")
+    factor, length = require_factor(factor), require_length(length)
+    window = require_window(window, length, share=0.5)
+    if leak is None:
+        leak = (factor * length - window) / (length - window) if window < length else factor
+    if not leak >= 1:
+        raise ArgumentError(
+            "leak",
+            expected="1 or more, by how much slower far distances grow",
+            got=leak,
+            remedy="1 is RoPE itself; infinity would be rerope.",
+        )
+    return replaced(encoding, rope, LeakyRerope(rope=rope, window=window, leak=leak))
+
+
+class LeakyRerope(BandedRope):
+    """RoPE with far distances slowed down; see ``leaky_rerope``."""
+
+    def __init__(self, *, rope: Rope, window: float, leak: float) -> None:
+        super().__init__(rope=rope)
+        self.window, self.leak = window, leak
+
+    def extra_repr(self) -> str:
+        return f"window={self.window:g}, leak={self.leak:g}"
+
+    def bands(self, grid: Grid) -> Sequence[Band]:
+        queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
+        slow, ahead = queries / self.leak, self.window * (1 - 1 / self.leak)
+        behind = Band(slow + ahead, keys / self.leak)
+        near = Band(queries, keys, within(grid, self.window))
+        if grid.causal:
+            return behind, near
+        later = keys.unsqueeze(1) >= queries.unsqueeze(2)
+        return behind, Band(slow - ahead, keys / self.leak, later), near
+
+
+EXTENSION = Extension(
+    function=leaky_rerope,
+    summary="Lets distances past a window grow more slowly.",
+    on=("rope",),
+    claims=ExtensionClaims(
+        training="none",
+        expect="As ReRoPE, and far tokens are still in order; up to factor times the length.",
+        cost="Q·K·D·H once more",
+    ),
+    citation=Citation(
+        authors="Su",
+        title="Transformer upgrade road 12: infinite extrapolation with ReRoPE?",
+        year=2023,
+        url="https://kexue.fm/archives/9708",
+    ),
+)

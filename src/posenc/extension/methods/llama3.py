@@ -1,0 +1,87 @@
+"""Llama 3.1's scaling."""
+
+from __future__ import annotations
+
+import math
+
+from posenc.encoding import Encoding
+from posenc.entry import Citation
+from posenc.errors import ArgumentError
+from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.fitting import (
+    replaced,
+    require_factor,
+    require_length,
+    require_rope,
+    require_unstretched,
+)
+from posenc.extension.methods.ntk_by_parts import blended, ramp_advice, rotations
+
+__all__ = ["llama3"]
+
+
+def llama3(
+    encoding: Encoding, *, factor: float, length: float, low: float = 1.0, high: float = 4.0
+) -> Encoding:
+    """Llama 3.1's RoPE: pairs with wavelengths up to L/high stay, from L/low on are interpolated.
+
+    With ``r_t = L θ_t / 2π``, pair t keeps the share ``clip((r_t - low) / (high - low), 0, 1)`` of
+    its frequency and divides the rest by s: NTK-by-parts with α = 1, β = 4 and L = 8192. ``s`` is
+    ``factor``, ``L`` is ``length`` in tokens. Cost: none. Differs from the release in nothing.
+
+    Args:
+        encoding: with rope.
+        factor: s, 1 or more (8 in Llama 3.1).
+        length: L, the length it was trained at.
+        low: turns within L (``low_freq_factor``) at and below which a pair is interpolated.
+        high: turns within L (``high_freq_factor``) at and above which a pair stays.
+
+    Raises:
+        ArgumentError: when it has no rope that is as trained, or an argument is out of its
+            domain (0 ≤ low < high).
+
+    Reference: Grattafiori et al. 2024, "The Llama 3 Herd of Models", and its release.
+
+    >>> import posenc
+    >>> from posenc.extension import llama3
+    >>> rope = posenc.create("rope", head_dim=6)
+    >>> [round(d, 2) for d in llama3(rope, factor=8, length=512).query_key.divisors]
+    [1.0, 1.07, 8.0]
+    """
+    rope = require_unstretched(require_rope(encoding, "llama3"), "llama3")
+    factor, length = require_factor(factor), require_length(length)
+    if not (math.isfinite(high) and 0 <= low < high):
+        raise ArgumentError(
+            "low",
+            expected="0 ≤ low < high, turns within the trained length",
+            got=f"low {low:g}, high {high:g}",
+            remedy="The release has 1 and 4.",
+        )
+    kept = [min(1.0, max(0.0, (turns - low) / (high - low))) for turns in rotations(rope, length)]
+    return replaced(encoding, rope, rope.stretched(blended(kept, factor)))
+
+
+def llama3_advice(
+    encoding: Encoding, *, length: float, low: float = 1.0, high: float = 4.0
+) -> tuple[str, ...]:
+    """What the ramp does to the pairs of a rope trained at ``length``."""
+    return ramp_advice(encoding, length=length, alpha=low, beta=high)
+
+
+EXTENSION = Extension(
+    function=llama3,
+    summary="Interpolates pairs with wavelengths past the trained length, keeps fast ones.",
+    on=("rope",),
+    claims=ExtensionClaims(
+        training="helps",
+        expect="As NTK-by-parts, with a shorter ramp.",
+        transformers="llama3",
+    ),
+    citation=Citation(
+        authors="Grattafiori et al.",
+        title="The Llama 3 Herd of Models",
+        year=2024,
+        url="https://arxiv.org/abs/2407.21783",
+    ),
+    advice=llama3_advice,
+)

@@ -1,0 +1,222 @@
+"""Logits that grow with the logarithm of the length."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import (
+    Encoding,
+    Lowered,
+    LowRank,
+    Part,
+    Product,
+    QueryKeyTransform,
+    ScoreTerm,
+)
+from posenc.entry import Citation
+from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.fitting import Misfit, require_length
+from posenc.extension.lengths import seen_lengths
+from posenc.layout import Grid, Layout
+
+__all__ = ["LogN", "LogNScore", "log_n"]
+
+
+def log_n(encoding: Encoding, *, length: float) -> Encoding:
+    """Log-n scaling: the logits of a query among n > L tokens are multiplied by ``ln n / ln L``.
+
+    ``s_ij → κ_i s_ij`` with ``κ_i = max(1, ln n_i / ln L)``, the whole logit, biases included. n_i
+    is what query i itself looks back on, ``p_i + 1``, so that one token at a time equals one pass;
+    where queries see both sides it is the largest key position + 1 of the row or document. ``L``
+    is ``length`` in tokens. It keeps the entropy of attention from growing with the length, and is
+    joined to other methods: ``extend(encoding, "rerope+log_n", …)``. Cost: Q·D·H; a bias that was
+    a table is no longer one. Differs from the source in nothing.
+
+    Args:
+        encoding: any whose weights are a softmax.
+        length: L, the length it was trained at.
+
+    Raises:
+        ArgumentError: when the weights are no softmax (stick_breaking), or ``length`` is below 2.
+
+    Reference: Su 2021, "Scale operation of attention from entropy invariance"
+    (kexue.fm/archives/8823); Chiang and Cholak 2022, "Overcoming a Theoretical Limitation of
+    Self-Attention".
+
+    >>> import posenc
+    >>> from posenc.extension import log_n
+    >>> log_n(posenc.create("alibi", heads=4), length=64).score
+    LogNScore(
+      length=64
+      (inner): Alibi(heads=4, fixed)
+    )
+    """
+    length = require_length(length)
+    score = encoding.score
+    if score is not None and score.replaces_softmax:
+        raise Misfit.of("log_n", "weights that are a softmax", encoding)
+    whole = score is not None and score.replaces_product
+    return Encoding(
+        embedding=encoding.embedding,
+        query_key=encoding.query_key if whole else LogN(encoding.query_key, length=length),
+        score=None if score is None else LogNScore(score, length=length),
+        value=encoding.value,
+    )
+
+
+def log_factor(grid: Grid, length: float) -> Float[Tensor, "b q"]:
+    """κ of each query, ``[B|1, Q|1]``."""
+    seen = grid.query.positions[..., 0] + 1 if grid.causal else seen_lengths(grid)[0]
+    return seen.clamp(min=length).log() / math.log(length)
+
+
+class LogN(QueryKeyTransform):
+    """Queries times κ, after another transform if there is one; see ``log_n``."""
+
+    def __init__(self, inner: QueryKeyTransform | None, *, length: float) -> None:
+        super().__init__()
+        self.inner, self.length = inner, length
+        if inner is None:
+            _take_over(self, {"axes": None})
+        else:
+            names = ("axes", "causal_only", "scale", "tokenwise")
+            _take_over(self, {name: getattr(inner, name) for name in names})
+
+    def extra_repr(self) -> str:
+        return f"length={self.length:g}"
+
+    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
+        return layout if self.inner is None else self.inner.observe(x, layout)
+
+    def attach(self, query: nn.Linear, key: nn.Linear) -> None:
+        if self.inner is not None:
+            self.inner.attach(query, key)
+
+    def forward(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B G K E"]]:
+        if self.inner is not None:
+            q, k = self.inner(q, k, grid)
+        return (q * _columns(log_factor(grid, self.length))).to(q.dtype), k
+
+
+class LogNScore(ScoreTerm):
+    """A score part times κ; see ``log_n``."""
+
+    def __init__(self, inner: ScoreTerm, *, length: float) -> None:
+        super().__init__()
+        self.inner, self.length = inner, length
+        names = ("axes", "causal_only", "terms", "replaces_product")
+        _take_over(self, {name: getattr(inner, name) for name in names})
+
+    def extra_repr(self) -> str:
+        return f"length={self.length:g}"
+
+    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
+        return self.inner.observe(x, layout)
+
+    def attach(self, query: nn.Linear, key: nn.Linear) -> None:
+        self.inner.attach(query, key)
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "b H Q K"]:
+        factor = _columns(log_factor(grid, self.length))
+        scores: Tensor = self.inner(self._plain(q, factor), k, grid, scale=scale)
+        return scores * factor.to(torch.promote_types(scores.dtype, factor.dtype))
+
+    def lower(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> tuple[Lowered, ...] | None:
+        factor = _columns(log_factor(grid, self.length))
+        terms = self.inner.lower(self._plain(q, factor), k, grid, scale=scale)
+        if terms is None:
+            return None
+        scaled: tuple[Lowered, ...] = ()
+        for term in terms:
+            times = _scaled(term, factor, grid)
+            if times is None:
+                return None
+            scaled += times
+        return scaled
+
+    def _plain(self, q: Tensor, factor: Tensor) -> Tensor:
+        """Queries as they were before ``LogN``, which leaves them alone if all is to be scaled."""
+        return q if self.replaces_product else (q / factor).to(q.dtype)
+
+
+def _scaled(
+    term: Lowered, factor: Float[Tensor, "b 1 q 1"], grid: Grid
+) -> tuple[Lowered, ...] | None:
+    """The term times κ; None where what depends on the offset depends on the key's content too."""
+    if isinstance(term, LowRank):
+        return (replace(term, query=term.query * factor),)
+    if term.right is not None:
+        return None
+    queries = grid.query.length
+    tokens, rows = [], []
+    if term.left is not None:
+        tokens.append(term.left.tokens * factor)
+        rows.append(term.left.rows)
+    if term.table is not None:
+        heads = len(term.table)
+        tokens.append(factor.to(term.table).expand(-1, heads, queries, -1))
+        rows.append(term.table.unsqueeze(-1))
+    left = None
+    if tokens:
+        batch, most = max(x.shape[0] for x in tokens), max(x.shape[1] for x in tokens)
+        many = max(x.shape[0] for x in rows)
+        left = Product(
+            torch.cat([x.expand(batch, most, -1, -1) for x in tokens], dim=-1),
+            torch.cat([x.expand(many, -1, -1) for x in rows], dim=-1),
+        )
+    row = None if term.row is None else term.row * factor.squeeze(-1)
+    scaled: tuple[Lowered, ...] = (replace(term, table=None, left=left, row=row, column=None),)
+    if term.column is not None:
+        heads = term.column.shape[1]
+        query = factor.to(term.column).expand(-1, heads, queries, -1)
+        scaled += (LowRank(query, term.column.unsqueeze(-1)),)
+    return scaled
+
+
+def _columns(factor: Float[Tensor, "b q"]) -> Float[Tensor, "b 1 q 1"]:
+    return factor.unsqueeze(1).unsqueeze(-1)
+
+
+def _take_over(part: Part, attributes: dict[str, object]) -> None:
+    """Give a part that wraps another what the other's class says of itself."""
+    part.__dict__.update(attributes)
+
+
+EXTENSION = Extension(
+    function=log_n,
+    summary="Multiplies the logits by the logarithm of the length.",
+    on=("any",),
+    claims=ExtensionClaims(
+        short_unchanged=True,
+        training="none",
+        expect="A little better than the same without it, since attention stays as sharp.",
+        cost="Q·D·H",
+    ),
+    citation=Citation(
+        authors="Su",
+        title="Scale operation of attention from entropy invariance",
+        year=2021,
+        url="https://kexue.fm/archives/8823",
+    ),
+)

@@ -1,0 +1,113 @@
+"""ReRoPE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from posenc.encoding import Encoding
+from posenc.encodings.query_key.rope import Rope
+from posenc.entry import Citation
+from posenc.errors import ArgumentError
+from posenc.extension.banded import Band, BandedRope, within
+from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.fitting import (
+    replaced,
+    require_free_score,
+    require_length,
+    require_rope,
+)
+from posenc.layout import Grid
+
+__all__ = ["Rerope", "require_window", "rerope"]
+
+
+def rerope(encoding: Encoding, *, length: float, window: float | None = None) -> Encoding:
+    """ReRoPE: distances of ``window`` and more all count as ``window``.
+
+    ``s_ij = scale · ⟨q_i, R(Δ') k_j⟩`` with ``Δ' = clip(p_j - p_i, -w, w)``: no distance is longer
+    than one seen in training, however long the text. ``w`` is ``window`` in tokens. Cost: two
+    products for each pair instead of one; served by ``tiled`` in memory linear in K. Differs from
+    the source in nothing; its code also has the logits grow with the logarithm of the length,
+    which is ``log_n`` here.
+
+    Args:
+        encoding: with rope (stretched or not) and no score part.
+        length: L, the length it was trained at.
+        window: w, up to L; half of L by default (the source advises a quarter to a half).
+
+    Raises:
+        ArgumentError: when the encoding does not fit, or an argument is out of its domain.
+
+    Reference: Su 2023, "Transformer upgrade road 12: infinite extrapolation with ReRoPE?"
+    (kexue.fm/archives/9708).
+
+    >>> import posenc
+    >>> from posenc.extension import rerope
+    >>> rerope(posenc.create("rope", head_dim=8), length=64).score
+    Rerope(
+      window=32
+      (rope): Rope(turned=8 of 8, base=10000, half)
+    )
+    """
+    rope = require_rope(encoding, "rerope")
+    require_free_score(encoding, "rerope")
+    window = require_window(window, require_length(length), share=0.5)
+    return replaced(encoding, rope, Rerope(rope=rope, window=window))
+
+
+def require_window(window: float | None, length: float, *, share: float) -> float:
+    """``window``, or a share of the trained length in whole tokens.
+
+    Raises:
+        ArgumentError: when it is below 1 or longer than the trained length.
+    """
+    if window is None:
+        return max(1.0, float(int(share * length)))
+    if not 1 <= window <= length:
+        raise ArgumentError(
+            "window",
+            expected=f"1 to {length:g}, the trained length",
+            got=window,
+            remedy="Distances inside the window are those of training.",
+        )
+    return float(window)
+
+
+class Rerope(BandedRope):
+    """RoPE with distances clipped; see ``rerope``."""
+
+    def __init__(self, *, rope: Rope, window: float) -> None:
+        super().__init__(rope=rope)
+        self.window = window
+
+    def extra_repr(self) -> str:
+        return f"window={self.window:g}"
+
+    def bands(self, grid: Grid) -> Sequence[Band]:
+        queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
+        still = keys.new_zeros(1, 1)
+        behind = Band(still + self.window, still)
+        near = Band(queries, keys, within(grid, self.window))
+        if grid.causal:
+            return behind, near
+        ahead = Band(still - self.window, still, keys.unsqueeze(1) >= queries.unsqueeze(2))
+        return behind, ahead, near
+
+
+EXTENSION = Extension(
+    function=rerope,
+    summary="Counts all distances past a window as that window.",
+    on=("rope",),
+    claims=ExtensionClaims(
+        identity_at_one=False,
+        training="none",
+        expect="No worse at any length than at the trained one; order among far tokens is lost.",
+        cost="Q·K·D·H once more",
+    ),
+    citation=Citation(
+        authors="Su",
+        title="Transformer upgrade road 12: infinite extrapolation with ReRoPE?",
+        year=2023,
+        url="https://kexue.fm/archives/9708",
+    ),
+)

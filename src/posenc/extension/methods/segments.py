@@ -1,0 +1,184 @@
+"""Long inputs as overlapping segments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.fitting import require_length
+from posenc.layout import Layout
+
+__all__ = ["Combine", "Segments", "segments"]
+
+Combine = Literal["before", "mean", "middle"]
+
+
+def segments(
+    model: nn.Module,
+    *,
+    length: int,
+    overlap: int | None = None,
+    combine: Combine = "before",
+) -> Segments:
+    """Segment-wise inference: a long input in overlapping segments, each at trained positions.
+
+    Segments of L tokens begin every ``L - overlap`` tokens, the last one earlier so that it is as
+    long; each stands at positions from 0, and is read by itself. A token in several segments gets
+    an output as ``combine`` says. An input of up to L tokens is read as it is. Cost: up to
+    ``L / (L - overlap)`` times that of reading each token once, linear in the input's length;
+    memory of one segment. No token sees farther than L.
+
+    Args:
+        model: called with ``(tokens, layout)``, whose outputs are ``[B, L, …]``, one a token.
+        length: L, the length it was trained at.
+        overlap: tokens that neighbouring segments share, below L; half of L by default.
+        combine: ``"before"``: the output with the most tokens before it (language models);
+            ``"middle"``: that farthest from where the text was cut (encoders); ``"mean"``: the
+            mean of all.
+
+    Raises:
+        ArgumentError: when ``length`` or ``overlap`` is out of its domain.
+        UnknownNameError: for another ``combine``.
+
+    >>> import torch
+    >>> from posenc.extension import segments
+    >>> class Places(torch.nn.Module):
+    ...     def forward(self, tokens, layout):
+    ...         return layout.positions.expand(len(tokens), -1, -1)
+    >>> read = segments(Places(), length=4, overlap=2)
+    >>> read(torch.zeros(1, 7, dtype=torch.long)).flatten().tolist()
+    [0.0, 1.0, 2.0, 3.0, 2.0, 3.0, 3.0]
+    """
+    return Segments(model, length=length, overlap=overlap, combine=combine)
+
+
+class Segments(nn.Module):
+    """A model that reads long inputs in segments; see ``segments``."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        length: int,
+        overlap: int | None = None,
+        combine: Combine = "before",
+    ) -> None:
+        super().__init__()
+        length = int(require_length(length))
+        overlap = length // 2 if overlap is None else overlap
+        if not 0 <= overlap < length:
+            raise ArgumentError(
+                "overlap",
+                expected=f"0 to {length - 1}, fewer than the {length} tokens of a segment",
+                got=overlap,
+                remedy="None shares a half.",
+            )
+        if combine not in ("before", "mean", "middle"):
+            raise UnknownNameError.of("combine", combine, ("before", "mean", "middle"))
+        self.model, self.length, self.overlap = model, length, overlap
+        self.combine: Combine = combine
+
+    def extra_repr(self) -> str:
+        return f"length={self.length}, overlap={self.overlap}, {self.combine}"
+
+    def forward(
+        self, tokens: Int[Tensor, "B L"], layout: Layout | None = None
+    ) -> Float[Tensor, "B L *features"]:
+        """The model's output for every token.
+
+        Args:
+            tokens: ``[B, L]`` ids.
+            layout: where they are, one axis, without documents; a sequence by default.
+
+        Raises:
+            ArgumentError: for a layout with documents, which should be read one by one.
+        """
+        count = tokens.shape[1]
+        layout = Layout.sequence(count, device=tokens.device) if layout is None else layout
+        if layout.document is not None:
+            raise ArgumentError(
+                "layout",
+                expected="one text a row",
+                got="documents",
+                remedy="Give each document a row of its own (Layout.padded).",
+            )
+        if count <= self.length:
+            whole: Tensor = self.model(tokens, layout)
+            return whole
+        starts = self.starts(count)
+        weights = self._weights(starts, count).to(tokens.device)
+        output: Tensor | None = None
+        for row, begin in enumerate(starts):
+            end = begin + self.length
+            part: Tensor = self.model(tokens[:, begin:end], _from_zero(layout.slice(begin, end)))
+            if output is None:
+                output = part.new_zeros(part.shape[0], count, *part.shape[2:])
+            share = weights[row, begin:end].to(part.dtype)
+            used = slice(*_span(share))
+            share = share[used].view(-1, *[1] * (part.dim() - 2))
+            output[:, begin:end][:, used] += part[:, used] * share
+        assert output is not None  # there is at least one segment
+        return output
+
+    def starts(self, count: int) -> list[int]:
+        """Where the segments of an input of ``count`` tokens begin."""
+        last = max(0, count - self.length)
+        return [*range(0, last, self.length - self.overlap), last]
+
+    def _weights(self, starts: list[int], count: int) -> Float[Tensor, "S L"]:
+        """The share of each segment in the output of each token; sums to 1 over segments."""
+        places = torch.arange(count).unsqueeze(0)
+        begins = torch.tensor(starts).unsqueeze(1)
+        inside = (places >= begins) & (places < begins + self.length)
+        if self.combine == "mean":
+            return inside / inside.sum(0, keepdim=True)
+        before = torch.where(begins == 0, count, places - begins)
+        after = torch.where(begins == starts[-1], count, begins + self.length - 1 - places)
+        room = before if self.combine == "before" else torch.minimum(before, after)
+        best = room.masked_fill(~inside, -1).argmax(0)
+        return nn.functional.one_hot(best, len(starts)).T.float()
+
+
+def _span(share: Float[Tensor, " n"]) -> tuple[int, int]:
+    """First and last place with a share, so that no work is done for the others."""
+    found = share.nonzero().flatten()
+    return (int(found[0]), int(found[-1]) + 1) if len(found) else (0, 0)
+
+
+def _from_zero(layout: Layout) -> Layout:
+    """The same tokens, moved so that each row's first real one stands at 0."""
+    if layout.start is not None:
+        return Layout.sequence(layout.length, device=layout.device)
+    positions = layout.positions
+    if layout.valid is not None:
+        rows = max(positions.shape[0], layout.valid.shape[0])
+        real = positions.expand(rows, -1, -1)
+        real = real.masked_fill(~layout.valid.unsqueeze(-1), torch.inf)
+        first = real.amin(1, keepdim=True)
+        first = torch.where(first.isinf(), 0.0, first)
+    else:
+        first = positions.amin(1, keepdim=True)
+    return replace(layout.with_positions(positions - first), order=layout.order)
+
+
+EXTENSION = Extension(
+    function=segments,
+    summary="Reads long inputs in overlapping segments, each at trained positions.",
+    on=("any",),
+    claims=ExtensionClaims(
+        decodes_as_whole=False,
+        short_unchanged=True,
+        training="none",
+        expect="As good as the model is at its trained length, at any length; nothing is seen from "
+        "farther away.",
+        cost="each token up to L / (L - overlap) times",
+    ),
+    citation=None,
+    level="model",
+)

@@ -1,0 +1,119 @@
+"""Self-Extend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from posenc.encoding import Encoding
+from posenc.encodings.query_key.rope import Rope
+from posenc.entry import Citation
+from posenc.errors import ArgumentError
+from posenc.extension.banded import Band, BandedRope, within
+from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.fitting import (
+    replaced,
+    require_factor,
+    require_free_score,
+    require_length,
+    require_rope,
+)
+from posenc.extension.methods.rerope import require_window
+from posenc.layout import Grid
+
+__all__ = ["SelfExtend", "self_extend"]
+
+
+def self_extend(
+    encoding: Encoding,
+    *,
+    factor: float,
+    length: float,
+    window: float | None = None,
+    group: int | None = None,
+) -> Encoding:
+    """Self-Extend: near tokens keep their distances, far ones are counted in groups.
+
+    ``s_ij = scale · ⟨q_i, R(-δ) k_j⟩`` with ``δ = p_i - p_j`` where that is below w, and
+    ``δ = ⌊p_i/G⌋ - ⌊p_j/G⌋ + w - ⌊w/G⌋`` from there on. ``w`` is ``window`` in tokens, ``G`` is
+    ``group``; tokens ahead of a query are treated as in a mirror. Cost: two products for each
+    pair instead of one; served by ``tiled`` in memory linear in K. Differs from the paper in
+    nothing (its later code has w/G for ⌊w/G⌋). Groups begin at multiples of G, so that it is not
+    quite relative.
+
+    Args:
+        encoding: with rope (stretched or not) and no score part.
+        factor: s, 1 or more.
+        length: L, the length it was trained at.
+        window: w, up to L; a quarter of L by default.
+        group: G, 1 or more; by default the smallest with which no distance within s·L tokens
+            counts as more than L.
+
+    Raises:
+        ArgumentError: when the encoding does not fit, or an argument is out of its domain.
+
+    Reference: Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning".
+
+    >>> import posenc
+    >>> from posenc.extension import self_extend
+    >>> self_extend(posenc.create("rope", head_dim=8), factor=4, length=64).score
+    SelfExtend(
+      window=16, group=5
+      (rope): Rope(turned=8 of 8, base=10000, half)
+    )
+    """
+    rope = require_rope(encoding, "self_extend")
+    require_free_score(encoding, "self_extend")
+    factor, length = require_factor(factor), require_length(length)
+    window = require_window(window, length, share=0.25)
+    if group is None:
+        far = (factor * length - window) / (length - window) if window < length else factor
+        group = math.ceil(far)
+    if group < 1 or int(group) != group:
+        raise ArgumentError(
+            "group",
+            expected="a whole number from 1, tokens a group",
+            got=group,
+            remedy="1 is RoPE itself.",
+        )
+    return replaced(encoding, rope, SelfExtend(rope=rope, window=window, group=int(group)))
+
+
+class SelfExtend(BandedRope):
+    """RoPE with far distances in groups; see ``self_extend``."""
+
+    def __init__(self, *, rope: Rope, window: float, group: int) -> None:
+        super().__init__(rope=rope)
+        self.window, self.group = window, group
+
+    def extra_repr(self) -> str:
+        return f"window={self.window:g}, group={self.group}"
+
+    def bands(self, grid: Grid) -> Sequence[Band]:
+        queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
+        grouped, others = ((places / self.group).floor() for places in (queries, keys))
+        gap = self.window - self.window // self.group
+        behind = Band(grouped + gap, others)
+        near = Band(queries, keys, within(grid, self.window))
+        if grid.causal:
+            return behind, near
+        later = keys.unsqueeze(1) >= queries.unsqueeze(2)
+        return behind, Band(grouped - gap, others, later), near
+
+
+EXTENSION = Extension(
+    function=self_extend,
+    summary="Keeps the distances of near tokens and counts those of far ones in groups.",
+    on=("rope",),
+    claims=ExtensionClaims(
+        training="none",
+        expect="The best without training, to (L - w)·G + w tokens.",
+        cost="Q·K·D·H once more",
+    ),
+    citation=Citation(
+        authors="Jin et al.",
+        title="LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning",
+        year=2024,
+        url="https://arxiv.org/abs/2401.01325",
+    ),
+)

@@ -1,0 +1,120 @@
+"""STRING."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+from posenc.encoding import Encoding
+from posenc.encodings.query_key.rope import Rope
+from posenc.entry import Citation
+from posenc.errors import ArgumentError
+from posenc.extension.banded import Band, BandedRope, within
+from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.fitting import (
+    replaced,
+    require_factor,
+    require_free_score,
+    require_length,
+    require_rope,
+)
+from posenc.layout import Grid
+
+__all__ = ["String", "string"]
+
+
+def string(
+    encoding: Encoding,
+    *,
+    factor: float,
+    length: float,
+    shift: int | None = None,
+    local: int | None = None,
+) -> Encoding:
+    """STRING: far tokens take over distances that training has seen more often.
+
+    ``s_ij = scale · ⟨q_i, R(-δ) k_j⟩`` with ``δ = p_i - p_j`` where that is below S, and
+    ``δ = p_i - p_j - S + W`` from there on. ``S`` is ``shift``, ``W`` is ``local``, both in tokens.
+    Meant for texts of the trained length, whose longest distances are seldom met in training; it
+    reaches ``L + S - W`` tokens before a distance is met that is longer than L. Cost: two products
+    for each pair instead of one; served by ``tiled`` in memory linear in K. Differs from the paper
+    in nothing.
+
+    Args:
+        encoding: with rope (stretched or not) and no score part; queries see the past only.
+        factor: s, 1 or more; up to a little less than 2 with the default shift.
+        length: L, the length it was trained at.
+        shift: S, above ``local``; by default a third of L, or as much more as s·L tokens need.
+        local: W, tokens around a far one that stay apart; 128 by default, or an eighth of L if
+            that is less.
+
+    Raises:
+        ArgumentError: when the encoding does not fit, an argument is out of its domain, or no
+            shift up to L reaches s·L tokens.
+
+    Reference: An et al. 2024, "Why Does the Effective Context Length of LLMs Fall Short?"
+
+    >>> import posenc
+    >>> from posenc.extension import string
+    >>> string(posenc.create("rope", head_dim=8), factor=1.5, length=64).score
+    String(
+      shift=40, local=8
+      (rope): Rope(turned=8 of 8, base=10000, half)
+    )
+    """
+    rope = require_rope(encoding, "string")
+    require_free_score(encoding, "string")
+    factor, length = require_factor(factor), require_length(length)
+    local = max(1, min(128, int(length / 8))) if local is None else local
+    needed = math.ceil(factor * length - length) + local
+    if shift is None:
+        shift = max(int(length / 3), needed, local + 1)
+    if not 0 < local < shift <= length or shift < needed:
+        raise ArgumentError(
+            "shift",
+            expected=f"more than local ({local:g}), from {needed:g}, which {factor:g} times the "
+            f"length needs, to {length:g}, the trained length",
+            got=shift,
+            remedy="STRING at most doubles the length; self_extend and rerope go farther.",
+        )
+    return replaced(encoding, rope, String(rope=rope, shift=shift, local=local))
+
+
+class String(BandedRope):
+    """RoPE with far distances shifted; see ``string``."""
+
+    causal_only: ClassVar[bool] = True
+
+    def __init__(self, *, rope: Rope, shift: int, local: int) -> None:
+        super().__init__(rope=rope)
+        self.shift, self.local = shift, local
+
+    def extra_repr(self) -> str:
+        return f"shift={self.shift:g}, local={self.local:g}"
+
+    def bands(self, grid: Grid) -> Sequence[Band]:
+        queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
+        return (
+            Band(queries - self.shift + self.local, keys),
+            Band(queries, keys, within(grid, self.shift)),
+        )
+
+
+EXTENSION = Extension(
+    function=string,
+    summary="Gives far tokens the shorter distances that training has seen more often.",
+    on=("rope",),
+    claims=ExtensionClaims(
+        identity_at_one=False,
+        training="none",
+        expect="Better use of the trained length itself; at most twice as far.",
+        cost="Q·K·D·H once more",
+    ),
+    citation=Citation(
+        authors="An et al.",
+        title="Why Does the Effective Context Length of LLMs Fall Short?",
+        year=2024,
+        url="https://arxiv.org/abs/2410.18745",
+    ),
+)

@@ -1,0 +1,142 @@
+"""YaRN."""
+
+from __future__ import annotations
+
+import math
+
+from posenc.encoding import Encoding
+from posenc.encodings.query_key.rope import Rope
+from posenc.entry import Citation
+from posenc.errors import ArgumentError
+from posenc.extension.entry import Extension, ExtensionClaims
+from posenc.extension.fitting import (
+    replaced,
+    require_factor,
+    require_length,
+    require_rope,
+    require_unstretched,
+)
+from posenc.extension.methods.ntk_by_parts import blended, ramp_advice, require_ramp
+
+__all__ = ["yarn", "yarn_advice"]
+
+
+def yarn(
+    encoding: Encoding,
+    *,
+    factor: float,
+    length: float,
+    alpha: float = 1.0,
+    beta: float = 32.0,
+    truncate: bool = True,
+    temperature: float | None = None,
+) -> Encoding:
+    """YaRN: NTK-by-parts with a ramp over pairs, and a higher contrast of the logits.
+
+    Pair t keeps the share ``1 - clip((t - t_β) / (t_α - t_β), 0, 1)`` of its frequency and divides
+    the rest by s, where ``t_r = d · ln(L / 2πr) / (2 ln base)`` is the pair that turns r times
+    within L. Rotated features are multiplied by ``m = 0.1 ln s + 1`` (equation 22), logits by m².
+    ``s`` is ``factor``, ``L`` is ``length`` in tokens, ``d`` the rotated width. Cost: none.
+
+    As in the authors' code and transformers, the ramp is straight in t (in the paper, and in
+    ``ntk_by_parts``, in turns), t_β and t_α are rounded outwards, and with partial rotation m
+    scales the rotated features only. Where base is that of learned frequencies, it is the one
+    they began from.
+
+    The defaults suit thousands of tokens. At a short trained length t_β is far below 0, so that
+    rounding and clipping decide, and pairs that hardly turn twice are called fast:
+    ``posenc.extension.advice("yarn", …)`` says so; lower α and β then (0.5 and 4 at L = 64).
+
+    Args:
+        encoding: with rope.
+        factor: s, 1 or more.
+        length: L, the length it was trained at.
+        alpha: turns (``beta_slow``) of the pair from which on all are interpolated.
+        beta: turns (``beta_fast``) of the pair up to which all are left as they are.
+        truncate: t_β is rounded down and t_α up.
+        temperature: m instead of ``0.1 ln s + 1`` (``attention_factor``).
+
+    Raises:
+        ArgumentError: when it has no rope that is as trained, or an argument is out of its
+            domain (0 < α < β).
+
+    Reference: Peng et al. 2024, "YaRN: Efficient Context Window Extension of Large Language
+    Models".
+
+    >>> import posenc
+    >>> from posenc.extension import yarn
+    >>> rope = yarn(posenc.create("rope", head_dim=8), factor=4, length=512).query_key
+    >>> [round(d, 2) for d in rope.divisors], round(rope.gain, 4)
+    ([1.0, 1.6, 4.0, 4.0], 1.1386)
+    """
+    rope = require_unstretched(require_rope(encoding, "yarn"), "yarn")
+    factor, length = require_factor(factor), require_length(length)
+    low, high = _bounds(rope, length, alpha, beta, truncate=truncate)
+    pairs = range(rope.turned // 2)
+    kept = [1 - min(1.0, max(0.0, (t - low) / (high - low))) for t in pairs]
+    gain = 0.1 * math.log(factor) + 1 if temperature is None else temperature
+    return replaced(encoding, rope, rope.stretched(blended(kept, factor), gain=gain))
+
+
+def _bounds(
+    rope: Rope, length: float, alpha: float, beta: float, *, truncate: bool
+) -> tuple[float, float]:
+    """The pairs at which the ramp begins and ends."""
+    require_ramp(alpha, beta)
+    if not alpha > 0:
+        raise ArgumentError(
+            "alpha", expected="more than 0", got=alpha, remedy="The paper's is 1, for long texts."
+        )
+    low, high = (
+        rope.turned * math.log(length / (2 * math.pi * turns)) / (2 * math.log(rope.base))
+        for turns in (beta, alpha)
+    )
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.turned - 1)
+    return low, high + 0.001 if low == high else high
+
+
+def yarn_advice(
+    encoding: Encoding,
+    *,
+    length: float,
+    alpha: float = 1.0,
+    beta: float = 32.0,
+    truncate: bool = True,
+) -> tuple[str, ...]:
+    """What the ramp does to the pairs of a rope trained at ``length``, and where it misbehaves."""
+    rope = require_rope(encoding, "yarn")
+    low, high = _bounds(rope, require_length(length), alpha, beta, truncate=truncate)
+    told = [*ramp_advice(encoding, length=length, alpha=alpha, beta=beta)]
+    pairs = rope.turned // 2
+    told.append(
+        f"The ramp runs from pair {low:g} to pair {high:g} of 0 … {pairs - 1}: pairs up to "
+        f"{low:g} stay, and from {high:g} on they are interpolated."
+    )
+    if high < low:
+        told.append(
+            f"The ramp ends before it begins, since no pair turns {alpha:g} times: nothing at all "
+            f"is interpolated. Choose an alpha below {length / (2 * math.pi):.2g}."
+        )
+    return tuple(told)
+
+
+EXTENSION = Extension(
+    function=yarn,
+    summary="Interpolates slow pairs only, and raises the contrast of the logits.",
+    on=("rope",),
+    claims=ExtensionClaims(
+        training="helps",
+        expect="The best of the changes of frequency without training; good after a short one. "
+        "Its defaults misbehave at short trained lengths.",
+        transformers="yarn",
+    ),
+    citation=Citation(
+        authors="Peng et al.",
+        title="YaRN: Efficient Context Window Extension of Large Language Models",
+        year=2024,
+        url="https://arxiv.org/abs/2309.00071",
+    ),
+    advice=yarn_advice,
+)

@@ -1,0 +1,59 @@
+"""Rotations whose speeds depend on how long the text is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encoding import QueryKeyTransform
+from posenc.encodings.query_key.rope import Rope
+from posenc.encodings.query_key.rotation import require_width, rotate, still_where_special
+from posenc.extension.lengths import seen_lengths
+from posenc.layout import Grid, Layout
+
+__all__ = ["VaryingRope"]
+
+
+class VaryingRope(QueryKeyTransform, ABC):
+    """RoPE that divides each pair's frequency by a factor of the length n of the text.
+
+    n is the largest key position + 1, a batch row or packed document for itself, as it is at
+    this call: all keys, cached ones too, are turned anew for it, so that rows never change one
+    another, and a shorter text after a longer one is as if it came first. While a text grows
+    token by token the past is seen at a new n each time, where one pass sees all at the last n.
+
+    A subclass writes ``divisors``.
+
+    Args:
+        rope: the rope of training.
+        length: the trained length L.
+        gain: factor of the rotated features of queries and of keys.
+    """
+
+    tokenwise = False
+
+    def __init__(self, *, rope: Rope, length: float, gain: float = 1.0) -> None:
+        super().__init__()
+        self.rope, self.length, self.gain = rope, length, gain
+
+    @abstractmethod
+    def divisors(self, lengths: Float[Tensor, "b l"]) -> Float[Tensor, "b l T"]:
+        """By how much slower each pair turns in a text of each of these lengths."""
+
+    def forward(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+        require_width(q, self.rope.head_dim)
+        query_lengths, key_lengths = seen_lengths(grid)
+        turned = rotate(
+            q, self._angles(grid.query, query_lengths), self.rope.pairing, gain=self.gain
+        )
+        others = rotate(k, self._angles(grid.key, key_lengths), self.rope.pairing, gain=self.gain)
+        return turned, others
+
+    def _angles(self, layout: Layout, lengths: Float[Tensor, "b l"]) -> Float[Tensor, "b L T"]:
+        positions = layout.positions[..., 0]
+        speeds = self.rope.frequencies(like=positions) / self.divisors(lengths)
+        return still_where_special(positions.unsqueeze(-1) * speeds, layout)

@@ -1,0 +1,101 @@
+"""What every encoding keeps, every stretched one keeps too, across the trained length."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from posenc import create
+from posenc.encoding import Encoding
+from posenc.entry import Claims
+from posenc.extension import EXTENSIONS, extend
+from posenc.registry import ENCODINGS
+from posenc.testing.laws import LAWS
+from posenc.testing.subject import DIM, HEADS, MAX_LENGTH, OPTIONS, Subject
+
+TRAINED = 6
+"""Less than half of the 13 tokens that most laws are tried on."""
+
+GROWS = "the past is seen at the length of each call"
+LONG = "all tokens of this law are past the trained length, with the same factors"
+
+SUBJECTS: dict[tuple[str, str], dict[str, object]] = {
+    ("drope", "rope"): {},
+    ("dual_chunk", "rope"): {"reach": 4, "local": 1},
+    ("dynamic_ntk", "rope"): {},
+    ("hierarchical", "learned"): {},
+    ("interpolate", "learned"): {},
+    ("interpolate", "radix"): {},
+    ("interpolate", "rope"): {},
+    ("interpolate", "sinusoidal"): {},
+    ("interpolate", "learned2d"): {},
+    ("interpolate", "swin"): {},
+    ("leaky_rerope", "rope"): {"window": 3},
+    ("llama3", "rope"): {},
+    ("log_n", "alibi"): {},
+    ("log_n", "cope"): {},
+    ("log_n", "deberta"): {},
+    ("log_n", "forgetting"): {},
+    ("log_n", "nope"): {},
+    ("log_n", "rope"): {},
+    ("log_n", "shaw"): {},
+    ("log_n", "t5"): {},
+    ("log_n", "tupe"): {},
+    ("longrope", "rope"): {"short_factors": (1, 1, 1, 1.5), "long_factors": (1, 2, 3, 4)},
+    ("ntk", "rope"): {},
+    ("ntk_by_parts", "rope"): {"alpha": 0.1, "beta": 1},
+    ("radix_base", "radix"): {},
+    ("random_tail", "learned"): {},
+    ("rerope", "rope"): {"window": 3},
+    ("rerope+log_n", "rope"): {"window": 3},
+    ("self_extend", "rope"): {"window": 3},
+    ("string", "rope"): {"factor": 1.5, "shift": 5, "local": 2},
+    ("yarn", "rope"): {"alpha": 0.1, "beta": 1},
+    ("yarn+log_n", "rope"): {"alpha": 0.1, "beta": 1},
+}
+
+
+def claims(method: str, name: str) -> Claims:
+    """What the stretched encoding promises: as the encoding, but for what the method says."""
+    claimed = ENCODINGS[name].claims
+    exceptions = dict(claimed.exceptions)
+    relative = claimed.relative
+    if "log_n" in method or method in ("dynamic_ntk", "longrope", "self_extend", "dual_chunk"):
+        relative = False
+    if method in ("dynamic_ntk", "longrope"):
+        exceptions |= {"cached_is_full": GROWS, "chunked_is_full": GROWS}
+    if method == "longrope":
+        exceptions |= {"shift_is_as_claimed": LONG}
+    return dataclasses.replace(claimed, relative=relative, exceptions=exceptions)
+
+
+def subject(method: str, name: str) -> Subject:
+    options = {"factor": 2.0, "length": float(TRAINED)} | SUBJECTS[method, name]
+    context = {"dim": DIM, "heads": HEADS, "max_length": MAX_LENGTH, "causal": True}
+
+    def make() -> Encoding:
+        return extend(create(name, **context, **OPTIONS.get(name, {})), method, **options)
+
+    return Subject(f"{method} on {name}", make, claims(method, name))
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(("method", "name"), SUBJECTS)
+def test_law(law: str, method: str, name: str) -> None:
+    held = subject(method, name)
+    reason = held.claims.exceptions.get(law)
+    if reason is not None:
+        pytest.skip(reason)
+    LAWS[law](held)
+
+
+def test_every_method_is_held_to_the_laws() -> None:
+    held = {each for method, _ in SUBJECTS for each in method.split("+")}
+    assert held | {"direct", "segments"} == set(EXTENSIONS)
+
+
+@pytest.mark.parametrize(("method", "name"), SUBJECTS)
+def test_claim_of_decoding_is_the_one_held(method: str, name: str) -> None:
+    promised = all(EXTENSIONS[each].claims.decodes_as_whole for each in method.split("+"))
+    assert promised == ("cached_is_full" not in claims(method, name).exceptions)
