@@ -13,7 +13,7 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
-__all__ = ["Hierarchical", "hierarchical_rows"]
+__all__ = ["PAPER_ALPHA", "Hierarchical", "hierarchical_rows"]
 
 PAPER_ALPHA = 0.4
 
@@ -96,10 +96,13 @@ class Hierarchical(EmbeddingEncoding):
         return fuse(x, read_rows(rows, layout), "add")
 
 
-def hierarchical_rows(table: Float[Tensor, "N C"], alpha: float) -> Float[Tensor, "M C"]:
-    """All n² rows that a table of n decomposes into, ``[n², C]``."""
+def hierarchical_rows(
+    table: Float[Tensor, "N C"], alpha: float, *, blocks: int | None = None
+) -> Float[Tensor, "M C"]:
+    """The n² rows that a table of n decomposes into, ``[n², C]``, or the first n · ``blocks``."""
     base = (table - alpha * table[:1]) / (1 - alpha)
-    return (alpha * base.unsqueeze(1) + (1 - alpha) * base.unsqueeze(0)).flatten(0, 1)
+    coarse = base[: len(base) if blocks is None else blocks]
+    return (alpha * coarse.unsqueeze(1) + (1 - alpha) * base.unsqueeze(0)).flatten(0, 1)
 
 
 ENTRY = Entry(
