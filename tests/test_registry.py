@@ -12,12 +12,12 @@ from posenc.errors import ArgumentError, UnknownNameError
 
 
 def test_unknown_names_list_close_matches_first_then_all() -> None:
-    with pytest.raises(UnknownNameError, match=r"Did you mean 'sinusoidal'\?.*Valid: alibi, "):
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'sinusoidal'.*\?.*Valid: .*alibi, "):
         create("sinusoid", dim=8)
 
 
 def test_unknown_options_list_the_valid() -> None:
-    with pytest.raises(UnknownNameError, match=r"Did you mean 'base'\?.*fraction, learned"):
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'base'\?.*fraction, .*learned"):
         create("rope", head_dim=8, bas=3)
 
 

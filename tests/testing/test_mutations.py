@@ -14,7 +14,7 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
 from posenc.attention.backends import sdpa
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
-from posenc.encodings.query_key import rope as rope_file
+from posenc.encodings.query_key import rotation
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.score import alibi as alibi_file
 from posenc.encodings.score.alibi import Alibi
@@ -212,7 +212,7 @@ BUGS = [
             "forward",
             lambda f, s, q, k, g: (
                 f(s, q, k, g)[0],
-                rope_file.rotate(k, -s.angles(g.key), s.pairing),
+                rotation.rotate(k, -s.angles(g.key), s.pairing),
             ),
         ),
         rope_oracle,
