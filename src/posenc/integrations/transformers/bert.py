@@ -87,7 +87,7 @@ def make(fields: Fields) -> Encoder | MaskedLM:
     return MaskedLM(config)
 
 
-def write(model: nn.Module) -> Written:
+def write(model: nn.Module, like: Fields) -> Written:
     """Configuration and tensors of an encoder that is shaped like a BERT."""
     if not isinstance(model, Encoder | MaskedLM):
         raise ArgumentError(

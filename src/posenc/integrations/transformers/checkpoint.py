@@ -77,7 +77,7 @@ def load(
             raise CheckpointError(
                 str(fields.path),
                 expected="a configuration of which a model can be made",
-                got=error,
+                got=str(error).removesuffix("."),
                 remedy="Nothing was loaded.",
             ) from error
         _fill(model, family, stored)
@@ -90,6 +90,7 @@ def save(
     *,
     family: str = "llama",
     like: Path | str | None = None,
+    fields: Mapping[str, Any] | None = None,
     shard_bytes: int = 5 * 10**9,
 ) -> None:
     """Write a model as a checkpoint folder that transformers loads.
@@ -101,31 +102,55 @@ def save(
         folder: new, or empty.
         family: ``model_type`` to write.
         like: a checkpoint folder whose ``config.json`` says what the model does not (ids of
-            special tokens, say).
+            special tokens, say). Where it describes the model's encoding, it stays as it is.
+        fields: of ``config.json``, over those of ``like``. ``rope_parameters`` in them must say
+            what the model's encoding is; without, it is said in the plainest way.
         shard_bytes: largest size of a file; more go into several, with an index.
 
     Raises:
         UnknownNameError: for a family that does not exist or is only read.
-        ArgumentError: when the model is not of the family's shape.
+        ArgumentError: when the model is not of the family's shape, or ``rope_parameters`` not
+            those of its encoding.
         CheckpointError: when ``like`` is no checkpoint of this family.
         OutputError: when the folder is in use or cannot be written to.
     """
     writers = {name: known.write for name, known in FAMILIES.items() if known.write is not None}
     if family not in writers:
         raise UnknownNameError.of("family", family, writers)
-    described = writers[family](model)
-    known = FAMILIES[family]
-    tensors = _theirs(described.tensors, known, _config(model))
-    fields: dict[str, Any] = {}
-    if like is not None:
-        template = Fields.read(Path(like))
-        template.require("model_type", family)
-        fields |= template.values
+    template = _template(family, like, fields or {})
+    described = writers[family](model, template)
+    if "rope_parameters" in (fields or {}) and "rope_parameters" in described.fields:
+        raise ArgumentError(
+            "rope_parameters",
+            expected=f"those of the model's encoding: {described.fields['rope_parameters']}",
+            got=template.values["rope_parameters"],
+            remedy="Leave them out: they are found from the model.",
+        )
+    tensors = _theirs(described.tensors, FAMILIES[family], _config(model))
     dtypes = {tensor.dtype for tensor in tensors.values()}
-    fields |= described.fields
-    fields |= {"architectures": [described.architecture], "model_type": family}
-    fields["dtype"] = str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32"
-    _write(Path(folder), fields, tensors, shard_bytes)
+    written = {
+        **template.values,
+        **described.fields,
+        **(fields or {}),
+        "architectures": [described.architecture],
+        "model_type": family,
+        "dtype": str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32",
+    }
+    _write(Path(folder), written, tensors, shard_bytes)
+
+
+def _template(family: str, like: Path | str | None, fields: Mapping[str, Any]) -> Fields:
+    """What a configuration begins from.
+
+    Raises:
+        CheckpointError: when ``like`` is no checkpoint of this family.
+    """
+    if like is None:
+        return Fields(fields, Path("fields"))
+    template = Fields.read(Path(like))
+    if template.values.get("model_type") != family:
+        raise template.wrong("model_type", repr(family), repr(template.values.get("model_type")))
+    return Fields({**template.values, **fields}, template.path)
 
 
 def _family_of(fields: Fields) -> Family:

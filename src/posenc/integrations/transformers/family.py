@@ -43,7 +43,8 @@ class Family:
         aliases: endings of their names, and what older checkpoints have instead.
         ignored: patterns of their tensors that our model can do without: buffers, and an output
             layer beside the embedding that it is tied to.
-        write: what of a model goes into a checkpoint; None: this family is only read.
+        write: what of a model goes into a checkpoint beside (and over) the given fields; None:
+            this family is only read.
     """
 
     make: Callable[[Fields], nn.Module]
@@ -52,7 +53,7 @@ class Family:
     prefix: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    write: Callable[[nn.Module], Written] | None = None
+    write: Callable[[nn.Module, Fields], Written] | None = None
 
     def rows(self, activation: Activation) -> Table:
         """The table for a model with this activation."""

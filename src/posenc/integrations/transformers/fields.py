@@ -67,6 +67,15 @@ class Fields:
             raise self.wrong(name, "a number", value)
         return float(value)
 
+    def numbers(self, name: str) -> list[float]:
+        """A list of numbers."""
+        value = self.get(name)
+        if not isinstance(value, list) or not all(
+            isinstance(each, int | float) and not isinstance(each, bool) for each in value
+        ):
+            raise self.wrong(name, "a list of numbers", value)
+        return [float(each) for each in value]
+
     def flag(self, name: str, default: bool = REQUIRED) -> bool:
         """True or False."""
         value = self.get(name, default)

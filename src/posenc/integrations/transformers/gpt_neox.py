@@ -9,9 +9,9 @@ from torch import nn
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.family import Family, Written, require_config, stored_tensors
 from posenc.integrations.transformers.fields import Fields
-from posenc.integrations.transformers.rope import rope_options, rope_parameters
+from posenc.integrations.transformers.rope import RopeFields, rope_decoder
 from posenc.integrations.transformers.table import SplitByHead, Table
-from posenc.models import Decoder, DecoderConfig
+from posenc.models import Decoder
 from posenc.models.block import Activation
 
 __all__ = ["GPT_NEOX"]
@@ -40,6 +40,8 @@ SIZES = {
     "heads": "num_attention_heads",
 }
 
+ROPE = RopeFields(base="rotary_emb_base", fraction="rotary_pct", turned=0.25)
+
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -52,14 +54,8 @@ ACTIVATIONS: dict[str, Activation] = {
 def make(fields: Fields) -> Decoder:
     """The decoder that a configuration describes."""
     sizes: dict[str, Any] = {ours: fields.count(theirs) for ours, theirs in SIZES.items()}
-    rope = rope_options(
-        fields,
-        head_dim=sizes["dim"] // sizes["heads"],
-        base="rotary_emb_base",
-        fraction="rotary_pct",
-        turned=0.25,
-    )
-    config = DecoderConfig(
+    return rope_decoder(
+        ROPE.read(fields, head_dim=sizes["dim"] // sizes["heads"]),
         **sizes,
         activation=fields.choice("hidden_act", ACTIVATIONS, "gelu"),
         norm="layer",
@@ -71,13 +67,10 @@ def make(fields: Fields) -> Decoder:
         tied=fields.flag("tie_word_embeddings", False),
         embedding_scale=1.0,
         max_length=fields.optional_count("max_position_embeddings"),
-        encoding="rope",
-        options=rope,
     )
-    return Decoder(config)
 
 
-def write(model: nn.Module) -> Written:
+def write(model: nn.Module, like: Fields) -> Written:
     """Configuration and tensors of a decoder that is shaped like a GPT-NeoX."""
     if not isinstance(model, Decoder):
         raise ArgumentError(
@@ -100,8 +93,7 @@ def write(model: nn.Module) -> Written:
     activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     if config.activation not in activations or config.kv_heads not in (None, config.heads):
         require_config(config, activation="gelu", kv_heads=None)
-    rope = rope_parameters(model)
-    fields = {
+    fields: dict[str, Any] = {
         **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
         "intermediate_size": config.feed_forward_width,
         "hidden_act": activations[config.activation],
@@ -109,10 +101,10 @@ def write(model: nn.Module) -> Written:
         "use_parallel_residual": config.parallel,
         "attention_bias": config.biases == "all",
         "tie_word_embeddings": config.tied,
-        "rope_parameters": {"partial_rotary_factor": 1.0, **rope},
     }
     if config.max_length is not None:
         fields["max_position_embeddings"] = config.max_length
+    fields |= ROPE.write(model, like)
     return Written(fields, stored_tensors(model), "GPTNeoXForCausalLM")
 
 

@@ -10,9 +10,9 @@ from torch import nn
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.family import Family, Written, require_config, stored_tensors
 from posenc.integrations.transformers.fields import Fields
-from posenc.integrations.transformers.rope import rope_options, rope_parameters
+from posenc.integrations.transformers.rope import RopeFields, rope_decoder
 from posenc.integrations.transformers.table import Stacked, Table
-from posenc.models import Decoder, DecoderConfig
+from posenc.models import Decoder
 
 __all__ = ["LLAMA", "MISTRAL", "QWEN2"]
 
@@ -44,6 +44,8 @@ SIZES = {
     "heads": "num_attention_heads",
 }
 
+ROPE = RopeFields()
+
 Kind = Literal["llama", "mistral", "qwen2"]
 
 ARCHITECTURES: dict[Kind, str] = {
@@ -58,7 +60,8 @@ def make(fields: Fields, *, kind: Kind) -> Decoder:
     sizes: dict[str, Any] = {ours: fields.count(theirs) for ours, theirs in SIZES.items()}
     head_dim = fields.optional_count("head_dim") or sizes["dim"] // sizes["heads"]
     kv_heads = fields.optional_count("num_key_value_heads")
-    config = DecoderConfig(
+    return rope_decoder(
+        ROPE.read(fields, head_dim=head_dim),
         **sizes,
         kv_heads=kv_heads or sizes["heads"],
         head_dim=head_dim,
@@ -71,13 +74,10 @@ def make(fields: Fields, *, kind: Kind) -> Decoder:
         embedding_scale=1.0,
         window=_window(fields, kind, sizes["layers"]),
         max_length=fields.optional_count("max_position_embeddings"),
-        encoding="rope",
-        options=rope_options(fields, head_dim=head_dim, fraction="partial_rotary_factor"),
     )
-    return Decoder(config)
 
 
-def write(model: nn.Module, *, kind: Kind) -> Written:
+def write(model: nn.Module, like: Fields, *, kind: Kind) -> Written:
     """Configuration and tensors of a decoder that is shaped like a Llama.
 
     Where the embedding is scaled (√C), the scale goes into its weights; a tied output layer then
@@ -109,7 +109,6 @@ def write(model: nn.Module, *, kind: Kind) -> Written:
     if not tied:
         tensors["output.weight"] = tensors.get("output.weight", tensors["embedding.weight"])
     tensors["embedding.weight"] = tensors["embedding.weight"] * config.embedding_factor
-    rope = rope_parameters(model)
     fields: dict[str, Any] = {
         **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
         "intermediate_size": config.feed_forward_width,
@@ -118,9 +117,6 @@ def write(model: nn.Module, *, kind: Kind) -> Written:
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6 if config.norm_eps is None else config.norm_eps,
         "tie_word_embeddings": tied,
-        "rope_parameters": rope,
-        # Readers from before rope_parameters look here.
-        "rope_theta": rope["rope_theta"],
     }
     if config.max_length is not None:
         fields["max_position_embeddings"] = config.max_length
@@ -128,6 +124,7 @@ def write(model: nn.Module, *, kind: Kind) -> Written:
         fields |= {"attention_bias": config.biases == "all", "mlp_bias": config.bias}
     if kind == "mistral":
         fields["sliding_window"] = config.window
+    fields |= ROPE.write(model, like)
     return Written(fields, tensors, ARCHITECTURES[kind])
 
 

@@ -1,72 +1,262 @@
-"""RoPE's parameters in ``config.json``."""
+"""RoPE's parameters in ``config.json``, as it was trained or stretched."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
+from posenc.extension import extend
+from posenc.extension.methods.dynamic_ntk import DynamicNtkRope
+from posenc.extension.methods.longrope import LongRope
 from posenc.integrations.transformers.fields import Fields
-from posenc.models import Decoder
+from posenc.models import Decoder, DecoderConfig
 
-__all__ = ["rope_options", "rope_parameters"]
+__all__ = ["RopeFields", "rope_decoder"]
 
 
-def rope_options(
-    fields: Fields, *, head_dim: int, base: str = "rope_theta", fraction: str, turned: float = 1.0
-) -> dict[str, Any]:
-    """Options of ``rope`` for a configuration.
+@dataclass(frozen=True, kw_only=True)
+class RopeFields:
+    """What a family calls RoPE's parameters.
 
     Recent files have them in ``rope_parameters``, older ones in fields of their own, beside
     ``rope_scaling``.
 
     Args:
-        fields: the configuration.
-        head_dim: width of a head.
-        base, fraction: older names of the fields.
+        base, fraction: the older fields.
         turned: the fraction where the file has none.
-
-    Raises:
-        CheckpointError: when the frequencies are scaled in a way that is not supported.
     """
-    found = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
-    if not isinstance(found, Mapping):
-        raise fields.wrong("rope_parameters", "an object", found)
-    parameters = Fields(found, fields.path)
-    kind = found.get("rope_type", found.get("type", "default"))
-    if kind != "default":
-        raise fields.wrong("rope_type", "'default'", repr(kind))
-    share = parameters.number("partial_rotary_factor", fields.number(fraction, turned))
+
+    base: str = "rope_theta"
+    fraction: str = "partial_rotary_factor"
+    turned: float = 1.0
+
+    def read(self, fields: Fields, *, head_dim: int) -> Encoding:
+        """The encoding of each layer.
+
+        Raises:
+            CheckpointError: when it is scaled in a way that is not supported.
+        """
+        found = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
+        if not isinstance(found, Mapping):
+            raise fields.wrong("rope_parameters", "an object", found)
+        parameters = Fields(found, fields.path)
+        share = parameters.number(
+            "partial_rotary_factor", fields.number(self.fraction, self.turned)
+        )
+        rope = Rope(
+            head_dim=head_dim,
+            base=parameters.number("rope_theta", fields.number(self.base, 10000.0)),
+            fraction=int(share * head_dim) / head_dim,
+        )
+        kind = found.get("rope_type", found.get("type", "default"))
+        if kind == "default":
+            return Encoding.of(rope)
+        if kind not in METHODS:
+            raise fields.wrong("rope_type", f"default, {', '.join(METHODS)}", repr(kind))
+        method, options = METHODS[kind]
+        stretched = extend(Encoding.of(rope), method, **options(parameters, fields))
+        part = stretched.query_key
+        if isinstance(part, LongRope) and part.long == part.short:
+            # Alike for every length: a plain rope, which is quicker and has a name.
+            return Encoding.of(rope.stretched(part.long, gain=part.gain))
+        return stretched
+
+    def write(self, model: Decoder, like: Fields) -> dict[str, Any]:
+        """The same, the other way: in the words of ``like`` where these say it already.
+
+        transformers has no name for most ways of stretching, but LongRoPE's form with the same
+        factors for short and long texts says any that divides frequencies.
+
+        Raises:
+            ArgumentError: when transformers has no such encoding.
+        """
+        encoding = model.encodings[0]
+        if any(_traits(other) != _traits(encoding) for other in model.encodings):
+            raise _unknown("one encoding for all layers", "several")
+        head_dim = model.config.head_dim or model.config.dim // model.config.heads
+        named = {"rope_parameters", "rope_scaling", self.base} & set(like.values)
+        if named and _alike(self.read(like, head_dim=head_dim), encoding):
+            return {}
+        parameters = _parameters(encoding)
+        changes = {
+            "rope_parameters": parameters,
+            # Readers from before rope_parameters look in these.
+            "rope_scaling": None if parameters["rope_type"] == "default" else parameters,
+            self.base: parameters["rope_theta"],
+            self.fraction: parameters["partial_rotary_factor"],
+        }
+        part = encoding.query_key
+        if isinstance(part, DynamicNtkRope):
+            changes["max_position_embeddings"] = int(part.length)
+        return changes
+
+
+def rope_decoder(encoding: Encoding, **fields: Any) -> Decoder:
+    """A decoder with this encoding in each layer; by name where that can say it."""
+    part = _known(encoding)
+    rope = part if isinstance(part, Rope) else part.rope
+    options: dict[str, Any] = {"base": rope.base, "fraction": rope.fraction}
+    if rope.divisors is not None:
+        options |= {"divisors": rope.divisors, "gain": rope.gain}
+    config = DecoderConfig(**fields, encoding="rope", options=options)
+    named = isinstance(part, Rope)
+    return Decoder(config, encodings=None if named else [encoding] * config.layers)
+
+
+def _length(parameters: Fields, fields: Fields) -> int:
+    """The length of training, which a stretched model's configuration keeps."""
+    for place in (fields, parameters):
+        length = place.optional_count("original_max_position_embeddings")
+        if length is not None:
+            return length
+    return fields.count("max_position_embeddings")
+
+
+def _factor(parameters: Fields, fields: Fields) -> float:
+    if parameters.values.get("factor") is not None:
+        return parameters.number("factor")
+    return fields.count("max_position_embeddings") / _length(parameters, fields)
+
+
+def _optional(parameters: Fields, name: str) -> float | None:
+    return None if parameters.values.get(name) is None else parameters.number(name)
+
+
+def _linear(parameters: Fields, fields: Fields) -> dict[str, Any]:
+    return {"factor": parameters.number("factor")}
+
+
+def _dynamic(parameters: Fields, fields: Fields) -> dict[str, Any]:
     return {
-        "base": parameters.number("rope_theta", fields.number(base, 10000.0)),
-        "fraction": int(share * head_dim) / head_dim,
+        "factor": parameters.number("factor"),
+        "length": fields.count("max_position_embeddings"),
     }
 
 
-def rope_parameters(model: Decoder) -> dict[str, Any]:
-    """The same, the other way.
+def _llama3(parameters: Fields, fields: Fields) -> dict[str, Any]:
+    return {
+        "factor": parameters.number("factor"),
+        "length": _length(parameters, fields),
+        "low": parameters.number("low_freq_factor"),
+        "high": parameters.number("high_freq_factor"),
+    }
+
+
+def _yarn(parameters: Fields, fields: Fields) -> dict[str, Any]:
+    factor, temperature = _factor(parameters, fields), _optional(parameters, "attention_factor")
+    whole, each = _optional(parameters, "mscale"), _optional(parameters, "mscale_all_dim")
+    if temperature is None and whole and each:
+        temperature = (0.1 * whole * math.log(factor) + 1) / (0.1 * each * math.log(factor) + 1)
+    return {
+        "factor": factor,
+        "length": _length(parameters, fields),
+        "alpha": _optional(parameters, "beta_slow") or 1.0,
+        "beta": _optional(parameters, "beta_fast") or 32.0,
+        "truncate": parameters.flag("truncate", True),
+        "temperature": temperature,
+    }
+
+
+def _longrope(parameters: Fields, fields: Fields) -> dict[str, Any]:
+    return {
+        "factor": _factor(parameters, fields),
+        "length": _length(parameters, fields),
+        "long_factors": parameters.numbers("long_factor"),
+        "short_factors": parameters.numbers("short_factor"),
+        "temperature": _optional(parameters, "attention_factor"),
+    }
+
+
+METHODS: dict[str, tuple[str, Callable[[Fields, Fields], dict[str, Any]]]] = {
+    "dynamic": ("dynamic_ntk", _dynamic),
+    "linear": ("interpolate", _linear),
+    "llama3": ("llama3", _llama3),
+    "longrope": ("longrope", _longrope),
+    "yarn": ("yarn", _yarn),
+}
+"""By ``rope_type``: the method in ``posenc.extension``, and its arguments."""
+
+
+def _parameters(encoding: Encoding) -> dict[str, Any]:
+    """What ``rope_parameters`` has to say for an encoding."""
+    part = _known(encoding)
+    rope = part if isinstance(part, Rope) else part.rope
+    if rope.pairing != "half" or rope.log_frequencies is not None:
+        learned = rope.log_frequencies is not None
+        raise _unknown(
+            "rope with pairing='half' and learned=False",
+            f"pairing={rope.pairing!r}, learned={learned}",
+        )
+    base = {"rope_theta": rope.base, "partial_rotary_factor": rope.fraction}
+    if isinstance(part, DynamicNtkRope):
+        return {"rope_type": "dynamic", "factor": part.factor, **base}
+    if isinstance(part, LongRope):
+        long, short, length = part.long, part.short, part.length
+    elif part.divisors is None:
+        return {"rope_type": "default", **base}
+    elif len(set(part.divisors)) == 1 and part.gain == 1:
+        return {"rope_type": "linear", "factor": part.divisors[0], **base}
+    else:
+        # Alike for short and long texts, so that any length does.
+        long, short, length = part.divisors, part.divisors, 2
+    return {
+        "rope_type": "longrope",
+        "factor": max(1.0, *long),
+        "long_factor": list(long),
+        "short_factor": list(short),
+        "attention_factor": part.gain,
+        "original_max_position_embeddings": int(length),
+        **base,
+    }
+
+
+def _known(encoding: Encoding) -> Rope | DynamicNtkRope | LongRope:
+    """The one part of an encoding that transformers has.
 
     Raises:
-        ArgumentError: when the model's encoding is not RoPE as transformers has it.
+        ArgumentError: when there are others.
     """
-    record = model.encodings[0]
-    rope = record.query_key
-    if record.parts() != (rope,) or type(rope) is not Rope:
-        raise ArgumentError(
-            "model",
-            expected="one encoded by rope alone",
-            got=" and ".join(type(part).__name__ for part in record.parts()) or "no encoding",
-            remedy="Save it by model.save(folder), which keeps every encoding.",
-        )
-    if rope.pairing != "half" or rope.log_frequencies is not None:
-        raise ArgumentError(
-            "model",
-            expected="rope with pairing='half' and learned=False",
-            got=f"pairing={rope.pairing!r}, learned={rope.log_frequencies is not None}",
-            remedy="Save it by model.save(folder), which keeps every option.",
-        )
-    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.base}
-    if rope.turned != rope.head_dim:
-        parameters["partial_rotary_factor"] = rope.turned / rope.head_dim
-    return parameters
+    part = encoding.query_key
+    if encoding.parts() == (part,) and isinstance(part, Rope | DynamicNtkRope | LongRope):
+        return part
+    found = " and ".join(type(each).__name__ for each in encoding.parts()) or "no encoding"
+    raise _unknown("one encoded by rope alone", found)
+
+
+def _traits(encoding: Encoding) -> tuple[object, ...]:
+    """Kinds and numbers by which two encodings are the same."""
+    part = _known(encoding)
+    rope = part if isinstance(part, Rope) else part.rope
+    own: tuple[float, ...] = ()
+    if isinstance(part, DynamicNtkRope):
+        own = (part.factor, part.length)
+    if isinstance(part, LongRope):
+        own = (part.length, *part.long, *part.short)
+    learned = rope.log_frequencies is not None
+    divisors = rope.divisors or (1.0,) * (rope.turned // 2)
+    return (type(part), rope.pairing, learned, rope.base, rope.turned, part.gain, *divisors, *own)
+
+
+def _alike(one: Encoding, other: Encoding) -> bool:
+    """Whether two encodings turn alike, up to the rounding of their numbers."""
+    first, second = _traits(one), _traits(other)
+    return len(first) == len(second) and all(
+        math.isclose(a, b, rel_tol=1e-6)
+        if isinstance(a, float) and isinstance(b, float)
+        else a == b
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def _unknown(expected: str, got: str) -> ArgumentError:
+    return ArgumentError(
+        "model",
+        expected=expected,
+        got=got,
+        remedy="Save it by model.save(folder), which keeps every encoding.",
+    )
