@@ -257,6 +257,25 @@ def compiles_once(subject: Subject) -> None:
         raise LawBroken(f"compiles_once: {counter.frame_count} compilations for three lengths")
 
 
+def exports(subject: Subject) -> None:
+    """``torch.export`` gives a program that computes the same."""
+    layer, axes = subject.layer(dtype=torch.float32), subject.axes
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+            output: Tensor = self.layer(x, fold(Layout.sequence(LENGTH), axes), tokens=tokens)
+            return output
+
+    x, tokens = inputs().float(), _tokens()
+    exported = torch.export.export(Model(), (x, tokens)).module()
+    with torch.no_grad():
+        agree("exports", "the output", exported(x, tokens), Model()(x, tokens))
+
+
 def survives_saving(subject: Subject) -> None:
     """A state dict, a deep copy, and a model made on the meta device carry all there is."""
     layer, x = subject.layer(), inputs()
@@ -281,6 +300,7 @@ LAWS: dict[str, Law] = {
         chunked_is_full,
         compiles_once,
         empty_rows_are_zero,
+        exports,
         gradients_are_right,
         grouped_heads_are_repeated,
         half_precision_keeps_positions,
