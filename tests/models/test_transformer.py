@@ -12,7 +12,14 @@ from torch import Tensor
 import posenc
 from posenc import Layout
 from posenc.errors import ArgumentError, CheckpointError, LengthError, UnknownNameError
-from posenc.models import Decoder, Transformer, TransformerConfig, beam_search, generate
+from posenc.models import (
+    Decoder,
+    Sample,
+    Transformer,
+    TransformerConfig,
+    beam_search,
+    generate,
+)
 from posenc.registry import ENCODINGS
 
 SOURCE, TARGET = 23, 19
@@ -102,6 +109,16 @@ def test_greedy_decoding_equals_recomputation(encoding: str) -> None:
     for cached in (True, False):
         got = generate(model.given(source()), begin(), max_new_tokens=8, cached=cached)
         assert torch.equal(got, tokens)
+
+
+def test_a_seed_gives_the_same_sample_with_the_cache_and_without() -> None:
+    def draw(seed: int, *, cached: bool) -> Tensor:
+        sampling = Sample(temperature=2.0, generator=torch.Generator().manual_seed(seed))
+        given = make().given(source())
+        return generate(given, begin(), max_new_tokens=12, sampling=sampling, cached=cached)
+
+    assert torch.equal(draw(1, cached=True), draw(1, cached=False))
+    assert not torch.equal(draw(1, cached=True), draw(2, cached=True))
 
 
 @pytest.mark.parametrize("encoding", ["sinusoidal", "rope", "t5"])
