@@ -160,7 +160,7 @@ def advice(
     >>> rope = posenc.create("rope", head_dim=16)
     >>> advice(rope, "llama3", length=64, factor=4)[0]
     'Of 8 pairs 1 turn 4 times or more within 64 tokens and are meant to stay, 5 turn at most 1 \
-times and are interpolated, 2 are blended.'
+times and are meant to be interpolated, 2 to be blended.'
     """
     names = [part.strip() for part in name.split("+")]
     chosen = _assign(options, names)

@@ -26,12 +26,12 @@ __all__ = ["DynamicNtkRope", "dynamic_ntk"]
 def dynamic_ntk(encoding: Encoding, *, factor: float, length: float) -> Encoding:
     """Dynamic NTK: NTK-aware scaling by ``s · n/L - (s - 1)`` once a text has n > L tokens.
 
-    Pair t turns ``(s n/L - s + 1)^(2t/(d-2))`` times slower; up to L nothing changes. ``s`` is
-    ``factor``, ``L`` is ``length`` in tokens, n the largest key position + 1 of the batch row (or
-    packed document), at this call: see ``VaryingRope`` for what that means under a cache. Cost:
-    all keys are turned at each call. Differs from transformers in that each row has its own n,
-    where transformers takes the longest row's for all, and keeps it until a batch is shorter
-    than L.
+    Pair t turns ``(s n/L - s + 1)^(2t/(d-2))`` times slower; up to L nothing changes; with s = 1 it
+    is NTK by ``n/L``. ``s`` is ``factor``, ``L`` is ``length`` in tokens, n the largest key
+    position + 1 of the batch row (or packed document), at this call: see ``VaryingRope`` for what
+    that means under a cache. Cost: all keys are turned at each call. Differs from transformers in
+    that each row has its own n, where transformers takes the longest row's for all, and keeps it
+    until a batch is shorter than L.
 
     Args:
         encoding: with rope.
@@ -80,6 +80,7 @@ EXTENSION = Extension(
     summary="Raises RoPE's base as far as the text at hand needs.",
     on=("rope",),
     claims=ExtensionClaims(
+        identity_at_one=False,
         decodes_as_whole=False,
         short_unchanged=True,
         training="none",

@@ -103,8 +103,8 @@ def ramp_advice(
     fast = sum(each >= beta for each in turns)
     told = [
         f"Of {len(turns)} pairs {fast} turn {beta:g} times or more within {length:g} tokens and "
-        f"are meant to stay, {slow} turn at most {alpha:g} times and are interpolated, "
-        f"{len(turns) - fast - slow} are blended."
+        f"are meant to stay, {slow} turn at most {alpha:g} times and are meant to be interpolated, "
+        f"{len(turns) - fast - slow} to be blended."
     ]
     if not fast:
         most = max(turns)

@@ -120,9 +120,9 @@ class Segments(nn.Module):
             if output is None:
                 output = part.new_zeros(part.shape[0], count, *part.shape[2:])
             share = weights[row, begin:end].to(part.dtype)
-            used = slice(*_span(share))
-            share = share[used].view(-1, *[1] * (part.dim() - 2))
-            output[:, begin:end][:, used] += part[:, used] * share
+            first, last = _span(share)
+            share = share[first:last].view(-1, *[1] * (part.dim() - 2))
+            output[:, begin + first : begin + last].add_(part[:, first:last] * share)
         assert output is not None  # there is at least one segment
         return output
 

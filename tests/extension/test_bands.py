@@ -1,0 +1,242 @@
+"""Clipped, leaky, grouped, chunked and shifted distances against loops over pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import Encoding, Grid, Layout, attend, create, explain
+from posenc.attention import LayerCache
+from posenc.errors import ArgumentError
+from posenc.extension import Misfit, extend
+from posenc.extension.banded import BandedRope
+from posenc.testing.oracles import attention_by_loops
+
+Distance = Callable[[float, float], float]
+"""(query position, key position) to what counts as query - key."""
+
+
+def clipped(i: float, j: float) -> float:
+    return math.copysign(min(abs(i - j), 5), i - j)
+
+
+def leaky(i: float, j: float) -> float:
+    apart = abs(i - j)
+    return math.copysign(apart if apart < 5 else 5 + (apart - 5) / 3, i - j)
+
+
+def grouped(i: float, j: float) -> float:
+    if abs(i - j) < 5:
+        return i - j
+    ahead = 5 - 5 // 3
+    return math.floor(i / 3) - math.floor(j / 3) + (ahead if i > j else -ahead)
+
+
+def chunked(i: float, j: float) -> float:
+    # chunks of 6 - 2 = 4
+    apart = i // 4 - j // 4
+    if apart == 0:
+        return i - j
+    return (min(i % 4 + 4, 6) if apart == 1 else 6) - j % 4
+
+
+def shifted(i: float, j: float) -> float:
+    return i - j if i - j < 6 else i - j - 6 + 2
+
+
+CASES: dict[str, tuple[dict[str, Any], Distance]] = {
+    "dual_chunk": ({"reach": 6, "local": 2}, chunked),
+    "leaky_rerope": ({"window": 5, "leak": 3}, leaky),
+    "rerope": ({"window": 5}, clipped),
+    "self_extend": ({"window": 5, "group": 3}, grouped),
+    "string": ({"shift": 6, "local": 2}, shifted),
+}
+IRREGULAR = torch.stack([torch.arange(9) * 2.5, torch.arange(9) + 7.0])
+
+TWO_SIDED = ("leaky_rerope", "rerope", "self_extend")
+
+
+def made(method: str, *, original: Encoding | None = None, **options: Any) -> Encoding:
+    original = create("rope", head_dim=8) if original is None else original
+    chosen = {"factor": 1.3, "length": 8} | CASES[method][0] | options
+    return extend(original, method, **chosen)
+
+
+def draw(queries: int, keys: int | None = None, *, rows: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    keys = queries if keys is None else keys
+    return tuple(  # type: ignore[return-value]
+        torch.randn(rows, heads, length, 8, generator=generator).double()
+        for heads, length in ((4, queries), (2, keys), (2, keys))
+    )
+
+
+def by_loops(q: Tensor, k: Tensor, v: Tensor, grid: Grid, distance: Distance) -> Tensor:
+    def logit(a: Tensor, b: Tensor, _: int, at: float, to: float) -> Tensor:
+        by = distance(at, to)
+        total = a.new_zeros(())
+        for t in range(4):
+            angle = by * 10000 ** (-2 * t / 8)
+            turned = complex(a[t], a[t + 4]) * complex(math.cos(angle), math.sin(angle))
+            total = total + (turned * complex(b[t], b[t + 4]).conjugate()).real
+        return total * 8**-0.5
+
+    return attention_by_loops(q, k, v, grid, logit=logit)
+
+
+def same(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", CASES)
+@pytest.mark.parametrize(
+    "grid",
+    [
+        Grid.of(Layout.sequence(23), causal=True),
+        Grid(Layout.sequence(5, start=18), Layout.sequence(23), causal=True),
+        Grid.of(Layout.packed([9, 14]), causal=True),
+        Grid.of(Layout.padded([23, 11], side="left"), causal=True),
+        Grid.of(Layout.at(IRREGULAR), causal=True),
+        Grid.of(Layout.sequence(23), causal=True, window=9),
+    ],
+    ids=["whole", "chunk", "packed", "padded", "irregular", "window"],
+)
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+def test_equals_loops(method: str, grid: Grid, backend: str) -> None:
+    rows = max(grid.query.batch, grid.key.batch)
+    q, k, v = draw(grid.query.length, grid.key.length, rows=rows)
+    expected = by_loops(q, k, v, grid, CASES[method][1])
+    same(attend(q, k, v, grid, made(method), backend=backend), expected)
+
+
+@pytest.mark.parametrize("method", TWO_SIDED)
+def test_both_sides(method: str) -> None:
+    grid = Grid.of(Layout.sequence(23))
+    q, k, v = draw(23)
+    same(attend(q, k, v, grid, made(method)), by_loops(q, k, v, grid, CASES[method][1]))
+
+
+@pytest.mark.parametrize("method", sorted(set(CASES) - set(TWO_SIDED)))
+def test_one_sided_methods_say_so(method: str) -> None:
+    q, k, v = draw(5)
+    with pytest.raises(ArgumentError, match="causal=True"):
+        attend(q, k, v, Grid.of(Layout.sequence(5)), made(method))
+
+
+@pytest.mark.parametrize("method", CASES)
+@pytest.mark.parametrize("sizes", [[1] * 23, [10, 1, 12], [22, 1]])
+def test_decoding_across_the_trained_length(method: str, sizes: list[int]) -> None:
+    encoding, cache = made(method), LayerCache()
+    q, k, v = draw(23)
+    whole = attend(q, k, v, Grid.of(Layout.sequence(23), causal=True), encoding)
+    begin, parts = 0, []
+    for size in sizes:
+        here, part = Layout.sequence(size, start=begin), slice(begin, begin + size)
+        keys, values, layout = cache.append(k[:, :, part], v[:, :, part], here)
+        grid = Grid(here, layout, causal=True)
+        parts.append(attend(q[:, :, part], keys, values, grid, encoding))
+        begin += size
+    same(torch.cat(parts, dim=2), whole)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("self_extend", {"group": 1}),
+        ("self_extend", {"window": 8, "length": 23, "group": 1}),
+        ("rerope", {"window": 23, "length": 23}),
+        ("leaky_rerope", {"leak": 1}),
+        ("dual_chunk", {"reach": 24, "local": 1, "length": 25}),
+        ("string", {"shift": 23, "local": 2, "length": 23, "factor": 1}),
+    ],
+)
+def test_identities(method: str, options: dict[str, Any]) -> None:
+    """Group 1, a window or chunk as long as the text, and no leak are RoPE itself."""
+    grid = Grid.of(Layout.sequence(23), causal=True)
+    q, k, v = draw(23)
+    plain = attend(q, k, v, grid, create("rope", head_dim=8))
+    same(attend(q, k, v, grid, made(method, **options)), plain)
+
+
+def test_far_tokens_look_alike_to_rerope() -> None:
+    grid = Grid.of(Layout.sequence(20), causal=True)
+    q, k, _ = draw(20)
+    score = made("rerope").score
+    assert score is not None
+    alike = k[:, :1, :1].expand(2, 4, 20, 8)
+    logits = score(q, alike, grid, scale=1.0)
+    assert logits[0, 0, 19, :15].std().item() < 1e-5
+    assert logits[0, 0, 19].std().item() > 1e-2
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_no_distance_is_longer_than_in_training(method: str) -> None:
+    """With default options, at the factor asked for."""
+    factor = 1.5 if method == "string" else 4
+    encoding = extend(create("rope", head_dim=8), method, factor=factor, length=64)
+    score = encoding.score
+    assert isinstance(score, BandedRope)
+    grid = Grid.of(Layout.sequence(int(factor * 64)), causal=True)
+    longest, left = 0.0, grid.visible[:, 0]
+    for band in [*score.bands(grid)][::-1]:
+        pairs = left if band.pairs is None else left & band.pairs
+        apart = band.query.unsqueeze(2) - band.key.unsqueeze(1)
+        longest = max(longest, apart.expand_as(pairs)[pairs].max().item())
+        left = left & ~pairs
+    assert not left.any()
+    assert longest <= 64
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_on_a_stretched_rope(method: str) -> None:
+    """A Llama 3.1 rope is stretched already, and has a window all the same."""
+    original = extend(create("rope", head_dim=8), "yarn", factor=2, length=8, alpha=0.1, beta=1)
+    encoding = made(method, original=original)
+    q, k, v = draw(4)
+    grid = Grid.of(Layout.sequence(4), causal=True)
+    same(attend(q, k, v, grid, encoding), attend(q, k, v, grid, original))
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_no_bias_of_queries_by_keys(method: str) -> None:
+    q, k, v = draw(23)
+    grid = Grid.of(Layout.sequence(23), causal=True)
+    told = explain(q, k, v, grid, made(method), backend="tiled")
+    assert "memory linear" in told.how
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_a_score_part_is_in_the_way(method: str) -> None:
+    both = create("rope", head_dim=8) + create("alibi", heads=4)
+    with pytest.raises(Misfit, match="without a score part"):
+        made(method, original=both)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("rerope", {"window": 9}, "window: expected 1 to 8"),
+        ("rerope", {"window": 0}, "window"),
+        ("leaky_rerope", {"leak": 0.5}, "leak"),
+        ("self_extend", {"group": 0}, "group"),
+        ("self_extend", {"group": 1.5}, "group"),
+        ("dual_chunk", {"reach": 8}, "reach"),
+        ("dual_chunk", {"local": 6}, "reach"),
+        ("string", {"factor": 3}, "at most doubles"),
+        ("string", {"shift": 9}, "shift"),
+        ("string", {"local": 6}, "shift"),
+    ],
+)
+def test_bad_arguments(method: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        made(method, **options)
+
+
+def test_string_refuses_a_factor_its_defaults_cannot_reach() -> None:
+    with pytest.raises(ArgumentError, match="at most doubles"):
+        extend(create("rope", head_dim=8), "string", factor=2, length=64)
