@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors.torch import save as serialize
@@ -22,8 +22,10 @@ from posenc.integrations.transformers.gpt_neox import GPT_NEOX
 from posenc.integrations.transformers.llama import LLAMA, MISTRAL, QWEN2
 from posenc.integrations.transformers.roberta import ROBERTA
 from posenc.integrations.transformers.stored import INDEX, WHOLE, StoredTensors
+from posenc.integrations.transformers.swin import SWIN
 from posenc.integrations.transformers.t5 import T5
-from posenc.integrations.transformers.table import expand, matches
+from posenc.integrations.transformers.table import Piece, join, match, matches
+from posenc.integrations.transformers.vit import VIT
 from posenc.integrations.transformers.xlnet import XLNET
 from posenc.models.stack import StackConfig
 from posenc.storage import make_folder, write_bytes, write_json
@@ -39,7 +41,9 @@ FAMILIES: dict[str, Family] = {
     "mistral": MISTRAL,
     "qwen2": QWEN2,
     "roberta": ROBERTA,
+    "swin": SWIN,
     "t5": T5,
+    "vit": VIT,
     "xlnet": XLNET,
 }
 """By the ``model_type`` of ``config.json``."""
@@ -126,7 +130,7 @@ def save(
             got=template.values["rope_parameters"],
             remedy="Leave them out: they are found from the model.",
         )
-    tensors = _theirs(described.tensors, FAMILIES[family], _config(model))
+    tensors = _theirs(model, FAMILIES[family], described.tensors)
     dtypes = {tensor.dtype for tensor in tensors.values()}
     written = {
         **template.values,
@@ -166,34 +170,48 @@ def _family_of(fields: Fields) -> Family:
     return FAMILIES[kind]
 
 
-def _config(model: nn.Module) -> StackConfig:
-    return cast(StackConfig, model.config)
+def _heads(model: nn.Module) -> int:
+    """Heads of every layer; 1 for a model whose layers differ, which no rule asks for."""
+    return model.config.heads if isinstance(model.config, StackConfig) else 1
+
+
+def _gated(model: nn.Module) -> bool:
+    config = model.config
+    return isinstance(config, StackConfig) and config.activation in ("swiglu", "geglu")
 
 
 @torch.no_grad()
 def _fill(model: nn.Module, family: Family, stored: StoredTensors) -> None:
     """Copy every tensor of the model from the checkpoint."""
-    config, used = _config(model), set()
-    table, heads = family.rows(config.activation), config.heads
-    for name, ours in stored_tensors(model).items():
-        found = expand(table, name)
-        if found is None:
-            raise LookupError(f"{name} is in no row of the table")
-        rule, theirs = found
-        shapes = [part.shape for part in rule.write(ours.to("meta"), heads)]
-        parts = []
-        for wanted, shape in zip(theirs, shapes, strict=True):
-            spelled = next((s for s in family.spellings(wanted) if s in stored.names), None)
-            if spelled is None:
-                raise CheckpointError(
-                    str(stored.folder),
-                    expected=f"a tensor {wanted}",
-                    got="none",
-                    remedy="Fetch or write the checkpoint again; nothing was loaded.",
-                )
-            used.add(spelled)
-            parts.append(stored.read(spelled, shape))
-        ours.copy_(rule.read(parts, heads))
+    tensors, heads = stored_tensors(model), _heads(model)
+    meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    found, left = match(family.rows(_gated(model)), meta, heads=heads)
+    if left:
+        raise LookupError(f"{left[0]} is in no row of the table")
+    shapes = {name: list(tensor.shape) for name, tensor in join(found).items()}
+    spelled: dict[str, str] = {}
+    for name in shapes:
+        spelling = next((s for s in family.spellings(name) if s in stored.names), None)
+        if spelling is None:
+            raise CheckpointError(
+                str(stored.folder),
+                expected=f"a tensor {name}",
+                got="none",
+                remedy="Fetch or write the checkpoint again; nothing was loaded.",
+            )
+        spelled[name] = spelling
+    begin = dict.fromkeys(shapes, 0)
+    for each in found:
+        theirs = []
+        for name, part in zip(each.names, each.parts, strict=True):
+            tensor = stored.read(spelled[name], shapes[name])
+            if isinstance(each.rule, Piece):
+                tensor = tensor.narrow(1, begin[name], part.shape[1])
+                begin[name] += part.shape[1]
+            theirs.append(tensor)
+        ours = tensors[each.name]
+        ours.copy_(each.rule.read(theirs, heads).reshape(ours.shape))
+    used = set(spelled.values())
     unknown = sorted(name for name in stored.names - used if not _ignored(name, family))
     if unknown:
         raise CheckpointError(
@@ -210,22 +228,18 @@ def _ignored(name: str, family: Family) -> bool:
     return any(matches(spelling, name) is not None for spelling in spellings)
 
 
-def _theirs(ours: Mapping[str, Tensor], family: Family, config: StackConfig) -> dict[str, Tensor]:
+def _theirs(model: nn.Module, family: Family, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a checkpoint from those of a model."""
-    theirs: dict[str, Tensor] = {}
-    for name, tensor in ours.items():
-        found = expand(family.rows(config.activation), name)
-        if found is None:
-            raise ArgumentError(
-                "model",
-                expected="only tensors that this family has a place for",
-                got=name,
-                remedy="Save it by model.save(folder), or choose another family.",
-            )
-        rule, names = found
-        parts = rule.write(tensor.detach().cpu(), config.heads)
-        theirs |= {n: part.contiguous() for n, part in zip(names, parts, strict=True)}
-    return theirs
+    plain = {name: tensor.detach().cpu() for name, tensor in ours.items()}
+    found, left = match(family.rows(_gated(model)), plain, heads=_heads(model))
+    if left:
+        raise ArgumentError(
+            "model",
+            expected="only tensors that this family has a place for",
+            got=left[0],
+            remedy="Save it by model.save(folder), or choose another family.",
+        )
+    return {name: tensor.contiguous() for name, tensor in join(found).items()}
 
 
 def _write(

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.fields import Fields
 from posenc.integrations.transformers.table import Table
-from posenc.models.block import Activation
 
 __all__ = ["Family", "Written", "require_config", "stored_tensors"]
 
@@ -55,9 +54,9 @@ class Family:
     ignored: tuple[str, ...] = ()
     write: Callable[[nn.Module, Fields], Written] | None = None
 
-    def rows(self, activation: Activation) -> Table:
-        """The table for a model with this activation."""
-        return {**self.table, **self.gated} if activation in ("swiglu", "geglu") else self.table
+    def rows(self, gated: bool) -> Table:
+        """The table for a model whose feed-forward layers have gates, or have none."""
+        return {**self.table, **self.gated} if gated else self.table
 
     def spellings(self, name: str) -> tuple[str, ...]:
         """The names under which their tensor ``name`` may be found."""

@@ -60,6 +60,28 @@ class Fields:
         """The same, or None where it is null or left out."""
         return None if self.values.get(name) is None else self.count(name)
 
+    def sides(self, name: str, default: int) -> tuple[int, int]:
+        """Height and width, from a pair or from one number for both."""
+        value = self.get(name, default)
+        pair = value if isinstance(value, list) else [value, value]
+        if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
+            raise self.wrong(name, "one or two whole numbers of 1 or more", value)
+        return pair[0], pair[1]
+
+    def square(self, name: str, default: int) -> int:
+        """The side of a square."""
+        height, width = self.sides(name, default)
+        if height != width:
+            raise self.wrong(name, "a square", [height, width])
+        return height
+
+    def classes(self) -> int:
+        """Labels of a classifier; transformers leaves them out where there are two."""
+        labels = self.get("id2label", {})
+        if not isinstance(labels, dict):
+            raise self.wrong("id2label", "an object", labels)
+        return len(labels) or 2
+
     def number(self, name: str, default: float = REQUIRED) -> float:
         """A finite number."""
         value = self.get(name, default)

@@ -40,7 +40,7 @@ SIZES = {
     "heads": "num_attention_heads",
 }
 
-ROPE = RopeFields(base="rotary_emb_base", fraction="rotary_pct", turned=0.25)
+ROPE = RopeFields(base="rotary_emb_base", fraction="rotary_pct", turned=0.25, partial=True)
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",

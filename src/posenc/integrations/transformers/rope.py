@@ -29,11 +29,13 @@ class RopeFields:
     Args:
         base, fraction: the older fields.
         turned: the fraction where the file has none.
+        partial: whether transformers can turn a fraction of a head in this family.
     """
 
     base: str = "rope_theta"
     fraction: str = "partial_rotary_factor"
     turned: float = 1.0
+    partial: bool = False
 
     def read(self, fields: Fields, *, head_dim: int) -> Encoding:
         """The encoding of each layer.
@@ -45,9 +47,10 @@ class RopeFields:
         if not isinstance(found, Mapping):
             raise fields.wrong("rope_parameters", "an object", found)
         parameters = Fields(found, fields.path)
-        share = parameters.number(
-            "partial_rotary_factor", fields.number(self.fraction, self.turned)
-        )
+        share = fields.number(self.fraction, self.turned)
+        share = parameters.number("partial_rotary_factor", share)
+        if share != 1.0 and not self.partial:
+            raise fields.wrong("partial_rotary_factor", "1 in this family", share)
         rope = Rope(
             head_dim=head_dim,
             base=parameters.number("rope_theta", fields.number(self.base, 10000.0)),
@@ -83,12 +86,15 @@ class RopeFields:
         if named and _alike(self.read(like, head_dim=head_dim), encoding):
             return {}
         parameters = _parameters(encoding)
+        fraction = parameters["partial_rotary_factor"]
+        if not self.partial and fraction != 1.0:
+            raise _unknown("rope with fraction=1, as this family has it", f"fraction={fraction:g}")
         changes = {
             "rope_parameters": parameters,
             # Readers from before rope_parameters look in these.
             "rope_scaling": None if parameters["rope_type"] == "default" else parameters,
             self.base: parameters["rope_theta"],
-            self.fraction: parameters["partial_rotary_factor"],
+            self.fraction: fraction,
         }
         part = encoding.query_key
         if isinstance(part, DynamicNtkRope):

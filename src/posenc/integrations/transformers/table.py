@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,14 +14,17 @@ __all__ = [
     "HeadColumns",
     "HeadRows",
     "HeadsFirst",
+    "Match",
     "OneTensor",
+    "Piece",
     "RowsFrom",
     "Rule",
     "SplitByHead",
     "Stacked",
     "Table",
     "Transposed",
-    "expand",
+    "join",
+    "match",
     "matches",
 ]
 
@@ -88,6 +92,16 @@ class Transposed(OneTensor):
         return ours.mT
 
 
+class Piece(OneTensor):
+    """Some rows of theirs, ``[1, n, C]``, whose pieces follow each other in the order of the table.
+
+    Ours is of any shape ``[…, C]`` with as many rows.
+    """
+
+    def theirs(self, ours: Tensor, heads: int) -> Tensor:
+        return ours.reshape(1, -1, ours.shape[-1])
+
+
 class RowsFrom(OneTensor):
     """A tensor without its first rows, which mean nothing."""
 
@@ -150,10 +164,14 @@ def _regroup(x: Tensor, outer: int, inner: int) -> Tensor:
 Table = Mapping[str, str | Rule]
 """Pattern of ours → pattern of theirs, or the rule by which ours is made.
 
-``{layer}`` stands for a number and ``{kind}`` for ``weight`` or ``bias``.
+``{layer}`` and ``{block}`` stand for numbers and ``{kind}`` for ``weight`` or ``bias``.
 """
 
-HOLES = {"{layer}": r"(?P<layer>\d+)", "{kind}": r"(?P<kind>weight|bias)"}
+HOLES = {
+    "{layer}": r"(?P<layer>\d+)",
+    "{block}": r"(?P<block>\d+)",
+    "{kind}": r"(?P<kind>weight|bias)",
+}
 
 
 def matches(pattern: str, name: str) -> dict[str, str] | None:
@@ -165,11 +183,45 @@ def matches(pattern: str, name: str) -> dict[str, str] | None:
     return None if found is None else found.groupdict()
 
 
-def expand(table: Table, name: str) -> tuple[Rule, tuple[str, ...]] | None:
-    """The rule for our tensor ``name``, and their names for it; None where there is no row."""
+@dataclass(frozen=True, eq=False)
+class Match:
+    """Our tensor and theirs.
+
+    Args:
+        name: of ours.
+        rule: how it is made of theirs.
+        names: of theirs.
+        parts: what the rule makes of ours; of the same shapes as theirs, or as their pieces.
+    """
+
+    name: str
+    rule: Rule
+    names: tuple[str, ...]
+    parts: Sequence[Tensor]
+
+
+def match(
+    table: Table, tensors: Mapping[str, Tensor], *, heads: int
+) -> tuple[list[Match], list[str]]:
+    """Our tensors in the order of the table, and the names of those that are in no row of it."""
+    found: list[Match] = []
+    left = dict(tensors)
     for pattern, row in table.items():
-        holes = matches(pattern, name)
-        if holes is not None:
-            rule = OneTensor(row) if isinstance(row, str) else row
-            return rule, tuple(theirs.format(**holes) for theirs in rule.names)
-    return None
+        rule = OneTensor(row) if isinstance(row, str) else row
+        for name in list(left):
+            holes = matches(pattern, name)
+            if holes is None:
+                continue
+            written = rule.write(left.pop(name), heads)
+            names = tuple(theirs.format(**holes) for theirs in rule.names)
+            found.append(Match(name, rule, names, written))
+    return found, list(left)
+
+
+def join(found: Iterable[Match]) -> dict[str, Tensor]:
+    """Their tensors by name, pieces put together."""
+    joined: dict[str, Tensor] = {}
+    for each in found:
+        for name, part in zip(each.names, each.parts, strict=True):
+            joined[name] = torch.cat([joined[name], part], dim=1) if name in joined else part
+    return joined

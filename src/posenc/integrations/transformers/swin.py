@@ -1,0 +1,63 @@
+"""Swin with its classifier."""
+
+from __future__ import annotations
+
+from posenc.integrations.transformers.family import Family
+from posenc.integrations.transformers.fields import Fields
+from posenc.integrations.transformers.table import Table, Transposed
+from posenc.models import Swin, SwinConfig
+
+__all__ = ["SWIN"]
+
+THEIRS = "swin.encoder.layers.{layer}.blocks.{block}"
+OURS = "stages.{layer}.blocks.{block}"
+MERGING = "swin.encoder.layers.{layer}.downsample"
+
+TABLE: Table = {
+    "patches.projection.{kind}": "swin.embeddings.patch_embeddings.projection.{kind}",
+    "patch_norm.{kind}": "swin.embeddings.norm.{kind}",
+    OURS + ".attention.encoding.score.table": Transposed(
+        THEIRS + ".attention.self.relative_position_bias_table"
+    ),
+    OURS + ".attention_norm.{kind}": THEIRS + ".layernorm_before.{kind}",
+    OURS + ".attention.query.{kind}": THEIRS + ".attention.self.query.{kind}",
+    OURS + ".attention.key.{kind}": THEIRS + ".attention.self.key.{kind}",
+    OURS + ".attention.value.{kind}": THEIRS + ".attention.self.value.{kind}",
+    OURS + ".attention.output.{kind}": THEIRS + ".attention.output.dense.{kind}",
+    OURS + ".feed_forward_norm.{kind}": THEIRS + ".layernorm_after.{kind}",
+    OURS + ".feed_forward.input.{kind}": THEIRS + ".intermediate.dense.{kind}",
+    OURS + ".feed_forward.output.{kind}": THEIRS + ".output.dense.{kind}",
+    "merging.{layer}.norm.{kind}": MERGING + ".norm.{kind}",
+    "merging.{layer}.projection.{kind}": MERGING + ".reduction.{kind}",
+    "norm.{kind}": "swin.layernorm.{kind}",
+    "head.{kind}": "classifier.{kind}",
+}
+
+
+def make(fields: Fields) -> Swin:
+    """The model that a configuration describes."""
+    fields.require("hidden_act", "gelu")
+    fields.require("layer_norm_eps", 1e-5)
+    fields.require("mlp_ratio", 4.0)
+    fields.require("qkv_bias", True)
+    fields.require("use_absolute_embeddings", False)
+    config = SwinConfig(
+        size=fields.sides("image_size", 224),
+        patch=fields.square("patch_size", 4),
+        channels=fields.count("num_channels", 3),
+        dim=fields.count("embed_dim", 96),
+        depths=[int(count) for count in fields.numbers("depths")],
+        heads=[int(count) for count in fields.numbers("num_heads")],
+        window=fields.count("window_size", 7),
+        encoding="swin",
+        classes=fields.classes(),
+    )
+    return Swin(config)
+
+
+SWIN = Family(
+    make=make,
+    table=TABLE,
+    prefix="swin.",
+    ignored=(THEIRS + ".attention.self.relative_position_index",),
+)
