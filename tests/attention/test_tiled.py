@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.backends.tiled import blockwise, engine, plan
+from posenc.attention.backends.tiled import blockwise, engine, images, plan
 from posenc.attention.backends.tiled.plan import Band
 from posenc.attention.backends.tiled.tiles import Pitched
 from posenc.errors import BackendRefusal
@@ -121,6 +121,28 @@ def test_without_structured_form_by_blocks(name: str) -> None:
     got, expected = (run(encoding, grid, tensors, way) for way in ("tiled", "reference"))
     for mine, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("sides", [(7, 9), (1, 13), (13, 1), (20, 17)])
+@pytest.mark.parametrize("name", ["swin", "swin_v2", "irpe"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_tables_between_images(
+    name: str, sides: tuple[int, int], frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "BUDGET", 5000)
+    monkeypatch.setattr(images, "LANES", 4)
+    options = {"irpe": {"mode": "bias"}}.get(name, {"window": (20, 20)})
+    encoding = posenc.create(name, dim=48, heads=6, head_dim=8, **options).double()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, dtype=parameter.dtype))
+    encoding.requires_grad_(not frozen)
+    grid = Grid.of(Layout.image(*sides))
+    tensors = inputs(grid)
+    assert "image rows" in explain(*tensors, grid, encoding, backend="tiled").how
+    got, expected = (run(encoding, grid, tensors, way) for way in ("tiled", "reference"))
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_frozen_tables_too() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc.attention.backends.base import Backend, Problem
 from posenc.attention.backends.tiled.blockwise import attend_blockwise
+from posenc.attention.backends.tiled.images import image_table, serves_images, tiled_image
 from posenc.attention.backends.tiled.op import tiled
 from posenc.attention.backends.tiled.runs import Run, regular_runs
 from posenc.attention.lowering import lower, repeat_heads
@@ -28,7 +29,7 @@ class Tiled(Backend):
     name = "tiled"
 
     def refusal(self, problem: Problem) -> str | None:
-        if _regular(problem):
+        if _regular(problem) or _images(problem):
             return None
         if torch.compiler.is_compiling():
             return "inside a compiled graph only regular layouts can be tiled"
@@ -37,6 +38,8 @@ class Tiled(Backend):
     def describe(self, problem: Problem) -> str:
         if _regular(problem):
             return "tiles with the terms of every offset (memory linear in the length)"
+        if _images(problem):
+            return "blocks of image rows with the table of their offsets"
         if _runs(problem) is not None:
             return "each document by itself, in tiles (memory linear in the length)"
         return "the definition, some queries at a time (memory linear in the length)"
@@ -44,6 +47,8 @@ class Tiled(Backend):
     def run(self, problem: Problem) -> Float[Tensor, "B H Q E"]:
         if _regular(problem):
             return _attend_regular(problem)
+        if _images(problem):
+            return _attend_images(problem)
         runs = _runs(problem)
         if runs is not None:
             return _attend_runs(problem, runs)
@@ -53,6 +58,15 @@ class Tiled(Backend):
 def _regular(problem: Problem) -> bool:
     grid = problem.grid
     return grid.shift is not None and not grid.marked and problem.lowered is not None
+
+
+def _images(problem: Problem) -> bool:
+    """Whether tables between whole images are all there is, on the device of the fused kernel."""
+    if problem.q.device.type != "cpu" or problem.dropout:
+        return False
+    if problem.q.shape[-1] != problem.v.shape[-1]:
+        return False
+    return serves_images(problem.grid, problem.lowered)
 
 
 def _runs(problem: Problem) -> dict[tuple[Run, ...], list[int]] | None:
@@ -101,6 +115,23 @@ def _attend_regular(problem: Problem) -> Tensor:
         not problem.grid.causal and _wants_sums(line, terms),
     )[0]
     return output[..., : problem.v.shape[-1]].flip(2).to(problem.v.dtype)
+
+
+def _attend_images(problem: Problem) -> Tensor:
+    assert problem.lowered is not None
+    grid, heads = problem.grid, problem.heads
+    wide = torch.promote_types(problem.q.dtype, torch.float32)
+    table = image_table(problem.lowered, grid, device=problem.q.device).to(wide).contiguous()
+    q, k, v = (x.to(wide) for x in (problem.q, problem.k, problem.v))
+    output: Tensor = tiled_image(
+        (q * problem.scale).flip(2),
+        repeat_heads(k, heads),
+        repeat_heads(v, heads),
+        table,
+        [*(grid.query.extent or ()), *(grid.key.extent or ())],
+        table.requires_grad and torch.is_grad_enabled(),
+    )[0]
+    return output.flip(2).to(problem.v.dtype)
 
 
 def _contiguous(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:

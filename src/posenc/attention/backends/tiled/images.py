@@ -1,0 +1,256 @@
+"""Tables of offsets between the cells of whole images.
+
+With queries from the last cell to the first, a pair reads the table at row ``r_y + y`` and column
+``r_x + x``: a block of it is a view with four strides, from which the bias of some image rows of
+queries is copied, a block at a time. The gradient of the table is summed along columns in a copy
+with a gap after each image row, read with a stride one less, and along rows slice by slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.attention.backends.tiled.stock import Partial, stock_backward, stock_forward
+from posenc.encoding import Gathered, Lowered
+from posenc.layout import Grid
+
+__all__ = ["image_table", "serves_images", "tiled_image"]
+
+BUDGET = 2**22
+"""Numbers in a block of the bias, 16 MiB in float32."""
+
+LANES = 8
+"""Heads at a time."""
+
+
+def serves_images(grid: Grid, lowered: Sequence[Lowered] | None) -> bool:
+    """Whether all there is are tables over the offsets between whole images that see each other."""
+    sides = (grid.query, grid.key)
+    plain = all(side.extent is not None and side.special is None for side in sides)
+    if not plain or grid.marked or grid.causal or grid.window is not None or not lowered:
+        return False
+    return all(isinstance(term, Gathered) and _table_only(term) for term in lowered)
+
+
+def _table_only(group: Gathered) -> bool:
+    others = (group.left, group.right, group.column, group.value)
+    return group.table is not None and all(other is None for other in others)
+
+
+def image_table(
+    lowered: Sequence[Lowered], grid: Grid, *, device: torch.device
+) -> Float[Tensor, "H Y X"]:
+    """The sum of the tables at every offset (Δy, Δx), both ascending."""
+    (rows, columns), (key_rows, key_columns) = grid.query.extent, grid.key.extent  # type: ignore[misc]
+    down = torch.arange(1 - rows, key_rows, device=device, dtype=torch.float32)
+    across = torch.arange(1 - columns, key_columns, device=device, dtype=torch.float32)
+    offsets = torch.stack(torch.meshgrid(down, across, indexing="ij"), dim=-1)
+    tables = [
+        group.table[:, group.bucket(offsets)]
+        for group in lowered
+        if isinstance(group, Gathered) and group.table is not None
+    ]
+    return torch.stack(tables).sum(0)
+
+
+class _Image:
+    """Some heads of one batch row.
+
+    Args:
+        q: ``[1, H, Q, D]`` reversed and scaled; k: ``[1, H, K, D]``; v: ``[1, H, K, E]``.
+        table: ``[H, Y, X]``.
+        extents: rows and columns of the queries' image, then of the keys'.
+    """
+
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, table: Tensor, extents: Sequence[int]
+    ) -> None:
+        self.q, self.k, self.v, self.table = q, k, v, table
+        self.rows, self.columns, self.key_rows, self.key_columns = extents
+        self.heads = q.shape[1]
+
+    def blocks(self, key_rows: int) -> Iterator[tuple[int, int]]:
+        """Ranges of image rows of queries whose bias over so many rows of keys fits the budget."""
+        row = self.heads * self.columns * key_rows * self.key_columns
+        step = max(1, BUDGET // row)
+        for begin in range(0, self.rows, step):
+            yield begin, min(begin + step, self.rows)
+
+    def bias(self, begin: int, end: int, low: int, high: int) -> Float[Tensor, "H y x Y X"]:
+        """Bias of rows of queries (from the last) and rows of keys: a view of the table."""
+        size = (self.heads, end - begin, self.columns, high - low, self.key_columns)
+        head, row, _ = self.table.stride()
+        offset = self.table.storage_offset() + (begin + low) * row
+        return self.table.as_strided(size, (head, row, 1, row, 1), offset)
+
+    def mask(self, begin: int, end: int) -> Float[Tensor, "1 H R K"]:
+        """The bias of rows of queries against all keys, written out."""
+        bias = self.bias(begin, end, 0, self.key_rows)
+        return bias.reshape(1, self.heads, (end - begin) * self.columns, -1)
+
+    def forward(self, into: Partial) -> None:
+        """Write the output and totals of all queries."""
+        for begin, end in self.blocks(self.key_rows):
+            at = slice(begin * self.columns, end * self.columns)
+            part = stock_forward(self.q[:, :, at], self.k, self.v, self.mask(begin, end))
+            into.put(at.start, at.stop, part)
+
+    def backward(
+        self, whole: Partial, gradient: Tensor, into: Sequence[Tensor], *, table: bool
+    ) -> None:
+        """Add the gradients of q, k, v and, if wanted, of the table to ``into``."""
+        if table:
+            self._own_backward(whole, gradient, into)
+            return
+        for begin, end in self.blocks(self.key_rows):
+            at = slice(begin * self.columns, end * self.columns)
+            part = Partial(whole.output[:, :, at], whole.total[:, :, at])
+            found = stock_backward(
+                gradient[:, :, at],
+                self.q[:, :, at],
+                self.k,
+                self.v,
+                part,
+                self.mask(begin, end),
+            )
+            into[0][:, :, at] += found[0]
+            into[1].add_(found[1])
+            into[2].add_(found[2])
+
+    def _own_backward(self, whole: Partial, gradient: Tensor, into: Sequence[Tensor]) -> None:
+        inner = (gradient * whole.output).sum(-1, keepdim=True)
+        queries = torch.cat([self.q, -whole.total.unsqueeze(-1)], dim=-1)[0]
+        gradients = torch.cat([gradient, -inner], dim=-1)[0]
+        keys, values = (torch.nn.functional.pad(x, (0, 1), value=1.0)[0] for x in (self.k, self.v))
+        q, k, plain = self.q[0], self.k[0], gradient[0]
+        # Tiles of about 256 queries and keys, in whole image rows.
+        step, key_step = (max(1, 256 // n) for n in (self.columns, self.key_columns))
+        sums = _TableSums(self.heads, step, key_step, self.columns, self.key_columns, like=q)
+        for begin in range(0, self.rows, step):
+            end = min(begin + step, self.rows)
+            at = slice(begin * self.columns, end * self.columns)
+            for low in range(0, self.key_rows, key_step):
+                high = min(low + key_step, self.key_rows)
+                to = slice(low * self.key_columns, high * self.key_columns)
+                bias = self.bias(begin, end, low, high)
+                weights = bias.clone(memory_format=torch.contiguous_format)
+                weights = weights.view(self.heads, at.stop - at.start, -1)
+                weights.baddbmm_(queries[:, at], keys[:, to].mT).exp_()
+                slopes = torch.bmm(gradients[:, at], values[:, to].mT).mul_(weights)
+                into[2][0, :, to].baddbmm_(weights.mT, plain[:, at])
+                into[0][0, :, at].baddbmm_(slopes, k[:, to])
+                into[1][0, :, to].baddbmm_(slopes.mT, q[:, at])
+                sums.add(slopes, begin, end, low, high, into[3])
+
+
+class _TableSums:
+    """Sums of what a tile holds over all pairs with the same offset."""
+
+    def __init__(
+        self, heads: int, rows: int, key_rows: int, columns: int, key_columns: int, *, like: Tensor
+    ) -> None:
+        self.columns, self.key_columns = columns, key_columns
+        self.width = columns + key_columns
+        self.memory = like.new_zeros(heads, rows, columns, key_rows, self.width)
+
+    def add(
+        self, tile: Tensor, begin: int, end: int, low: int, high: int, into: Float[Tensor, "H Y X"]
+    ) -> None:
+        """Sum a tile of image rows ``begin`` to ``end`` of queries, ``low`` to ``high`` of keys."""
+        count, key_count = end - begin, high - low
+        part = self.memory[:, :count, :, :key_count]
+        part[..., : self.key_columns] = tile.view(
+            len(tile), count, self.columns, key_count, self.key_columns
+        )
+        head, row, column, key_row, _ = self.memory.stride()
+        size = (len(tile), count, self.columns, key_count, self.width - 1)
+        skewed = self.memory.as_strided(size, (head, row, column - 1, key_row, 1))
+        if self.memory.shape[3] != key_count:
+            # The end of a column's last row is not the gap before the next column's first.
+            self.memory[:, :, :, key_count:] = 0
+        sums = skewed.sum(2)
+        for place in range(count):
+            first = begin + place + low
+            into[:, first : first + key_count] += sums[:, place]
+
+
+@torch.library.custom_op("posenc::tiled_image", mutates_args=())
+def tiled_image(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, extents: Sequence[int], table_wanted: bool
+) -> tuple[Tensor, Tensor]:
+    """Attention between whole images with a table of offsets: output, and totals.
+
+    Args:
+        q: ``[B, H, Q, D]``, reversed and scaled; k: ``[B, H, K, D]``; v: ``[B, H, K, D]``.
+        table: ``[H, Y, X]``; extents: rows and columns of queries, then of keys.
+        table_wanted: whether the gradient of the table will be wanted.
+    """
+    into = Partial(torch.empty_like(q), q.new_empty(q.shape[:3]))
+    for batch, heads in _shares(q):
+        row = slice(batch, batch + 1)
+        image = _Image(q[row, heads], k[row, heads], v[row, heads], table[heads], extents)
+        image.forward(into.part(batch, (heads.start, heads.stop)))
+    return into.output, into.total
+
+
+def _shares(q: Tensor) -> Iterator[tuple[int, slice]]:
+    for batch in range(q.shape[0]):
+        for begin in range(0, q.shape[1], LANES):
+            yield batch, slice(begin, min(begin + LANES, q.shape[1]))
+
+
+@tiled_image.register_fake
+def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), q.new_empty(q.shape[:3])
+
+
+@torch.library.custom_op("posenc::tiled_image_backward", mutates_args=())
+def tiled_image_backward(
+    gradient: Tensor,
+    output: Tensor,
+    total: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    extents: Sequence[int],
+    table_wanted: bool,
+) -> list[Tensor]:
+    """Gradients of q, k, v and of the table, which is zero where it is not wanted."""
+    into = [torch.zeros_like(x) for x in (q, k, v, table)]
+    whole = Partial(output, total)
+    for batch, heads in _shares(q):
+        row = slice(batch, batch + 1)
+        image = _Image(q[row, heads], k[row, heads], v[row, heads], table[heads], extents)
+        image.backward(
+            whole.part(batch, (heads.start, heads.stop)),
+            gradient[row, heads],
+            [*(x[row, heads] for x in into[:3]), into[3][heads]],
+            table=table_wanted,
+        )
+    return into
+
+
+@tiled_image_backward.register_fake
+def _(gradient: Tensor, output: Tensor, total: Tensor, *given: Any) -> list[Tensor]:
+    return [torch.empty_like(x) for x in given[:4]]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output, *inputs[:4])
+    ctx.rest = inputs[4:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    kept = ctx.saved_tensors
+    found = tiled_image_backward(gradient.contiguous(), *kept, *ctx.rest)
+    return (*found[:3], found[3] if ctx.rest[1] else None, None, None)
+
+
+tiled_image.register_autograd(_differentiate, setup_context=_keep)
