@@ -83,7 +83,7 @@ def list_encodings(
     table.add_column("past its length", ratio=3, overflow="fold")
     if wide:
         table.add_column("cost", ratio=2)
-    table.add_column("cite", no_wrap=wide, max_width=14 if not wide else 24)
+    table.add_column("cite", no_wrap=wide, max_width=14 if not wide else 30)
     for name, entry in chosen.items():
         claims, citation = entry.claims, entry.citation
         cited = "—" if citation is None else f"{citation.authors} {citation.year}"

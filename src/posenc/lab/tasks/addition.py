@@ -61,7 +61,7 @@ ENTRY = TaskEntry(
         references=("nope", "sinusoidal@unsorted"),
         train_length=8,
         test_lengths=times(1, 1.5, 2, 4, 8, 16),
-        steps=1500,
+        steps=1000,
         batch=64,
         learning_rate=5e-3,
     ),

@@ -86,7 +86,7 @@ ENTRY = TaskEntry(
         references=("nope", "sinusoidal@unsorted"),
         train_length=LONGEST_TRAINED,
         test_lengths=_tested,
-        steps=1500,
+        steps=1000,
         batch=64,
         learning_rate=5e-3,
     ),
