@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attention": FOUNDATION - {"entry"},
     "registry": FOUNDATION | {"encodings"},
     "testing": FOUNDATION | {"registry", "attention", "encodings"},
-    "extension": FOUNDATION | {"registry", "attention", "encodings"},
+    "extension": FOUNDATION | {"registry", "attention", "encodings", "storage"},
     "models": FOUNDATION | {"registry", "attention", "encodings", "extension", "storage"},
     "integrations": FOUNDATION
     | {"registry", "attention", "encodings", "extension", "models", "storage"},

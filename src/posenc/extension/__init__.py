@@ -22,12 +22,16 @@ from posenc.extension.methods.self_extend import self_extend
 from posenc.extension.methods.string import string
 from posenc.extension.methods.yarn import yarn
 from posenc.extension.registry import EXTENSIONS, advice, applicable, extend, extend_layers
+from posenc.extension.search import Found, Plan, Tried, search_factors
 
 __all__ = [
     "EXTENSIONS",
     "Extension",
     "ExtensionClaims",
+    "Found",
     "Misfit",
+    "Plan",
+    "Tried",
     "advice",
     "applicable",
     "direct",
@@ -47,6 +51,7 @@ __all__ = [
     "radix_base",
     "random_tail",
     "rerope",
+    "search_factors",
     "segments",
     "self_extend",
     "string",

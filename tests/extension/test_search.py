@@ -1,0 +1,155 @@
+"""LongRoPE's search: better than the formulas, the same when interrupted, never out of bounds."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posenc import create
+from posenc.errors import ArgumentError, CheckpointError
+from posenc.extension import Found, Misfit, Plan, extend, search_factors
+
+ROPE = create("rope", head_dim=16)
+BEST = (1.0, 1.0, 1.2, 1.8, 2.5, 3.1, 3.9, 4.4)
+SMALL = Plan(population=8, mutations=4, crossovers=4, parents=6)
+
+
+def bowl(factors: tuple[float, ...]) -> float:
+    return sum((a - b) ** 2 for a, b in zip(factors, BEST, strict=True))
+
+
+def run(**options: Any) -> Found:
+    chosen = {"factor": 4, "length": 256, "budget": 60, "plan": SMALL} | options
+    return search_factors(ROPE, chosen.pop("loss", bowl), **chosen)
+
+
+def test_it_beats_the_formulas_it_begins_from() -> None:
+    found = run(budget=400, plan=Plan())
+    assert list(found.formulas) == ["interpolate", "ntk", "yarn"]
+    assert found.best.loss < 0.3 * min(each.loss for each in found.formulas.values())
+    assert bowl(found.best.factors) == found.best.loss
+
+
+def test_it_begins_from_the_formulas() -> None:
+    formulas = run().formulas
+    assert formulas["interpolate"].factors == (4.0,) * 8
+    for name in ("ntk", "yarn"):
+        rope: Any = extend(ROPE, name, factor=4, length=256).query_key
+        assert formulas[name].factors == pytest.approx(rope.divisors, abs=0.006)
+
+
+def test_all_individuals_are_in_order_and_in_bounds() -> None:
+    seen: list[tuple[float, ...]] = []
+
+    def loss(factors: tuple[float, ...]) -> float:
+        seen.append(factors)
+        return bowl(factors)
+
+    run(loss=loss, budget=150)
+    assert len(seen) == 150
+    assert len(set(seen)) > 145
+    for each in seen:
+        assert list(each) == sorted(each)
+        assert each[0] >= 1
+        assert each[-1] <= 5
+        assert all(abs(100 * f - round(100 * f)) < 1e-6 for f in each)
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 7, 8, 9, 21])
+def test_a_stopped_search_ends_as_one_that_was_not(tmp_path: Path, after: int) -> None:
+    state = tmp_path / "deeper" / "search.json"
+
+    def stop(found: Found) -> None:
+        if found.tried == after:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(state=state, progress=stop)
+    measured: list[Any] = []
+
+    def loss(factors: tuple[float, ...]) -> float:
+        measured.append(factors)
+        return bowl(factors)
+
+    assert run(state=state, loss=loss) == run()
+    assert len(measured) == 60 - after
+
+
+def test_a_larger_budget_goes_on(tmp_path: Path) -> None:
+    state = tmp_path / "search.json"
+    first = run(state=state, budget=20)
+    assert run(state=state, budget=10).best == first.best
+    assert run(state=state, budget=60) == run(budget=60)
+
+
+def test_progress_is_told_of_every_measurement() -> None:
+    told: list[Found] = []
+    found = run(progress=told.append)
+    assert [each.tried for each in told] == list(range(1, 61))
+    assert told[-1] == found
+    assert all(a.best.loss >= b.best.loss for a, b in pairwise(told))
+
+
+def test_what_is_no_number_is_never_best(tmp_path: Path) -> None:
+    def loss(factors: tuple[float, ...]) -> float:
+        return math.nan if factors[-1] > 3 else bowl(factors)
+
+    state = tmp_path / "search.json"
+    found = run(loss=loss, state=state)
+    assert found.formulas["interpolate"].loss == math.inf
+    assert found == run(loss=loss, state=state)
+
+
+def test_seeds_differ() -> None:
+    other = Plan(population=8, mutations=4, crossovers=4, parents=6, seed=1)
+    assert run(plan=other).best != run().best
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "no JSON"), ("[]", "state of a search"), ('{"plan": 1}', "state of a search")],
+)
+def test_a_damaged_state_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    state = tmp_path / "search.json"
+    state.write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        run(state=state)
+    assert state.read_text() == content
+
+
+def test_the_state_of_another_search_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "search.json"
+    run(state=state, budget=3)
+    with pytest.raises(CheckpointError, match="same factor"):
+        run(state=state, factor=8)
+    with pytest.raises(CheckpointError, match="same plan"):
+        run(state=state, plan=Plan())
+    assert len(json.loads(state.read_text())["losses"]) == 3
+
+
+def test_one_pair() -> None:
+    rope = create("rope", head_dim=2)
+    found = search_factors(rope, lambda f: abs(f[0] - 2), factor=4, length=64, budget=40)
+    assert found.best.loss < 0.2
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ArgumentError, match="budget"):
+        run(budget=0)
+    with pytest.raises(ArgumentError, match="factor"):
+        run(factor=0.5)
+    with pytest.raises(ArgumentError, match="population"):
+        Plan(population=0)
+    with pytest.raises(ArgumentError, match="probability"):
+        Plan(probability=0.0)
+    with pytest.raises(Misfit):
+        search_factors(create("alibi", heads=2), lambda _: 0.0, factor=2, length=64)
