@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def train(encoding: str, *, seed: int, steps: int) -> Transformer:
-    """A model trained on sequences of 1 to ``LENGTH`` symbols, most of them long."""
+    """A model trained on sequences of ``LENGTH`` symbols and, every other step, of 1 to that."""
     torch.manual_seed(seed)
     model = Transformer(
         TransformerConfig(
@@ -78,8 +78,8 @@ def train(encoding: str, *, seed: int, steps: int) -> Transformer:
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
     data = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        length = max(int(torch.randint(1, LENGTH + 1, (), generator=data)) for _ in range(2))
+    for step in range(steps):
+        length = LENGTH if step % 2 else int(torch.randint(1, LENGTH + 1, (), generator=data))
         source, target = batch(length, data)
         loss = token_loss(model(source, target[:, :-1]), target[:, 1:])
         optimizer.zero_grad()
