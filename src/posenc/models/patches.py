@@ -14,18 +14,22 @@ __all__ = ["Patches", "pad_images"]
 
 
 class Patches(nn.Module):
-    """Cuts an image into squares and projects each: a convolution as wide as its stride.
+    """Cuts an image into squares and projects each: a convolution as wide as its stride, or wider.
 
     Args:
         channels: of the image.
         dim: width C of a token.
         patch: side of a square in pixels.
+        overlap: pixels by which a token sees into the squares around its own (PVT v2); zeros
+            beyond the image, which tell its borders unless its background is 0 too.
     """
 
-    def __init__(self, *, channels: int, dim: int, patch: int) -> None:
+    def __init__(self, *, channels: int, dim: int, patch: int, overlap: int = 0) -> None:
         super().__init__()
         self.patch = patch
-        self.projection = nn.Conv2d(channels, dim, patch, stride=patch)
+        self.projection = nn.Conv2d(
+            channels, dim, patch + 2 * overlap, stride=patch, padding=overlap
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

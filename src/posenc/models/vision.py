@@ -39,6 +39,7 @@ class ImageConfig(StackConfig):
     Args:
         size: (height, width) in pixels of the images it is trained at.
         patch: side in pixels of the square that a token is.
+        overlap: pixels by which a token sees into the squares around its own; see ``Patches``.
         channels: of the images.
         layers: blocks.
         encoding: name in the registry, or several joined by ``+``.
@@ -56,6 +57,7 @@ class ImageConfig(StackConfig):
     bias: bool = True
     size: tuple[int, int]
     patch: int
+    overlap: int = 0
     channels: int = 3
     layers: int
     encoding: str = "learned2d"
@@ -75,10 +77,11 @@ class ImageConfig(StackConfig):
                 got=self.size,
                 remedy="Change size or patch.",
             )
-        if self.special < 0:
-            raise ArgumentError(
-                "special", expected="0 or more", got=self.special, remedy="1 is a class token."
-            )
+        for name in ("special", "overlap"):
+            if getattr(self, name) < 0:
+                raise ArgumentError(
+                    name, expected="0 or more", got=getattr(self, name), remedy="0: none."
+                )
         if self.positions not in ("input", "attention"):
             raise UnknownNameError.of("positions", self.positions, ("input", "attention"))
 
@@ -135,7 +138,9 @@ class ImageEncoder(nn.Module):
         )
         if config.positions == "attention":
             encodings = [at_attention(encoding) for encoding in encodings]
-        self.patches = Patches(channels=config.channels, dim=config.dim, patch=config.patch)
+        self.patches = Patches(
+            channels=config.channels, dim=config.dim, patch=config.patch, overlap=config.overlap
+        )
         self.special = nn.Parameter(torch.empty(config.special, config.dim))
         self.dropout = nn.Dropout(config.dropout)
         self.encoding = encodings[0]

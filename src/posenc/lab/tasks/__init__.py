@@ -3,6 +3,7 @@
 from posenc.lab.tasks import (
     addition,
     copy,
+    digits,
     dyck,
     language,
     parity,
@@ -19,6 +20,7 @@ __all__ = ["TASKS", "LanguageModelling", "Task", "TaskEntry"]
 TASKS: dict[str, TaskEntry] = {
     "addition": addition.ENTRY,
     "copy": copy.ENTRY,
+    "digits": digits.ENTRY,
     "dyck": dyck.ENTRY,
     "language": language.ENTRY,
     "parity": parity.ENTRY,
