@@ -1,0 +1,76 @@
+"""A classifier of texts: an encoder, the mean of its vectors, and a linear layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+from posenc.models.checkpoint import load_model, save_model
+from posenc.models.encoder import Encoder, EncoderConfig
+
+__all__ = ["TextClassifier"]
+
+
+class TextClassifier(nn.Module):
+    """``W · mean(encoder(tokens)) + b``, the mean over real tokens.
+
+    Args:
+        config: of the encoder.
+        classes: how many.
+
+    Raises:
+        ArgumentError: on fewer than two classes, or as ``Encoder``.
+
+    >>> import torch
+    >>> from posenc.models import EncoderConfig, TextClassifier
+    >>> config = EncoderConfig(vocabulary=99, dim=32, layers=2, heads=4, encoding="rope")
+    >>> TextClassifier(config, classes=3)(torch.randint(99, (2, 10))).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, config: EncoderConfig, *, classes: int) -> None:
+        super().__init__()
+        if classes < 2:
+            raise ArgumentError(
+                "classes", expected="2 or more", got=classes, remedy="One is always right."
+            )
+        self.classes = classes
+        self.encoder = Encoder(config)
+        self.output = nn.Linear(config.dim, classes)
+        nn.init.normal_(self.output.weight, std=config.dim**-0.5)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(
+        self, tokens: Int[Tensor, "B L"], layout: Layout | None = None
+    ) -> Float[Tensor, "B classes"]:
+        """Logits of the classes, ``[B, classes]``; as ``Encoder``."""
+        x = self.encoder(tokens, layout)
+        if layout is None or layout.valid is None:
+            mean = x.mean(1)
+        else:
+            weights = layout.valid.unsqueeze(-1).to(x.dtype)
+            mean = (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+        logits: Tensor = self.output(mean)
+        return logits
+
+    def save(self, folder: Path | str) -> None:
+        """As ``Encoder.save``."""
+        fields = {**self.encoder.config.to_json(), "classes": self.classes}
+        save_model(self, fields, folder, kind="text_classifier")
+
+    @classmethod
+    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> TextClassifier:
+        """As ``Encoder.load``."""
+        return load_model(folder, kind="text_classifier", make=_from_json, device=device)
+
+
+def _from_json(fields: Mapping[str, Any]) -> TextClassifier:
+    shape = {key: value for key, value in fields.items() if key != "classes"}
+    return TextClassifier(EncoderConfig(**shape), classes=fields["classes"])
