@@ -237,6 +237,18 @@ def test_bad_arguments(method: str, options: dict[str, Any], message: str) -> No
         made(method, **options)
 
 
+def test_string_scales_logits_by_the_square_of_its_temperature() -> None:
+    grid = Grid.of(Layout.sequence(20), causal=True)
+    q, k, _ = draw(20)
+    k = k.repeat_interleave(2, dim=1)
+    plain, warm = made("string").score, made("string", temperature=1.3).score
+    assert plain is not None
+    assert warm is not None
+    torch.testing.assert_close(
+        warm(q, k, grid, scale=1.0), 1.69 * plain(q, k, grid, scale=1.0), rtol=1e-5, atol=1e-5
+    )
+
+
 def test_string_refuses_a_factor_its_defaults_cannot_reach() -> None:
     with pytest.raises(ArgumentError, match="at most doubles"):
         extend(create("rope", head_dim=8), "string", factor=2, length=64)

@@ -31,6 +31,7 @@ def string(
     length: float,
     shift: int | None = None,
     local: int | None = None,
+    temperature: float = 1.0,
 ) -> Encoding:
     """STRING: far tokens take over distances that training has seen more often.
 
@@ -39,7 +40,8 @@ def string(
     Meant for texts of the trained length, whose longest distances are seldom met in training; it
     reaches ``L + S - W`` tokens before a distance is met that is longer than L. Cost: two products
     for each pair instead of one; served by ``tiled`` in memory linear in K. Differs from the paper
-    in nothing.
+    in nothing; its code counts the pairs at distance S twice, and scales rotated features by
+    ``0.1 ln 2 + 1``, as ``temperature`` can.
 
     Args:
         encoding: with rope (stretched or not) and no score part; queries see the past only.
@@ -48,6 +50,7 @@ def string(
         shift: S, above ``local``; by default a third of L, or as much more as s·L tokens need.
         local: W, tokens around a far one that stay apart; 128 by default, or an eighth of L if
             that is less.
+        temperature: factor of the rotated features of queries and of keys.
 
     Raises:
         ArgumentError: when the encoding does not fit, an argument is out of its domain, or no
@@ -78,7 +81,11 @@ def string(
             got=shift,
             remedy="STRING at most doubles the length; self_extend and rerope go farther.",
         )
-    return replaced(encoding, rope, String(rope=rope, shift=shift, local=local))
+    warm = rope
+    if temperature != 1:
+        divisors = rope.divisors or (1.0,) * (rope.turned // 2)
+        warm = rope.stretched(divisors, gain=rope.gain * temperature)
+    return replaced(encoding, rope, String(rope=warm, shift=shift, local=local))
 
 
 class String(BandedRope):
