@@ -224,3 +224,13 @@ def test_one_pair_has_no_base() -> None:
     for method in ("ntk", "dynamic_ntk"):
         with pytest.raises(ArgumentError, match="one pair"):
             extend(rope(head_dim=2), method, factor=2, length=64)
+
+
+def test_rounding_can_undo_a_shorter_ramp() -> None:
+    """Why the advice for short lengths names truncate too."""
+    defaults = stretched("yarn").divisors
+    assert stretched("yarn", alpha=0.5, beta=4).divisors == defaults
+    exact = stretched("yarn", alpha=0.5, beta=4, truncate=False).divisors
+    assert exact is not None
+    assert defaults is not None
+    assert exact[1] < defaults[1]

@@ -34,7 +34,7 @@ def ntk_by_parts(
     t instead of r, which is what ``yarn`` here does.
 
     At a short trained length no pair turns 32 times, and none is left alone:
-    ``posenc.extension.advice("ntk_by_parts", …)`` says so; lower α and β then.
+    ``posenc.extension.advice(encoding, "ntk_by_parts", …)`` says so; lower α and β then.
 
     Args:
         encoding: with rope.

@@ -16,7 +16,7 @@ from posenc.extension.fitting import (
     require_rope,
     require_unstretched,
 )
-from posenc.extension.methods.ntk_by_parts import blended, ramp_advice, require_ramp
+from posenc.extension.methods.ntk_by_parts import blended, require_ramp, rotations
 
 __all__ = ["yarn", "yarn_advice"]
 
@@ -43,9 +43,10 @@ def yarn(
     scales the rotated features only. Where base is that of learned frequencies, it is the one
     they began from.
 
-    The defaults suit thousands of tokens. At a short trained length t_β is far below 0, so that
-    rounding and clipping decide, and pairs that hardly turn twice are called fast:
-    ``posenc.extension.advice("yarn", …)`` says so; lower α and β then (0.5 and 4 at L = 64).
+    The defaults suit thousands of tokens. At a short trained length t_β falls below 0, where it is
+    clipped: at most the fastest pair stays as it was, and rounding decides the rest.
+    ``posenc.extension.advice(encoding, "yarn", …)`` says so; lower α and β then (0.5 and 4 at
+    L = 64), without ``truncate``.
 
     Args:
         encoding: with rope.
@@ -108,16 +109,23 @@ def yarn_advice(
     """What the ramp does to the pairs of a rope trained at ``length``, and where it misbehaves."""
     rope = require_rope(encoding, "yarn")
     low, high = _bounds(rope, require_length(length), alpha, beta, truncate=truncate)
-    told = [*ramp_advice(encoding, length=length, alpha=alpha, beta=beta)]
     pairs = rope.turned // 2
-    told.append(
+    most = max(rotations(rope, length))
+    if high < low:
+        return (
+            f"The ramp ends before it begins, since no pair turns {alpha:g} times within "
+            f"{length:g} tokens: nothing at all is interpolated. Choose an alpha below {most:.2g}.",
+        )
+    told = [
         f"The ramp runs from pair {low:g} to pair {high:g} of 0 … {pairs - 1}: pairs up to "
         f"{low:g} stay, and from {high:g} on they are interpolated."
-    )
-    if high < low:
+    ]
+    if most < beta:
         told.append(
-            f"The ramp ends before it begins, since no pair turns {alpha:g} times: nothing at all "
-            f"is interpolated. Choose an alpha below {length / (2 * math.pi):.2g}."
+            f"beta={beta:g} is out of reach: within {length:g} tokens the fastest pair turns "
+            f"{most:.3g} times. The ramp begins at pair 0 whatever beta is from there on, and only "
+            f"this one stays. Choose a beta below {most:.3g} (such as {most / 2.5:.2g}, with alpha "
+            f"{min(0.5, most / 20):.2g}), and truncate=False: rounding outwards can undo it."
         )
     return tuple(told)
 
@@ -128,8 +136,8 @@ EXTENSION = Extension(
     on=("rope",),
     claims=ExtensionClaims(
         training="helps",
-        expect="The best of the changes of frequency without training; good after a short one. "
-        "Its defaults misbehave at short trained lengths.",
+        expect="Among the best changes of frequency without training; good after a short one. Its "
+        "defaults misbehave at short trained lengths.",
         transformers="yarn",
     ),
     citation=Citation(
