@@ -10,6 +10,7 @@ from posenc.models.generation import Greedy, Sample, generate
 from posenc.models.loss import token_loss
 from posenc.models.masking import Masked, mask_tokens
 from posenc.models.patches import pad_images
+from posenc.models.probe import ConvFeatures, Recovered, probe_positions
 from posenc.models.recurrence import in_segments
 from posenc.models.swin import Swin, SwinConfig
 from posenc.models.transformer import Transformer, TransformerConfig
@@ -18,6 +19,7 @@ from posenc.models.vision import DetrConfig, ImageConfig, ImageEncoder, VisionTr
 __all__ = [
     "Beams",
     "ClassifierConfig",
+    "ConvFeatures",
     "Deberta",
     "DebertaConfig",
     "Decoder",
@@ -30,6 +32,7 @@ __all__ = [
     "ImageEncoder",
     "Masked",
     "MaskedLM",
+    "Recovered",
     "Sample",
     "SequenceClassifier",
     "Swin",
@@ -43,5 +46,6 @@ __all__ = [
     "in_segments",
     "mask_tokens",
     "pad_images",
+    "probe_positions",
     "token_loss",
 ]
