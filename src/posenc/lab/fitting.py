@@ -37,5 +37,6 @@ def _t5(encoding: str, train_length: int) -> dict[str, Any]:
     # A distance that no training window has would keep its random initial bias: the last bucket
     # must begin within the window. T5's own 128 is a quarter of its training length.
     max_distance = min(T5_MAX_DISTANCE, train_length // 2)
-    buckets = min(T5_BUCKETS, max_distance // 2 * 2)
+    # A multiple of 4: two directions, each half exact.
+    buckets = min(T5_BUCKETS, max(4, max_distance // 4 * 4))
     return {"buckets": buckets, "max_distance": max_distance}

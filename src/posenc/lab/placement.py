@@ -55,7 +55,7 @@ def place(length: int, positions: Positions, *, reach: int, seed: int) -> Layout
         seed: the same one draws the same.
     """
     layout = Layout.sequence(length)
-    if positions == "plain":
+    if positions in ("plain", "index"):
         return layout
     source = generator(seed, length)
     layout = randomized(layout, max_length=max(reach, length), generator=source)

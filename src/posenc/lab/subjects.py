@@ -13,17 +13,18 @@ from posenc.registry import ENCODINGS
 
 __all__ = ["Positions", "Recipe", "Variant", "describe", "require_encoding"]
 
-Positions = Literal["plain", "randomized", "unsorted"]
-"""Where tokens are: at 0, 1, 2, …; at a sorted random sample of a longer range (Ruoss et al. 2023);
-or, the control that must fail, at the sample in no order."""
+Positions = Literal["plain", "randomized", "unsorted", "index"]
+"""Where tokens are: where the data has them (0, 1, 2, … in text); at a sorted random sample of a
+longer range (Ruoss et al. 2023); the control that must fail, at the sample in no order; or, the
+control where the data has real times, at 0, 1, 2, …"""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What a model is trained with, written ``NAME[@CHANGE]…``.
 
-    A change is ``randomized`` or ``unsorted`` (see ``Positions``), or an option of the method:
-    ``sinusoidal@randomized``, ``shaw@max_distance=0``.
+    A change is ``randomized``, ``unsorted`` or ``index`` (see ``Positions``), or an option of the
+    method: ``sinusoidal@randomized``, ``shaw@max_distance=0``.
 
     Args:
         name: as it was written; the key of its runs.
@@ -179,6 +180,7 @@ NOTES = {
     "nope": "No encoding at all: what the mask and the tokens alone tell about order.",
     "randomized": "Positions are a sorted random sample of a range as long as the longest test, "
     "in training and at test.",
+    "index": "Positions are 0, 1, 2, …, whatever the times: what it does without them.",
     "unsorted": "Positions are such a sample in no order, which tells nothing about order.",
 }
 

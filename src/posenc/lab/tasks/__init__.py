@@ -6,11 +6,16 @@ from posenc.lab.tasks import (
     digits,
     dyck,
     language,
+    masked,
     parity,
+    phonemes,
     recall,
     reverse,
     scan,
     sorting,
+    temperature,
+    translation,
+    word_order,
 )
 from posenc.lab.tasks.language import LanguageModelling
 from posenc.lab.tasks.task import Task, TaskEntry
@@ -23,10 +28,15 @@ TASKS: dict[str, TaskEntry] = {
     "digits": digits.ENTRY,
     "dyck": dyck.ENTRY,
     "language": language.ENTRY,
+    "masked": masked.ENTRY,
     "parity": parity.ENTRY,
+    "phonemes": phonemes.ENTRY,
     "recall": recall.ENTRY,
     "reverse": reverse.ENTRY,
     "scan": scan.ENTRY,
     "sorting": sorting.ENTRY,
+    "temperature": temperature.ENTRY,
+    "translation": translation.ENTRY,
+    "word_order": word_order.ENTRY,
 }
 """Every task by name."""

@@ -1,0 +1,16 @@
+"""How good translations are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["bleu"]
+
+
+def bleu(written: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """BLEU from 0 to 100 as sacrebleu computes it (Post 2018), and what was computed."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU()
+    score = metric.corpus_score(list(written), [list(references)]).score
+    return float(score), str(metric.get_signature())
