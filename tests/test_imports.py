@@ -29,7 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": FOUNDATION | {"registry", "attention", "encodings", "extension", "storage"},
     "integrations": FOUNDATION
     | {"registry", "attention", "encodings", "extension", "models", "storage"},
-    "lab": FOUNDATION | {"registry", "attention", "encodings", "extension", "models", "storage"},
+    "lab": FOUNDATION
+    | {"registry", "attention", "encodings", "extension", "models", "storage", "transforms"},
     "cli": FOUNDATION
     | {"registry", "attention", "encodings", "extension", "models", "integrations", "lab"}
     | {"storage"},
