@@ -10,6 +10,8 @@ import typer
 
 from posenc.cli.compare import compare
 from posenc.cli.console import ERRORS, EXIT_CODES, exit_code, print_error
+from posenc.cli.evaluate import evaluate
+from posenc.cli.extend import extend
 from posenc.cli.gallery import gallery
 from posenc.cli.generate import generate
 from posenc.cli.listing import list_encodings
@@ -34,6 +36,8 @@ app.command("show")(show)
 app.command("gallery")(gallery)
 app.command("tasks")(list_tasks)
 app.command("compare")(compare)
+app.command("extend")(extend)
+app.command("evaluate")(evaluate)
 app.command("generate")(generate)
 
 

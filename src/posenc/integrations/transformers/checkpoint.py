@@ -16,6 +16,7 @@ from posenc.errors import ArgumentError, CheckpointError, OutputError, UnknownNa
 from posenc.integrations.transformers.bert import BERT
 from posenc.integrations.transformers.bloom import BLOOM
 from posenc.integrations.transformers.deberta_v2 import DEBERTA_V2
+from posenc.integrations.transformers.extended import extended
 from posenc.integrations.transformers.family import Family, stored_tensors
 from posenc.integrations.transformers.fields import Fields
 from posenc.integrations.transformers.gpt_neox import GPT_NEOX
@@ -85,7 +86,7 @@ def load(
                 remedy="Nothing was loaded.",
             ) from error
         _fill(model, family, stored)
-    return model.to(device).eval()
+    return extended(model, fields).to(device).eval()
 
 
 def save(

@@ -1,0 +1,242 @@
+"""Checkpoint folders for the commands that stretch and measure models."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posenc.errors import ArgumentError, CheckpointError, OutputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from posenc.lab.stretching.contenders import Method
+    from posenc.lab.stretching.results import Study
+
+__all__ = ["Opened", "open_checkpoint", "require_free", "write_checkpoint"]
+
+BESIDE = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
+    *("*.model", "chat_template*", "generation_config.json", "preprocessor_config.json"),
+)
+"""Files that go with a model and say nothing of its positions."""
+
+BYTES = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A checkpoint that has been read.
+
+    Args:
+        folder: where it is.
+        family: ``model_type``.
+        model: in eval mode.
+        length: it was trained at, in tokens (images: cells along a side).
+        encode: text to ids; None where ids are bytes or it reads no text.
+    """
+
+    folder: Path
+    family: str
+    model: nn.Module
+    length: int
+    encode: Callable[[str], Sequence[int]] | None
+
+    @property
+    def causal(self) -> bool:
+        """Whether it predicts tokens from those before them, so that it can be measured."""
+        from posenc.models import Decoder
+
+        return isinstance(self.model, Decoder)
+
+
+def open_checkpoint(
+    folder: Path, *, trained_length: int | None, device: str, to_write: bool
+) -> Opened:
+    """Read a checkpoint folder of transformers.
+
+    Args:
+        folder: with ``config.json`` and safetensors.
+        trained_length: instead of what ``config.json`` says.
+        device: where the model goes.
+        to_write: the stretched model is to be written.
+
+    Raises:
+        CheckpointError: when it is none, is incomplete, or of a family that cannot be read or,
+            if that is wanted, written.
+        ArgumentError: when its length is unknown, or the tokenizers library is missing.
+    """
+    from posenc.integrations.transformers import FAMILIES, load
+    from posenc.integrations.transformers.extended import FIELD
+    from posenc.integrations.transformers.fields import Fields
+
+    fields = Fields.read(folder)
+    family = str(fields.values.get("model_type"))
+    written = [name for name, known in FAMILIES.items() if known.write is not None]
+    if to_write and family not in written:
+        raise CheckpointError(
+            f"model_type in {fields.path}",
+            expected=f"one of {', '.join(written)}",
+            got=repr(fields.values.get("model_type")),
+            remedy="Models of other families cannot be stretched; the folder was not touched.",
+        )
+    stretched = fields.values.get(FIELD)
+    if to_write and stretched is not None:
+        raise CheckpointError(
+            f"{FIELD} in {fields.path}",
+            expected="a checkpoint that posenc has not stretched yet",
+            got=f"one stretched by {stretched}",
+            remedy="Stretch the one it came from; methods can be joined: rerope+log_n.",
+        )
+    model = load(folder, device=device)
+    length = trained_length or _length(model, fields.values.get("max_position_embeddings"))
+    if length is None:
+        raise ArgumentError(
+            "--trained-length",
+            expected="the length it was trained at",
+            got="none, and no max_position_embeddings in config.json",
+            remedy="Give it in tokens.",
+        )
+    return Opened(folder, family, model, length, _encoder(folder, model))
+
+
+def require_free(out: Path) -> None:
+    """Refuse an output folder that holds something, before any work is done.
+
+    Raises:
+        OutputError: naming it.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise OutputError(
+            "--out",
+            expected="a new or empty folder",
+            got=f"{out}, which is in use",
+            remedy="Choose another one; it was not touched.",
+        )
+
+
+def write_checkpoint(
+    opened: Opened,
+    model: nn.Module,
+    method: Method,
+    *,
+    factor: float,
+    out: Path,
+    study: Study | None,
+) -> bool:
+    """Write a stretched model, what goes with it and the report; the folder is whole or absent.
+
+    Returns:
+        Whether transformers runs the model as stretched.
+
+    Raises:
+        OutputError: when that is impossible; then nothing is left behind.
+    """
+    from posenc.integrations.transformers.stretched import save_stretched
+    from posenc.lab.stretching.page import write_study
+    from posenc.models.replacing import encodings_of
+    from posenc.storage import make_folder, write_bytes
+
+    require_free(out)
+    make_folder(out.parent)
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        known = save_stretched(
+            model,
+            partial,
+            like=opened.folder,
+            originals=encodings_of(opened.model),
+            method=method.name,
+            factor=factor,
+            length=opened.length,
+            options=method.options,
+        )
+        for path in sorted(opened.folder.iterdir()):
+            if path.is_file() and any(fnmatch(path.name, pattern) for pattern in BESIDE):
+                write_bytes(partial / path.name, path.read_bytes())
+        if study is not None:
+            write_study(study, partial / "report")
+        publish(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return known
+
+
+def publish(partial: Path, out: Path) -> None:
+    """Give a finished folder its name.
+
+    Raises:
+        OutputError: when that is impossible.
+    """
+    try:
+        partial.replace(out)
+    except OSError as error:
+        raise OutputError(
+            "--out",
+            expected=f"to give {partial} the name {out.name}",
+            got=error.strerror or error,
+            remedy="Choose another folder.",
+        ) from error
+
+
+def _length(model: nn.Module, stated: object) -> int | None:
+    from posenc.models import ImageEncoder, VisionTransformer
+
+    if isinstance(model, ImageEncoder | VisionTransformer):
+        return max(model.config.cells)
+    return stated if isinstance(stated, int) else None
+
+
+def _encoder(folder: Path, model: nn.Module) -> Callable[[str], Sequence[int]] | None:
+    """The tokenizer in a folder; None where ids are bytes, or there is no text."""
+    path = folder / "tokenizer.json"
+    vocabulary = getattr(model.config, "vocabulary", None)
+    if vocabulary is None:
+        return None
+    if not path.exists():
+        if vocabulary == BYTES:
+            return None
+        raise CheckpointError(
+            str(path),
+            expected=f"a tokenizer for a vocabulary of {vocabulary}",
+            got="no such file",
+            remedy="Save the fast tokenizer into the folder. Only models of 256 bytes need none.",
+        )
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ArgumentError(
+            "checkpoint",
+            expected="the tokenizers library, which reads its tokenizer.json",
+            got="none installed",
+            remedy="pip install 'posenc[extend]'",
+        ) from error
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(
+            str(path),
+            expected="a tokenizer",
+            got=error,
+            remedy="Save the tokenizer again; nothing was loaded.",
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        if ids and max(ids) >= vocabulary:
+            raise CheckpointError(
+                str(path),
+                expected=f"ids below {vocabulary}, the model's vocabulary",
+                got=max(ids),
+                remedy="Model and tokenizer do not belong together.",
+            )
+        return ids
+
+    return encode

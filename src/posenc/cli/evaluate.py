@@ -1,0 +1,100 @@
+"""``posenc evaluate``: a checkpoint measured at short and long contexts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from posenc.cli.checkpoints import open_checkpoint, publish, require_free
+from posenc.cli.console import EXIT_CODES, OUT, print_json
+from posenc.cli.extend import Display, print_study, subject_of
+from posenc.errors import ArgumentError
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.")],
+    text: Annotated[
+        Path | None, typer.Option(help="A file or folder to measure on; else Python's own source.")
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(help="Of contexts, joined by commas; half, once and twice its own."),
+    ] = None,
+    trained_length: Annotated[
+        int | None, typer.Option(help="If it is not max_position_embeddings.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="New folder for the report.")] = Path("posenc-evaluate"),
+    seed: Annotated[int, typer.Option(help="Of needles and words.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Measure a checkpoint as it is: what posenc extend measures, of one model.
+
+    Examples:
+
+        posenc evaluate llama-folder --text book.txt
+
+        posenc evaluate longer --lengths 512,1024,2048,4096
+    """
+    from posenc.lab.stretching.page import write_study
+    from posenc.lab.stretching.running import evaluate as measure
+    from posenc.lab.stretching.texts import read_ids
+
+    require_free(out)
+    wanted = None if lengths is None else _numbers(lengths)
+    with Display(shown=not quiet and not json) as display:
+        opened = open_checkpoint(
+            checkpoint, trained_length=trained_length, device=device, to_write=False
+        )
+        if not opened.causal:
+            raise ArgumentError(
+                "checkpoint",
+                expected="a model that predicts the next token",
+                got=f"a {opened.family}",
+                remedy="Supported are llama, mistral, qwen2, gpt_neox and bloom.",
+            )
+        read = read_ids(text, encode=opened.encode, training=False)
+        study = measure(subject_of(opened), read, lengths=wanted, seed=seed, tell=display.tell)
+    study = replace(study, command=shlex.join(["posenc", *sys.argv[1:]]))
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        write_study(study, partial)
+        publish(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    if json:
+        print_json(study.to_json())
+        return
+    print_study(study)
+    OUT.print(
+        Text.assemble("\nReport: ", (str((out / "index.html").resolve()), "bold")), soft_wrap=True
+    )
+
+
+evaluate.__doc__ = f"{evaluate.__doc__}\n{EXIT_CODES}"
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(item) for item in text.split(",") if item.strip())
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 8:
+        raise ArgumentError(
+            "--lengths",
+            expected="whole numbers, 8 or more",
+            got=repr(text),
+            remedy="Write 512,1024, for example.",
+        )
+    return numbers

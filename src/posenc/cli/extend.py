@@ -1,0 +1,273 @@
+"""``posenc extend``: a checkpoint for longer contexts, and what that costs."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from posenc.cli.checkpoints import Opened, open_checkpoint, publish, require_free, write_checkpoint
+from posenc.cli.console import ERRORS, EXIT_CODES, OUT, print_json
+from posenc.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from posenc.lab.stretching.results import Study
+    from posenc.lab.stretching.running import Subject
+
+__all__ = ["Display", "extend", "print_study", "subject_of"]
+
+
+def extend(
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Folder with config.json and safetensors; without one a small model is trained."
+        ),
+    ] = None,
+    method: Annotated[
+        str,
+        typer.Option(help="Or several, joined by commas, of which the best is written; or all."),
+    ] = "yarn",
+    factor: Annotated[float, typer.Option(help="How many times the trained length.")] = 4.0,
+    text: Annotated[
+        Path | None, typer.Option(help="A file or folder to measure on; else Python's own source.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="New folder for checkpoint and report.")] = Path(
+        "posenc-extend"
+    ),
+    finetune_steps: Annotated[
+        int, typer.Option(help="Train every method so many steps after stretching, all alike.")
+    ] = 0,
+    positions: Annotated[
+        str, typer.Option(help="Of fine-tuning: plain, randomized or skipped (PoSE).")
+    ] = "plain",
+    finetune_rate: Annotated[
+        float | None, typer.Option(help="At its peak; 0.1 / width by default.")
+    ] = None,
+    trained_length: Annotated[
+        int | None, typer.Option(help="If it is not max_position_embeddings.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of needles and of fine-tuning.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Stretch a checkpoint past its trained length, measure what that does, and write it.
+
+    OUT becomes a checkpoint folder with a report in it: loss by length and position on the same
+    tokens, needles by depth and length, copying, time and memory, beside the model as it was and a
+    plain sliding window. The input is never touched. An option of a method follows an @.
+
+    Examples:
+
+        posenc extend llama-folder --method yarn --factor 4 --text book.txt --out longer
+
+        posenc extend llama-folder --method all --factor 2 --out longer
+
+        posenc extend llama-folder --method yarn@alpha=0.5@beta=4,rerope+log_n --out longer
+
+        posenc extend --method all --factor 2 --finetune-steps 50
+    """
+    from posenc.extension.fitting import require_factor
+    from posenc.lab.stretching.contenders import methods_for
+    from posenc.lab.stretching.finetuning import Tuning
+    from posenc.lab.stretching.running import stretch
+    from posenc.lab.stretching.texts import read_ids
+
+    require_free(out)
+    require_factor(factor)
+    tuning = Tuning(steps=finetune_steps, positions=positions, rate=finetune_rate, seed=seed)  # type: ignore[arg-type]  # checked there
+    with Display(shown=not quiet and not json) as display:
+        if checkpoint is None:
+            checkpoint = _subject(out, text, display)
+        opened = open_checkpoint(
+            checkpoint, trained_length=trained_length, device=device, to_write=True
+        )
+        methods = methods_for(method, opened.model, length=opened.length)
+        if not opened.causal:
+            if len(methods) != 1:
+                raise ArgumentError(
+                    "--method",
+                    expected="one method, for a model that does not predict the next token",
+                    got=method,
+                    remedy="Nothing is measured of such a model, so that none could be chosen.",
+                )
+            _extend_unmeasured(opened, methods[0].spec, factor=factor, out=out)
+            return
+        read = read_ids(text, encode=opened.encode, training=bool(finetune_steps))
+        outcome = stretch(
+            subject_of(opened),
+            read,
+            methods,
+            factor=factor,
+            tuning=tuning,
+            seed=seed,
+            tell=display.tell,
+        )
+    study = replace(outcome.study, command=shlex.join(["posenc", *sys.argv[1:]]))
+    if outcome.model is None or outcome.method is None:
+        raise ArgumentError(
+            "--method",
+            expected="a method that a checkpoint can hold",
+            got=method,
+            remedy="Use posenc.extension.segments(model, length=…) in Python; "
+            "posenc evaluate measures a model as it is.",
+        )
+    known = write_checkpoint(
+        opened, outcome.model, outcome.method, factor=factor, out=out, study=study
+    )
+    if json:
+        print_json(study.to_json() | {"out": str(out), "transformers": known})
+        return
+    print_study(study)
+    _print_written(out, outcome.method.spec, known)
+    OUT.print(
+        Text.assemble("Report: ", (str((out / "report/index.html").resolve()), "bold")),
+        soft_wrap=True,
+    )
+
+
+extend.__doc__ = f"{extend.__doc__}\n{EXIT_CODES}"
+
+
+def subject_of(opened: Opened) -> Subject:
+    """What the lab measures."""
+    from posenc.lab.stretching.running import Subject
+
+    return Subject(opened.folder.resolve().name, opened.family, opened.model, opened.length)
+
+
+def print_study(study: Study) -> None:
+    """The answer and a table, least loss at the longest context first."""
+    from posenc.lab.stretching.answer import answer, expectation
+
+    OUT.print()
+    for sentence in [*answer(study), *expectation(study)]:
+        OUT.print(Text(sentence))
+    for tuned in (False, True) if study.tuned else (False,):
+        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+        table.add_column("method", style="bold")
+        for length in study.lengths:
+            table.add_column(f"loss at {length}", justify="right")
+        table.add_column(f"needles at {study.goal}", justify="right")
+        table.add_column(f"copied at {study.goal}", justify="right")
+        table.add_column("tokens/s", justify="right")
+        for each, reading in study.ranked(tuned=tuned):
+            losses = [f"{reading.loss[length]:.3f}" for length in study.lengths]
+            rest = [f"{reading.found(study.goal):.0%}", f"{reading.copied[study.goal]:.0%}"]
+            table.add_row(each.key, *losses, *rest, f"{reading.tokens_per_second:,.0f}")
+        when = ", after fine-tuning" if tuned else ", without training" if study.tuned else ""
+        OUT.print(Text(f"\nBits per {study.unit}{when}", "dim"))
+        OUT.print(table)
+    for each in study.findings:
+        if each.refusal:
+            OUT.print(Text(f"{each.key} does not go: {each.refusal}.", "dim"))
+
+
+def _print_written(out: Path, spec: str, known: bool) -> None:
+    where = "transformers and posenc run it as stretched."
+    if not known:
+        where = (
+            "transformers does not know this method and would run the model as it was; "
+            "posenc.integrations.transformers.load reads posenc_extension in its config.json."
+        )
+    OUT.print(f"\nCheckpoint: {out} ({spec}). {where}", soft_wrap=True)
+
+
+def _extend_unmeasured(opened: Opened, spec: str, *, factor: float, out: Path) -> None:
+    """Stretch a model that predicts no next token, of which nothing is measured."""
+    from posenc.extension import extend_layers
+    from posenc.lab.stretching.contenders import Method
+    from posenc.models.replacing import encodings_of, with_encodings
+
+    method = Method.parse(spec)
+    stretched = extend_layers(
+        encodings_of(opened.model),
+        method.name,
+        factor=factor,
+        length=opened.length,
+        **method.options,
+    )
+    model = with_encodings(opened.model, stretched)
+    known = write_checkpoint(opened, model, method, factor=factor, out=out, study=None)
+    _print_written(out, spec, known)
+    OUT.print("No report: it predicts no next token, which is what posenc extend measures.")
+
+
+def _subject(out: Path, text: Path | None, display: Display) -> Path:
+    """The lab's own model beside the output folder, trained if it is not there yet."""
+    from posenc.integrations.transformers import save
+    from posenc.lab.stretching.subject import SUBJECT_STEPS, train_subject
+    from posenc.lab.train import Watch, interruptible
+    from posenc.storage import make_folder
+
+    folder = out.with_name(f"{out.name}-subject")
+    if (folder / "config.json").exists():
+        return folder
+    require_free(folder)
+    work = folder.with_name(f".{folder.name}.training")
+    make_folder(work)
+    with interruptible() as stop:
+        watch = Watch(
+            stop=stop,
+            stepped=lambda step, loss, speed: display.tell(
+                f"training a small model, step {step}, loss {float(loss):.3f}", step, SUBJECT_STEPS
+            ),
+        )
+        model = train_subject(work, text=text, watch=watch)
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    save(model, partial)
+    publish(partial, folder)
+    shutil.rmtree(work, ignore_errors=True)
+    return folder
+
+
+class Display:
+    """A bar on a terminal, elsewhere a line for each model."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self.shown = shown
+        self.live = shown and ERRORS.is_terminal
+        self.said = ""
+        self.bar = Progress(
+            TextColumn("{task.percentage:>3.0f}%"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=ERRORS,
+            disable=not self.live,
+            transient=True,
+        )
+        self.task: TaskID = self.bar.add_task("", total=1.0)
+
+    def __enter__(self) -> Display:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.bar.stop()
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """What is done now, and how much of all."""
+        if self.live:
+            self.bar.update(self.task, completed=done / total, description=what)
+            return
+        brief = what.partition(", step")[0]
+        if self.shown and brief != self.said:
+            self.said = brief
+            ERRORS.print(f"[{done}/{total}] {brief}", markup=False)

@@ -1,0 +1,1 @@
+"""Trained models stretched past their length, and what that does to them."""

@@ -1,0 +1,196 @@
+"""What a study says, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from posenc.lab.stretching.contenders import WINDOW
+from posenc.lab.stretching.results import Findings, Reading, Study
+
+__all__ = ["EXPECTED", "answer", "expectation"]
+
+EXPECTED: tuple[tuple[str, ...], ...] = (
+    ("direct",),
+    ("interpolate",),
+    ("ntk",),
+    ("yarn", "yarn@alpha=0.5@beta=4"),
+    ("rerope", "self_extend"),
+)
+"""From worst to best at twice the trained length, before any training."""
+
+TIE = 0.01
+"""Losses that differ by a smaller share of themselves are called equal."""
+
+SAME = 0.02
+"""A loss at short contexts that is at most so much larger has not suffered."""
+
+
+def answer(study: Study) -> list[str]:
+    """Sentences, the most important first."""
+    if study.factor == 1.0:
+        return list(_alone(study))
+    sentences = [*_ranking(study, tuned=False)]
+    if study.tuned:
+        sentences += _ranking(study, tuned=True)
+    sentences += _window(study)
+    sentences += _needles(study)
+    sentences += _short(study)
+    if study.chosen is not None:
+        sentences.append(f"Written: {study.chosen}. {study.reason}")
+    elif study.reason:
+        sentences.append(f"No checkpoint was written. {study.reason}")
+    return sentences
+
+
+def expectation(study: Study) -> list[str]:
+    """The order that is expected before training, and where it is not so."""
+    found = {each.key: reading for each, reading in study.ranked()}
+    steps = [(group, [key for key in group if key in found]) for group in EXPECTED]
+    known = [(group, keys) for group, keys in steps if keys]
+    if len(known) < 3 or study.length * 2 not in study.lengths:
+        return []
+    at = study.length * 2
+
+    def best(keys: Sequence[str]) -> float:
+        return min(found[key].loss[at] for key in keys)
+
+    order = ", then ".join(" and ".join(keys) for _, keys in known)
+    sentences = [f"Expected at twice the length before any training, from worst to best: {order}."]
+    wrong = [
+        (worse, better)
+        for (_, worse), (_, better) in pairwise(known)
+        if best(better) > best(worse) * (1 + TIE)
+    ]
+    same = [
+        (worse, better)
+        for (_, worse), (_, better) in pairwise(known)
+        if abs(best(better) - best(worse)) <= best(worse) * TIE
+    ]
+    if not wrong and not same:
+        sentences.append(f"So it is here, at {at} {study.unit}s.")
+    for worse, better in same:
+        sentences.append(
+            f"{_names(worse)} and {_names(better)} do not differ by more than {TIE:.0%} here."
+        )
+    for worse, better in wrong:
+        told = f"{best(better):.3f} against {best(worse):.3f}"
+        sentences.append(
+            f"Not so here: {_names(better)} {'are' if len(better) > 1 else 'is'} worse than "
+            f"{_names(worse)} ({told})."
+        )
+        for key in better:
+            each = study.of(key)
+            if each is not None and each.advice:
+                sentences.append(f"{key}: {' '.join(each.advice)}")
+    return sentences
+
+
+def _alone(study: Study) -> Iterator[str]:
+    reading = study.findings[0].untuned
+    assert reading is not None  # a study of one model has measured it
+    yield (
+        f"{study.checkpoint}, trained at {study.length} {study.unit}s, "
+        + "; ".join(f"at {n}: {v:.3f} bits a {study.unit}" for n, v in reading.loss.items())
+        + "."
+    )
+    found = "; ".join(f"at {n}: {reading.found(n):.0%}" for n in study.lengths)
+    yield f"Needles found, {found} (a guess finds {study.chance:.1%})."
+
+
+def _ranking(study: Study, *, tuned: bool) -> Iterator[str]:
+    ranked = study.ranked(tuned=tuned)
+    if not ranked:
+        return
+    when = "after equal fine-tuning" if tuned else "without training"
+    where = f"At {study.goal} {study.unit}s, {study.factor:g} times the trained length, {when}"
+    best, worst = ranked[0], ranked[-1]
+    yield (
+        f"{where}, the least loss is that of {best[0].key}, {_bits(best[1], study)}"
+        + (f"; then {_listed(ranked[1:4], study)}" if len(ranked) > 1 else "")
+        + (
+            f"; the most that of {worst[0].key}, {_bits(worst[1], study)}."
+            if len(ranked) > 4
+            else "."
+        )
+    )
+
+
+def _window(study: Study) -> Iterator[str]:
+    for tuned in (False, True) if study.tuned else (False,):
+        ranked = study.ranked(tuned=tuned)
+        window = next((reading for each, reading in ranked if each.key == WINDOW), None)
+        if window is None:
+            continue
+        limit = window.loss[study.goal]
+        beaten = [e.key for e, r in ranked if r.loss[study.goal] < limit * (1 - TIE)]
+        when = "after fine-tuning" if tuned else "without training"
+        who = _names(beaten) if beaten else "No method"
+        verb = "have" if len(beaten) > 1 else "has"
+        yield (
+            f"A plain sliding window of {study.length}, which sees nothing farther back, reaches "
+            f"{limit:.3f} {when}. {who} {verb} less loss than it by more than {TIE:.0%}."
+        )
+
+
+def _needles(study: Study) -> Iterator[str]:
+    original = study.of("direct")
+    if original is None or original.untuned is None:
+        return
+    base = original.untuned.found(study.length)
+    if base < 3 * study.chance:
+        yield (
+            f"The model finds {base:.0%} of the needles at its own length, where a guess finds "
+            f"{study.chance:.1%}: what it finds at others says nothing of the methods."
+        )
+        return
+    for tuned in (False, True) if study.tuned else (False,):
+        ranked = study.ranked(tuned=tuned)
+        ordered = sorted(ranked, key=lambda pair: -pair[1].found(study.goal))
+        when = "after fine-tuning" if tuned else "without training"
+        told = "; ".join(f"{e.key} {r.found(study.goal):.0%}" for e, r in ordered[:4])
+        window = next((r for e, r in ranked if e.key == WINDOW), None)
+        rest = "" if window is None else f"; the window {window.found(study.goal):.0%}"
+        yield (
+            f"Needles found at {study.goal} {when}: {told}{rest}. At {study.length} the original "
+            f"finds {base:.0%}, and a guess {study.chance:.1%}."
+        )
+
+
+def _short(study: Study) -> Iterator[str]:
+    """What stretching costs where the text is no longer than before."""
+    original = study.of("direct")
+    if original is None or original.untuned is None:
+        return
+    for tuned in (False, True) if study.tuned else (False,):
+        base = original.reading(tuned) or original.untuned
+        at = base.loss[study.length]
+        worse = [
+            (each.key, reading.loss[study.length] / at - 1)
+            for each, reading in study.ranked(tuned=tuned)
+            if each.role == "method"
+        ]
+        suffering = [(key, by) for key, by in worse if by > SAME]
+        if not worse:
+            continue
+        when = " after fine-tuning" if tuned else ""
+        told = ", ".join(f"{key} {by:+.1%}" for key, by in suffering)
+        if suffering:
+            yield (
+                f"At the trained length{when} the loss rises by more than {SAME:.0%} with {told}."
+            )
+        else:
+            yield f"At the trained length{when} no method's loss rises by more than {SAME:.0%}."
+
+
+def _bits(reading: Reading, study: Study) -> str:
+    return f"{reading.loss[study.goal]:.3f} bits a {study.unit}"
+
+
+def _listed(ranked: Sequence[tuple[Findings, Reading]], study: Study) -> str:
+    return ", ".join(f"{each.key} {reading.loss[study.goal]:.3f}" for each, reading in ranked)
+
+
+def _names(names: Sequence[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last

@@ -1,0 +1,142 @@
+"""The charts of a study's report, drawn by Altair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from posenc.lab.colours import COLOURS
+from posenc.lab.report.charts import CONTROL_COLOUR, Chart
+from posenc.lab.stretching.results import Reading, Study
+
+__all__ = ["draw_charts"]
+
+Points = Callable[[Reading], Iterable[tuple[float, float]]]
+
+
+def draw_charts(study: Study) -> list[Chart]:
+    """All charts, the deciding one first."""
+    artist = _Artist(study)
+    bits = f"bits per {study.unit}"
+    lengths = f"context length ({study.unit}s)"
+    charts = []
+    for tuned in (False, True) if study.tuned else (False,):
+        end = "-tuned" if tuned else ""
+        when = ""
+        if study.tuned:
+            when = " after fine-tuning" if tuned else " without training"
+        charts += [
+            artist.draw(
+                f"loss{end}",
+                f"Loss by length{when}",
+                f"The same {study.targets:,} {study.unit}s at every length: a longer context only "
+                "adds what stands before them. The dashed rule is the trained length. Click a "
+                "name to single it out.",
+                lambda reading: reading.loss.items(),
+                (lengths, bits),
+                tuned=tuned,
+                log=True,
+            ),
+            artist.draw(
+                f"position{end}",
+                f"Loss by position{when}",
+                f"In contexts of {study.goal}, the same {study.unit}s at every position. A line "
+                "that jumps at the dashed rule is misled by positions it was not trained at; one "
+                "that goes on falling uses the farther context.",
+                lambda reading: reading.by_position,
+                (f"position ({study.unit}s)", bits),
+                tuned=tuned,
+            ),
+            artist.draw(
+                f"copying{end}",
+                f"Copying what is near{when}",
+                "A random word of 16 stands twice at the end of a context: how much of the second "
+                "is foreseen? It shows whether stretching has blurred near distances.",
+                lambda reading: reading.copied.items(),
+                (lengths, "share copied"),
+                tuned=tuned,
+                log=True,
+                percent=True,
+            ),
+        ]
+    return charts
+
+
+class _Artist:
+    """One colour a method in all charts."""
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+        keys = [each.key for each, _ in study.ranked()]
+        colours = iter(COLOURS * (len(keys) // len(COLOURS) + 1))
+        baselines = {each.key for each in study.findings if each.role == "baseline"}
+        methods = {each.key: next(colours) for each in study.findings if each.key not in baselines}
+        legend = alt.Legend(
+            title=None, orient="top", symbolType="stroke", symbolSize=320, columns=4
+        )
+        self.pick = alt.selection_point(fields=["method"], bind="legend", name="picked")
+        self.colour = alt.Color("method:N", sort=keys, legend=legend).scale(
+            domain=keys, range=[methods.get(key, CONTROL_COLOUR) for key in keys]
+        )
+        dashes = [
+            ([2, 3] if key == "direct" else [7, 4]) if key in baselines else [1, 0] for key in keys
+        ]
+        self.dash = alt.StrokeDash("method:N", sort=keys, legend=legend).scale(
+            domain=keys, range=dashes
+        )
+        self.dim = alt.condition(self.pick, alt.value(1.0), alt.value(0.1))
+
+    def draw(
+        self,
+        key: str,
+        title: str,
+        guide: str,
+        points: Points,
+        axes: tuple[str, str],
+        *,
+        tuned: bool,
+        log: bool = False,
+        percent: bool = False,
+    ) -> Chart:
+        data = pd.DataFrame(
+            {"method": each.key, "x": x, "y": y}
+            for each, reading in self.study.ranked(tuned=tuned)
+            for x, y in points(reading)
+        )
+        across, up = axes
+        axis = alt.Axis(values=list(self.study.lengths)) if log else alt.Axis(tickCount=8)
+        scale = alt.Scale(type="log", base=2) if log else alt.Scale(zero=True, nice=False)
+        x = alt.X("x:Q", title=across, axis=axis, scale=scale)
+        form = ".0%" if percent else ".2f"
+        y = alt.Y("y:Q", title=up, axis=alt.Axis(format=form), scale=alt.Scale(zero=percent))
+        line = (
+            alt.Chart(data)
+            .mark_line(strokeWidth=2.2)
+            .encode(x=x, y=y, color=self.colour, strokeDash=self.dash, opacity=self.dim)
+        )
+        tooltip = [
+            alt.Tooltip("method"),
+            alt.Tooltip("x", title=across),
+            alt.Tooltip("y", title=up, format=".1%" if percent else ".3f"),
+        ]
+        dots = (
+            alt.Chart(data)
+            .mark_point(size=56, filled=True)
+            .encode(x=x, y="y:Q", color=self.colour, opacity=self.dim, tooltip=tooltip)
+        )
+        layers: list[Any] = [*self._rule(), line, dots.add_params(self.pick)]
+        spec = alt.layer(*layers).properties(width="container", height=320).to_dict()
+        spec.pop("config", None)
+        return Chart(key, title, guide, spec)
+
+    def _rule(self) -> list[Any]:
+        base = alt.Chart(pd.DataFrame({"x": [self.study.length], "label": ["trained"]}))
+        base = base.encode(x="x:Q")
+        text = base.mark_text(align="left", baseline="top", dx=5, dy=3, color=CONTROL_COLOUR)
+        return [
+            base.mark_rule(strokeDash=[5, 4], color=CONTROL_COLOUR, strokeWidth=1),
+            text.encode(y=alt.value(0), text="label:N"),
+        ]

@@ -1,0 +1,187 @@
+"""What is compared: a model stretched by each method, and what each is to be judged by."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.extension import (
+    EXTENSIONS,
+    Extension,
+    Misfit,
+    advice,
+    applicable,
+    extend_layers,
+    segments,
+)
+from posenc.models.replacing import encodings_of, with_encodings, with_window
+
+__all__ = ["ALL", "WINDOW", "Contender", "Method", "assemble", "methods_for"]
+
+ALL = "all"
+
+WINDOW = "window"
+"""The baseline: attention cut to the trained length."""
+
+SHORT = 1024
+"""Below so many trained tokens YaRN's defaults do not mean what they say."""
+
+SHORT_YARN = "yarn@alpha=0.5@beta=4"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method with its options, as ``yarn``, ``yarn@alpha=0.5@beta=4`` or ``rerope+log_n``.
+
+    Args:
+        spec: as it was written.
+        name: of the method, or several joined by ``+``.
+        options: of these.
+    """
+
+    spec: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, spec: str) -> Method:
+        """The method called ``spec``.
+
+        Raises:
+            UnknownNameError: on a method or option that does not exist.
+        """
+        name, *changes = spec.split("@")
+        parts = name.split("+")
+        for part in parts:
+            if part not in EXTENSIONS:
+                raise UnknownNameError.of("method", part, [*EXTENSIONS, ALL])
+        valid = [option for part in parts for option in EXTENSIONS[part].options()]
+        options = {}
+        for change in changes:
+            key, equals, value = change.partition("=")
+            if not equals or key not in valid:
+                raise UnknownNameError.of(f"option of {name}", key, valid)
+            options[key] = _literal(value)
+        return cls(spec, name, options)
+
+    @property
+    def entries(self) -> list[Extension]:
+        """What the registry knows of its parts."""
+        return [EXTENSIONS[part] for part in self.name.split("+")]
+
+    @property
+    def of_model(self) -> bool:
+        """Whether it changes how a model is run, rather than its encodings."""
+        return any(entry.level == "model" for entry in self.entries)
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """A model to be measured, or the reason why there is none.
+
+    Args:
+        key: the method as it was written, ``direct``, or ``window``.
+        role: ``"method"``, or what methods are judged by: ``"baseline"``.
+        method: None for the window.
+        model: stretched; its weights are shared with the original.
+        refusal: why there is no model.
+        advice: what to know of the method before it is used like this.
+    """
+
+    key: str
+    role: str
+    method: Method | None
+    model: nn.Module | None
+    refusal: str = ""
+    advice: tuple[str, ...] = ()
+
+    @property
+    def trainable(self) -> bool:
+        """Whether it can be fine-tuned."""
+        return self.model is not None and (self.method is None or not self.method.of_model)
+
+
+def methods_for(names: str, model: nn.Module, *, length: int) -> list[Method]:
+    """The methods that a list of names joined by commas stands for; ``all``: every one that fits.
+
+    At short trained lengths ``all`` has YaRN also with a ramp that fits them.
+
+    Raises:
+        UnknownNameError: on a method or option that does not exist.
+        Misfit: on a method that does not fit the model's encoding.
+        ArgumentError: when there is none.
+    """
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    fitting = applicable(encodings_of(model)[0])
+    if ALL in listed:
+        listed = [name for name in fitting if name != "direct"] + [n for n in listed if n != ALL]
+        if "yarn" in fitting and length < SHORT and SHORT_YARN not in listed:
+            listed.append(SHORT_YARN)
+    if not listed:
+        raise ArgumentError(
+            "--method", expected="a method", got="none", remedy=f"Here fit: {', '.join(fitting)}."
+        )
+    return [Method.parse(name) for name in dict.fromkeys(listed)]
+
+
+def assemble(
+    model: nn.Module, methods: Sequence[Method], *, factor: float, length: int, strict: bool
+) -> Iterator[Contender]:
+    """The original, a plain sliding window, and the model stretched by each method.
+
+    Args:
+        model: as trained.
+        methods: what to try.
+        factor, length: how far, from where.
+        strict: raise what a method refuses, instead of reporting it.
+
+    Raises:
+        ArgumentError: with ``strict``, what does not fit.
+    """
+    yield Contender("direct", "baseline", Method.parse("direct"), model)
+    yield Contender(WINDOW, "baseline", None, with_window(model, length))
+    for method in methods:
+        if method.spec == "direct":
+            continue
+        try:
+            yield _contender(model, method, factor=factor, length=length)
+        except ArgumentError as error:
+            if strict:
+                if isinstance(error, Misfit):
+                    fitting = ", ".join(applicable(encodings_of(model)[0]))
+                    error.remedy = f"These fit: {fitting}."
+                raise
+            reason = f"{error.argument}: expected {error.expected}, got {error.got}"
+            yield Contender(method.spec, "method", method, None, reason)
+
+
+def _contender(model: nn.Module, method: Method, *, factor: float, length: int) -> Contender:
+    if method.of_model:
+        if method.name != "segments":
+            raise ArgumentError(
+                "method",
+                expected="segments alone, or methods that change encodings",
+                got=method.name,
+                remedy="Segments are read by the model as it is.",
+            )
+        return Contender(
+            method.spec, "method", method, segments(model, length=length, **method.options)
+        )
+    encodings = encodings_of(model)
+    stretched = extend_layers(
+        encodings, method.name, factor=factor, length=length, **method.options
+    )
+    told = advice(encodings[0], method.name, factor=factor, length=length, **method.options)
+    return Contender(method.spec, "method", method, with_encodings(model, stretched), advice=told)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

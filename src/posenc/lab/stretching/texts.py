@@ -1,0 +1,87 @@
+"""A text as ids: of its bytes, or of a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from posenc.lab.corpus import read_corpus
+from posenc.lab.stretching.probes import ByteNeedles, KeyNeedles, Needles, letters
+
+__all__ = ["Encode", "Text", "read_ids"]
+
+Encode = Callable[[str], Sequence[int]]
+"""Text to ids, without special ones."""
+
+MOST_BYTES = 4_000_000
+"""Of a part that are encoded by a tokenizer: more would take longer than it is worth."""
+
+POOL = 256
+"""Ids that words to be copied are made of: so many that the text has, and not the rarest."""
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A text to measure on, and one to train on.
+
+    Args:
+        measured, trained: ``[T]`` ids. They share nothing where anything is to be trained.
+        unit: what an id stands for, ``"byte"`` or ``"token"``.
+        needles: how they are hidden in it.
+        pool: ids that words to be copied are made of.
+        name: of the text, in a phrase.
+        sha256: of its bytes.
+    """
+
+    measured: Int[Tensor, " T"]
+    trained: Int[Tensor, " T"]
+    unit: str
+    needles: Needles
+    pool: Int[Tensor, " P"]
+    name: str
+    sha256: str
+
+
+def read_ids(path: Path | None, *, encode: Encode | None, training: bool) -> Text:
+    """The text at ``path``, or the standard library's source, as ids.
+
+    Args:
+        path: a file or folder.
+        encode: of the tokenizer; None: ids are bytes.
+        training: whether anything is to be trained: then what is measured is held out. The
+            standard library's is always held out, since models of the lab were trained on it.
+
+    Raises:
+        DataError: when it is unusable.
+    """
+    corpus = read_corpus(path)
+    held_out = corpus.held_out
+    if path is not None and not training:
+        held_out = corpus.train + corpus.held_out
+    measured, trained = (_ids(part, encode) for part in (held_out, corpus.train))
+    return Text(
+        measured=measured,
+        trained=trained,
+        unit="byte" if encode is None else "token",
+        needles=ByteNeedles() if encode is None else KeyNeedles(encode),
+        pool=letters() if encode is None else _pool(measured),
+        name=corpus.name,
+        sha256=corpus.sha256,
+    )
+
+
+def _ids(part: bytes, encode: Encode | None) -> Int[Tensor, " T"]:
+    if encode is None:
+        return torch.frombuffer(bytearray(part), dtype=torch.uint8).long()
+    return torch.tensor(list(encode(part[:MOST_BYTES].decode(errors="replace"))))
+
+
+def _pool(ids: Int[Tensor, " T"]) -> Int[Tensor, " P"]:
+    counts = torch.bincount(ids)
+    known = int((counts > 0).sum())
+    return counts.argsort(descending=True)[: min(POOL, known)]
