@@ -221,6 +221,25 @@ def test_the_same_twice() -> None:
             assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["t5", "shaw", "deberta", "transformer_xl"])
+def test_side_by_side_equals_alone(name: str) -> None:
+    """Workers share nothing that they write, and sums do not depend on who is first."""
+    grid = Grid.of(Layout.sequence(300))
+    encoding, tensors = make(name, causal=False), inputs(grid)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = run(encoding, grid, tensors, "tiled")
+        torch.set_num_threads(3)
+        first, second = (run(encoding, grid, tensors, "tiled") for _ in range(2))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    for one, other, again in zip(alone, first, second, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
+        assert torch.equal(other, again)
+
+
 def test_pairs_that_cannot_matter_are_left_out() -> None:
     """ALiBi's steep heads look back a little only, and nothing changes beyond rounding."""
     length = 3000

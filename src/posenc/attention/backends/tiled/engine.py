@@ -14,7 +14,7 @@ side it follows from that part's own output.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,17 +25,23 @@ from posenc.attention.backends.tiled.operands import Operands
 from posenc.attention.backends.tiled.plan import Band, Kind, Stretch
 from posenc.attention.backends.tiled.stock import Partial, join, stock_backward, stock_forward
 from posenc.attention.backends.tiled.tiles import BackwardTiles, Dropout, Tiles, far_terms
+from posenc.attention.backends.tiled.workers import side_by_side, workers
+
+_Share = tuple[int, tuple[int, int], Band]
 
 __all__ = ["Saved", "backward", "forward"]
 
-BLOCK, TERMS_BLOCK = 512, 256
-"""Queries a block, with no more than a line of offsets, and with other terms."""
+BLOCK, TERMS_BLOCK, SHORT_BLOCK = 512, 256, 128
+"""Queries a block: where one call does all, where much is near, and where little is."""
 
-FORWARD_TILE, BACKWARD_TILE = (256, 512), (256, 256)
+SHORT_REACH = 64
+"""Outermost buckets that begin so near make little of what a block sees near."""
+
+FORWARD_TILE, BACKWARD_TILE = (256, 1024), (256, 256)
 """Queries and keys a tile of our own."""
 
 LANES = 8
-"""Heads at a time in tiles of our own, so that a tile of all of them stays in the cache."""
+"""Heads at a time at most, so that a tile of all of them stays in the cache."""
 
 
 NARROW = 0.75
@@ -75,14 +81,18 @@ def forward(
     if keep_ahead and band.ahead is not None and band.behind is not None:
         ahead = Partial(torch.zeros_like(output), torch.full_like(total, -torch.inf))
         saved = Saved(saved.whole, ahead)
-    for batch, heads, part in _shares(x, band, constant=not line and dropout is None):
-        lane = batch * x.q.shape[1] + heads[0]
-        mine = x.part(batch, heads)
-        _Forward(mine, part, saved.part(batch, heads), dropout, lane, line=line).run()
+
+    def work(_: int, shares: Sequence[_Share]) -> None:
+        for batch, heads, part in shares:
+            lane = batch * x.q.shape[1] + heads[0]
+            mine = x.part(batch, heads)
+            _Forward(mine, part, saved.part(batch, heads), dropout, lane, line=line).run()
+
+    side_by_side(work, _shares(x, band, constant=not line and dropout is None))
     return saved
 
 
-class _Share:
+class _Pass:
     """Some heads of one batch row, which all see the same band.
 
     Args:
@@ -97,8 +107,10 @@ class _Share:
         one_sided = band.first > 0 or band.last < band.queries + band.keys - 2
         if stock and x.table_only and band.behind is None and not one_sided:
             self.block = band.queries
+        elif band.reach <= SHORT_REACH:
+            self.block = SHORT_BLOCK
         else:
-            self.block = BLOCK if x.table_only else TERMS_BLOCK
+            self.block = BLOCK if band.behind is None and x.table_only else TERMS_BLOCK
         self.x, self.band, self.dropout, self.stock = x, band, dropout, stock
         self.line = None
         if x.line is not None or one_sided:
@@ -106,7 +118,7 @@ class _Share:
 
     def stock_serves(self, stretch: Stretch) -> bool:
         """Whether the fused kernel can do a stretch, forward."""
-        return self.stock and (stretch.kind != "near" or self.x.table_only)
+        return self.stock and (stretch.kind != "near" or self.x.value_rows is None)
 
     def mask(self, begin: int, end: int, stretch: Stretch) -> Tensor | None:
         """What the fused kernel adds to the logits of a stretch: always a view."""
@@ -120,7 +132,7 @@ class _Share:
         return self.line.as_strided(size, (0, self.line.stride(0), 1, 1), begin + low)
 
 
-class _Forward(_Share):
+class _Forward(_Pass):
     def __init__(
         self,
         x: Operands,
@@ -148,6 +160,9 @@ class _Forward(_Share):
                 if not self.stock_serves(stretch):
                     own.append(stretch)
                     continue
+                if stretch.kind == "near" and self.tiles is not None:
+                    parts += self._stock_tiles(begin, end, stretch)
+                    continue
                 part = self._stock(begin, end, stretch)
                 parts.append(part)
                 if stretch.kind == "ahead" and self.saved.ahead is not None:
@@ -172,18 +187,32 @@ class _Forward(_Share):
         x, (low, high) = self.x, (stretch.begin, stretch.end)
         q, k, v = x.q[:, :, begin:end], x.k[:, :, low:high], x.v[:, :, low:high]
         part = stock_forward(q, k, v, self.mask(begin, end, stretch))
-        output, total = part.output, part.total
         if stretch.kind == "near":
-            if not self.band.clear(begin, end, low, high):
-                rows = torch.arange(begin, end, device=q.device)
-                least = (self.band.first - rows).clamp(min=low)
-                most = (self.band.last - rows).clamp(max=high - 1)
-                total = total.masked_fill(least > most, -torch.inf)
-        else:
-            total = total + x.far_query(stretch.kind, begin, end)
-            value = x.far_value(stretch.kind)
-            output = output if value is None else output + value
-        return Partial(output, total)
+            return self._honest(part, begin, end, low, high)
+        total = part.total + x.far_query(stretch.kind, begin, end)
+        value = x.far_value(stretch.kind)
+        return Partial(part.output if value is None else part.output + value, total)
+
+    def _stock_tiles(self, begin: int, end: int, stretch: Stretch) -> list[Partial]:
+        """Tiles of what is added to the products, which the fused kernel reads as its mask."""
+        assert self.tiles is not None
+        x, parts = self.x, []
+        for low, high in self.tiles.chunks(stretch):
+            bias = self.tiles.bias(begin, end, low, high)
+            assert bias is not None  # there are terms beside a line
+            k, v = x.k[:, :, low:high], x.v[:, :, low:high]
+            part = stock_forward(x.q[:, :, begin:end], k, v, bias.unsqueeze(0))
+            parts.append(self._honest(part, begin, end, low, high))
+        return parts
+
+    def _honest(self, part: Partial, begin: int, end: int, low: int, high: int) -> Partial:
+        """The part with the true total, -inf, of queries that see none of these keys."""
+        if self.band.clear(begin, end, low, high):
+            return part
+        rows = torch.arange(begin, end, device=part.total.device)
+        least = (self.band.first - rows).clamp(min=low)
+        most = (self.band.last - rows).clamp(max=high - 1)
+        return Partial(part.output, part.total.masked_fill(least > most, -torch.inf))
 
 
 def backward(
@@ -200,23 +229,30 @@ def backward(
     Args:
         line: whether the gradient of the line is wanted; without it far less has to be done.
     """
-    into = x.zeros()
-    if not line:
-        into = into.without_line()
-    for batch, heads, part in _shares(x, band, constant=not line and dropout is None):
-        _Backward(
-            x.part(batch, heads),
-            part,
-            saved.part(batch, heads),
-            gradient[batch : batch + 1, slice(*heads)],
-            into.part(batch, heads),
-            dropout,
-            batch * x.q.shape[1] + heads[0],
-        ).run()
+    shares = _shares(x, band, constant=not line and dropout is None)
+    into = x.zeros(line=line)
+    # What several shares add to is summed by each worker apart, then in order.
+    sums = [into, *(into.apart() for _ in range(workers(len(shares)) - 1))]
+
+    def work(worker: int, mine: Sequence[_Share]) -> None:
+        for batch, heads, part in mine:
+            _Backward(
+                x.part(batch, heads),
+                part,
+                saved.part(batch, heads),
+                gradient[batch : batch + 1, slice(*heads)],
+                sums[worker].part(batch, heads),
+                dropout,
+                batch * x.q.shape[1] + heads[0],
+            ).run()
+
+    side_by_side(work, shares)
+    for other in sums[1:]:
+        into.add_shared(other)
     return into
 
 
-class _Backward(_Share):
+class _Backward(_Pass):
     def __init__(
         self,
         x: Operands,
@@ -229,7 +265,8 @@ class _Backward(_Share):
     ) -> None:
         super().__init__(x, band, dropout, line=into.line is not None)
         self.saved, self.gradient, self.into = saved, gradient, into
-        self.sums_wanted = into.line is not None or into.left is not None
+        has_far = self.band.behind is not None or self.band.ahead is not None
+        self.sums_wanted = has_far and (into.line is not None or into.left is not None)
         self.tiles = None
         if not (self.stock and x.table_only and into.line is None):
             self.tiles = BackwardTiles(
@@ -263,7 +300,7 @@ class _Backward(_Share):
         if not self.stock_serves(stretch):
             return False
         if stretch.kind == "near":
-            return self.into.line is None
+            return self.x.table_only and self.into.line is None
         return self.x.right is None and self.x.column is None
 
     def _own(self, begin: int, end: int, stretches: list[Stretch]) -> Float[Tensor, "1 H R"]:
@@ -271,7 +308,9 @@ class _Backward(_Share):
         if self.tiles is None or not stretches:
             return self.x.q.new_zeros(1, self.x.q.shape[1], end - begin)
         blocks = [
-            self.tiles.backward(low, min(low + self.tiles.size[0], end), stretches)
+            self.tiles.backward(
+                low, min(low + self.tiles.size[0], end), stretches, sums=self.sums_wanted
+            )
             for low in range(begin, end, self.tiles.size[0])
         ]
         return torch.cat(blocks, dim=1).unsqueeze(0)
@@ -321,15 +360,16 @@ class _Backward(_Share):
         return share * (self.gradient[place] * gap).sum(-1)
 
 
-def _shares(
-    x: Operands, band: Band, *, constant: bool
-) -> Iterator[tuple[int, tuple[int, int], Band]]:
-    """Batch rows, and heads of a row that fit in the cache together, with what they can see."""
-    groups = _narrowed(x, band, constant=constant)
-    for batch in range(x.q.shape[0]):
-        for (first, last), part in groups:
-            for begin in range(first, last, LANES):
-                yield batch, (begin, min(begin + LANES, last)), part
+def _shares(x: Operands, band: Band, *, constant: bool) -> list[_Share]:
+    """Batch rows, and heads of a row that are done together, with what they can see."""
+    rows, heads = x.q.shape[:2]
+    lanes = min(LANES, -(-rows * heads // workers(rows * heads)))
+    return [
+        (batch, (begin, min(begin + lanes, last)), part)
+        for batch in range(rows)
+        for (first, last), part in _narrowed(x, band, constant=constant)
+        for begin in range(first, last, lanes)
+    ]
 
 
 def _narrowed(x: Operands, band: Band, *, constant: bool) -> list[tuple[tuple[int, int], Band]]:

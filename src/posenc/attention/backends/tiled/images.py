@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.tiled.stock import Partial, stock_backward, stock_forward
+from posenc.attention.backends.tiled.workers import side_by_side, workers
 from posenc.encoding import Gathered, Lowered
 from posenc.layout import Grid
 
@@ -191,17 +192,26 @@ def tiled_image(
         table_wanted: whether the gradient of the table will be wanted.
     """
     into = Partial(torch.empty_like(q), q.new_empty(q.shape[:3]))
-    for batch, heads in _shares(q):
-        row = slice(batch, batch + 1)
-        image = _Image(q[row, heads], k[row, heads], v[row, heads], table[heads], extents)
-        image.forward(into.part(batch, (heads.start, heads.stop)))
+
+    def work(_: int, shares: Sequence[tuple[int, slice]]) -> None:
+        for batch, heads in shares:
+            row = slice(batch, batch + 1)
+            image = _Image(q[row, heads], k[row, heads], v[row, heads], table[heads], extents)
+            image.forward(into.part(batch, (heads.start, heads.stop)))
+
+    side_by_side(work, _shares(q))
     return into.output, into.total
 
 
-def _shares(q: Tensor) -> Iterator[tuple[int, slice]]:
-    for batch in range(q.shape[0]):
-        for begin in range(0, q.shape[1], LANES):
-            yield batch, slice(begin, min(begin + LANES, q.shape[1]))
+def _shares(q: Tensor) -> list[tuple[int, slice]]:
+    """Heads of a batch row that are done together."""
+    rows, heads = q.shape[:2]
+    lanes = min(LANES, -(-rows * heads // workers(rows * heads)))
+    return [
+        (batch, slice(begin, min(begin + lanes, heads)))
+        for batch in range(rows)
+        for begin in range(0, heads, lanes)
+    ]
 
 
 @tiled_image.register_fake
@@ -223,16 +233,24 @@ def tiled_image_backward(
 ) -> list[Tensor]:
     """Gradients of q, k, v and of the table, which is zero where it is not wanted."""
     into = [torch.zeros_like(x) for x in (q, k, v, table)]
-    whole = Partial(output, total)
-    for batch, heads in _shares(q):
-        row = slice(batch, batch + 1)
-        image = _Image(q[row, heads], k[row, heads], v[row, heads], table[heads], extents)
-        image.backward(
-            whole.part(batch, (heads.start, heads.stop)),
-            gradient[row, heads],
-            [*(x[row, heads] for x in into[:3]), into[3][heads]],
-            table=table_wanted,
-        )
+    whole, shares = Partial(output, total), _shares(q)
+    # Batch rows share the table: each worker sums its gradient apart.
+    tables = [into[3], *(torch.zeros_like(table) for _ in range(workers(len(shares)) - 1))]
+
+    def work(worker: int, mine: Sequence[tuple[int, slice]]) -> None:
+        for batch, heads in mine:
+            row = slice(batch, batch + 1)
+            image = _Image(q[row, heads], k[row, heads], v[row, heads], table[heads], extents)
+            image.backward(
+                whole.part(batch, (heads.start, heads.stop)),
+                gradient[row, heads],
+                [*(x[row, heads] for x in into[:3]), tables[worker][heads]],
+                table=table_wanted,
+            )
+
+    side_by_side(work, shares)
+    for other in tables[1:]:
+        into[3].add_(other)
     return into
 
 

@@ -12,6 +12,9 @@ from posenc.attention.backends.tiled.plan import Band, Kind
 
 __all__ = ["Operands"]
 
+SHARED = ("line", "left_rows", "right_rows", "value_rows")
+"""What several heads or batch rows read."""
+
 
 @dataclass(frozen=True, eq=False)
 class Operands:
@@ -54,10 +57,6 @@ class Operands:
 
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{n: choose(n, t) for n, t in given.items() if t is not None})
-
-    def without_line(self) -> Operands:
-        """The same, but the line."""
-        return replace(self, line=None)
 
     def far_place(self, kind: Kind) -> int:
         """A place in the outermost bucket of one side."""
@@ -103,7 +102,22 @@ class Operands:
         hidden = (places < band.first) | (places > band.last)
         return line.masked_fill(hidden, -torch.inf)
 
-    def zeros(self) -> Operands:
-        """Room for the gradients of all there is."""
+    def zeros(self, *, line: bool) -> Operands:
+        """Room for the gradients of all there is, that of the line only if asked for."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
+        if not line:
+            del given["line"]
         return Operands(**{n: torch.zeros_like(t) for n, t in given.items() if t is not None})
+
+    def apart(self) -> Operands:
+        """The same memory, but other zeros for what batch rows and heads share."""
+        shared = {name: getattr(self, name) for name in SHARED}
+        zeros = {n: torch.zeros_like(t) for n, t in shared.items() if t is not None}
+        return replace(self, **zeros)
+
+    def add_shared(self, other: Operands) -> None:
+        """Add what ``apart`` has summed."""
+        for name in SHARED:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is not None:
+                mine.add_(theirs)

@@ -77,9 +77,8 @@ class Dropout:
 class Tiles:
     """The tiles of some heads of one batch row.
 
-    Queries and keys get features of their own for what would otherwise be passes over each tile:
-    the keys' column of the terms, and where there are left terms the line, as one more of their
-    features.
+    Where there are left terms the line is one more of their features, which saves a pass over each
+    tile.
 
     Args:
         x: operands of one batch row.
@@ -112,8 +111,6 @@ class Tiles:
                 rows = self.left_rows.expand(heads, -1, -1)
                 self.left_rows = _with_column(rows, line.expand(heads, -1))
         self.queries, self.keys = self.q, self.k
-        if x.column is not None:
-            self.queries, self.keys = _with_ones(self.q), _with_column(self.k, x.column[0])
         self.values = _with_ones(self.v) if dropout is None else self.v
         if x.right is not None:
             self.side = Pitched(heads, self.size[1], self.size[0], like=self.q)
@@ -151,34 +148,48 @@ class Tiles:
         output = output[..., :width] / sums.masked_fill(sums == 0, 1.0)
         return Partial(output.unsqueeze(0), total.unsqueeze(0))
 
+    def bias(self, begin: int, end: int, low: int, high: int) -> Float[Tensor, "H R C"] | None:
+        """What is added to the products in a tile of many offsets, in the scores' memory.
+
+        None where it is nothing but a line of offsets, if anything.
+        """
+        x, rows, columns = self.x, end - begin, high - low
+        tile = self.scores.tile(rows, columns)
+        if self.left is None and x.right is None and x.column is None:
+            return None
+        if self.left is not None and self.left_rows is not None:
+            vectors = self._window(self.left_rows, begin, end, low, high).mT
+            _products(self.scores.skewed(rows, columns), self.left[:, begin:end], vectors)
+        elif self.line is not None:
+            tile.copy_(self._hankel(begin, end, low, high))
+        else:
+            tile.zero_()
+        if x.right is not None and x.right_rows is not None:
+            vectors = self._window(x.right_rows, begin, end, low, high).mT
+            side = self.side.full(columns, rows + columns - 1)
+            _products(side, x.right[0, :, low:high], vectors)
+            tile.add_(self.side.turned(rows, columns))
+        if x.column is not None:
+            tile.add_(x.column[0, :, low:high].unsqueeze(-2))
+        return tile
+
     def logits(
         self, begin: int, end: int, low: int, high: int, kind: Kind
     ) -> Float[Tensor, "H R C"]:
         """Logits of one tile, in memory that the next call writes over."""
-        x, rows, columns = self.x, end - begin, high - low
-        tile, start = self.scores.tile(rows, columns), None
-        if kind != "near":
-            start = self._far(kind, begin, end).unsqueeze(-1).expand(tile.shape)
-        elif self.left is not None and self.left_rows is not None:
-            vectors = self._window(self.left_rows, begin, end, low, high).mT
-            _products(self.scores.skewed(rows, columns), self.left[:, begin:end], vectors)
-            start = tile
-        elif self.line is not None:
-            start = self._hankel(begin, end, low, high)
+        tile = self.scores.tile(end - begin, high - low)
+        start: Tensor | None
+        if kind == "near":
+            start = self.bias(begin, end, low, high)
+            if start is None and self.line is not None:
+                start = self._hankel(begin, end, low, high)
+        else:
+            start = tile.copy_(self.x.far_query(kind, begin, end)[0].unsqueeze(-1))
+            key = self.x.far_key(kind, low, high)
+            if key is not None:
+                tile.add_(key[0].unsqueeze(-2))
         _products(tile, self.queries[:, begin:end], self.keys[:, low:high].mT, start=start)
-        if x.right is not None and x.right_rows is not None:
-            if kind == "near":
-                vectors = self._window(x.right_rows, begin, end, low, high).mT
-                side = self.side.full(columns, rows + columns - 1)
-                _products(side, x.right[0, :, low:high], vectors)
-                tile.add_(self.side.turned(rows, columns))
-            else:
-                tile.add_(x.far_right(kind, low, high)[0].unsqueeze(-2))
         return tile
-
-    def _far(self, kind: Kind, begin: int, end: int) -> Float[Tensor, "H R"]:
-        """What the outermost bucket of one side adds to the logits of these queries."""
-        return self.x.far_query(kind, begin, end)[0]
 
     def _values(self, low: int, high: int, kind: Kind) -> Float[Tensor, "H C E"]:
         values, far = self.values[:, low:high], None
@@ -209,14 +220,10 @@ def _products(
     *,
     start: Float[Tensor, "H R C"] | None = None,
 ) -> None:
-    """``out = start + left @ right``, head by head, since a batched product wants no gaps."""
-    shared = right.shape[0] == 1
-    for head in range(out.shape[0]):
-        factor = right[0 if shared else head]
-        if start is None:
-            torch.mm(left[head], factor, out=out[head])
-        else:
-            torch.addmm(start[head], left[head], factor, out=out[head])
+    """``out = start + left @ right``; ``start`` may be ``out`` itself."""
+    if start is not None and start is not out:
+        out.copy_(start)
+    out.baddbmm_(left, right.expand(len(out), -1, -1), beta=0.0 if start is None else 1.0)
 
 
 def _with_ones(x: Float[Tensor, "H L D"]) -> Float[Tensor, "H L D+1"]:
@@ -266,17 +273,26 @@ class BackwardTiles(Tiles):
         if x.right is not None:
             self.slope_side = Pitched(heads, self.size[1], self.size[0], like=self.q)
 
-    def backward(self, begin: int, end: int, stretches: list[Stretch]) -> Float[Tensor, "H R"]:
-        """Sum the gradients through these stretches; the sum of the logits' gradients a query."""
-        sums = self.q.new_zeros(self.q.shape[0], end - begin)
+    def backward(
+        self, begin: int, end: int, stretches: list[Stretch], *, sums: bool
+    ) -> Float[Tensor, "H R"]:
+        """Sum the gradients through these stretches; the sum of the logits' gradients a query.
+
+        Args:
+            sums: whether that is wanted; it is zero otherwise.
+        """
+        total = self.q.new_zeros(self.q.shape[0], end - begin)
         for stretch in stretches:
             for low, high in self.chunks(stretch):
-                sums += self._backward(begin, end, low, high, stretch.kind)
-        return sums
+                slopes = self._backward(begin, end, low, high, stretch.kind)
+                if sums:
+                    total += slopes.sum(-1)
+        return total
 
     def _backward(
         self, begin: int, end: int, low: int, high: int, kind: Kind
-    ) -> Float[Tensor, "H R"]:
+    ) -> Float[Tensor, "H R C"]:
+        """One tile; returns the gradients of its logits."""
         into, gradient = self.into, self.gradient[:, begin:end]
         weights = self.logits(begin, end, low, high, kind).exp_()
         slopes = self._slopes(begin, end, low, high, kind)
@@ -295,7 +311,7 @@ class BackwardTiles(Tiles):
             self._near_terms(begin, end, low, high, kept)
         else:
             self._far_terms(begin, end, low, high, kind, kept)
-        return slopes.sum(-1)
+        return slopes
 
     def _slopes(
         self, begin: int, end: int, low: int, high: int, kind: Kind

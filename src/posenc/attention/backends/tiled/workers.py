@@ -1,0 +1,56 @@
+"""Independent pieces of work side by side, each on one core.
+
+A tile is too small to be shared between cores: each of its operators would wait for all of them.
+So every worker takes tiles of its own, and its operators run on its own core alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import TypeVar
+
+import torch
+
+__all__ = ["side_by_side", "workers"]
+
+Item = TypeVar("Item")
+
+
+def workers(items: int) -> int:
+    """How many would work on so many items."""
+    return max(1, min(torch.get_num_threads(), items))
+
+
+def side_by_side(work: Callable[[int, Sequence[Item]], None], items: Sequence[Item]) -> None:
+    """Call ``work(worker, its items)`` for every worker; each has every n-th item.
+
+    Which worker has which items depends on their numbers alone, so sums come out the same each
+    time.
+    """
+    count = workers(len(items))
+    shares = [items[worker::count] for worker in range(count)]
+    if count == 1:
+        work(0, shares[0])
+        return
+    pool = _pool(os.getpid(), count)
+    running = [pool.submit(_work, work, worker, share) for worker, share in enumerate(shares)]
+    for each in running:
+        each.result()
+
+
+def _work(work: Callable[[int, Sequence[Item]], None], worker: int, items: Sequence[Item]) -> None:
+    with torch.no_grad():  # what the operators of a new thread would otherwise record
+        work(worker, items)
+
+
+@lru_cache(maxsize=4)
+def _pool(process: int, count: int) -> ThreadPoolExecutor:
+    """Threads of this process (a fork has none of its parent's), each on one core."""
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(count, "posenc", initializer=lambda: torch.set_num_threads(1))
+    list(pool.map(lambda _: None, range(count)))
+    torch.set_num_threads(threads)  # what threads that start later begin with
+    return pool
