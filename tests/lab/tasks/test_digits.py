@@ -76,13 +76,21 @@ def test_moved_images_are_whole_and_on_the_grid(tmp_path: Path) -> None:
     assert torch.equal(VIEWS["moved"](pixels, 14, 8, 2).pixels, view.pixels)
 
 
+@pytest.mark.parametrize("special", [0, 1])
 @pytest.mark.parametrize("encoding", ["rope2d", "swin", "irpe", "decomposed2d", "swin_v2"])
-def test_relative_encodings_do_not_notice_padding(tmp_path: Path, encoding: str) -> None:
-    task = make(tmp_path, options={"overlap": 0})
-    found = measured(task, encoding, settled(task, encoding))
-    values = {getattr(found["padded", side], "value", None) for side in (8, 12, 16)}
-    assert len(values) == 1
-    assert values == {getattr(found["scaled", 8], "value", None)}
+def test_what_knows_offsets_alone_does_not_notice_padding(
+    tmp_path: Path, encoding: str, special: int
+) -> None:
+    """A class token has no offset; RoPE does not turn it, and so sees where the others are."""
+    task = make(tmp_path, options={"special": special})
+    model = settled(task, encoding)
+    for name, parameter in model.named_parameters():
+        if ".query." in name or ".key." in name:
+            parameter.mul_(4)  # attention that is far from even
+    pixels = task._test.pixels[:20]
+    view = VIEWS["padded"](pixels, 16, 8, 2)
+    alike = torch.allclose(model(view.pixels, valid=view.valid), model(pixels), atol=1e-3)
+    assert alike == (encoding != "rope2d" or special == 0)
 
 
 def test_what_cannot_be_shown_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -97,8 +97,7 @@ class Digits:
             settings.layers,
             settings.heads,
             settings.batch,
-            self._patch,
-            self._overlap,
+            tuple(sorted(settings.options.items())),
         )
         self.metrics = self._metrics()
         self.subjects = describe(settings.variants, references=settings.references, axes=2)
@@ -125,6 +124,7 @@ class Digits:
             encoding=recipe.encoding,
             options=recipe.options,
             classes=CLASSES,
+            special=settings.options["special"],
             dropout=settings.options["dropout"],
         )
         return VisionTransformer(config)
@@ -200,7 +200,7 @@ class Digits:
 
     def _tokens(self, side: int) -> int:
         cells = side // self._patch
-        return 1 + cells * cells
+        return int(self._settings.options["special"]) + cells * cells
 
     def _bytes(self, model: nn.Module, rows: int, side: int, *, training: bool) -> int:
         return stack_bytes(
@@ -313,8 +313,9 @@ DESCRIPTIONS = {
     ),
     "padded": (
         "Digits moved, the rest padding",
-        "at the trained size somewhere in an image of this size of which the rest is padding: a "
-        "relative encoding must not notice.",
+        "at the trained size somewhere in an image of this size of which the rest is padding: "
+        "what knows offsets alone does not notice. RoPE does, by the class token, which is not "
+        "turned.",
     ),
 }
 
@@ -332,7 +333,8 @@ ENTRY = TaskEntry(
     "nope, a bag of overlapping patches, less. At other sizes absolute tables have no positions "
     "unless fitted, and lose (Dosovitskiy et al. 2021; Chu et al. 2023: DeiT falls from 72 to 66 "
     "between 224 and 512 pixels, CPVT does not); RoPE in two axes holds better (Heo et al. 2024). "
-    "Relative encodings classify a padded image wherever it is, to the same bits.",
+    "Biases by offset, and sines counted over real cells, classify a padded image wherever it is "
+    "alike; so does RoPE where no class token stands still (option special=0).",
     defaults=Defaults(
         encodings=(
             "learned2d",
@@ -352,7 +354,7 @@ ENTRY = TaskEntry(
         steps=1200,
         learning_rate=3e-3,
     ),
-    options={"patch": 2, "overlap": 1, "dropout": 0.1},
+    options={"patch": 2, "overlap": 1, "special": 1, "dropout": 0.1},
     axes=2,
     length_unit="pixels a side",
 )
