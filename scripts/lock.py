@@ -6,7 +6,8 @@
 requirements.lock holds what ``posenc[cli,ode]`` needs and what builds posenc itself,
 requirements-test.lock what the tests need beside it. Pins have no hashes and no local version,
 since the build of torch differs from machine to machine, and what torch itself brings along on
-machines with a GPU is left to its own metadata.
+machines with a GPU is left to its own metadata; Triton is pinned for the tests, which run its
+kernels everywhere.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
 LOCKS = {"requirements.lock": "cli,ode", "requirements-test.lock": "test"}
 HEADER = "# Written by scripts/lock.py; do not edit.\n"
-BROUGHT_BY_TORCH = ("nvidia-", "cuda-", "triton")
+BROUGHT_BY_TORCH = ("nvidia-", "cuda-")
 
 
 def build_requirements() -> list[str]:
@@ -68,7 +69,7 @@ def main() -> None:
         pins = {
             name: version
             for name, version in resolve(extras, constraints).items()
-            if name not in known
+            if name not in known and (extras == "test" or name != "triton")
         }
         first = f"-r {next(iter(LOCKS))}\n" if known else ""
         lines = "".join(f"{name}=={version}\n" for name, version in sorted(pins.items()))
