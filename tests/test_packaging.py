@@ -131,6 +131,7 @@ def test_locks_pin_exactly_and_leave_the_build_of_torch_open() -> None:
     assert first["torch"] == "2.13.0"
     assert not first.keys() & second.keys()
     assert not [name for name in first | second if name.startswith(BROUGHT_BY_TORCH)]
+    assert "triton" not in first  # a build of torch for GPUs brings its own
 
 
 def needs_of(extras: set[str]) -> list[Requirement]:
