@@ -36,6 +36,7 @@ def answer(study: Study) -> list[str]:
     sentences += _window(study)
     sentences += _needles(study)
     sentences += _short(study)
+    sentences += _copying(study)
     if study.chosen is not None:
         sentences.append(f"Written: {study.chosen}. {study.reason}")
     elif study.reason:
@@ -181,6 +182,29 @@ def _short(study: Study) -> Iterator[str]:
             )
         else:
             yield f"At the trained length{when} no method's loss rises by more than {SAME:.0%}."
+
+
+def _copying(study: Study) -> Iterator[str]:
+    """What stretching does to near distances."""
+    original = study.of("direct")
+    if original is None or original.untuned is None:
+        return
+    base = original.untuned.copied[study.length]
+    if base < 3 * study.copy_chance:
+        yield (
+            f"The model copies {base:.0%} of a repeated word at its own length, where a guess "
+            f"copies {study.copy_chance:.1%}: it has not learned to, so that what it copies at "
+            "others says nothing."
+        )
+        return
+    ranked = [(e, r) for e, r in study.ranked() if e.role == "method"]
+    worst = sorted(ranked, key=lambda pair: pair[1].copied[study.length])[:3]
+    told = ", ".join(f"{e.key} {r.copied[study.length]:.0%}" for e, r in worst)
+    if told:
+        yield (
+            f"Of a word repeated right after itself the original copies {base:.0%} at the trained "
+            f"length; what blurs near distances copies less: {told}."
+        )
 
 
 def _bits(reading: Reading, study: Study) -> str:

@@ -75,7 +75,7 @@ class _Artist:
         baselines = {each.key for each in study.findings if each.role == "baseline"}
         methods = {each.key: next(colours) for each in study.findings if each.key not in baselines}
         legend = alt.Legend(
-            title=None, orient="top", symbolType="stroke", symbolSize=320, columns=4
+            title=None, orient="top", symbolType="stroke", symbolSize=320, columns=4, labelLimit=220
         )
         self.pick = alt.selection_point(fields=["method"], bind="legend", name="picked")
         self.colour = alt.Color("method:N", sort=keys, legend=legend).scale(

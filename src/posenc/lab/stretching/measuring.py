@@ -21,10 +21,10 @@ __all__ = ["Ruler", "lengths_to"]
 
 Model = Callable[[Tensor], Tensor]
 
-BUDGET = 1 << 15
+BUDGET = 1 << 16
 """Tokens that are read for one number, in windows of whatever length."""
 
-FEWEST, MOST = 8, 128
+FEWEST, MOST = 8, 256
 """Windows for one number."""
 
 BINS, RUN = 16, 8
@@ -120,7 +120,7 @@ class Ruler:
     @property
     def asked(self) -> int:
         """Needles for each depth and length."""
-        return max(FEWEST, self.windows // 2)
+        return max(FEWEST, self.windows // 4)
 
     def _windows(self, length: int, count: int) -> Int[Tensor, "W L"]:
         spread = Targets.spread(len(self.text), width=1, longest=self.lengths[-1], count=count)

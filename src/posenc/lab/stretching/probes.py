@@ -149,11 +149,12 @@ def letters() -> Int[Tensor, " P"]:
 
 
 def repeat(windows: Int[Tensor, "W L"], generator: torch.Generator) -> Int[Tensor, "W L"]:
-    """Bytes with a word of random letters put somewhere into each row, twice in a row."""
+    """Bytes that from some place in the first half on are a random word, over and over."""
     repeated = windows.clone()
     for row in repeated:
         size = int(torch.randint(SHORTEST, LONGEST + 1, (), generator=generator))
-        begin = int(torch.randint(len(row) - 2 * size + 1, (), generator=generator))
+        begin = int(torch.randint(len(row) // 2, (), generator=generator))
         word = FIRST_LETTER + torch.randint(LETTERS, (size,), generator=generator)
-        row[begin : begin + 2 * size] = word.repeat(2)
+        room = len(row) - begin
+        row[begin:] = word.repeat(-(-room // size))[:room]
     return repeated

@@ -103,6 +103,7 @@ class Study:
         unit: what a token is, ``"byte"`` or ``"token"``.
         needles: what they are, in a phrase.
         chance: how often a guess finds one.
+        copy_chance: how often a guess copies a token.
         text: what was read, in a phrase.
         sha256: of it.
         targets: tokens that losses are means over.
@@ -124,6 +125,7 @@ class Study:
     unit: str
     needles: str
     chance: float
+    copy_chance: float
     text: str
     sha256: str
     targets: int

@@ -264,6 +264,7 @@ def _study(
         unit=text.unit,
         needles=text.needles.description,
         chance=text.needles.chance,
+        copy_chance=1 / len(text.pool),
         text=text.name,
         sha256=text.sha256,
         targets=len(targets.ends) * targets.width,

@@ -24,7 +24,7 @@ SUBJECT_STEPS = 1800
 LENGTH, WIDTH, LAYERS, HEADS, BATCH = 128, 96, 3, 4, 16
 
 REPEATED_ROWS = 2
-"""Rows of a batch in which a random word stands twice, so that there is something to copy."""
+"""Rows of a batch that end in a random word over and over, so that there is something to copy."""
 
 
 class SubjectTask(LanguageModelling):
