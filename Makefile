@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format bench gpu-test gpu-bench wheel lock clean
+.PHONY: help demo demo-extend test check docs format bench gpu-test gpu-bench wheel lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,8 +35,17 @@ $(VENV)/.installed-test: requirements-test.lock $(VENV)/.installed
 	@$(PIP) -r requirements-test.lock
 	@touch $@
 
+$(VENV)/.installed-bench: requirements-bench.lock $(VENV)/.installed-test
+	@echo "Installing requirements-bench.lock into $(VENV)"
+	@$(PIP) -r requirements-bench.lock
+	@touch $@
+
 demo: $(VENV)/.installed ## compare encodings on the embedded corpus; prints where the report is
 	$(BIN)/posenc compare --out posenc-demo --replace
+
+demo-extend: $(VENV)/.installed ## stretch a small model by every method; prints where the report is
+	rm -rf posenc-demo-extend
+	$(BIN)/posenc extend --method all --factor 2 --finetune-steps 20 --out posenc-demo-extend
 
 test: check ## run format, lint, types and the whole suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --durations=10
@@ -53,15 +62,15 @@ format: $(VENV)/.installed-test ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.installed-test ## time attention with encodings against attention without
-	$(BIN)/python benchmarks/attention_bias.py
+bench: $(VENV)/.installed-bench ## time attention with encodings against attention without
+	$(BIN)/posenc bench --out benchmarks/results
 	$(BIN)/python benchmarks/import_time.py
 
 gpu-test: $(VENV)/.installed-test ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -q -m gpu -rs
 
-gpu-bench: $(VENV)/.installed-test ## the benchmarks on a CUDA device
-	$(BIN)/python benchmarks/attention_bias.py --device cuda
+gpu-bench: $(VENV)/.installed-bench ## the same on a CUDA device
+	$(BIN)/posenc bench --device cuda --out benchmarks/results
 
 wheel: $(VENV)/.installed-test ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build --no-isolation

@@ -4,10 +4,10 @@
     python scripts/lock.py --upgrade    resolves everything anew
 
 requirements.lock holds what ``posenc[cli,ode]`` needs and what builds posenc itself,
-requirements-test.lock what the tests need beside it. Pins have no hashes and no local version,
-since the build of torch differs from machine to machine, and what torch itself brings along on
-machines with a GPU is left to its own metadata; Triton is pinned for the tests, which run its
-kernels everywhere.
+requirements-test.lock what the tests need beside it, requirements-bench.lock what the benchmarks
+need beside both. Pins have no hashes and no local version, since the build of torch differs from
+machine to machine, and what torch itself brings along on machines with a GPU is left to its own
+metadata; Triton is pinned for the tests, which run its kernels everywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
-LOCKS = {"requirements.lock": "cli,ode", "requirements-test.lock": "test"}
+LOCKS = {
+    "requirements.lock": "cli,ode",
+    "requirements-test.lock": "test",
+    "requirements-bench.lock": "bench",
+}
 HEADER = "# Written by scripts/lock.py; do not edit.\n"
 BROUGHT_BY_TORCH = ("nvidia-", "cuda-")
 

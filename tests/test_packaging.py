@@ -157,6 +157,12 @@ def test_pins_meet_what_the_project_asks(extras: set[str]) -> None:
         assert version in requirement.specifier, f"{requirement} is pinned to {version}"
 
 
+def test_what_is_timed_against_is_pinned_beside_the_tests() -> None:
+    available = all_pins() | pins("requirements-bench.lock")
+    for requirement in needs_of({"bench"}):
+        assert available.get(canonicalize_name(requirement.name), "") in requirement.specifier
+
+
 def test_pins_are_closed() -> None:
     """What a pinned package needs on this machine is pinned too."""
     available = all_pins()

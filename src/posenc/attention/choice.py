@@ -1,6 +1,6 @@
 """Which backend ``auto`` takes: the rules, and what they were measured to be worth.
 
-Measured on two CPU cores in float32, 8 heads of 64; ``benchmarks/backends.py`` prints the figures.
+Measured on two CPU cores in float32, 8 heads of 64, by ``posenc bench --backends sdpa,tiled``.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from posenc.cli.bench import bench
 from posenc.cli.compare import compare
 from posenc.cli.console import ERRORS, EXIT_CODES, exit_code, print_error
 from posenc.cli.evaluate import evaluate
@@ -17,6 +18,7 @@ from posenc.cli.generate import generate
 from posenc.cli.listing import list_encodings
 from posenc.cli.show import show
 from posenc.cli.tasks import list_tasks
+from posenc.cli.translate import translate
 from posenc.errors import PosencError
 
 __all__ = ["app", "run"]
@@ -39,6 +41,8 @@ app.command("compare")(compare)
 app.command("extend")(extend)
 app.command("evaluate")(evaluate)
 app.command("generate")(generate)
+app.add_typer(translate)
+app.command("bench")(bench)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,253 @@
+"""``posenc bench``: what encodings cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from posenc.cli.console import ERRORS, EXIT_CODES, OUT, print_json
+from posenc.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from posenc.lab.bench.results import Reading, Report, Verdict
+    from posenc.lab.bench.run import Step
+
+__all__ = ["bench"]
+
+
+def bench(
+    encodings: Annotated[
+        str | None,
+        typer.Option(help="Joined by commas: t5,t5@frozen,shaw@max_distance=64,rope+alibi."),
+    ] = None,
+    lengths: Annotated[str | None, typer.Option(help="Tokens, joined by commas.")] = None,
+    backends: Annotated[str, typer.Option(help="Of posenc, joined by commas.")] = "auto",
+    causal: Annotated[
+        bool | None,
+        typer.Option("--causal/--bidirectional", help="By default both ways, and some causal."),
+    ] = None,
+    heads: Annotated[int, typer.Option(help="Of q, k and v.")] = 8,
+    head_dim: Annotated[int, typer.Option(help="Width of each.")] = 64,
+    rounds: Annotated[
+        int | None, typer.Option(help="Of timing at 2048 tokens; 7, or 3 if quick.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Of the CPU; one a core by default.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    dtype: Annotated[
+        str | None, typer.Option(help="float32 on the CPU and bfloat16 on CUDA by default.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="posenc and plain SDPA alone, up to 4096 tokens.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for JSON and chart.")] = Path("posenc-bench"),
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Time attention with encodings against plain SDPA, and against what one would take instead.
+
+    With neither --encodings nor --lengths it measures all that posenc sets itself limits for:
+    about ten minutes on two cores, two with --quick. Times are medians of ratios to plain SDPA of
+    the same causality in the same round. Memory is the peak beyond the inputs, on the CPU by the
+    high-water mark of a process of its own.
+
+    Examples:
+
+        posenc bench
+
+        posenc bench --quick
+
+        posenc bench --encodings t5,kerple --lengths 1024,4096 --backends auto,tiled
+
+        posenc bench --device cuda
+    """
+    from posenc.lab.bench.files import write_results
+    from posenc.lab.bench.run import bench as carry_out
+    from posenc.lab.bench.settings import Settings
+
+    settings = Settings(
+        encodings=None if encodings is None else _names(encodings),
+        lengths=None if lengths is None else _numbers(lengths),
+        backends=_names(backends),
+        causal=causal,
+        heads=heads,
+        head_dim=head_dim,
+        rounds=rounds,
+        threads=threads,
+        device=device,
+        dtype=dtype,
+        quick=quick,
+    )
+    with _Display(shown=not quiet and not json) as display:
+        report = carry_out(settings, progress=display)
+    files = write_results(report, out)
+    if json:
+        print_json(report.to_json())
+        return
+    _print_limits(report)
+    _print_readings(report)
+    _print_refusals(report)
+    OUT.print(Text(f"\n{_about(report)}", "dim"))
+    for path in (files.json, *files.pictures):
+        OUT.print(f"Written: {path}", soft_wrap=True)
+
+
+bench.__doc__ = f"{bench.__doc__}\n{EXIT_CODES}"
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(name) for name in _names(text))
+    except ValueError:
+        raise ArgumentError(
+            "--lengths", expected="whole numbers", got=repr(text), remedy="Write 1024,2048."
+        ) from None
+
+
+class _Display:
+    """A bar on a terminal, elsewhere a line a step."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self.shown = shown
+        self.live = shown and ERRORS.is_terminal
+        self.bar = Progress(
+            TextColumn("{task.percentage:>3.0f}%"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=ERRORS,
+            disable=not self.live,
+            transient=True,
+        )
+        self.task: TaskID = self.bar.add_task("", total=1.0)
+
+    def __enter__(self) -> _Display:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.bar.stop()
+
+    def __call__(self, step: Step) -> None:
+        if self.live:
+            self.bar.update(self.task, completed=step.share, description=step.title)
+        elif self.shown:
+            ERRORS.print(f"[{step.share:4.0%}] {step.title}", markup=False)
+
+
+def _table(*columns: str, gap: int = 2) -> Table:
+    """A table of numbers; the first column is words."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, gap, 0, 0))
+    for at, column in enumerate(columns):
+        table.add_column(column, justify="right" if at else "left", no_wrap=True)
+    return table
+
+
+def _case(case: Verdict | Reading) -> str:
+    return f"{case.encoding}, {case.length}{' causal' if case.causal else ''}"
+
+
+def _print_limits(report: Report) -> None:
+    """Every limit, a line a case, and whether it is met."""
+    if not report.verdicts:
+        return
+    OUT.print(Text("\nMust hold: times plain SDPA; memory beyond plain SDPA's", "bold"))
+    table = _table("tokens", "forward", "", "", "fwd + bwd", "", "", gap=1)
+    rows: dict[str, dict[str, list[Verdict]]] = {}
+    for verdict in report.verdicts:
+        rows.setdefault(verdict.row, {}).setdefault(_case(verdict), []).append(verdict)
+    for row, cases in rows.items():
+        table.add_row(Text(row, "bold"))
+        for case, verdicts in cases.items():
+            ahead = [v for v in verdicts if v.quantity.startswith("forward")]
+            rest = [v for v in verdicts if v not in ahead]
+            table.add_row(f"  {case}", *_judged(ahead), *_judged(rest))
+    OUT.print(table)
+    measured = [verdict for verdict in report.verdicts if verdict.value is not None]
+    met = sum(verdict.met for verdict in measured)
+    left = len(report.verdicts) - len(measured)
+    OUT.print(f"{met} of {len(measured)} met" + (f"; {left} not measured." if left else "."))
+
+
+def _judged(verdicts: Sequence[Verdict]) -> tuple[str, str, Text]:
+    """Value, limit and judgement of the one verdict, if there is one."""
+    if not verdicts:
+        return "", "", Text()
+    (verdict,) = verdicts
+
+    def show(value: float) -> str:
+        return f"{value / 1e6:.0f} MB" if "memory" in verdict.quantity else f"{value:.2f}"
+
+    limit = f"{'≥' if verdict.at_least else '≤'} {show(verdict.bound)}"
+    if verdict.value is None:
+        return "–", limit, Text()
+    word = Text("met", "green") if verdict.met else Text("NOT MET", "bold red")
+    return show(verdict.value), limit, word
+
+
+def _print_readings(report: Report) -> None:
+    """Every case that was timed: posenc beside what one would take instead."""
+    titles = {
+        "call": "Calls of attention: times plain SDPA of the same causality",
+        "layer": "Layers with their projections: times the same layer without positions",
+    }
+    for level, title in titles.items():
+        timed = [r for r in report.readings if r.level == level and r.forward_ratio is not None]
+        if not timed:
+            continue
+        OUT.print(Text(f"\n{title}", "bold"))
+        errors = ("error", "gradients'") if level == "call" else ()
+        table = _table("tokens", "forward", "fwd + bwd", "memory", *errors)
+        case = ""
+        for reading in timed:
+            if _case(reading) != case:
+                case = _case(reading)
+                table.add_row(Text(case, "bold"))
+            served = f" ({reading.served_by})" if reading.served_by else ""
+            table.add_row(
+                f"  {reading.contender}{served}",
+                _number(reading.forward_ratio, "{:.2f}".format),
+                _number(reading.both_ratio, "{:.2f}".format),
+                _number(reading.both_memory, lambda value: f"{value / 1e6:.0f} MB"),
+                *([_number(reading.output_error, "{:.0e}".format)] if errors else []),
+                *([_number(reading.gradient_error, "{:.0e}".format)] if errors else []),
+            )
+        OUT.print(table)
+
+
+def _number(value: float | None, show: Callable[[float], str]) -> str:
+    return "–" if value is None else show(value)
+
+
+def _print_refusals(report: Report) -> None:
+    """What is missing and why, a line for each contender and reason."""
+    if report.refusals:
+        OUT.print()
+    for contender, reasons in report.refusals.items():
+        for reason, encodings in reasons.items():
+            OUT.print(Text(f"{contender}, for {', '.join(encodings)}: {reason}.", "dim"))
+
+
+def _about(report: Report) -> str:
+    settings, machine = report.settings, report.machine
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    return (
+        f"{report.device}; {machine['threads']} threads; {settings['heads']} heads of "
+        f"{settings['head_dim']}, {settings['dtype']}; {settings['rounds']} rounds at 2048 tokens; "
+        f"{versions}. {report.seconds / 60:.1f} minutes."
+    )

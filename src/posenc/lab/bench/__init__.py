@@ -1,0 +1,15 @@
+"""The bench: attention with encodings against attention without, in one run.
+
+Each round runs all contenders in turn, so that the load of the machine falls on all of them, and
+what is reported is the median over rounds of the ratio to plain SDPA in the same round.
+
+    from pathlib import Path
+
+    from posenc.lab.bench.files import write_results
+    from posenc.lab.bench.run import bench
+    from posenc.lab.bench.settings import Settings
+
+    if __name__ == "__main__":  # memory is measured in a process of its own
+        report = bench(Settings(encodings=["t5", "alibi"], lengths=[1024]))
+        write_results(report, Path("out"))
+"""

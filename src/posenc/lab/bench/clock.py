@@ -1,0 +1,59 @@
+"""Timing that can be trusted on a shared machine: ratios, measured side by side."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Entrant", "interleaved", "median_ratio"]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """What is timed.
+
+    Args:
+        run: does it once.
+        rounds: it takes part in so many, the first ones.
+        calls: how often it runs in a round; the time of a round is divided by it.
+    """
+
+    run: Callable[[], object]
+    rounds: int
+    calls: int = 1
+
+
+def interleaved(entrants: Mapping[str, Entrant], *, device: str) -> dict[str, list[float]]:
+    """Seconds a call of every entrant, round by round; each round runs all of them in turn.
+
+    Every other round goes through them backwards, so that none always follows the same other.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in entrants}
+    for round_ in range(max((entrant.rounds for entrant in entrants.values()), default=0)):
+        due = [name for name, entrant in entrants.items() if round_ < entrant.rounds]
+        for name in reversed(due) if round_ % 2 else due:
+            seconds[name].append(_time(entrants[name], device))
+    return seconds
+
+
+def median_ratio(mine: list[float], base: list[float]) -> float:
+    """Median over rounds of one's time over the other's in the same round."""
+    return statistics.median(a / b for a, b in zip(mine, base, strict=False))
+
+
+def _time(entrant: Entrant, device: str) -> float:
+    _wait(device)
+    began = time.perf_counter()
+    for _ in range(entrant.calls):
+        entrant.run()
+    _wait(device)
+    return (time.perf_counter() - began) / entrant.calls
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)

@@ -1,0 +1,271 @@
+"""Ways to compute one call of attention: posenc's, and what one would take instead."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from posenc.attention import attend, explain
+from posenc.attention.lowering import is_constant_table, lower
+from posenc.attention.regular import read_offsets
+from posenc.encoding import Lowered
+from posenc.errors import BackendRefusal
+from posenc.lab.bench.case import Call
+from posenc.lab.machine import available_memory
+
+__all__ = ["PLAIN", "Contender", "Eager", "Flex", "Plain", "Posenc", "Prepared", "WrittenOut"]
+
+Level = Literal["call", "layer"]
+
+PLAIN = "plain SDPA"
+"""The name of what all calls are measured against."""
+
+MATRICES = {"eager": 8, "bias written out": 6}
+"""Matrices of Q×K that are alive at the same time in a backward pass, roughly."""
+
+KERNELS = 256
+"""Kernels that FlexAttention may be compiled to before it is run uncompiled, which is no use."""
+
+SHARE = 0.6
+"""Of the available memory, what a contender may be expected to take."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A contender that is ready to run.
+
+    Args:
+        run: the forward pass.
+        wanted: what a backward pass makes gradients of.
+        weight: the gradient of the output, of its shape.
+        served_by: which backend or kernel does it, if that is worth saying.
+    """
+
+    run: Callable[[], Tensor]
+    wanted: list[Tensor]
+    weight: Tensor
+    served_by: str = ""
+
+    def forward(self) -> None:
+        """Once, without a graph."""
+        with torch.no_grad():
+            self.run()
+
+    def both(self) -> tuple[Tensor, ...]:
+        """Once forward and backward: the gradients of all that is wanted."""
+        return torch.autograd.grad(self.run(), self.wanted, self.weight, allow_unused=True)
+
+
+class Contender(ABC):
+    """A way to compute a case."""
+
+    level: ClassVar[Level] = "call"
+
+    foreign: ClassVar[bool] = False
+    """Whether it is other people's code, which may fail for reasons of its own."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """How tables call it."""
+
+    @property
+    def base(self) -> str:
+        """Name of the contender that it is measured against."""
+        return PLAIN
+
+    def refusal(self, call: Call) -> str | None:
+        """Why it cannot compute this; None if it can."""
+        return None
+
+    def forward_only(self, call: Call) -> str | None:
+        """Why it has no backward pass here; None if it has one."""
+        return None
+
+    @abstractmethod
+    def prepare(self, call: Call) -> Prepared:
+        """Everything but the computation, for a call that was not refused."""
+
+
+class Plain(Contender):
+    """PyTorch's fused kernel without any positions: the measure of all others."""
+
+    @property
+    def name(self) -> str:
+        return PLAIN
+
+    def prepare(self, call: Call) -> Prepared:
+        def run() -> Tensor:
+            return scaled_dot_product_attention(*call.inputs, is_causal=call.case.causal)
+
+        return Prepared(run, list(call.inputs), call.weight)
+
+
+class Posenc(Contender):
+    """``posenc.attend``.
+
+    Args:
+        backend: see there.
+    """
+
+    def __init__(self, *, backend: str = "auto") -> None:
+        self.backend = backend
+
+    @property
+    def name(self) -> str:
+        return "posenc" if self.backend == "auto" else f"posenc {self.backend}"
+
+    def refusal(self, call: Call) -> str | None:
+        try:
+            self._explain(call)
+        except BackendRefusal as error:
+            return error.got
+        return None
+
+    def _explain(self, call: Call) -> str:
+        return explain(*call.inputs, call.grid, call.encoding, backend=self.backend).backend
+
+    def prepare(self, call: Call) -> Prepared:
+        def run() -> Tensor:
+            return attend(*call.inputs, call.grid, call.encoding, backend=self.backend)
+
+        return Prepared(run, call.wanted, call.weight, self._explain(call))
+
+
+class Eager(Contender):
+    """The definition, a matrix of logits and one of weights, as one writes it down."""
+
+    @property
+    def name(self) -> str:
+        return "eager"
+
+    def refusal(self, call: Call) -> str | None:
+        return _too_large(self.name, call)
+
+    def prepare(self, call: Call) -> Prepared:
+        return Posenc(backend="reference").prepare(call)
+
+
+class WrittenOut(Contender):
+    """PyTorch's fused function with the encoding's scores written out as its mask.
+
+    Scores without a gradient are written once, outside the timing; others at every call.
+    """
+
+    @property
+    def name(self) -> str:
+        return "bias written out"
+
+    def refusal(self, call: Call) -> str | None:
+        score = call.encoding.score
+        if score is None:
+            return "there is no score to write out"
+        if score.replaces_product:
+            return "its score is no summand"
+        if call.encoding.value is not None:
+            return "its value part is no bias"
+        return _too_large(self.name, call)
+
+    def prepare(self, call: Call) -> Prepared:
+        lowered = _lowered(call)
+        constant = bool(lowered) and all(is_constant_table(term) for term in lowered or ())
+        kept = self._bias(call, call.q, call.k).detach() if constant else None
+
+        def run() -> Tensor:
+            q, k, v = call.inputs
+            if call.encoding.query_key is not None:
+                q, k = call.encoding.query_key(q, k, call.grid)
+            mask = self._bias(call, q, k) if kept is None else kept
+            return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale)
+
+        return Prepared(run, call.wanted, call.weight)
+
+    def _bias(self, call: Call, q: Tensor, k: Tensor) -> Tensor:
+        score = call.encoding.score
+        assert score is not None  # refused otherwise
+        grid = call.grid
+        bias: Tensor = score(q, k, grid, scale=call.scale).to(q.dtype)
+        return bias.masked_fill(~grid.visible, -torch.inf) if grid.causal else bias
+
+
+class Flex(Contender):
+    """FlexAttention, the table as a function of the offset; backward on CUDA only."""
+
+    foreign: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return "FlexAttention"
+
+    def refusal(self, call: Call) -> str | None:
+        if call.grid.shift is None:
+            return "written for texts here"
+        lowered = _lowered(call)
+        if lowered is None or not lowered or call.encoding.query_key is not None:
+            return "written for tables of offsets here"
+        terms = read_offsets(lowered, call.grid, device=call.q.device)
+        if terms.line is None or not terms.table_only:
+            return "written for tables of offsets here"
+        return None
+
+    def forward_only(self, call: Call) -> str | None:
+        return None if call.q.device.type == "cuda" else "no backward on the CPU"
+
+    def prepare(self, call: Call) -> Prepared:
+        from torch._dynamo import config
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        config.recompile_limit = max(config.recompile_limit, KERNELS)
+        block_mask = None
+        if call.case.causal:
+            size = call.case.length
+            block_mask = create_block_mask(_causal, None, None, size, size, device=call.q.device)
+        compiled = torch.compile(_flex, dynamic=False)
+
+        def run() -> Tensor:
+            lowered = _lowered(call)
+            assert lowered is not None  # refused otherwise
+            line = read_offsets(lowered, call.grid, device=call.q.device).line
+            assert line is not None  # refused otherwise
+            q, k, v = call.inputs
+            if self.forward_only(call) is not None:  # then it refuses what wants a gradient
+                q, k, v, line = (x.detach() for x in (q, k, v, line))
+            output: Tensor = compiled(q, k, v, line, block_mask, call.scale)
+            return output
+
+        return Prepared(run, call.wanted, call.weight)
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, line: Tensor, block_mask: Any, scale: float) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    last = q.shape[2] - 1
+
+    def add(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + line[h, j - i + last]
+
+    return flex_attention(q, k, v, score_mod=add, block_mask=block_mask, scale=scale)
+
+
+def _causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return i >= j
+
+
+def _lowered(call: Call) -> tuple[Lowered, ...] | None:
+    return lower(call.encoding, call.q, call.k, call.grid, scale=call.scale)
+
+
+def _too_large(name: str, call: Call) -> str | None:
+    """What it would take, where that is too much to try."""
+    case = call.case
+    needed = MATRICES[name] * case.heads * case.length**2 * max(4, call.q.element_size())
+    available = available_memory(call.q.device)
+    if available is None or needed <= SHARE * available:
+        return None
+    return f"it would take about {needed / 1e9:.0f} GB"

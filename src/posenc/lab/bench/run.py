@@ -1,0 +1,249 @@
+"""A bench from its settings to its readings."""
+
+from __future__ import annotations
+
+import gc
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from posenc.lab.bench.accuracy import Errors, expect
+from posenc.lab.bench.case import Call, Case
+from posenc.lab.bench.clock import Entrant, interleaved, median_ratio
+from posenc.lab.bench.contenders import Contender, Posenc, Prepared
+from posenc.lab.bench.layers import PosencLayer
+from posenc.lab.bench.limits import judge
+from posenc.lab.bench.memory import MemoryMeter
+from posenc.lab.bench.plan import Job, plan
+from posenc.lab.bench.results import Reading, Report
+from posenc.lab.bench.settings import Settings
+from posenc.lab.machine import cores, describe_device, platform_name
+
+__all__ = ["Step", "bench"]
+
+PACKAGES = ("posenc", "torch", "triton", "transformers", "x-transformers")
+
+LEAST_SECONDS = 0.02
+"""What a round of a contender takes at least: short calls are repeated."""
+
+MOST_CALLS = 50
+
+NO_ROOM = "the device has not enough memory"
+
+SHORT = 1024
+"""Tokens up to which calls on the CPU may be that short."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What a bench is about to do.
+
+    Args:
+        title: the case, in words.
+        share: of all the work, what is done.
+    """
+
+    title: str
+    share: float
+
+
+def bench(settings: Settings, *, progress: Callable[[Step], None] = lambda step: None) -> Report:
+    """Measure all that ``settings`` ask for.
+
+    Sets the number of CPU threads while it runs. Starts a process for measurements of memory, so
+    a script that calls it needs the usual ``if __name__ == "__main__"``.
+
+    Args:
+        settings: what to measure.
+        progress: told of every step before it is taken.
+    """
+    began = time.perf_counter()
+    jobs = plan(settings)
+    threads = settings.counts[1]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    readings: list[Reading] = []
+    total, done = sum(job.work for job in jobs), 0.0
+    try:
+        with MemoryMeter(settings.device, threads=threads) as meter:
+            for job in jobs:
+                progress(Step(title=describe(job), share=done / total))
+                readings += _measure(job, meter)
+                done += job.work
+    finally:
+        torch.set_num_threads(before)
+    verdicts = judge(settings.limits, readings)
+    return Report(
+        date=datetime.now(UTC).date().isoformat(),
+        seconds=time.perf_counter() - began,
+        settings=settings.to_json(),
+        device=describe_device(torch.device(settings.device)),
+        machine={"system": platform_name(), "cores": cores(), "threads": threads},
+        versions={"python": platform.python_version(), **_versions()},
+        readings=tuple(readings),
+        verdicts=tuple(v for v in verdicts if settings.usual or v.value is not None),
+    )
+
+
+def describe(job: Job) -> str:
+    """A job in words."""
+    case = job.case
+    what = "layers" if job.contenders[0].level == "layer" else "calls" if job.timed else "memory"
+    causal = ", causal" if case.causal else ""
+    return f"{case.encoding}, {case.length} tokens{causal}: {what}"
+
+
+def _measure(job: Job, meter: MemoryMeter) -> list[Reading]:
+    gc.collect()
+    call = job.case.build()
+    ready: dict[str, Prepared] = {}
+    readings: dict[str, Reading] = {}
+    errors: dict[str, Errors] = {}
+    for contender in job.contenders:
+        name = contender.name
+        readings[name] = _blank(contender, job.case)
+        refusal = contender.refusal(call)
+        if refusal is None and job.timed:
+            try:
+                prepared = contender.prepare(call)
+                if job.warm:
+                    _warm(contender, call, prepared, errors)
+                ready[name] = prepared
+            except torch.OutOfMemoryError:
+                refusal = NO_ROOM
+            except Exception as error:
+                refusal = _failed(contender, error)
+        if refusal is not None:
+            readings[name] = replace(readings[name], refusal=refusal)
+    backward = {c.name: c.forward_only(call) for c in job.contenders if not _refused(readings, c)}
+    if job.timed:
+        _time(job, call, ready, backward, readings)
+    for name, found in errors.items():
+        readings[name] = replace(
+            readings[name], output_error=found.output, gradient_error=found.gradient
+        )
+    del ready
+    for contender in job.contenders if job.memory else ():
+        if not _refused(readings, contender):
+            readings[contender.name] = _weigh(contender, job.case, readings[contender.name], meter)
+    return list(readings.values())
+
+
+def _blank(contender: Contender, case: Case) -> Reading:
+    return Reading(
+        level=contender.level,
+        encoding=case.encoding,
+        contender=contender.name,
+        length=case.length,
+        causal=case.causal,
+    )
+
+
+def _refused(readings: dict[str, Reading], contender: Contender) -> bool:
+    return bool(readings[contender.name].refusal)
+
+
+def _failed(contender: Contender, error: Exception) -> str:
+    """A reason why something is missing, if it is not our own code that fails."""
+    if not contender.foreign:
+        raise error
+    return f"it fails with {type(error).__name__}"
+
+
+def _warm(contender: Contender, call: Call, prepared: Prepared, errors: dict[str, Errors]) -> None:
+    backward = contender.forward_only(call) is None
+    expected = expect(contender, call) if contender.level == "call" else None
+    if expected is not None:
+        errors[contender.name] = expected.compare(prepared, backward=backward)
+    elif backward:
+        prepared.both()
+    else:
+        prepared.forward()
+
+
+def _time(
+    job: Job,
+    call: Call,
+    ready: dict[str, Prepared],
+    backward: dict[str, str | None],
+    readings: dict[str, Reading],
+) -> None:
+    """Rounds of the forward pass, then of both; what came of them, into the readings."""
+    base = job.contenders[0]
+    rounds = {
+        c.name: job.rounds
+        if c is base or isinstance(c, Posenc | PosencLayer)
+        else (min(job.others, job.rounds[0]), min(job.others, job.rounds[1]))
+        for c in job.contenders
+    }
+    calls = {name: _calls(call.case, each, backward[name] is None) for name, each in ready.items()}
+    forward = interleaved(
+        {n: Entrant(each.forward, rounds[n][0], calls[n][0]) for n, each in ready.items()},
+        device=call.case.device,
+    )
+    both = interleaved(
+        {
+            n: Entrant(each.both, rounds[n][1], calls[n][1])
+            for n, each in ready.items()
+            if backward[n] is None
+        },
+        device=call.case.device,
+    )
+    for name, prepared in ready.items():
+        timed = replace(
+            readings[name],
+            served_by=prepared.served_by,
+            rounds=(len(forward[name]), len(both.get(name, []))),
+            forward_seconds=statistics.median(forward[name]),
+            forward_ratio=median_ratio(forward[name], forward[base.name]),
+            refusal=backward[name] or "",
+        )
+        if name in both:
+            timed = replace(
+                timed,
+                both_seconds=statistics.median(both[name]),
+                both_ratio=median_ratio(both[name], both[base.name]),
+            )
+        readings[name] = timed
+
+
+def _calls(case: Case, prepared: Prepared, backward: bool) -> tuple[int, int]:
+    """How often to run it in a round, forward, and forward and backward."""
+    cuda = case.device.startswith("cuda")
+    if not cuda and case.length > SHORT:
+        return 1, 1
+    passes = [prepared.forward, *([prepared.both] if backward else [])]
+    counts = []
+    for once in passes:
+        (seconds,) = interleaved({"": Entrant(once, 1)}, device=case.device)[""]
+        counts.append(max(1, min(MOST_CALLS, math.ceil(LEAST_SECONDS / seconds))))
+    return counts[0], counts[-1]
+
+
+def _weigh(contender: Contender, case: Case, reading: Reading, meter: MemoryMeter) -> Reading:
+    try:
+        peak = meter.measure(contender, case)
+    except torch.OutOfMemoryError:
+        peak = NO_ROOM
+    except Exception as error:
+        peak = _failed(contender, error)
+    if isinstance(peak, str):
+        return replace(reading, refusal=peak)
+    return replace(reading, forward_memory=peak.forward, both_memory=peak.both)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
