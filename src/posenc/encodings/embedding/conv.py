@@ -50,7 +50,8 @@ class Conv(EmbeddingEncoding):
 
     >>> import posenc, torch
     >>> encoding = posenc.create("conv", dim=1, causal=False)
-    >>> with torch.no_grad(): _ = encoding.embedding.weight.fill_(1.0)
+    >>> with torch.no_grad():
+    ...     _ = encoding.embedding.weight.fill_(1.0)
     >>> encoding.embed(torch.ones(1, 4, 1), posenc.Layout.sequence(4)).flatten().tolist()
     [3.0, 4.0, 4.0, 3.0]
     """

@@ -137,7 +137,11 @@ class Flow:
         weights: Sequence[Tensor],
     ) -> Tensor:
         solvers = load_solvers()
-        options = {"method": self.method, "rtol": self.tolerance, "atol": self.tolerance}
+        options: dict[str, object] = {
+            "method": self.method,
+            "rtol": self.tolerance,
+            "atol": self.tolerance,
+        }
         if self.gradient == "adjoint":
             options["adjoint_params"] = tuple(weights)
             states: Tensor = solvers.odeint_adjoint(field, start, times, **options)
