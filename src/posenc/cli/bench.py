@@ -36,7 +36,7 @@ def bench(
     heads: Annotated[int, typer.Option(help="Of q, k and v.")] = 8,
     head_dim: Annotated[int, typer.Option(help="Width of each.")] = 64,
     rounds: Annotated[
-        int | None, typer.Option(help="Of timing at 2048 tokens; 7, or 3 if quick.")
+        int | None, typer.Option(help="Of timing up to 2048 tokens; 7, or 3 if quick.")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Of the CPU; one a core by default.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
@@ -53,8 +53,8 @@ def bench(
     """Time attention with encodings against plain SDPA, and against what one would take instead.
 
     With neither --encodings nor --lengths it measures all that posenc sets itself limits for:
-    about ten minutes on two cores, two with --quick. Times are medians of ratios to plain SDPA of
-    the same causality in the same round. Memory is the peak beyond the inputs, on the CPU by the
+    ten to fifteen minutes on two cores, two with --quick. Times are medians of ratios to plain SDPA
+    of the same causality in the same round. Memory is the peak beyond the inputs, on the CPU by the
     high-water mark of a process of its own.
 
     Examples:
@@ -248,6 +248,6 @@ def _about(report: Report) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     return (
         f"{report.device}; {machine['threads']} threads; {settings['heads']} heads of "
-        f"{settings['head_dim']}, {settings['dtype']}; {settings['rounds']} rounds at 2048 tokens; "
+        f"{settings['head_dim']}, {settings['dtype']}; {settings['rounds']} rounds; "
         f"{versions}. {report.seconds / 60:.1f} minutes."
     )

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import signal
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from types import TracebackType
 
 import torch
@@ -54,7 +54,7 @@ class MemoryMeter:
     def __init__(self, device: str, *, threads: int) -> None:
         self._apart = not device.startswith("cuda")
         self._threads = threads
-        self._pool: ProcessPoolExecutor | None = None
+        self._worker: tuple[SpawnProcess, Connection] | None = None
 
     def __enter__(self) -> MemoryMeter:
         return self
@@ -65,44 +65,69 @@ class MemoryMeter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=kind is None, cancel_futures=True)
-            self._pool = None
+        self._stop()
 
     def measure(self, contender: Contender, case: Case) -> Peak | str:
         """The peak, or why there is none."""
         if not self._apart:
             return _measure(contender, case)
-        if self._pool is None:
-            self._pool = _start(self._threads)
+        if self._worker is None:
+            self._worker = _start(self._threads)
+        connection = self._worker[1]
         try:
-            return self._pool.submit(_measure, contender, case).result()
-        except BrokenProcessPool:
-            self._pool = None
+            connection.send((contender, case))
+            answer: Peak | str | Exception = connection.recv()
+        except (EOFError, OSError):
+            self._stop()
             return "its process was ended, for want of memory perhaps"
+        if not os.access("/proc/self/clear_refs", os.W_OK):
+            self._stop()  # the high-water mark cannot be reset: each has a process of its own
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _stop(self) -> None:
+        if self._worker is not None:
+            process, connection = self._worker
+            connection.close()
+            process.kill()
+            process.join()
+            self._worker = None
 
 
-def _start(threads: int) -> ProcessPoolExecutor:
-    """A pool of one process; where its high-water mark cannot be reset, a new one a measurement."""
-    resettable = os.access(Path("/proc/self/clear_refs"), os.W_OK)
+def _start(threads: int) -> tuple[SpawnProcess, Connection]:
+    """A process that serves, and the way to reach it."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
     before = {name: os.environ.get(name) for name in SEPARATE_BLOCKS}
     os.environ |= SEPARATE_BLOCKS
     try:
-        pool = ProcessPoolExecutor(
-            1,
-            mp_context=get_context("spawn"),
-            initializer=torch.set_num_threads,
-            initargs=(threads,),
-            max_tasks_per_child=None if resettable else 1,
-        )
-        pool.submit(int).result()  # it is started now, while the settings stand
+        process.start()
     finally:
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-    return pool
+    theirs.close()
+    return process, ours
+
+
+def _serve(connection: Connection, threads: int) -> None:
+    """Measure what comes, until the other side is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other side is told, and ends this one
+    torch.set_num_threads(threads)
+    while True:
+        try:
+            contender, case = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer: Peak | str | Exception = _measure(contender, case)
+        except Exception as error:
+            answer = RuntimeError(f"{type(error).__name__}: {error}")  # any can be sent
+        connection.send(answer)
 
 
 def _measure(contender: Contender, case: Case) -> Peak | str:

@@ -27,6 +27,9 @@ LONG = 16384
 
 LONG_ROUNDS = (3, 1)
 
+FEW = 3
+"""Rounds of what no limit hangs on, and the least of what one does."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -110,7 +113,8 @@ def _timed(settings: Settings, name: str, length: int, causal: bool) -> Job:
     case = settings.case(name, length, causal=causal)
     middle, rounds = _middle(settings), settings.counts[0]
     long = length >= LONG and not settings.on_cuda
-    alone = settings.quick or long or (causal and settings.causal is None and name in ALL)
+    secondary = causal and settings.causal is None and not past_only(name)
+    alone = settings.quick or long or secondary
     contenders: list[Contender] = [Plain(), *_ours(settings)]
     if not alone and (length <= middle or settings.lengths or settings.on_cuda):
         contenders += [Eager(), WrittenOut()]
@@ -121,13 +125,13 @@ def _timed(settings: Settings, name: str, length: int, causal: bool) -> Job:
     elif long:
         each = (min(rounds, LONG_ROUNDS[0]), LONG_ROUNDS[1])
     else:
-        scaled = min(rounds * 2048 // length, 3 * rounds)
-        each = (max(scaled, min(rounds, 3)),) * 2
+        few = min(rounds, FEW)
+        each = (few if secondary else max(few, min(rounds, rounds * 2048 // length)),) * 2
     return Job(
         case=case,
         contenders=tuple(contenders),
         rounds=each,
-        others=rounds if settings.on_cuda else max(1, rounds // 3),
+        others=rounds if settings.on_cuda else max(1, rounds // 5),
         warm=not long,
         memory=not long and (not settings.quick or length == middle),
     )
@@ -143,8 +147,8 @@ def _layers(settings: Settings) -> list[Job]:
         Job(
             case=settings.case(name, length, causal=False),
             contenders=(PlainLayer(), PosencLayer(), XTransformers(), Transformers()),
-            rounds=(rounds, rounds),
-            others=max(1, rounds // 3),
+            rounds=(min(rounds, FEW),) * 2,
+            others=max(1, rounds // 5),
             warm=True,
             memory=True,
         )

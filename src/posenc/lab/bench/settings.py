@@ -32,7 +32,8 @@ class Settings:
         backends: of posenc; ``"auto"`` is the one that limits are for.
         causal: queries see the past only. None: both ways, and past only at the middle length.
         heads, head_dim: of q, k and v.
-        rounds: of timing at 2048 tokens; more where calls are shorter, fewer where longer.
+        rounds: of timing up to 2048 tokens; fewer of longer calls, and of what is slow or beside
+            the limits.
         threads: of the CPU; all cores by default.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
         dtype: one of ``DTYPES``; float32 on the CPU and bfloat16 on CUDA by default.
