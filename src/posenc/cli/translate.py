@@ -267,7 +267,8 @@ class _Display:
 def _print_report(report: Report, out: Path) -> None:
     early = "stopped, as it no longer got better" if report.stopped_early else "all done"
     OUT.print(
-        f"BLEU {report.bleu:.2f} on {report.pairs[2]:,} held-out pairs ({report.signature})",
+        f"BLEU {report.bleu:.2f}, chrF {report.chrf:.2f} on {report.pairs[2]:,} held-out pairs "
+        f"({report.signature})",
         style="bold",
         soft_wrap=True,
     )

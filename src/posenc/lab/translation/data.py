@@ -67,13 +67,14 @@ class Data:
         targets = subwords.encode([target for _, target in text.pairs])
         parts: tuple[list[Sentence], ...] = ([], [], [])
         skipped = text.skipped
-        for (line, translation), source, target in zip(text.pairs, sources, targets, strict=True):
+        rows = zip(text.pairs, sources, targets, strict=True)
+        for number, ((line, translation), source, target) in enumerate(rows, start=1):
             one = Sentence(source, target, line, translation)
             if one.width > settings.max_length + 1 and not settings.skip_bad:
                 raise DataError(
                     "text",
                     expected=f"sentences of at most {settings.max_length} subwords in {text.name}",
-                    got=f"{one.width - 1} in the one that begins {line[:40]!r}",
+                    got=f"{one.width - 1} in line {number}",
                     remedy="Raise --max-length, split it, or leave such pairs out (--skip-bad).",
                 )
             if not (source and target) or one.width > settings.max_length + 1:

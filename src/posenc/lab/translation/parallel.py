@@ -114,7 +114,7 @@ def read_columns(path: Path, count: int, *, skip: bool = False) -> list[tuple[st
     rows = []
     for number, line in enumerate(read_lines(path), start=1):
         cells = tuple(line.split("\t"))
-        if skip and not line.strip():
+        if skip and not line.strip(" "):
             continue
         if len(cells) != count:
             got = "an empty line" if not line.strip() else f"{len(cells) - 1}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["bleu"]
+__all__ = ["bleu", "chrf"]
 
 
 def bleu(written: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
@@ -14,3 +14,10 @@ def bleu(written: Sequence[str], references: Sequence[str]) -> tuple[float, str]
     metric = BLEU()
     score = metric.corpus_score(list(written), [list(references)]).score
     return float(score), str(metric.get_signature())
+
+
+def chrf(written: Sequence[str], references: Sequence[str]) -> float:
+    """chrF from 0 to 100 (Popović 2015), which unlike BLEU tells short sentences apart."""
+    from sacrebleu.metrics.chrf import CHRF
+
+    return float(CHRF().corpus_score(list(written), [list(references)]).score)

@@ -59,14 +59,14 @@ class TranslatorSettings:
     skip_bad: bool = False
     encoding: str = "sinusoidal"
     cross_encoding: str = "nope"
-    vocabulary: int = 4000
+    vocabulary: int = 2000
     max_length: int = 128
     width: int = 128
     layers: int = 2
     heads: int = 4
     dropout: float = 0.1
     smoothing: float = 0.1
-    batch_tokens: int = 2048
+    batch_tokens: int = 1024
     steps: int = 4000
     every: int = 200
     patience: int = 5

@@ -48,7 +48,7 @@ class Subwords:
 
         if size < LEAST:
             raise ArgumentError(
-                "vocabulary", expected=f"{LEAST} or more", got=size, remedy="4000 is a good start."
+                "vocabulary", expected=f"{LEAST} or more", got=size, remedy="2000 is a good start."
             )
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()

@@ -25,7 +25,7 @@ from posenc.lab.train import interruptible
 from posenc.lab.translation.data import Data, epoch_batches, even_batches, learnable
 from posenc.lab.translation.folder import KIND, open_folder
 from posenc.lab.translation.parallel import read_parallel
-from posenc.lab.translation.scoring import bleu
+from posenc.lab.translation.scoring import bleu, chrf
 from posenc.lab.translation.settings import TranslatorSettings
 from posenc.lab.translation.subwords import Subwords
 from posenc.lab.translation.translator import ROOM, Translator
@@ -83,8 +83,8 @@ class Report:
     """What came out.
 
     Args:
-        bleu: of the test pairs, by beam search.
-        signature: sacrebleu's description of that number.
+        bleu, chrf: of the test pairs, by beam search.
+        signature: sacrebleu's description of the BLEU.
         examples: (source, translation, reference) of a few test pairs.
         validation: loss of the validation pairs at its lowest, in nats a token.
         best_step: when that was.
@@ -95,6 +95,7 @@ class Report:
     """
 
     bleu: float
+    chrf: float
     signature: str
     examples: tuple[tuple[str, str, str], ...]
     validation: float
@@ -289,6 +290,7 @@ class _Session:
         train, validation, tested = map(len, parts)
         report = Report(
             bleu=score,
+            chrf=chrf(written, references),
             signature=signature,
             examples=tuple(zip(lines[:5], written[:5], references[:5], strict=True)),
             validation=state.best,
