@@ -38,7 +38,7 @@ class Opened:
         family: ``model_type``.
         model: in eval mode.
         length: it was trained at, in tokens (images: cells along a side).
-        encode: text to ids; None where ids are bytes or it reads no text.
+        encode: text to ids; None where ids are bytes, or nothing is measured.
     """
 
     folder: Path
@@ -162,6 +162,9 @@ def write_checkpoint(
         if study is not None:
             write_study(study, partial / "report")
         publish(partial, out)
+    except OutputError as error:
+        error.remedy = "Free some space or choose another folder (--out); nothing was left behind."
+        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return known
@@ -193,11 +196,12 @@ def _length(model: nn.Module, stated: object) -> int | None:
 
 
 def _encoder(folder: Path, model: nn.Module) -> Callable[[str], Sequence[int]] | None:
-    """The tokenizer in a folder; None where ids are bytes, or there is no text."""
-    path = folder / "tokenizer.json"
-    vocabulary = getattr(model.config, "vocabulary", None)
-    if vocabulary is None:
+    """The tokenizer in a folder; None where ids are bytes, or nothing is measured."""
+    from posenc.models import Decoder
+
+    if not isinstance(model, Decoder):
         return None
+    path, vocabulary = folder / "tokenizer.json", model.config.vocabulary
     if not path.exists():
         if vocabulary == BYTES:
             return None

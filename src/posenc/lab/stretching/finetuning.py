@@ -116,7 +116,7 @@ def finetuned(
         loss.backward()  # type: ignore[no-untyped-call]  # torch's
         nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
         optimizer.step()
-        stepped(step + 1, float(loss))
+        stepped(step + 1, float(loss.detach()))
     seconds = time.perf_counter() - begin
     return trained.requires_grad_(requires_grad=False).eval(), seconds
 

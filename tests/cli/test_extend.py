@@ -1,0 +1,280 @@
+"""posenc extend and posenc evaluate: what they write, and what they refuse without a trace."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from posenc import storage
+from posenc.cli import app
+from posenc.integrations.transformers import load, save
+from posenc.models import Decoder, DecoderConfig, Encoder, EncoderConfig, ImageConfig, ImageEncoder
+
+LENGTH = 16
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def posenc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["posenc", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            app.run()
+        printed = capsys.readouterr()
+        code = ended.value.code
+        return int(code or 0), " ".join(printed.out.split()), " ".join(printed.err.split())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    config = DecoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH)
+    folder = tmp_path_factory.mktemp("base") / "model"
+    save(Decoder(config), folder)
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "README.md").write_text("words")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 60)
+    return path
+
+
+def digest(folder: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir()}
+
+
+def test_a_checkpoint_with_a_report_and_the_input_untouched(
+    posenc: Run, base: Path, text: Path, tmp_path: Path
+) -> None:
+    before = digest(base)
+    out = tmp_path / "out"
+    code, printed, _ = posenc(
+        "extend", base, "--method", "yarn", "--factor", "2", "--text", text, "--out", out
+    )
+    assert code == 0
+    assert "Written: yarn. It was the one asked for." in printed
+    assert "transformers and posenc run it as stretched" in printed
+    assert digest(base) == before
+    assert {p.name for p in out.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "report",
+        "tokenizer_config.json",
+    }
+    assert (out / "report/index.html").exists()
+    fields = json.loads((out / "config.json").read_text())
+    assert fields["rope_parameters"]["rope_type"] == "yarn"
+    assert fields["max_position_embeddings"] == 2 * LENGTH
+    assert [p.name for p in tmp_path.iterdir()] == ["out"], "nothing half-written beside it"
+
+
+def test_the_best_of_several_after_fine_tuning(
+    posenc: Run, base: Path, text: Path, tmp_path: Path
+) -> None:
+    code, printed, _ = posenc(
+        *("extend", base, "--method", "rerope,interpolate", "--factor", "2", "--text", text),
+        *("--finetune-steps", "2", "--positions", "skipped", "--out", tmp_path / "out", "--json"),
+    )
+    assert code == 0
+    found = json.loads(printed)
+    assert found["chosen"] in {"rerope", "interpolate"}
+    assert found["finetune"]["positions"] == "skipped"
+    assert isinstance(load(tmp_path / "out"), Decoder)
+
+
+def test_evaluate_reads_what_only_posenc_knows(
+    posenc: Run, base: Path, text: Path, tmp_path: Path
+) -> None:
+    longer = tmp_path / "longer"
+    code, printed, _ = posenc(
+        *("extend", base, "--method", "rerope", "--factor", "2", "--text", text, "--out", longer)
+    )
+    assert code == 0
+    assert "transformers does not know this method" in printed
+    stretched = json.loads((longer / "report/study.json").read_text())
+    code, printed, _ = posenc(
+        *("evaluate", longer, "--text", text, "--lengths", "8,16,32", "--json"),
+        *("--out", tmp_path / "seen"),
+    )
+    assert code == 0
+    measured = json.loads(printed)["findings"][0]["untuned"]
+    rerope = next(each for each in stretched["findings"] if each["key"] == "rerope")
+    assert measured["loss"] == pytest.approx(rerope["untuned"]["loss"])
+    assert measured["needles"] == rerope["untuned"]["needles"]
+    code, _, said = posenc("extend", longer, "--text", text, "--out", tmp_path / "again")
+    assert code == 2
+    assert "has not stretched yet" in said
+
+
+def test_an_encoder_and_an_image_encoder_are_stretched_and_not_measured(
+    posenc: Run, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    encoder = Encoder(
+        EncoderConfig(
+            vocabulary=40, dim=16, layers=1, heads=2, types=2, max_length=8, embedding_scale=1.0
+        )
+    )
+    save(encoder, tmp_path / "bert", family="bert")
+    code, printed, said = posenc(
+        "extend", tmp_path / "bert", "--method", "hierarchical", "--out", tmp_path / "longer"
+    )
+    assert code == 0, said
+    assert "No report" in printed
+    assert load(tmp_path / "longer")(torch.zeros(1, 32, dtype=torch.int64)).shape == (1, 32, 16)
+    images = ImageEncoder(
+        ImageConfig(size=(8, 8), patch=4, dim=16, layers=1, heads=2, encoding="learned2d")
+    )
+    save(images, tmp_path / "vit", family="vit")
+    code, _, said = posenc(
+        *("extend", tmp_path / "vit", "--method", "interpolate", "--factor", "2"),
+        *("--out", tmp_path / "wider"),
+    )
+    assert code == 0, said
+    assert load(tmp_path / "wider")(torch.zeros(1, 3, 16, 16))[0].shape[1] == 17
+
+
+TOKENIZER = """{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+"normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+"decoder": null, "model": {"type": "WordLevel", "vocab": {VOCABULARY}, "unk_token": "[UNK]"}}"""
+WORDS = ["[UNK]", ".", *(str(n) for n in range(10)), "the", "quick", "brown", "fox", "jumps"]
+WORDS += ["over", "lazy", "dog", "The", "pass", "key", "is", "Remember", "it"]
+TOKENIZER = TOKENIZER.replace(
+    "{VOCABULARY}", json.dumps({word: number for number, word in enumerate(WORDS)})
+)
+
+
+def test_a_tokenizer_is_used_and_goes_along(posenc: Run, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = DecoderConfig(vocabulary=40, dim=16, layers=1, heads=2, max_length=64)
+    save(Decoder(config), tmp_path / "words")
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 300)
+    arguments = ("--method", "ntk", "--factor", "2", "--text", text, "--out", tmp_path / "out")
+    code, _, said = posenc("extend", tmp_path / "words", *arguments)
+    assert code == 2
+    assert "a tokenizer for a vocabulary of 40" in said
+    (tmp_path / "words/tokenizer.json").write_text(TOKENIZER)
+    code, printed, said = posenc("extend", tmp_path / "words", *arguments)
+    assert code == 0, said
+    assert "bits a token" in printed
+    assert (tmp_path / "out/tokenizer.json").read_text() == TOKENIZER
+
+
+def _config(folder: Path, **fields: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def _unknown_family(folder: Path) -> None:
+    _config(folder, model_type="mamba")
+
+
+def _no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def _no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def _missing_shard(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.rename(folder / "model-00001-of-00002.safetensors")
+    index = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "arguments", "message"),
+    [
+        (_unknown_family, (), "expected one of bert, gpt_neox, llama, mistral, qwen2, vit, got"),
+        (_no_config, (), "config.json"),
+        (_no_weights, (), "safetensors"),
+        (_missing_shard, (), "model-00002-of-00002.safetensors"),
+        (None, ("--factor", "0.5"), "factor: expected 1 or more"),
+        (None, ("--method", "hierarchical"), "a learned table, which hierarchical stretches"),
+        (None, ("--method", "yarm"), "Did you mean 'yarn'"),
+        (None, ("--method", ","), "--method: expected a method"),
+        (None, ("--method", "segments"), "a method that a checkpoint can hold"),
+        (None, ("--finetune-steps", "-1"), "--finetune-steps: expected 0 or more"),
+        (None, ("--positions", "odd"), "--positions"),
+        (None, ("--factor", "4000"), "text: expected at least"),
+        (None, ("--text", "/no/such/file"), "nothing there"),
+    ],
+)
+def test_bad_input_is_told_and_nothing_is_written(
+    posenc: Run,
+    base: Path,
+    text: Path,
+    tmp_path: Path,
+    spoil: Callable[[Path], None] | None,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    folder = tmp_path / "input"
+    folder.mkdir()
+    for path in base.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    if spoil is not None:
+        spoil(folder)
+    before = digest(folder)
+    given = ["--factor", "2", "--text", text, "--out", tmp_path / "out", *arguments]
+    code, _, said = posenc("extend", folder, *given)
+    assert code == 2
+    assert message in said
+    assert "Traceback" not in said
+    assert digest(folder) == before
+    assert [p.name for p in tmp_path.iterdir()] == ["input"]
+
+
+def test_a_folder_in_use_is_refused_before_any_work(
+    posenc: Run, base: Path, text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    for command in ("extend", "evaluate"):
+        code, _, said = posenc(command, base, "--text", text, "--out", tmp_path)
+        assert code == 2
+        assert "in use" in said
+    code, _, said = posenc("extend", base, "--text", text, "--out", base)
+    assert code == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer_config.json", "study.json"])
+def test_a_full_disk_leaves_nothing(
+    posenc: Run,
+    base: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    plain = storage._sync_folder
+
+    def full(folder: Path) -> None:
+        if (folder / name).exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain(folder)
+
+    monkeypatch.setattr(storage, "_sync_folder", full)
+    code, _, said = posenc(
+        "extend", base, "--factor", "2", "--text", text, "--out", tmp_path / "out"
+    )
+    assert code == 2
+    assert "No space left" in said
+    assert list(tmp_path.iterdir()) == []
