@@ -116,9 +116,7 @@ def retrieve(
     for index in range(PARTS):
         at = index * part + (part - QUERY) // 2
         queries = vectors((ids[at : at + QUERY] for ids in modules), LONG)
-        rest = vectors(
-            (ids[:at] + ids[at + QUERY :] for ids in modules), TRAINED if cut else LONG
-        )
+        rest = vectors((ids[:at] + ids[at + QUERY :] for ids in modules), TRAINED if cut else LONG)
         scores = queries @ rest.T
         right = scores.diagonal().unsqueeze(1)
         rank = 1 + (scores > right).sum(1)

@@ -122,9 +122,10 @@ def _resume(record: Record) -> Record:
             remedy="Resume with the same settings (or none but --out), or compare anew.",
         )
     if found.fingerprint != record.fingerprint:
+        what = "text" if record.settings.entry.reads_text else "data"
         raise DataError(
-            "text",
-            expected="the text that the comparison began with",
+            what,
+            expected=f"the {what} that the comparison began with",
             got="another one",
             remedy="Restore it, or compare anew into another folder.",
         )
