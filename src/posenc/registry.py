@@ -26,6 +26,7 @@ from posenc.encodings.embedding import (
 )
 from posenc.encodings.query_key import (
     comrope,
+    fope,
     grape_contextual,
     grape_multiplicative,
     lierope,
@@ -82,6 +83,7 @@ ENCODINGS: dict[str, Entry] = {
     "dynamic_bias": dynamic_bias.ENTRY,
     "fire": fire.ENTRY,
     "floater": floater.ENTRY,
+    "fope": fope.ENTRY,
     "forgetting": forgetting.ENTRY,
     "fourier": fourier.ENTRY,
     "gaussian_fourier": gaussian_fourier.ENTRY,

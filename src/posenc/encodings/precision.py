@@ -6,16 +6,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["wide_linear", "widest"]
+__all__ = ["wide_linear", "wide_product", "widest"]
 
 
 def wide_linear(x: Float[Tensor, "*dims I"], layer: nn.Linear) -> Float[Tensor, "*dims O"]:
     """``layer`` applied in the dtype of ``x``, whatever the dtype of its weights or autocast's."""
-    bias = None if layer.bias is None else layer.bias.to(x.dtype)
+    return wide_product(x, layer.weight, layer.bias)
+
+
+def wide_product(
+    x: Float[Tensor, "*dims I"],
+    weight: Float[Tensor, "O I"],
+    bias: Float[Tensor, " O"] | None = None,
+) -> Float[Tensor, "*dims O"]:
+    """``x weightᵀ + bias`` in the dtype of ``x``, whatever that of the weights or autocast's."""
+    weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if x.is_meta:
-        return nn.functional.linear(x, layer.weight.to(x.dtype), bias)
+        return nn.functional.linear(x, weight, bias)
     with torch.autocast(x.device.type, enabled=False):
-        return nn.functional.linear(x, layer.weight.to(x.dtype), bias)
+        return nn.functional.linear(x, weight, bias)
 
 
 def widest(device: torch.device) -> torch.dtype:

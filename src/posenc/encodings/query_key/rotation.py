@@ -22,6 +22,7 @@ __all__ = [
     "require_width",
     "rotate",
     "still_where_special",
+    "turn",
 ]
 
 Pairing = Literal["half", "adjacent"]
@@ -48,11 +49,24 @@ def rotate(
     ``(a, b) → (a cos φ - b sin φ, a sin φ + b cos φ)``, times ``gain``. Computed in the angles'
     precision and returned in ``x``'s dtype.
     """
-    turned = 2 * angles.shape[-1]
     angles = angles.unsqueeze(1) if angles.dim() == 3 else angles
     cosine, sine = angles.cos(), angles.sin()
     if gain != 1:
         cosine, sine = cosine * gain, sine * gain
+    return turn(x, cosine, sine, pairing)
+
+
+def turn(
+    x: Float[Tensor, "B H L D"],
+    cosine: Float[Tensor, "b h L T"],
+    sine: Float[Tensor, "b h L T"],
+    pairing: Pairing,
+) -> Float[Tensor, "B H L D"]:
+    """The first 2T features of each head as complex numbers times ``cosine + i·sine``.
+
+    Pairs are those of ``rotate``. Computed in the factors' precision, returned in ``x``'s dtype.
+    """
+    turned = 2 * cosine.shape[-1]
     first, second = (
         x[..., :turned].chunk(2, dim=-1)
         if pairing == "half"

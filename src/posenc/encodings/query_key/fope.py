@@ -1,0 +1,177 @@
+"""Fourier series in place of rotary positions' single waves."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.encoding import QueryKeyTransform
+from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.precision import wide_product
+from posenc.encodings.query_key.rotation import (
+    Pairing,
+    one_a_head,
+    require_base,
+    require_pairing,
+    require_width,
+    turn,
+)
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Grid, Layout
+
+__all__ = ["Fope"]
+
+
+class Fope(QueryKeyTransform):
+    """FoPE: each pair of features is multiplied by a Fourier series of its position.
+
+    ``q'_t = F_ht(p_i) q_t``, ``k'_t = F_ht(p_j) k_t``, pairs taken as complex numbers,
+    ``F_ht(p) = Σ_m (δ_mt + a_hmt) cos(p · θ_m) + i Σ_m (δ_mt + b_hmt) sin(p · θ_m)``,
+    ``θ_m = base^(-2m/D)``.
+
+    ``p`` is a position in tokens, any real; ``θ_m`` in radians a token, m = 0 … M - 1: those that
+    make a whole turn within the training length N, ``θ_m ≥ 2π/N``. The pairs t ≥ M, too slow to
+    have been trained through a turn, stay as they are. δ_mt is 1 where m = t, else 0; a and b
+    ``[H, M, M]`` are drawn normal with standard deviation ``gain · √(2 / ((M + H)·M))``, from
+    torch's generator, and saved; not trained unless ``learned``; each layer draws its own. Special
+    tokens stay as they are. Claims: absolute (with gain 0 it would be RoPE's fast pairs alone,
+    which are relative), one axis. Cost: (Q + K)·(D + M²)·H; grouped keys are repeated to one a
+    query head, since each head has its own series. Differs from the official code in two things:
+    there the pairs t ≥ M are multiplied by 1 + i, which turns them by 45° and doubles their
+    products, though a wave of frequency 0 is 1; and no more than D/4 pairs carry a series (at 512
+    tokens, D = 64 and base 10000 there are M = D/4 anyway).
+
+    Args:
+        heads: query heads H.
+        head_dim: width D of a head, even.
+        max_length: N, the training length in tokens; 7 or more, so that one pair turns.
+        base: sets the ladder of frequencies.
+        gain: spread of the coefficients beside the dominant 1; the official code has 0.3, and more
+            in larger models.
+        learned: whether coefficients are trained.
+        pairing: ``"half"`` pairs feature t with t + D/2, ``"adjacent"`` 2t with 2t + 1.
+
+    Raises:
+        ArgumentError: when an option is out of its domain.
+        UnknownNameError: for another ``pairing``.
+
+    Reference: Hua et al. 2024, "Fourier Position Embedding: Enhancing Attention's Periodic
+    Extension for Length Generalization".
+
+    >>> import posenc, torch
+    >>> grid = posenc.Grid.of(posenc.Layout.sequence(3))
+    >>> q = torch.randn(1, 2, 3, 8)
+    >>> posenc.create("fope", heads=2, head_dim=8).query_key(q, q, grid)[0].shape
+    torch.Size([1, 2, 3, 8])
+    """
+
+    coefficients: Tensor
+    """``[2, H, M, M]``: a and b, [.., m, t] of frequency m in pair t."""
+
+    def __init__(
+        self,
+        *,
+        heads: int,
+        head_dim: int,
+        max_length: int = 512,
+        base: float = 10000.0,
+        gain: float = 0.3,
+        learned: bool = False,
+        pairing: Pairing = "half",
+    ) -> None:
+        super().__init__()
+        if heads < 1:
+            raise ArgumentError("heads", expected="1 or more", got=heads, remedy="See attend.")
+        if head_dim < 2 or head_dim % 2:
+            raise ArgumentError(
+                "head_dim",
+                expected="an even number, 2 or more",
+                got=head_dim,
+                remedy="Features turn in pairs.",
+            )
+        if max_length < 2 * math.pi:
+            raise ArgumentError(
+                "max_length",
+                expected="7 or more, so that the fastest pair turns once within it",
+                got=max_length,
+                remedy="Give the length that the model is trained on.",
+            )
+        if not (math.isfinite(gain) and gain >= 0):
+            raise ArgumentError(
+                "gain", expected="0 or more", got=gain, remedy="0.3 is the official code's."
+            )
+        self.heads, self.head_dim, self.max_length = heads, head_dim, max_length
+        self.base, self.gain, self.pairing = require_base(base), gain, require_pairing(pairing)
+        slowest = 2 * math.pi / max_length
+        self.waves = sum(base ** (-2 * m / head_dim) >= slowest for m in range(head_dim // 2))
+        drawn = torch.empty(2, heads, self.waves, self.waves)
+        if learned:
+            self.coefficients = nn.Parameter(drawn)
+        else:
+            self.register_buffer("coefficients", drawn)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the coefficients."""
+        with torch.no_grad():
+            for drawn in self.coefficients:
+                nn.init.xavier_normal_(drawn, gain=self.gain)
+
+    def extra_repr(self) -> str:
+        return (
+            f"heads={self.heads}, {self.waves} of {self.head_dim // 2} pairs, base={self.base:g}, "
+            f"gain={self.gain:g}, {self.pairing}"
+        )
+
+    def series(
+        self, layout: Layout
+    ) -> tuple[Float[Tensor, "b H L D/2"], Float[Tensor, "b H L D/2"]]:
+        """Real and imaginary part of F for every head, token and pair, float32 or float64."""
+        positions = layout.positions
+        theta = geometric_frequencies(self.waves, self.head_dim, self.base, like=positions)
+        angles = positions * theta
+        parts = []
+        for wave, drawn, still in zip(
+            (angles.cos(), angles.sin()), self.coefficients, (1.0, 0.0), strict=True
+        ):
+            beside = wide_product(wave, drawn.mT.flatten(0, 1))
+            beside = beside.view(*wave.shape[:-1], self.heads, self.waves)
+            part = (beside + wave.unsqueeze(-2)).transpose(1, 2)
+            if layout.special is not None:
+                part = part.masked_fill(layout.special[:, None, :, None], still)
+            slow = self.head_dim // 2 - self.waves
+            parts.append(nn.functional.pad(part, (0, slow), value=still))
+        return parts[0], parts[1]
+
+    def forward(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B H K D"]]:
+        require_width(q, self.head_dim)
+        k = one_a_head(k, self.heads)
+        of_query = self.series(grid.query)
+        of_key = of_query if grid.key is grid.query else self.series(grid.key)
+        return turn(q, *of_query, self.pairing), turn(k, *of_key, self.pairing)
+
+
+ENTRY = Entry(
+    factory=Fope,
+    summary="RoPE with a Fourier series in each pair, and without waves slower than the text.",
+    claims=Claims(
+        sites=("query_key",),
+        relative=False,
+        trainable=False,
+        extrapolates="Degrades past the training length, more slowly than RoPE, as published.",
+        cost="(Q + K)·(D + M²)·H, M frequencies",
+    ),
+    citation=Citation(
+        authors="Hua et al.",
+        title="Fourier Position Embedding: Enhancing Attention's Periodic Extension for Length "
+        "Generalization",
+        year=2024,
+        url="https://arxiv.org/abs/2412.17739",
+    ),
+)
