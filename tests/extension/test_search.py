@@ -81,7 +81,7 @@ def test_a_stopped_search_ends_as_one_that_was_not(tmp_path: Path, after: int) -
         return bowl(factors)
 
     assert run(state=state, loss=loss) == run()
-    assert len(measured) == 60 - after
+    assert len(measured) == 60 - after + 1, "the first is measured again, to know the model"
 
 
 def test_a_larger_budget_goes_on(tmp_path: Path) -> None:
@@ -133,6 +133,16 @@ def test_the_state_of_another_search_is_refused(tmp_path: Path) -> None:
         run(state=state, factor=8)
     with pytest.raises(CheckpointError, match="same plan"):
         run(state=state, plan=Plan())
+    assert len(json.loads(state.read_text())["losses"]) == 3
+
+
+def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "search.json"
+    run(state=state, budget=3)
+    with pytest.raises(CheckpointError, match="same model and text"):
+        run(state=state, loss=lambda factors: bowl(factors) + 0.1)
+    with pytest.raises(CheckpointError, match="first loss is inf"):
+        run(state=state, loss=lambda factors: math.nan)
     assert len(json.loads(state.read_text())["losses"]) == 3
 
 

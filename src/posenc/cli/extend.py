@@ -44,6 +44,10 @@ def extend(
     out: Annotated[Path, typer.Option(help="New folder for checkpoint and report.")] = Path(
         "posenc-extend"
     ),
+    search: Annotated[
+        int,
+        typer.Option(help="Sets of factors to try for longrope, on the text; stopped, it resumes."),
+    ] = 0,
     finetune_steps: Annotated[
         int, typer.Option(help="Train every method so many steps after stretching, all alike.")
     ] = 0,
@@ -75,13 +79,17 @@ def extend(
 
         posenc extend llama-folder --method yarn@alpha=0.5@beta=4,rerope+log_n --out longer
 
+        posenc extend llama-folder --method longrope --search 200 --text book.txt --out longer
+
         posenc extend --method all --factor 2 --finetune-steps 50
     """
     from posenc.extension.fitting import require_factor
     from posenc.lab.stretching.contenders import methods_for
     from posenc.lab.stretching.finetuning import Tuning
     from posenc.lab.stretching.running import stretch
+    from posenc.lab.stretching.searching import require_search, searched
     from posenc.lab.stretching.texts import read_ids
+    from posenc.lab.train import interruptible
 
     require_free(out)
     require_factor(factor)
@@ -93,6 +101,7 @@ def extend(
             checkpoint, trained_length=trained_length, device=device, to_write=True
         )
         methods = methods_for(method, opened.model, length=opened.length)
+        require_search(search, methods)
         if not opened.causal:
             if len(methods) != 1:
                 raise ArgumentError(
@@ -103,9 +112,22 @@ def extend(
                 )
             _extend_unmeasured(opened, methods[0].spec, factor=factor, out=out)
             return
-        read = read_ids(text, encode=opened.encode, training=bool(finetune_steps))
+        subject = subject_of(opened)
+        read = read_ids(text, encode=opened.encode, training=bool(finetune_steps or search))
+        if search:
+            with interruptible() as stop:
+                methods = searched(
+                    subject,
+                    read,
+                    methods,
+                    factor=factor,
+                    budget=search,
+                    state=out.with_name(f"{out.name}-search.json"),
+                    tell=display.tell,
+                    stop=stop,
+                )
         outcome = stretch(
-            subject_of(opened),
+            subject,
             read,
             methods,
             factor=factor,

@@ -32,6 +32,9 @@ MARGIN = 1.25
 STEP = 0.01
 """Factors are multiples of this."""
 
+SAME = 1e-3
+"""Losses of one model on one text differ by a smaller share of themselves, machines included."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -127,7 +130,8 @@ def search_factors(
         budget: losses to measure, 1 or more.
         plan: how the search goes.
         state: a file that is written after every measurement; if it exists, the search goes on
-            from there, also with a larger budget.
+            from there, also with a larger budget. The first individual is then measured again: a
+            loss that differs is that of another model or text.
         progress: told after every measurement.
 
     Raises:
@@ -152,6 +156,8 @@ def search_factors(
     starts = _formulas(encoding, rope, factor, length)
     told = {"plan": vars(plan), "factor": factor, "length": length, "starts": [*starts.values()]}
     tried = _resumed(state, told)
+    if tried:
+        _require_same(state, tried[0], float(loss(tried[0].factors)))
     found = _found(tried, budget, starts)
     while len(tried) < budget:
         individual = _propose(tried, [*starts.values()], factor, plan)
@@ -240,6 +246,18 @@ def _save(state: Path | str | None, told: dict[str, Any], tried: Sequence[Tried]
     losses = [None if math.isinf(each.loss) else each.loss for each in tried]
     make_folder(Path(state).parent)
     write_json(Path(state), told | {"factors": [each.factors for each in tried], "losses": losses})
+
+
+def _require_same(state: Path | str | None, first: Tried, again: float) -> None:
+    """Refuse a state that was measured with something else."""
+    measured = again if math.isfinite(again) else math.inf
+    if not math.isclose(measured, first.loss, rel_tol=SAME):
+        raise CheckpointError(
+            str(state),
+            expected=f"a search on the same model and text, where the first loss is {measured:.6g}",
+            got=f"{first.loss:.6g}",
+            remedy="Give another file, or remove this one to begin anew.",
+        )
 
 
 def _resumed(state: Path | str | None, told: dict[str, Any]) -> list[Tried]:

@@ -51,10 +51,13 @@ class Targets:
         """
         return text[self.ends.unsqueeze(1) + torch.arange(-length - 1, 0)].long()
 
+    def each(self, model: Model, text: Int[Tensor, " T"], length: int) -> Float[Tensor, "W width"]:
+        """Bits that each byte of the segments costs with windows of ``length``."""
+        return losses(model, self.windows(text, length), last=self.width)
+
     def loss(self, model: Model, text: Int[Tensor, " T"], length: int) -> float:
         """Bits a byte on the segments with windows of ``length``."""
-        each = losses(model, self.windows(text, length), last=self.width)
-        return float(each.mean())
+        return float(self.each(model, text, length).mean())
 
 
 @dataclass(frozen=True, eq=False)

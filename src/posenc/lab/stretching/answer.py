@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from posenc.lab.stretching.choosing import choose, gap, has_needles
 from posenc.lab.stretching.contenders import WINDOW
 from posenc.lab.stretching.results import Findings, Reading, Study
 
@@ -27,18 +29,21 @@ SAME = 0.02
 
 
 def answer(study: Study) -> list[str]:
-    """Sentences, the most important first."""
+    """Sentences: which method to use, how sure that is, and then why, the most important first."""
     if study.factor == 1.0:
         return list(_alone(study))
-    sentences = [*_ranking(study, tuned=False)]
+    sentences = [*_advised(study, tuned=study.tuned), *_certainty(study)]
     if study.tuned:
-        sentences += _ranking(study, tuned=True)
+        sentences += _advised(study, tuned=False)
+    for tuned in (False, True) if study.tuned else (False,):
+        sentences += _ranking(study, tuned=tuned)
     sentences += _window(study)
     sentences += _needles(study)
     sentences += _short(study)
     sentences += _copying(study)
     if study.chosen is not None:
         sentences.append(f"Written: {study.chosen}. {study.reason}")
+        sentences += _noted(study)
     elif study.reason:
         sentences.append(f"No checkpoint was written. {study.reason}")
     return sentences
@@ -99,6 +104,81 @@ def _alone(study: Study) -> Iterator[str]:
     yield f"Needles found, {found} (a guess finds {study.chance:.1%})."
 
 
+def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
+    """What to use, beside the model as it is and a plain window."""
+    key, _ = choose(study, tuned=tuned)
+    readings = {each.key: reading for each, reading in study.ranked(tuned=tuned)}
+    if key is None:
+        return
+    when = "Without any training"
+    if tuned:
+        when = f"After {study.finetune['steps']} steps of fine-tuning"
+    chosen = readings[key]
+    others = [
+        (name, readings[other])
+        for other, name in (("direct", "the model as it is"), (WINDOW, "a plain sliding window"))
+        if other in readings
+    ]
+    lost = ", ".join(f"{name} {reading.loss[study.goal]:.3f}" for name, reading in others)
+    told = (
+        f"{when}, use {key}: at {study.goal} {study.unit}s, {study.factor:g} times the trained "
+        f"length, its loss is {_bits(chosen, study)} ({lost})"
+    )
+    if has_needles(study):
+        missed = ", ".join(f"{name} {reading.found(study.goal):.0%}" for name, reading in others)
+        told += f", and it finds {chosen.found(study.goal):.0%} of the needles ({missed})"
+    yield f"{told}."
+
+
+def _certainty(study: Study) -> Iterator[str]:
+    """How sure the first sentence is."""
+    key, _ = choose(study, tuned=study.tuned)
+    readings = {each.key: reading for each, reading in study.ranked(tuned=study.tuned)}
+    if key is None:
+        return
+    chosen = readings.pop(key)
+    gaps = {name: gap(reading, chosen) for name, reading in readings.items()}
+    known = {name: found for name, found in gaps.items() if found is not None}
+    same = [name for name, found in known.items() if not found.sure]
+    better = [name for name, found in known.items() if found.sure and found.mean < 0]
+    worse = [(name, found) for name, found in known.items() if found.sure and found.mean > 0]
+    told = []
+    if same:
+        told.append(
+            f"{_names(same)} cannot be told from it by {'their' if len(same) > 1 else 'its'} loss"
+        )
+    if worse:
+        name, found = min(worse, key=lambda pair: pair[1].mean)
+        told.append(
+            f"{name}, {'the next' if not better else 'the next that loses more'}, costs "
+            f"{found.mean:.3f} ± {found.half_width:.3f} bits a {study.unit} more"
+        )
+    if better:
+        told.append(f"{_names(better)} {'have' if len(better) > 1 else 'has'} less loss")
+    read = f"{len(chosen.windows)} stretches of text, 95 % intervals"
+    if told:
+        yield f"How sure: {'; '.join(told)} ({read})."
+    if has_needles(study):
+        asked = study.asked * len(study.depths)
+        half = 1.96 * math.sqrt(0.25 / asked)
+        yield (
+            f"Shares of needles are of {asked} and sure to {half:.0%} at worst. All this is one "
+            "trained model and one seed: where methods are close, another may order them otherwise."
+        )
+    else:
+        yield (
+            "All this is one trained model and one seed: where methods are close, another may "
+            "order them otherwise."
+        )
+
+
+def _noted(study: Study) -> Iterator[str]:
+    """What the written method has to say of its options here."""
+    chosen = study.of(study.chosen or "")
+    if chosen is not None:
+        yield from (f"{chosen.key}: {sentence}" for sentence in chosen.advice)
+
+
 def _ranking(study: Study, *, tuned: bool) -> Iterator[str]:
     ranked = study.ranked(tuned=tuned)
     if not ranked:
@@ -139,7 +219,7 @@ def _needles(study: Study) -> Iterator[str]:
     if original is None or original.untuned is None:
         return
     base = original.untuned.found(study.length)
-    if base < 3 * study.chance:
+    if not has_needles(study):
         yield (
             f"The model finds {base:.0%} of the needles at its own length, where a guess finds "
             f"{study.chance:.1%}: what it finds at others says nothing of the methods."

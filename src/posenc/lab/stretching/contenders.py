@@ -42,11 +42,13 @@ class Method:
         spec: as it was written.
         name: of the method, or several joined by ``+``.
         options: of these.
+        told: where its options come from, in sentences; maybe none.
     """
 
     spec: str
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    told: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, spec: str) -> Method:
@@ -116,7 +118,7 @@ def methods_for(names: str, model: nn.Module, *, length: int) -> list[Method]:
         Misfit: on a method that does not fit the model's encoding.
         ArgumentError: when there is none.
     """
-    listed = [name.strip() for name in names.split(",") if name.strip()]
+    listed = _listed(names)
     fitting = applicable(encodings_of(model)[0])
     if ALL in listed:
         listed = [name for name in fitting if name != "direct"] + [n for n in listed if n != ALL]
@@ -177,7 +179,22 @@ def _contender(model: nn.Module, method: Method, *, factor: float, length: int) 
         encodings, method.name, factor=factor, length=length, **method.options
     )
     told = advice(encodings[0], method.name, factor=factor, length=length, **method.options)
-    return Contender(method.spec, "method", method, with_encodings(model, stretched), advice=told)
+    advised = (*method.told, *told)
+    return Contender(
+        method.spec, "method", method, with_encodings(model, stretched), advice=advised
+    )
+
+
+def _listed(names: str) -> list[str]:
+    """Names between commas that stand in no brackets."""
+    listed, depth = [""], 0
+    for letter in names:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and not depth:
+            listed.append("")
+        else:
+            listed[-1] += letter
+    return [name.strip() for name in listed if name.strip()]
 
 
 def _literal(text: str) -> Any:

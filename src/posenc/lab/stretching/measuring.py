@@ -97,6 +97,7 @@ class Ruler:
         text = self.text
         speed, memory = self._cost(model, device)
         targets = self.targets
+        bits = {length: targets.each(run, text, length) for length in self.lengths}
         few = BUDGET // longest < BINS + RUN
         bins, row = (BINS // 2, RUN // 4) if few else (BINS, RUN)
         profile = Profile.spread(
@@ -107,7 +108,7 @@ class Ruler:
             count=max(1, self.windows // (bins + row)),
         )
         return Reading(
-            loss={length: targets.loss(run, text, length) for length in self.lengths},
+            loss={length: float(each.mean()) for length, each in bits.items()},
             by_position=tuple(profile.loss(run, text)),
             needles={length: self._needles(run, length) for length in self.lengths},
             copied={length: self._copied(run, length) for length in self.lengths},
@@ -115,6 +116,7 @@ class Ruler:
             peak_memory_bytes=memory,
             steps=steps,
             seconds=seconds,
+            windows=tuple(round(float(each), 5) for each in bits[longest].mean(1)),
         )
 
     @property

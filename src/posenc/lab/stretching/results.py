@@ -22,6 +22,7 @@ class Reading:
         peak_memory_bytes: which that pass took beyond the process before it.
         steps: of fine-tuning that came before.
         seconds: which these took.
+        windows: bits a token of each stretch of text that ``loss`` at the longest is the mean of.
     """
 
     loss: Mapping[int, float]
@@ -32,6 +33,7 @@ class Reading:
     peak_memory_bytes: int
     steps: int = 0
     seconds: float = 0.0
+    windows: tuple[float, ...] = ()
 
     def found(self, length: int) -> float:
         """Share of the needles found in contexts of one length, at whatever depth."""
@@ -69,6 +71,7 @@ class Findings:
         claims: of its parts.
         advice: what to know before it is used like this.
         refusal: why there is nothing.
+        writable: whether a checkpoint can hold it.
         untuned: as it is; None where that is refused.
         tuned: after fine-tuning; None where there was none.
         failed: why not, where there should have been.
@@ -79,6 +82,7 @@ class Findings:
     claims: tuple[Claimed, ...] = ()
     advice: tuple[str, ...] = ()
     refusal: str = ""
+    writable: bool = False
     untuned: Reading | None = None
     tuned: Reading | None = None
     failed: str = ""

@@ -15,6 +15,7 @@ from torch import nn
 from posenc.errors import ArgumentError
 from posenc.extension import Extension
 from posenc.lab.machine import describe_device, platform_name
+from posenc.lab.stretching.choosing import choose
 from posenc.lab.stretching.contenders import Contender, Method, assemble
 from posenc.lab.stretching.finetuning import Tuning, finetuned
 from posenc.lab.stretching.measuring import Ruler, lengths_to
@@ -26,12 +27,6 @@ __all__ = ["Outcome", "Subject", "Tell", "evaluate", "stretch"]
 
 Tell = Callable[[str, int, int], None]
 """Called with what is done now, how many models are done, and how many there are."""
-
-CLOSE = 0.05
-"""A method may find so much smaller a share of needles than the best and still be chosen."""
-
-LEARNED = 3.0
-"""Needles count where the original finds so many times more than a guess."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +151,7 @@ def stretch(
             "seed": tuning.seed,
         }
         study = replace(study, finetune=how)
-    chosen, reason = _choose(study, contenders, tuned=bool(tuning.steps))
+    chosen, reason = choose(study, tuned=bool(tuning.steps))
     study = replace(study, chosen=chosen, reason=reason, seconds=time.perf_counter() - began)
     method = next((m for m in methods if m.spec == chosen), None)
     return Outcome(study, models.get(chosen or ""), method)
@@ -176,6 +171,7 @@ def _examine(
         claims=_claims(contender),
         advice=contender.advice,
         refusal=contender.refusal,
+        writable=contender.role == "method" and contender.trainable,
     )
     if contender.model is None:
         return found, None
@@ -216,31 +212,6 @@ def _claimed(entry: Extension) -> Claimed:
         decodes_as_whole=claims.decodes_as_whole,
         cite="" if cite is None else f"{cite.authors} {cite.year}, {cite.title}",
     )
-
-
-def _choose(
-    study: Study, contenders: Sequence[Contender], *, tuned: bool
-) -> tuple[str | None, str]:
-    """The method to write, and why it."""
-    able = {each.key for each in contenders if each.role == "method" and each.trainable}
-    found = [(each, reading) for each, reading in study.ranked(tuned=tuned) if each.key in able]
-    if not found:
-        return None, "No method that can be written was measured."
-    if len(able) == 1:
-        return found[0][0].key, "It was the one asked for."
-    original = study.of("direct")
-    assert original is not None  # it is always measured
-    assert original.untuned is not None
-    if original.untuned.found(study.length) < LEARNED * study.chance:
-        return found[0][0].key, "It has the least loss at the new length."
-    best = max(reading.found(study.goal) for _, reading in found)
-    for each, reading in found:
-        if reading.found(study.goal) >= best - CLOSE:
-            return each.key, (
-                f"Of the methods that find as many needles as the best at the new length (up to "
-                f"{CLOSE:.0%} fewer) it has the least loss there."
-            )
-    raise LookupError("the best is among them")
 
 
 def _study(
