@@ -142,6 +142,10 @@ class QueryKeyTransform(Part, ABC):
     """Whether what becomes of a key depends on it and its position alone, so that it may be done
     once and kept. xPos counts from the middle of a call's queries, so its keys must be redone."""
 
+    views: ClassVar[int] = 1
+    """How many heads in a row get the same query, each to look at it in its own way. RoPE++ has a
+    real and an imaginary head of each; a layer then projects half as many queries as heads."""
+
     @abstractmethod
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
@@ -286,6 +290,22 @@ class Encoding(nn.Module):
         """The parts present, in the order embedding, query_key, score, value."""
         found = (self.embedding, self.query_key, self.score, self.value)
         return tuple(part for part in found if part is not None)
+
+    def queries(self, heads: int) -> int:
+        """How many queries a layer with so many heads is to project for each token.
+
+        Raises:
+            ArgumentError: when heads are not a multiple of those that share a query.
+        """
+        views = 1 if self.query_key is None else self.query_key.views
+        if heads % views:
+            raise ArgumentError(
+                "heads",
+                expected=f"a multiple of {views}, the heads that share a query",
+                got=heads,
+                remedy="Change heads, or use another encoding.",
+            )
+        return heads // views
 
     @property
     def causal_only(self) -> bool:

@@ -36,6 +36,7 @@ from posenc.encodings.query_key import (
     rope,
     rope2d,
     rope_mixed,
+    rope_pp,
     xpos,
 )
 from posenc.encodings.score import (
@@ -107,6 +108,7 @@ ENCODINGS: dict[str, Entry] = {
     "rope": rope.ENTRY,
     "rope2d": rope2d.ENTRY,
     "rope_mixed": rope_mixed.ENTRY,
+    "rope_pp": rope_pp.ENTRY,
     "row_column": row_column.ENTRY,
     "sandwich": sandwich.ENTRY,
     "seqpe": seqpe.ENTRY,

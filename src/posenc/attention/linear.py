@@ -160,7 +160,8 @@ class LinearAttention(nn.Module):
     Args:
         dim: width C of the model.
         heads: query heads H.
-        kv_heads: key/value heads G; H by default. H must be a multiple of it.
+        kv_heads: key/value heads G, of which H must be a multiple; by default as many as there are
+            queries: H, or fewer where heads share them (RoPE++).
         head_dim: width D of a head; ``dim / heads`` by default.
         encoding: its query_key part is used here; it may have no score or value part.
         causal: a token sees the past only.
@@ -184,7 +185,8 @@ class LinearAttention(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        kv_heads = heads if kv_heads is None else kv_heads
+        queries = encoding.queries(heads)
+        kv_heads = queries if kv_heads is None else kv_heads
         if heads < 1 or kv_heads < 1 or heads % kv_heads or (head_dim is None and dim % heads):
             raise ArgumentError(
                 "heads",
@@ -193,9 +195,9 @@ class LinearAttention(nn.Module):
                 remedy="Change heads or kv_heads, or give head_dim.",
             )
         width = dim // heads if head_dim is None else head_dim
-        self.heads, self.kv_heads, self.causal = heads, kv_heads, causal
+        self.heads, self.queries, self.kv_heads, self.causal = heads, queries, kv_heads, causal
         self.features: Features = features
-        self.query = nn.Linear(dim, heads * width, bias=bias)
+        self.query = nn.Linear(dim, queries * width, bias=bias)
         self.key = nn.Linear(dim, kv_heads * width, bias=bias)
         self.value = nn.Linear(dim, kv_heads * width, bias=bias)
         self.output = nn.Linear(heads * width, dim, bias=bias)
@@ -208,11 +210,13 @@ class LinearAttention(nn.Module):
         q, k, v = (
             project(x).unflatten(-1, (heads, -1)).transpose(1, 2)
             for project, heads in (
-                (self.query, self.heads),
+                (self.query, self.queries),
                 (self.key, self.kv_heads),
                 (self.value, self.kv_heads),
             )
         )
+        if self.queries != self.heads:
+            q = q.repeat_interleave(self.heads // self.queries, dim=1)
         grid = Grid.of(layout, causal=self.causal)
         output = attend_linear(q, k, v, grid, self.encoding, features=self.features, state=state)
         merged: Tensor = self.output(output.transpose(1, 2).flatten(2))

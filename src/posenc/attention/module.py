@@ -42,7 +42,8 @@ class Attention(nn.Module):
     Args:
         dim: width C of the model.
         heads: query heads H.
-        kv_heads: key/value heads G; H by default. H must be a multiple of it.
+        kv_heads: key/value heads G, of which H must be a multiple; by default as many as there are
+            queries: H, or fewer where heads share them (RoPE++).
         head_dim: width D of a head; ``dim / heads`` by default.
         encoding: its query_key, score and value parts are used here.
         causal: a token sees the past only.
@@ -77,7 +78,8 @@ class Attention(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        kv_heads = heads if kv_heads is None else kv_heads
+        queries = encoding.queries(heads)
+        kv_heads = queries if kv_heads is None else kv_heads
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise ArgumentError(
                 "heads",
@@ -102,9 +104,10 @@ class Attention(nn.Module):
                 remedy="Use causal=True, or another encoding.",
             )
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.queries = queries
         self.causal, self.window = causal, window
         self.dropout, self.scale, self.backend = dropout, scale, backend
-        self.widths = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
+        self.widths = (queries * head_dim, kv_heads * head_dim, kv_heads * head_dim)
         if merged:
             self.merged: nn.Linear | None = nn.Linear(dim, sum(self.widths), bias=bias)
             projections = _rows(self.merged, self.widths)
@@ -150,15 +153,17 @@ class Attention(nn.Module):
             layout = self.encoding.observe(x, layout)
             parts = self.merged(x).split(self.widths, dim=-1)
             k, v = (self._split(part, self.kv_heads) for part in parts[1:])
-            q, key_layout = self._split(parts[0], self.heads), layout
+            q, key_layout = self._split(parts[0], self.queries), layout
         else:
             if not isinstance(context, Context):
                 context = self.project(x if context is None else context, context_layout or layout)
             layout = self.encoding.observe(x, layout)
-            q = self._split(self.query(x), self.heads)
+            q = self._split(self.query(x), self.queries)
             k, v, key_layout = context.keys, context.values, context.layout
         if cache is not None:
             k, v, key_layout = cache.append(k, v, key_layout)
+        if self.queries != self.heads:
+            q = q.repeat_interleave(self.heads // self.queries, dim=1)
         grid = Grid(layout, key_layout, self.causal, self.window)
         output = attend(
             q,

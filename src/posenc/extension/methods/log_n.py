@@ -84,7 +84,7 @@ class LogN(QueryKeyTransform):
         if inner is None:
             _take_over(self, {"axes": None})
         else:
-            names = ("axes", "causal_only", "scale", "tokenwise")
+            names = ("axes", "causal_only", "scale", "tokenwise", "views")
             _take_over(self, {name: getattr(inner, name) for name in names})
 
     def extra_repr(self) -> str:

@@ -1,0 +1,104 @@
+"""Rotary positions with the imaginary part kept."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encoding import QueryKeyTransform
+from posenc.encodings.query_key.rope import Rope
+from posenc.encodings.query_key.rotation import Pairing
+from posenc.entry import Citation, Claims, Entry
+from posenc.errors import ArgumentError
+from posenc.layout import Grid
+
+__all__ = ["RopePp"]
+
+
+class RopePp(QueryKeyTransform):
+    """RoPE++: every second head attends by the imaginary part that RoPE throws away.
+
+    ``s_ij = Re Σ_t q_it k*_jt exp(i (p_i - p_j) θ_t)`` in heads 0, 2, … and
+    ``s_ij = Im Σ_t q_it k*_jt exp(i (p_i - p_j) θ_t)`` in heads 1, 3, …; pairs of features are
+    complex numbers, ``θ_t = base^(-2t/D)``.
+
+    ``p`` is a position in tokens, any real; ``θ_t`` in radians a token, t = 0 … D/2 - 1. The
+    imaginary part is RoPE's product with the query turned back by 90°. Two neighbouring heads, one
+    of each kind, have the same query, key and value: ``Attention`` then makes half as many queries
+    as it has heads, and half as many keys and values unless told otherwise. (Without that it would
+    be RoPE in other coordinates: a query's own projection can undo the 90°.) RoPE++_EH is
+    ``Attention(heads=H)``, with half the projections and cache of RoPE's; RoPE++_EC is
+    ``heads=2H`` with ``head_dim`` given, with the projections and cache of RoPE's and twice the
+    heads. Give ``attend`` each query twice in a row. Special tokens stand at angle 0. Claims:
+    relative, one axis, no parameters. Cost: (Q + K)·D·H. Differs from the paper in nothing.
+
+    Args:
+        head_dim: width D of a head, even.
+        base: sets the slowest frequency.
+        pairing: ``"half"`` pairs feature t with t + D/2, ``"adjacent"`` 2t with 2t + 1.
+
+    Raises:
+        ArgumentError: when ``head_dim`` is odd or zero, or ``base`` is not above 1; in
+            ``forward``, for an odd number of query heads.
+        UnknownNameError: for another ``pairing``.
+
+    Reference: Liu et al. 2025, "Beyond Real: Imaginary Extension of Rotary Position Embeddings for
+    Long-Context LLMs".
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("rope_pp", head_dim=8)
+    >>> attention = posenc.Attention(dim=32, heads=4, encoding=encoding)
+    >>> [tuple(each.weight.shape) for each in (attention.query, attention.key, attention.output)]
+    [(16, 32), (16, 32), (32, 32)]
+    """
+
+    views: ClassVar[int] = 2
+
+    def __init__(self, *, head_dim: int, base: float = 10000.0, pairing: Pairing = "half") -> None:
+        super().__init__()
+        self.rope = Rope(head_dim=head_dim, base=base, pairing=pairing)
+
+    def forward(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+        if q.shape[1] % 2:
+            raise ArgumentError(
+                "q",
+                expected="an even number of heads, a real and an imaginary one of each query",
+                got=q.shape[1],
+                remedy="Repeat each query: q.repeat_interleave(2, dim=1).",
+            )
+        q, k = self.rope(q, k, grid)
+        real, imaginary = q[:, 0::2], self._turned_back(q[:, 1::2])
+        return torch.stack([real, imaginary], dim=2).flatten(1, 2), k
+
+    def _turned_back(self, q: Float[Tensor, "B H Q D"]) -> Float[Tensor, "B H Q D"]:
+        """Each pair (a, b) turned by -90°, to (b, -a)."""
+        if self.rope.pairing == "half":
+            first, second = q.chunk(2, dim=-1)
+            return torch.cat([second, -first], dim=-1)
+        return torch.stack([q[..., 1::2], -q[..., 0::2]], dim=-1).flatten(-2)
+
+
+ENTRY = Entry(
+    factory=RopePp,
+    summary="RoPE in which every second head attends by the imaginary part of the product.",
+    claims=Claims(
+        sites=("query_key",),
+        relative=True,
+        trainable=False,
+        extrapolates="Degrades past the training length, later than RoPE, as published.",
+        cost="(Q + K)·D·H; half the projections and cache",
+    ),
+    citation=Citation(
+        authors="Liu et al.",
+        title="Beyond Real: Imaginary Extension of Rotary Position Embeddings for Long-Context "
+        "LLMs",
+        year=2025,
+        url="https://arxiv.org/abs/2512.07525",
+    ),
+    sharing="layers",
+)
