@@ -1,0 +1,175 @@
+"""Every lab task with its encodings, by the command line, and the tables of docs/results.md.
+
+    python benchmarks/tasks.py [--runs copy scan ...] [--out posenc-tasks] [--workers 2]
+    python benchmarks/tasks.py --tables
+
+A run is one ``posenc compare``; runs that were begun in OUT go on, finished ones are read. What
+each measured is kept in benchmarks/results/tasks/<run>.csv, a row an encoding, metric and length
+(mean and half width of the 95 % interval over seeds). ``--tables`` writes the tables anew from
+these files alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from number_words import write_numbers
+
+from posenc.lab.results import Comparison
+from posenc.lab.statistics import estimate
+
+ROOT = Path(__file__).parent
+KEPT = ROOT / "results" / "tasks"
+PAGE = ROOT.parent / "docs" / "results.md"
+
+COLUMNS = ("subject", "role", "metric", "label", "unit", "length", "seeds", "mean", "half_width")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One comparison.
+
+    Args:
+        task: of the lab.
+        arguments: of ``posenc compare``, besides task and folder.
+        shown: metrics that the page has tables of.
+    """
+
+    task: str
+    arguments: str
+    shown: tuple[str, ...]
+
+
+ACCURACIES = ("token_accuracy", "accuracy")
+VIEWS = ("scaled", "fitted", "moved", "padded")
+RUNS = {
+    "copy": Run(
+        "copy",
+        "--encodings rope,alibi,t5,shaw,sinusoidal,sinusoidal@randomized --test-lengths 24,32,64",
+        ACCURACIES,
+    ),
+    "recall": Run("recall", "--test-lengths 16,32,64", ACCURACIES),
+    "reverse": Run("reverse", "--test-lengths 24,32,64", ACCURACIES),
+    "digits": Run("digits", "", VIEWS),
+    "digits-apart": Run("digits", "--encodings sine2d,rope2d --option overlap=0", ("scaled",)),
+    "digits-all-turned": Run("digits", "--encodings rope2d --option special=0", VIEWS),
+    "temperature": Run("temperature", "--steps 1000", ("error", "degrees")),
+    "masked": Run("masked", "--steps 500 --test-lengths 128,256", ("loss",)),
+    "word_order": Run("word_order", "", ("accuracy", "pairs")),
+    "phonemes": Run("phonemes", "--steps 800", ("phoneme_errors", "word_errors")),
+    "scan": Run("scan", "", ACCURACIES),
+    "addition": Run("addition", "--test-lengths 12,16,32", ACCURACIES),
+    "parity": Run("parity", "--test-lengths 24,32,64,128", ACCURACIES),
+    "dyck": Run("dyck", "--test-lengths 32,64,128", ACCURACIES),
+    "sorting": Run("sorting", "--test-lengths 24,32,64", ACCURACIES),
+    "translation": Run(
+        "translation",
+        "--text numbers.tsv --option vocabulary=300 --steps 600",
+        ("bleu", "chrf"),
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
+    parser.add_argument("--out", type=Path, default=Path("posenc-tasks"))
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--tables", action="store_true", help="only write the tables anew")
+    options = parser.parse_args()
+    for name in [] if options.tables else options.runs:
+        compare(name, options.out, options.workers)
+        keep(name, options.out / name / "report" / "comparison.json")
+    write_tables()
+
+
+def compare(name: str, out: Path, workers: int) -> None:
+    """Do the run, or what is left of it."""
+    if "numbers.tsv" in RUNS[name].arguments:
+        write_numbers(out / "numbers.tsv")
+    folder = out / name
+    resume = ["--resume"] if (folder / "settings.json").exists() else []
+    program = [sys.executable, "-c", "from posenc.cli import main; main()"]
+    arguments = shlex.split(command(name).replace("numbers.tsv", str(out / "numbers.tsv")))[1:]
+    where = ["--workers", str(workers), "--out", str(folder), *resume]
+    print(f"{command(name)} {shlex.join(where)}", flush=True)
+    subprocess.run([*program, *arguments, *where], check=True)
+
+
+def command(name: str) -> str:
+    """What a reader types to get the run."""
+    return f"posenc compare --task {RUNS[name].task} {RUNS[name].arguments}".strip()
+
+
+def keep(name: str, path: Path) -> None:
+    """Write means and intervals of a report to benchmarks/results/tasks."""
+    comparison = Comparison.from_json(json.loads(path.read_text()))
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with (KEPT / f"{name}.csv").open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(COLUMNS)
+        for metric in comparison.metrics:
+            if metric.key == "training_loss":
+                continue
+            for subject in comparison.subjects:
+                for length in comparison.test_lengths:
+                    values = comparison.values(subject.name, metric.key, length).values()
+                    found = estimate(values)
+                    mean = "" if found is None else f"{found.mean:.5g}"
+                    width = None if found is None else found.half_width
+                    spread = "" if width is None else f"{width:.5g}"
+                    shown = [metric.key, metric.label, metric.unit, length, len(values)]
+                    table.writerow([subject.name, subject.role, *shown, mean, spread])
+
+
+def write_tables() -> None:
+    """Fill in what stands between ``<!-- run -->`` and ``<!-- end -->`` on the page."""
+    text = PAGE.read_text()
+    for name in RUNS:
+        if (KEPT / f"{name}.csv").exists():
+            place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+            if not place.search(text):
+                sys.exit(f"{PAGE} has no place for {name}.")
+            table = tables(name)
+            text = place.sub(lambda found, table=table: found[1] + table + found[2], text)
+    PAGE.write_text(text)
+    print(f"Written to {PAGE}.")
+
+
+def tables(name: str) -> str:
+    """A run as Markdown: its command, and a table a metric."""
+    with (KEPT / f"{name}.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    parts = [f"\n    {command(name)}\n"]
+    for key in RUNS[name].shown:
+        chosen = [row for row in rows if row["metric"] == key]
+        lengths = list(dict.fromkeys(row["length"] for row in chosen))
+        lines = [f"| {chosen[0]['label']} at | {' | '.join(lengths)} |"]
+        lines.append("|---" * (1 + len(lengths)) + "|")
+        for subject in dict.fromkeys(row["subject"] for row in chosen):
+            cells = [cell(row) for row in chosen if row["subject"] == subject]
+            lines.append(f"| {subject.replace('|', ', ')} | {' | '.join(cells)} |")
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts) + "\n"
+
+
+def cell(row: dict[str, str]) -> str:
+    """A mean with its interval; shares in percent."""
+    if not row["mean"]:
+        return "cannot"
+    share = row["unit"].startswith("share")
+    scale, digits = (100, 1) if share else (1, 2 if float(row["mean"]) < 10 else 1)
+    spread = f" ± {scale * float(row['half_width']):.{digits}f}" if row["half_width"] else ""
+    return f"{scale * float(row['mean']):.{digits}f}{spread}{' %' if share else ''}"
+
+
+if __name__ == "__main__":
+    main()
