@@ -61,7 +61,7 @@ def test_every_message_has_a_remedy() -> None:
 
 
 def test_unknown_backend_lists_the_known() -> None:
-    with pytest.raises(UnknownNameError, match=r"'sdpa'.*auto, reference, sdpa"):
+    with pytest.raises(UnknownNameError, match=r"'sdpa'.*auto, flex, reference, sdpa"):
         attend(**GOOD, encoding=Encoding(), backend="sdp")  # type: ignore[arg-type]
 
 
@@ -86,6 +86,8 @@ def test_explain_says_how_and_why() -> None:
     told = explain(**GOOD, encoding=posenc.create("shaw", head_dim=8))  # type: ignore[arg-type]
     assert told.backend == "reference"
     assert "Not sdpa, because the fused kernel has no place for a value part." in str(told)
+    for name in ("triton", "flex"):
+        assert f"Not {name}, because its kernels run on CUDA devices, not on cpu." in str(told)
 
 
 def test_dropout_drops_in_expectation() -> None:

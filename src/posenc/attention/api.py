@@ -9,9 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.base import Backend, Problem
+from posenc.attention.backends.flex import Flex
 from posenc.attention.backends.reference import Reference
 from posenc.attention.backends.sdpa import Sdpa
 from posenc.attention.backends.tiled import Tiled
+from posenc.attention.backends.triton import Triton
 from posenc.attention.choice import preference
 from posenc.attention.lowering import lower, repeat_heads
 from posenc.attention.validation import validate
@@ -21,7 +23,9 @@ from posenc.layout import Grid
 
 __all__ = ["BACKENDS", "Explanation", "attend", "explain"]
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Sdpa(), Tiled(), Reference())}
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend for backend in (Sdpa(), Triton(), Flex(), Tiled(), Reference())
+}
 """All backends by name. ``choice`` says in which order ``auto`` tries them."""
 
 
@@ -33,7 +37,7 @@ class Explanation:
         backend: the name of the one that would run.
         how: what it would do, in a sentence.
         rule: what the order in which backends were tried depended on.
-        refusals: for each that was tried before it, why it could not.
+        refusals: why others could not; under ``auto``, of all that there are.
     """
 
     backend: str
@@ -109,6 +113,9 @@ def explain(
     with torch.autocast(q.device.type, enabled=False):
         problem = _pose(q, k, v, grid, encoding, dropout, scale)
         chosen, rule, refusals = _choose(problem, backend)
+        if backend == "auto":
+            others = {name: BACKENDS[name].refusal(problem) for name in BACKENDS}
+            refusals |= {name: reason for name, reason in others.items() if reason is not None}
         return Explanation(chosen.name, chosen.describe(problem), rule, refusals)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from jaxtyping import Float
@@ -20,7 +21,7 @@ from torch import Tensor
 from posenc.encoding import Gathered, Lowered, LowRank, Product
 from posenc.layout import Grid
 
-__all__ = ["Regular", "read_offsets"]
+__all__ = ["Regular", "reach_of", "read_offsets", "reads_offsets"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +71,6 @@ def read_offsets(lowered: Iterable[Lowered], grid: Grid, *, device: torch.device
     pairs = list(zip(groups, places, strict=True))
     left, left_rows = _stack([(g.left, n) for g, n in pairs if g.left is not None])
     right, right_rows = _stack([(g.right, n) for g, n in pairs if g.right is not None])
-    reaches = [group.reach for group, _ in pairs if _reads_offsets(group)]
-    known = [reach for reach in reaches if reach is not None]
     return Regular(
         line=_sum([g.table[:, n] for g, n in pairs if g.table is not None]),
         left=left,
@@ -81,12 +80,22 @@ def read_offsets(lowered: Iterable[Lowered], grid: Grid, *, device: torch.device
         column=_sum([g.column for g in groups if g.column is not None]),
         value_rows=_sum([g.value[:, n] for g, n in pairs if g.value is not None]),
         factors=tuple(term for term in terms if isinstance(term, LowRank)),
-        reach=max(known, default=0) if len(known) == len(reaches) else None,
+        reach=reach_of(groups),
     )
 
 
-def _reads_offsets(group: Gathered) -> bool:
-    parts = (group.table, group.left, group.right, group.value)
+def reach_of(lowered: Iterable[Lowered]) -> int | None:
+    """The distance from which on nothing that depends on the offset changes; None: not known."""
+    reaches = [term.reach for term in lowered if reads_offsets(term)]
+    known = [reach for reach in reaches if reach is not None]
+    return max(known, default=0) if len(known) == len(reaches) else None
+
+
+def reads_offsets(term: Lowered) -> TypeGuard[Gathered]:
+    """Whether a term depends on the offset, rather than on one of two tokens at a time."""
+    if isinstance(term, LowRank):
+        return False
+    parts = (term.table, term.left, term.right, term.value)
     return any(part is not None for part in parts)
 
 

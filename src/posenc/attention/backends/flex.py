@@ -1,0 +1,258 @@
+"""PyTorch's FlexAttention, told by a function of each pair what to add to its logit.
+
+What depends on the offset is read from tables by the pair's entry, which follows from the places of
+its tokens in a sequence or an image. Vectors of tokens are multiplied with all rows beforehand.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.attention.backends.base import Backend, Problem
+from posenc.attention.regular import reads_offsets
+from posenc.encoding import Gathered, Lowered, LowRank, Product
+from posenc.layout import Grid, Layout
+
+if TYPE_CHECKING:  # takes 25 ms to import
+    from torch.nn.attention.flex_attention import BlockMask
+
+__all__ = ["Entries", "Flex", "mask_mod", "refuse_terms", "score_mod"]
+
+MOST_ROWS = 1024
+"""Rows that vectors of tokens are multiplied with: as many numbers a token."""
+
+NARROWEST, WIDEST = 16, 256
+
+Mod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""The logit of a pair, from the product, its batch row, head, query and key."""
+
+Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Whether a pair is visible, from its batch row, head, query and key."""
+
+
+class Flex(Backend):
+    """Tables, numbers a token, and vectors over few rows, on sequences and whole images.
+
+    Its kernels add up the gradients of tables in no fixed order.
+    """
+
+    name = "flex"
+
+    def refusal(self, problem: Problem) -> str | None:
+        q, v = problem.q, problem.v
+        if q.device.type != "cuda":
+            return f"its kernels run on CUDA devices, not on {q.device.type}"
+        if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            return f"its kernels compute in float32 at most, not in {q.dtype}"
+        if problem.dropout:
+            return "it has no dropout"
+        narrowest, widest = sorted((q.shape[-1], v.shape[-1]))
+        if narrowest < NARROWEST or widest > WIDEST:
+            return f"it takes heads of width {NARROWEST} to {WIDEST}, not {narrowest} and {widest}"
+        return refuse_terms(problem.lowered, problem.grid)
+
+    def describe(self, problem: Problem) -> str:
+        return "PyTorch's FlexAttention, its terms read pair by pair"
+
+    def run(self, problem: Problem) -> Float[Tensor, "B H Q E"]:
+        output: Tensor = _kernel()(
+            problem.q,
+            problem.k,
+            problem.v,
+            score_mod=score_mod(problem),
+            block_mask=None if problem.grid.dense else _block_mask(problem.grid),
+            scale=problem.scale,
+            enable_gqa=problem.q.shape[1] != problem.k.shape[1],
+        )
+        return output
+
+
+def refuse_terms(lowered: tuple[Lowered, ...] | None, grid: Grid) -> str | None:
+    """Why terms cannot be told pair by pair; None if they can."""
+    if lowered is None:
+        return "the score or value part has no structured form on this grid"
+    groups = [term for term in lowered if isinstance(term, Gathered)]
+    if len(groups) < len(lowered):
+        return "it has no place for extra columns in float32"
+    if any(group.value is not None for group in groups):
+        return "it has no place for a value part"
+    if not any(reads_offsets(group) for group in groups):
+        return None
+    if Entries.of(grid) is None:
+        return "its tokens are not known to be a sequence or a whole image"
+    products = [part for group in groups for part in (group.left, group.right) if part is not None]
+    rows = max((part.rows.shape[1] for part in products), default=0)
+    if rows > MOST_ROWS:
+        return f"vectors of tokens would be multiplied with {rows} rows, more than {MOST_ROWS}"
+    return None
+
+
+@dataclass(frozen=True)
+class Entries:
+    """All offsets of a grid, numbered; a sequence is an image of one row.
+
+    Args:
+        query, key: rows and columns of cells on both sides.
+        lowest: smallest offset along each axis.
+    """
+
+    query: tuple[int, int]
+    key: tuple[int, int]
+    lowest: tuple[int, ...]
+
+    @classmethod
+    def of(cls, grid: Grid) -> Entries | None:
+        """Those of a sequence or of whole images; None for other grids."""
+        query, key = grid.query, grid.key
+        if grid.shift is not None:
+            lowest = grid.shift - (query.length - 1)
+            return cls((1, query.length), (1, key.length), (lowest,))
+        if query.extent is None or key.extent is None:
+            return None
+        if query.special is not None or key.special is not None:
+            return None
+        return cls(query.extent, key.extent, (1 - query.extent[0], 1 - query.extent[1]))
+
+    def offsets(self, device: torch.device) -> Float[Tensor, "entries A"]:
+        """The offset of each entry."""
+        sizes = [mine + theirs - 1 for mine, theirs in zip(self.query, self.key, strict=True)]
+        axes = [
+            torch.arange(low, low + size, device=device, dtype=torch.float32)
+            for low, size in zip(self.lowest, sizes[-len(self.lowest) :], strict=True)
+        ]
+        return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
+
+    def entry(self, i: Int[Tensor, "*i"], j: Int[Tensor, "*j"]) -> Int[Tensor, "*ij"]:
+        """The entry of pairs of queries and keys."""
+        (rows, columns), (_, key_columns) = self.query, self.key
+        down = j // key_columns - i // columns + (rows - 1)
+        across = j % key_columns - i % columns + (columns - 1)
+        return down * (columns + key_columns - 1) + across
+
+
+def score_mod(problem: Problem) -> Mod | None:
+    """What turns the product of a pair into its logit; None where that is all."""
+    entries = Entries.of(problem.grid)
+    mods: list[Mod] = []
+    for term in problem.lowered or ():
+        if isinstance(term, LowRank):
+            continue
+        if term.column is not None:
+            mods.append(_by_key(_rows(term.column, problem)))
+        if reads_offsets(term) and entries is not None:
+            mods += _by_offset(term, entries, problem)
+    if not mods:
+        return None
+
+    def mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        for add in mods:
+            score = add(score, b, h, i, j)
+        return score
+
+    return mod
+
+
+def _by_offset(group: Gathered, entries: Entries, problem: Problem) -> list[Mod]:
+    bucket = group.bucket(entries.offsets(problem.q.device))
+    mods: list[Mod] = []
+    if group.table is not None:
+        line = group.table[:, bucket].float()
+        mods.append(lambda score, b, h, i, j: score + line[h, entries.entry(i, j)])
+    if group.left is not None:
+        left = _products(group.left, problem)
+        mods.append(lambda score, b, h, i, j: score + left[b, h, i, bucket[entries.entry(i, j)]])
+    if group.right is not None:
+        right = _products(group.right, problem)
+        mods.append(lambda score, b, h, i, j: score + right[b, h, j, bucket[entries.entry(i, j)]])
+    return mods
+
+
+def _by_key(column: Float[Tensor, "B H K"]) -> Mod:
+    return lambda score, b, h, i, j: score + column[b, h, j]
+
+
+def _products(product: Product, problem: Problem) -> Float[Tensor, "B H L N"]:
+    return _rows(product.tokens.float() @ product.rows.float().mT, problem)
+
+
+def _rows(x: Tensor, problem: Problem) -> Tensor:
+    """The same in float32, with a row for each of the batch."""
+    return x.float().expand(problem.q.shape[0], *x.shape[1:])
+
+
+def mask_mod(grid: Grid) -> Mask:
+    """Whether the pairs of a grid are visible."""
+    query, key, causal, window = grid.query, grid.key, grid.causal, grid.window
+    query_order, key_order = _reader(query.order), _reader(key.order)
+    documents = None
+    if query.document is not None or key.document is not None:
+        documents = tuple(
+            _reader(torch.zeros_like(side.order) if side.document is None else side.document)
+            for side in (query, key)
+        )
+    query_valid, key_valid = (
+        None if side.valid is None else _reader(side.valid) for side in (query, key)
+    )
+
+    def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        ahead = key_order(b, j) - query_order(b, i)
+        seen = ahead <= 0 if causal else ahead == ahead
+        if window is not None:
+            seen = seen & (ahead.abs() < window)
+        if documents is not None:
+            seen = seen & (documents[0](b, i) == documents[1](b, j))
+        if query_valid is not None:
+            seen = seen & query_valid(b, i)
+        if key_valid is not None:
+            seen = seen & key_valid(b, j)
+        return seen
+
+    return mask
+
+
+def _reader(x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Reads a tensor ``[B|1, L]`` at a batch row and a token."""
+    if x.shape[0] == 1:
+        only = x[0]
+        return lambda b, at: only[at]
+    return lambda b, at: x[b, at]
+
+
+@functools.cache
+def _kernel() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # In one graph: a call that fell back to eager would hold all logits in memory.
+    return torch.compile(flex_attention, fullgraph=True)
+
+
+_MASKS: WeakKeyDictionary[
+    Layout, WeakKeyDictionary[Layout, dict[tuple[bool, int | None], BlockMask]]
+] = WeakKeyDictionary()
+
+
+def _block_mask(grid: Grid) -> BlockMask:
+    """Which blocks hold visible pairs, found once for each pair of layouts."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    known = _MASKS.setdefault(grid.query, WeakKeyDictionary()).setdefault(grid.key, {})
+    kind = (grid.causal, grid.window)
+    if kind not in known:
+        rows = max(grid.query.batch, grid.key.batch)
+        known[kind] = torch.compile(create_block_mask)(
+            mask_mod(grid),
+            rows if rows > 1 else None,
+            None,
+            grid.query.length,
+            grid.key.length,
+            device=grid.query.device,
+        )
+    return known[kind]

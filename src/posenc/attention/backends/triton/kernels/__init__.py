@@ -1,0 +1,1 @@
+"""The kernels themselves. Importing them imports Triton."""

@@ -1,0 +1,87 @@
+"""The small sets of tile sizes that are tried, once for each kind of problem."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+__all__ = [
+    "DECODE",
+    "DIAGONAL_BLOCKS",
+    "FORWARD",
+    "GRANULE",
+    "KEYS_A_SHARE",
+    "OFFSETS",
+    "PROGRAMS",
+    "TOKENS",
+    "diagonal_block",
+    "fitting",
+]
+
+
+def _config(block_x: int, block_y: int, warps: int, stages: int) -> Any:
+    return triton.Config(
+        {"block_x": block_x, "block_y": block_y}, num_warps=warps, num_stages=stages
+    )
+
+
+def _config_of_warps(warps: int, stages: int) -> Any:
+    return triton.Config({}, num_warps=warps, num_stages=stages)
+
+
+if triton.knobs.runtime.interpret:
+    # Nothing to be measured; small blocks, so that small tests have many.
+    GRANULE = 16
+    KEYS_A_SHARE = 16
+    PROGRAMS = 8
+    DIAGONAL_BLOCKS = (16, 16)
+    FORWARD = TOKENS = [_config(16, 16, 4, 1)]
+    OFFSETS = [_config_of_warps(4, 1)]
+    DECODE = [triton.Config({"block": 16})]
+else:
+    GRANULE = 32
+    KEYS_A_SHARE = 256
+    PROGRAMS = 1024
+    DIAGONAL_BLOCKS = (64, 32)
+    FORWARD = [
+        _config(128, 64, 4, 3),
+        _config(128, 64, 8, 2),
+        _config(64, 64, 4, 2),
+        _config(64, 64, 8, 1),
+        _config(32, 32, 4, 1),
+    ]
+    TOKENS = [
+        _config(64, 64, 4, 2),
+        _config(64, 64, 8, 1),
+        _config(128, 64, 8, 1),
+        _config(32, 32, 4, 1),
+    ]
+    OFFSETS = [_config_of_warps(4, 2), _config_of_warps(8, 1), _config_of_warps(8, 2)]
+    DECODE = [triton.Config({"block": block}, num_stages=3) for block in (32, 64, 128)]
+
+
+def fitting(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
+    """Those that are worth trying for a problem.
+
+    Where something is unrolled along tiles, they are square, since a window of
+    ``block_x + block_y`` entries has to be a power of two. The smallest tiles are for what takes
+    much room.
+    """
+    all_of_it = {**given, **more}
+    tables, tokens = all_of_it["tables"], all_of_it["x"].tokens
+    unrolled = any(each is not None for each in (tables.x, tables.y, tables.value))
+    large = unrolled or tokens.block.value > 128 or tokens.pointer.dtype == torch.float32
+    sizes = [(each.kwargs["block_x"], each.kwargs["block_y"]) for each in configs]
+    return [
+        each
+        for each, (x, y) in zip(configs, sizes, strict=True)
+        if (x == y or not unrolled) and (x > 32 or large or len(configs) == 1)
+    ]
+
+
+def diagonal_block(width: int) -> int:
+    """Side of the tiles of ``offsets_kernel`` for vectors of this width."""
+    narrow, wide = DIAGONAL_BLOCKS
+    return narrow if width <= 128 else wide

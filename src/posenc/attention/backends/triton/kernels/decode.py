@@ -1,0 +1,125 @@
+"""One query a row against many keys: shares of the keys side by side, then put together.
+
+The query heads that share a key head are the rows of one tile, so that keys are read once.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from posenc.attention.backends.triton.kernels.configs import DECODE
+from posenc.attention.backends.triton.kernels.tiles import (
+    LOG2E,
+    load_tokens,
+    located,
+    product,
+)
+
+
+@triton.autotune(configs=DECODE, key=["key"])
+@triton.jit
+def share_kernel(
+    q,
+    k,
+    v,
+    bias,
+    bucket,
+    value_rows,
+    partial_ptr,
+    total_ptr,
+    keys,
+    shares,
+    key_heads,
+    sharing,
+    scale,
+    key: tl.constexpr,
+    ratio: tl.constexpr,
+    rows: tl.constexpr,
+    precision: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Attention of ``ratio`` query heads over one share of the keys.
+
+    Args:
+        q: ``[B, H, 1, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``.
+        bias: ``[B, H, K]``, or None.
+        bucket: ``[B, 1, K]``, the row of ``value_rows`` (``[h, N, E]``) that each key adds.
+        partial_ptr: ``[B, H, shares, E]``; total_ptr: ``[B, H, shares]``.
+        key_heads: programs a batch row and share; ``sharing`` of them read the same key head.
+        rows: ``ratio`` rounded up to what a product of matrices needs.
+    """
+    share = tl.program_id(0) % shares
+    lane = tl.program_id(0) // shares
+    b = (lane // key_heads).to(tl.int64)
+    group = lane % key_heads
+    g = group // sharing
+    row = tl.arange(0, rows)
+    h = group * ratio + row
+    inside = row < ratio
+    column = tl.arange(0, q.block)
+    queries = q.pointer + b * q.row + h.to(tl.int64)[:, None] * q.head + column[None, :]
+    own = tl.load(queries, mask=inside[:, None] & (column < q.width)[None, :], other=0.0)
+    each = tl.cdiv(tl.cdiv(keys, shares), block) * block
+    first = share * each
+    last = tl.minimum(first + each, keys)
+    output = tl.zeros([rows, v.block], tl.float32)
+    weight = tl.zeros([rows], tl.float32)
+    peak = weight - float("inf")
+    for start in range(first, last, block):
+        at = start + tl.arange(0, block)
+        tokens = load_tokens(located(k, b, g), at, keys)
+        logits = product(own, tl.trans(tokens), precision) * scale
+        seen = (at < keys)[None, :]
+        if bias is not None:
+            numbers = bias.pointer + b * bias.row + h.to(tl.int64)[:, None] * bias.head
+            logits += tl.load(numbers + at[None, :], mask=inside[:, None] & seen, other=0.0)
+        logits = tl.where(seen, logits * LOG2E, float("-inf"))
+        above = tl.maximum(peak, tl.max(logits, 1))
+        finite = tl.where(above == float("-inf"), 0.0, above)
+        weights = tl.exp2(logits - finite[:, None])
+        shrink = tl.exp2(peak - finite)
+        peak = above
+        weight = weight * shrink + tl.sum(weights, 1)
+        values = load_tokens(located(v, b, g), at, keys)
+        output = output * shrink[:, None] + product(weights.to(values.dtype), values, precision)
+        if value_rows is not None:
+            number = tl.load(bucket.pointer + b * bucket.row + at, mask=at < keys, other=0)
+            feature = tl.arange(0, value_rows.block)
+            table = value_rows.pointer + group.to(tl.int64) * value_rows.head
+            pointers = table + number.to(tl.int64)[:, None] * value_rows.width + feature[None, :]
+            added = tl.load(pointers, mask=(feature < value_rows.width)[None, :], other=0.0)
+            output += product(weights.to(added.dtype), added, precision)
+    weight = tl.where(weight > 0, weight, 1.0)
+    output /= weight[:, None]
+    heads = key_heads * ratio
+    place = (b * heads + h) * shares + share
+    feature = tl.arange(0, v.block)
+    into = partial_ptr + place[:, None] * v.width + feature[None, :]
+    tl.store(into, output, mask=inside[:, None] & (feature < v.width)[None, :])
+    tl.store(total_ptr + place, peak + tl.log2(weight), mask=inside)
+
+
+@triton.jit
+def together_kernel(
+    partial_ptr, total_ptr, out_ptr, shares, width: tl.constexpr, block: tl.constexpr
+):
+    """The shares of one head ``[shares, width]``, by their totals (to the base of 2)."""
+    lane = tl.program_id(0).to(tl.int64)
+    feature = tl.arange(0, block)
+    inside = feature < width
+    output = tl.zeros([block], tl.float32)
+    weight = 0.0
+    peak = float("-inf")
+    for share in range(shares):
+        place = lane * shares + share
+        total = tl.load(total_ptr + place)
+        above = tl.maximum(peak, total)
+        finite = tl.where(above == float("-inf"), 0.0, above)
+        more, shrink = tl.exp2(total - finite), tl.exp2(peak - finite)
+        part = tl.load(partial_ptr + place * width + feature, mask=inside, other=0.0)
+        output = output * shrink + part * more
+        weight = weight * shrink + more
+        peak = above
+    output /= tl.where(weight > 0, weight, 1.0)
+    tl.store(out_ptr + lane * width + feature, output.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,197 @@
+"""Attention of one block of queries: the output, and the logarithm of the sum of its weights."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from posenc.attention.backends.triton.kernels.arguments import Own
+from posenc.attention.backends.triton.kernels.configs import FORWARD, fitting
+from posenc.attention.backends.triton.kernels.tiles import (
+    HIGH,
+    LOG2E,
+    LOW,
+    NEAR,
+    far_numbers,
+    kept,
+    load_row,
+    load_tokens,
+    located,
+    numbers_of,
+    parts_of,
+    product,
+    rows_of_x,
+    store_tokens,
+    tile_logits,
+    window_start,
+)
+
+
+class _State(NamedTuple):
+    """What a block of queries has gathered; low and high: weights at both ends of the tables."""
+
+    output: Any
+    weight: Any
+    peak: Any
+    low: Any
+    high: Any
+
+
+@triton.jit
+def _walk(
+    state,
+    begin,
+    end,
+    own,
+    far,
+    x,
+    y,
+    tables,
+    place,
+    sizes,
+    dropout,
+    scale,
+    kind: tl.constexpr,
+    masked: tl.constexpr,
+    causal: tl.constexpr,
+    precision: tl.constexpr,
+    factor_precision: tl.constexpr,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+):
+    """Tiles ``begin`` to ``end``, all of one kind."""
+    output, weight, peak = state.output, state.weight, state.peak
+    low, high = state.low, state.high
+    g = own.h // sizes.group
+    x_at = own.start + tl.arange(0, block_x)
+    for tile in range(begin, end):
+        y0 = tile * block_y
+        y_at = y0 + tl.arange(0, block_y)
+        k = load_tokens(located(y.tokens, own.b, g), y_at, y.length)
+        factor = None
+        if y.factor is not None:
+            factor = load_tokens(located(y.factor, own.b, own.h), y_at, y.length)
+        # fmt: off
+        logits, _ = tile_logits(
+            own, far, k, factor, x, y, tables, place, scale, y0, kind, masked, causal, False,
+            precision, factor_precision, block_x, block_y,
+        )
+        # fmt: on
+        above = tl.maximum(peak, tl.max(logits, 1))
+        finite = tl.where(above == float("-inf"), 0.0, above)
+        weights = tl.exp2(logits - finite[:, None])
+        shrink = tl.exp2(peak - finite)
+        peak = above
+        weight = weight * shrink + tl.sum(weights, 1)
+        if dropout is not None:
+            weights *= kept(dropout, own.lane, x_at, y_at, block_x, block_y, False)
+        v = load_tokens(located(y.second, own.b, g), y_at, y.length)
+        output = output * shrink[:, None] + product(weights.to(v.dtype), v, precision)
+        if tables.value is not None:
+            low *= shrink
+            high *= shrink
+            if kind == NEAR:
+                start = window_start(own.start, y0, place.origin, block_x, False)
+                output += rows_of_x(
+                    weights, tables.value, own.h, start, tables.count, precision, block_x, False
+                )
+            elif kind == LOW:
+                low += tl.sum(weights, 1)
+            else:
+                high += tl.sum(weights, 1)
+    return _State(output, weight, peak, low, high)
+
+
+@triton.autotune(configs=FORWARD, key=["key"], prune_configs_by={"early_config_prune": fitting})
+@triton.jit
+def forward_kernel(
+    x,
+    y,
+    tables,
+    place,
+    sizes,
+    dropout,
+    output,
+    total,
+    scale,
+    key: tl.constexpr,
+    edged: tl.constexpr,
+    has_low: tl.constexpr,
+    has_high: tl.constexpr,
+    causal: tl.constexpr,
+    granule: tl.constexpr,
+    precision: tl.constexpr,
+    factor_precision: tl.constexpr,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+):
+    """One block of queries of one head.
+
+    Args:
+        edged: tiles with hidden pairs come first, too.
+        has_low, has_high: there may be tiles wholly at an end of the tables.
+    """
+    blocks = tl.cdiv(x.length, block_x)
+    # Later queries see more where keys are hidden ahead: they go first.
+    x0 = (blocks - 1 - tl.program_id(0) % blocks) * block_x
+    lane = tl.program_id(0) // blocks
+    b = (lane // sizes.heads).to(tl.int64)
+    h = lane % sizes.heads
+    at = x0 + tl.arange(0, block_x)
+    tokens = load_tokens(located(x.tokens, b, h), at, x.length)
+    term = None
+    if x.term is not None:
+        term = load_tokens(located(x.term, b, h), at, x.length)
+    factor = None
+    if x.factor is not None:
+        factor = load_tokens(located(x.factor, b, h), at, x.length)
+    own = Own(tokens, None, term, factor, None, None, None, x0, b, h, lane)
+    marked: tl.constexpr = y.label is not None
+    # fmt: off
+    begin, clear, near, far, edge, end = parts_of(
+        x, y, place, b, x0, causal, False, granule, block_x, block_y
+    )
+    nothing = tl.zeros([block_x], tl.float32)
+    state = _State(
+        tl.zeros([block_x, y.second.block], tl.float32), nothing, nothing - float("inf"),
+        nothing, nothing,
+    )
+    if edged:
+        state = _walk(
+            state, begin, clear, own, None, x, y, tables, place, sizes, dropout, scale,
+            NEAR, True, causal, precision, factor_precision, block_x, block_y,
+        )
+    if has_low:
+        number = far_numbers(x.term_low, tables, own, at, x.length, False, block_x)
+        state = _walk(
+            state, clear, near, own, number, x, y, tables, place, sizes, dropout, scale,
+            LOW, marked, causal, precision, factor_precision, block_x, block_y,
+        )
+    state = _walk(
+        state, near, far, own, None, x, y, tables, place, sizes, dropout, scale,
+        NEAR, marked, causal, precision, factor_precision, block_x, block_y,
+    )
+    if has_high:
+        number = far_numbers(x.term_high, tables, own, at, x.length, True, block_x)
+        state = _walk(
+            state, far, edge, own, number, x, y, tables, place, sizes, dropout, scale,
+            HIGH, marked, causal, precision, factor_precision, block_x, block_y,
+        )
+    state = _walk(
+        state, edge, end, own, None, x, y, tables, place, sizes, dropout, scale,
+        NEAR, True, causal, precision, factor_precision, block_x, block_y,
+    )
+    # fmt: on
+    result = state.output
+    if tables.value is not None:
+        if has_low:
+            result += state.low[:, None] * load_row(tables.value, h, 0)[None, :]
+        if has_high:
+            result += state.high[:, None] * load_row(tables.value, h, tables.count - 1)[None, :]
+    weight = tl.where(state.weight > 0, state.weight, 1.0)
+    result /= weight[:, None]
+    store_tokens(located(output, b, h), result, at, x.length)
+    sums = (state.peak + tl.log2(weight)) / LOG2E
+    tl.store(numbers_of(total, b, h) + at, sums, mask=at < x.length)

@@ -1,0 +1,273 @@
+"""Gradients of a block of tokens: queries and what is theirs, or keys and values where ``flip``."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from posenc.attention.backends.triton.kernels.arguments import Own
+from posenc.attention.backends.triton.kernels.configs import TOKENS, fitting
+from posenc.attention.backends.triton.kernels.slopes import tile_slopes
+from posenc.attention.backends.triton.kernels.tiles import (
+    HIGH,
+    LOW,
+    NEAR,
+    far_numbers,
+    load_numbers,
+    load_row,
+    load_tokens,
+    located,
+    numbers_of,
+    parts_of,
+    product,
+    rows_of_x,
+    store_tokens,
+    window_start,
+)
+
+
+class _State(NamedTuple):
+    """What a block of x has gathered, as in ``Gradients``; a dummy where there is no such thing."""
+
+    tokens: Any
+    second: Any
+    term: Any
+    factor: Any
+    column: Any
+    low: Any
+    high: Any
+    weight_low: Any
+    weight_high: Any
+
+
+@triton.jit
+def _walk(
+    state,
+    begin,
+    end,
+    own,
+    far,
+    second_far,
+    x,
+    y,
+    tables,
+    place,
+    y_head,
+    dropout,
+    scale,
+    kind: tl.constexpr,
+    masked: tl.constexpr,
+    has_low: tl.constexpr,
+    has_high: tl.constexpr,
+    causal: tl.constexpr,
+    flip: tl.constexpr,
+    precision: tl.constexpr,
+    factor_precision: tl.constexpr,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+):
+    """Tiles ``begin`` to ``end``, all of one kind."""
+    tokens, second, term = state.tokens, state.second, state.term
+    factor, column = state.factor, state.column
+    low, high = state.low, state.high
+    weight_low, weight_high = state.weight_low, state.weight_high
+    for tile in range(begin, end):
+        y0 = tile * block_y
+        y_at = y0 + tl.arange(0, block_y)
+        y_tokens = load_tokens(located(y.tokens, own.b, y_head), y_at, y.length)
+        y_second = load_tokens(located(y.second, own.b, y_head), y_at, y.length)
+        y_factor = None
+        if y.factor is not None:
+            y_factor = load_tokens(located(y.factor, own.b, own.h), y_at, y.length)
+        # fmt: off
+        weights, slopes, t = tile_slopes(
+            own, far, second_far, y_tokens, y_second, y_factor, x, y, tables, place, dropout,
+            scale, y0, kind, masked, causal, flip, precision, factor_precision, block_x, block_y,
+        )
+        # fmt: on
+        tokens += product(slopes.to(y_tokens.dtype), y_tokens, precision)
+        if flip:
+            second += product(weights.to(y_second.dtype), y_second, precision)
+        if x.factor is not None:
+            factor += product(slopes, y_factor, factor_precision)
+        if x.column is not None:
+            column += tl.sum(slopes, 1)
+        if kind == LOW:
+            low += tl.sum(slopes, 1)
+            weight_low += tl.sum(weights, 1)
+        elif kind == HIGH:
+            high += tl.sum(slopes, 1)
+            weight_high += tl.sum(weights, 1)
+        else:
+            if has_low:
+                low += tl.sum(tl.where(t <= place.low, slopes, 0.0), 1)
+                weight_low += tl.sum(tl.where(t <= place.low, weights, 0.0), 1)
+            if has_high:
+                high += tl.sum(tl.where(t >= place.high, slopes, 0.0), 1)
+                weight_high += tl.sum(tl.where(t >= place.high, weights, 0.0), 1)
+            if tables.x is not None:
+                inside = slopes
+                if has_low:
+                    inside = tl.where(t <= place.low, 0.0, inside)
+                if has_high:
+                    inside = tl.where(t >= place.high, 0.0, inside)
+                start = window_start(own.start, y0, place.origin, block_x, flip)
+                term += rows_of_x(
+                    inside, tables.x, own.h, start, tables.count, precision, block_x, flip
+                )
+    return _State(tokens, second, term, factor, column, low, high, weight_low, weight_high)
+
+
+@triton.autotune(configs=TOKENS, key=["key"], prune_configs_by={"early_config_prune": fitting})
+@triton.jit
+def gradients_kernel(
+    x,
+    y,
+    tables,
+    place,
+    sizes,
+    dropout,
+    into,
+    scale,
+    key: tl.constexpr,
+    edged: tl.constexpr,
+    has_low: tl.constexpr,
+    has_high: tl.constexpr,
+    causal: tl.constexpr,
+    flip: tl.constexpr,
+    granule: tl.constexpr,
+    precision: tl.constexpr,
+    factor_precision: tl.constexpr,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+):
+    """One block of x of one of its heads; keys meet all query heads that share them, in turn.
+
+    Args:
+        into: where the gradients go, ``Gradients``.
+        edged: tiles with hidden pairs come first, too.
+        has_low, has_high: there may be pairs beyond the ends of the tables.
+    """
+    blocks = tl.cdiv(x.length, block_x)
+    # Later queries see more, and earlier keys are seen more, where keys are hidden ahead.
+    block = tl.program_id(0) % blocks
+    if not flip:
+        block = blocks - 1 - block
+    x0 = block * block_x
+    at = x0 + tl.arange(0, block_x)
+    heads = sizes.heads
+    inner = 1
+    if flip:
+        heads = sizes.heads // sizes.group
+        inner = sizes.group
+    lane = tl.program_id(0) // blocks
+    b = (lane // heads).to(tl.int64)
+    x_head = lane % heads
+    tokens = load_tokens(located(x.tokens, b, x_head), at, x.length)
+    second = load_tokens(located(x.second, b, x_head), at, x.length)
+    marked: tl.constexpr = y.label is not None
+    # fmt: off
+    begin, clear, near, far, edge, end = parts_of(
+        x, y, place, b, x0, causal, flip, granule, block_x, block_y
+    )
+    # fmt: on
+    nothing = tl.zeros([block_x], tl.float32)
+    dummy = tl.zeros([1], tl.float32)
+    token_sum = tl.zeros([block_x, x.tokens.block], tl.float32)
+    second_sum = dummy
+    if flip:
+        second_sum = tl.zeros([block_x, x.second.block], tl.float32)
+    for turn in range(inner):
+        h = x_head * inner + turn
+        y_head = h
+        if not flip:
+            y_head = h // sizes.group
+        term = None
+        term_sum = dummy
+        if x.term is not None:
+            term = load_tokens(located(x.term, b, h), at, x.length)
+            term_sum = tl.zeros([block_x, x.term.block], tl.float32)
+        factor = None
+        factor_sum = dummy
+        if x.factor is not None:
+            factor = load_tokens(located(x.factor, b, h), at, x.length)
+            factor_sum = tl.zeros([block_x, x.factor.block], tl.float32)
+        column = None
+        if x.column is not None:
+            column = load_numbers(numbers_of(x.column, b, h), at, x.length, 0.0)
+        total = None
+        delta = None
+        if not flip:
+            total = load_numbers(numbers_of(x.total, b, h), at, x.length, float("inf"))
+            delta = load_numbers(numbers_of(x.inner, b, h), at, x.length, 0.0)
+        query_lane = (b * sizes.heads + h).to(tl.int32)
+        own = Own(tokens, second, term, factor, column, total, delta, x0, b, h, query_lane)
+        # fmt: off
+        state = _State(
+            token_sum, second_sum, term_sum, factor_sum, nothing, nothing, nothing, nothing,
+            nothing,
+        )
+        if edged:
+            state = _walk(
+                state, begin, clear, own, None, None, x, y, tables, place, y_head, dropout, scale,
+                NEAR, True, has_low, has_high, causal, flip, precision, factor_precision,
+                block_x, block_y,
+            )
+        if has_low:
+            number = far_numbers(x.term_low, tables, own, at, x.length, flip, block_x)
+            second_far = None
+            if x.second_low is not None:
+                second_far = load_numbers(numbers_of(x.second_low, b, h), at, x.length, 0.0)
+            state = _walk(
+                state, clear, near, own, number, second_far, x, y, tables, place, y_head, dropout,
+                scale, LOW, marked, has_low, has_high, causal, flip, precision, factor_precision,
+                block_x, block_y,
+            )
+        state = _walk(
+            state, near, far, own, None, None, x, y, tables, place, y_head, dropout, scale,
+            NEAR, marked, has_low, has_high, causal, flip, precision, factor_precision,
+            block_x, block_y,
+        )
+        if has_high:
+            number = far_numbers(x.term_high, tables, own, at, x.length, not flip, block_x)
+            second_far = None
+            if x.second_high is not None:
+                second_far = load_numbers(numbers_of(x.second_high, b, h), at, x.length, 0.0)
+            state = _walk(
+                state, far, edge, own, number, second_far, x, y, tables, place, y_head, dropout,
+                scale, HIGH, marked, has_low, has_high, causal, flip, precision, factor_precision,
+                block_x, block_y,
+            )
+        state = _walk(
+            state, edge, end, own, None, None, x, y, tables, place, y_head, dropout, scale,
+            NEAR, True, has_low, has_high, causal, flip, precision, factor_precision,
+            block_x, block_y,
+        )
+        # fmt: on
+        token_sum = state.tokens
+        second_sum = state.second
+        inside = at < x.length
+        if x.term is not None:
+            result = state.term
+            if has_low:
+                row = load_row(tables.x, h, tables.count - 1 if flip else 0)
+                result += state.low[:, None] * row[None, :]
+            if has_high:
+                row = load_row(tables.x, h, 0 if flip else tables.count - 1)
+                result += state.high[:, None] * row[None, :]
+            store_tokens(located(into.term, b, h), result, at, x.length)
+        if x.factor is not None:
+            store_tokens(located(into.factor, b, h), state.factor, at, x.length)
+        if x.column is not None:
+            tl.store(numbers_of(into.column, b, h) + at, state.column, mask=inside)
+        if into.low is not None:
+            tl.store(numbers_of(into.low, b, h) + at, state.low, mask=inside)
+            tl.store(numbers_of(into.high, b, h) + at, state.high, mask=inside)
+        if into.weight_low is not None:
+            tl.store(numbers_of(into.weight_low, b, h) + at, state.weight_low, mask=inside)
+            tl.store(numbers_of(into.weight_high, b, h) + at, state.weight_high, mask=inside)
+    store_tokens(located(into.tokens, b, x_head), token_sum * scale, at, x.length)
+    if flip:
+        store_tokens(located(into.second, b, x_head), second_sum, at, x.length)

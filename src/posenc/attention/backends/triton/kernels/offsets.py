@@ -1,0 +1,160 @@
+"""Gradients of what depends on the offset, one diagonal of square tiles a program.
+
+All tiles of a diagonal meet the same window of entries, so that a program sums over batch rows and
+tiles in its registers, and no two programs write to the same place. Neighbouring windows overlap;
+they are added afterwards. Pairs at an end of the tables are left out where ``gradients_kernel``
+has summed them up already.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from posenc.attention.backends.triton.kernels.arguments import Own
+from posenc.attention.backends.triton.kernels.configs import OFFSETS
+from posenc.attention.backends.triton.kernels.slopes import tile_slopes
+from posenc.attention.backends.triton.kernels.tiles import (
+    NEAR,
+    load_numbers,
+    load_tokens,
+    located,
+    numbers_of,
+    product,
+    roll_x,
+    roll_y,
+    tiles_meet,
+)
+
+
+@triton.autotune(configs=OFFSETS, key=["key"])
+@triton.jit
+def offsets_kernel(
+    x,
+    y,
+    tables,
+    place,
+    sizes,
+    dropout,
+    line_ptr,
+    rows_ptr,
+    first_diagonal,
+    diagonals,
+    heads_apart,
+    splits,
+    scale,
+    width: tl.constexpr,
+    key: tl.constexpr,
+    of_values: tl.constexpr,
+    has_low: tl.constexpr,
+    has_high: tl.constexpr,
+    causal: tl.constexpr,
+    flip: tl.constexpr,
+    granule: tl.constexpr,
+    precision: tl.constexpr,
+    factor_precision: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Sums over a share of the tiles of one diagonal, of one head or of all.
+
+    Args:
+        line_ptr: ``[splits, heads_apart, diagonals, 2 * block]``.
+        rows_ptr: ``[splits, heads_apart, diagonals, 2 * block, width]``; of the term of y, or,
+            where ``of_values``, of the values, whose tokens are the gradients of the outputs.
+        first_diagonal: number of the first, counted in tiles of y less tiles of x.
+        heads_apart: H, or 1 to sum over the heads.
+    """
+    number = tl.program_id(0) % diagonals
+    head = tl.program_id(0) // diagonals % heads_apart
+    split = tl.program_id(0) // (diagonals * heads_apart)
+    diagonal = first_diagonal + number
+    x_tiles = tl.cdiv(x.length, block)
+    y_tiles = tl.cdiv(y.length, block)
+    begin = tl.maximum(-diagonal, 0)
+    tiles = tl.maximum(tl.minimum(x_tiles, y_tiles - diagonal) - begin, 0)
+    each = sizes.heads // heads_apart
+    items = sizes.batch * each * tiles
+    share = tl.cdiv(items, splits)
+    line_sum = tl.zeros([1, 1], tl.float32)
+    if line_ptr is not None:
+        line_sum = tl.zeros([block, block], tl.float32)
+    first_sum = tl.zeros([1, 1], tl.float32)
+    second_sum = tl.zeros([1, 1], tl.float32)
+    if rows_ptr is not None:
+        row_block: tl.constexpr = y.second.block if of_values else y.term.block
+        first_sum = tl.zeros([block, row_block], tl.float32)
+        second_sum = tl.zeros([block, row_block], tl.float32)
+    for item in range(split * share, tl.minimum((split + 1) * share, items)):
+        tile = begin + item % tiles
+        b = (item // tiles // each).to(tl.int64)
+        h = head * each + item // tiles % each
+        g = h // sizes.group
+        x_head = h
+        y_head = g
+        if flip:
+            x_head = g
+            y_head = h
+        x0 = tile * block
+        y0 = (tile + diagonal) * block
+        x_at = x0 + tl.arange(0, block)
+        y_at = y0 + tl.arange(0, block)
+        meet = True
+        if x.label is not None:
+            meet = tiles_meet(x, y, place, b, x0, y0, causal, flip, granule, block, block)
+        if meet:
+            tokens = load_tokens(located(x.tokens, b, x_head), x_at, x.length)
+            second = load_tokens(located(x.second, b, x_head), x_at, x.length)
+            term = None
+            if x.term is not None:
+                term = load_tokens(located(x.term, b, h), x_at, x.length)
+            x_factor = None
+            y_factor = None
+            if x.factor is not None:
+                x_factor = load_tokens(located(x.factor, b, h), x_at, x.length)
+                y_factor = load_tokens(located(y.factor, b, h), y_at, y.length)
+            column = None
+            if x.column is not None:
+                column = load_numbers(numbers_of(x.column, b, h), x_at, x.length, 0.0)
+            total = None
+            inner = None
+            if not flip:
+                total = load_numbers(numbers_of(x.total, b, h), x_at, x.length, float("inf"))
+                inner = load_numbers(numbers_of(x.inner, b, h), x_at, x.length, 0.0)
+            lane = (b * sizes.heads + h).to(tl.int32)
+            own = Own(tokens, second, term, x_factor, column, total, inner, x0, b, h, lane)
+            y_tokens = load_tokens(located(y.tokens, b, y_head), y_at, y.length)
+            y_second = load_tokens(located(y.second, b, y_head), y_at, y.length)
+            # fmt: off
+            weights, slopes, t = tile_slopes(
+                own, None, None, y_tokens, y_second, y_factor, x, y, tables, place, dropout, scale,
+                y0, NEAR, True, causal, flip, precision, factor_precision, block, block,
+            )
+            # fmt: on
+            source = weights if of_values else slopes
+            source = tl.where((x_at < x.length)[:, None], source, 0.0)
+            if has_low:
+                source = tl.where(t <= place.low, 0.0, source)
+            if has_high:
+                source = tl.where(t >= place.high, 0.0, source)
+            if line_ptr is not None:
+                line_sum += source
+            if rows_ptr is not None:
+                if of_values:
+                    vectors = y_second
+                else:
+                    vectors = load_tokens(located(y.term, b, h), y_at, y.length)
+                first, second = roll_y(source, block, flip)
+                first_sum += product(first.to(vectors.dtype), vectors, precision)
+                second_sum += product(second.to(vectors.dtype), vectors, precision)
+    half = tl.arange(0, block)
+    into = ((split * heads_apart + head).to(tl.int64) * diagonals + number) * (2 * block) + half
+    if line_ptr is not None:
+        first, second = roll_x(line_sum, block, flip)
+        tl.store(line_ptr + into, tl.sum(first, 0))
+        tl.store(line_ptr + into + block, tl.sum(second, 0))
+    if rows_ptr is not None:
+        column_at = tl.arange(0, row_block)
+        inside = (column_at < width)[None, :]
+        rows = rows_ptr + into[:, None] * width + column_at[None, :]
+        tl.store(rows, first_sum, mask=inside)
+        tl.store(rows + block * width, second_sum, mask=inside)

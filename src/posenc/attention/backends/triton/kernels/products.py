@@ -1,0 +1,40 @@
+"""Products of tokens with tokens, or with the rows at both ends of a table: a number a token."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from posenc.attention.backends.triton.kernels.tiles import (
+    load_row,
+    load_tokens,
+    located,
+    numbers_of,
+)
+
+
+@triton.jit
+def inner_kernel(a, b, out, length, heads, block: tl.constexpr):
+    """``out[b, h, l] = a[b, h, l] · b[b, h, l]``."""
+    blocks = tl.cdiv(length, block)
+    lane = tl.program_id(0) // blocks
+    at = tl.program_id(0) % blocks * block + tl.arange(0, block)
+    row, head = (lane // heads).to(tl.int64), lane % heads
+    left = load_tokens(located(a, row, head), at, length).to(tl.float32)
+    right = load_tokens(located(b, row, head), at, length).to(tl.float32)
+    tl.store(numbers_of(out, row, head) + at, tl.sum(left * right, 1), mask=at < length)
+
+
+@triton.jit
+def ends_kernel(tokens, table, first, last, count, length, heads, block: tl.constexpr):
+    """Products of tokens with the first and the last row of a table."""
+    blocks = tl.cdiv(length, block)
+    lane = tl.program_id(0) // blocks
+    at = tl.program_id(0) % blocks * block + tl.arange(0, block)
+    row, head = (lane // heads).to(tl.int64), lane % heads
+    vectors = load_tokens(located(tokens, row, head), at, length).to(tl.float32)
+    inside = at < length
+    product = tl.sum(vectors * load_row(table, head, 0)[None, :], 1)
+    tl.store(numbers_of(first, row, head) + at, product, mask=inside)
+    product = tl.sum(vectors * load_row(table, head, count - 1)[None, :], 1)
+    tl.store(numbers_of(last, row, head) + at, product, mask=inside)

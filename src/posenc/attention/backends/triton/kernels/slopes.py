@@ -1,0 +1,94 @@
+"""One tile of the backward pass: weights, and gradients of the logits."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from posenc.attention.backends.triton.kernels.tiles import (
+    LOG2E,
+    LOW,
+    NEAR,
+    kept,
+    load_numbers,
+    numbers_of,
+    product,
+    tile_logits,
+    window_of_x,
+    window_of_y,
+    window_start,
+)
+
+
+@triton.jit
+def tile_slopes(
+    own,
+    far,
+    second_far,
+    y_tokens,
+    y_second,
+    y_factor,
+    x,
+    y,
+    tables,
+    place,
+    dropout,
+    scale,
+    y0,
+    kind: tl.constexpr,
+    masked: tl.constexpr,
+    causal: tl.constexpr,
+    flip: tl.constexpr,
+    precision: tl.constexpr,
+    factor_precision: tl.constexpr,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+):
+    """Weights as they met the values, gradients of logits, and places of a tile ``[x, y]``.
+
+    Args:
+        own: what the program holds of x; far and second_far: its numbers where the tile reads one
+            entry, for the logits and (of queries) for the gradients of weights.
+        y_tokens, y_second, y_factor: of the tile.
+    """
+    # fmt: off
+    logits, t = tile_logits(
+        own, far, y_tokens, y_factor, x, y, tables, place, scale, y0, kind, masked, causal, flip,
+        precision, factor_precision, block_x, block_y,
+    )
+    # fmt: on
+    x_at = own.start + tl.arange(0, block_x)
+    y_at = y0 + tl.arange(0, block_y)
+    if flip:
+        total = load_numbers(numbers_of(y.total, own.b, own.h), y_at, y.length, float("inf"))
+        total = tl.where(total == float("-inf"), float("inf"), total)[None, :]
+        inner = load_numbers(numbers_of(y.inner, own.b, own.h), y_at, y.length, 0.0)[None, :]
+    else:
+        total = tl.where(own.total == float("-inf"), float("inf"), own.total)[:, None]
+        inner = own.inner[:, None]
+    weights = tl.exp2(logits - total * LOG2E)
+    slopes = product(own.second, tl.trans(y_second), precision)
+    if tables.value is not None:
+        if kind == NEAR:
+            start = window_start(own.start, y0, place.origin, block_x, flip)
+            if flip:
+                slopes += window_of_y(
+                    y_second, tables.value, own.h, start, tables.count, precision, block_x, flip
+                )
+            else:
+                slopes += window_of_x(
+                    own.second, tables.value, own.h, start, tables.count, precision, block_x, flip
+                )
+        elif flip:
+            numbers = y.second_low if kind == LOW else y.second_high
+            numbers = load_numbers(numbers_of(numbers, own.b, own.h), y_at, y.length, 0.0)
+            slopes += numbers[None, :]
+        else:
+            slopes += second_far[:, None]
+    used = weights
+    if dropout is not None:
+        factors = kept(dropout, own.lane, x_at, y_at, block_x, block_y, flip)
+        slopes *= factors
+        used = weights * factors
+    slopes = weights * (slopes - inner)
+    return used, slopes, t

@@ -1,0 +1,387 @@
+"""From tensors to launches: forward in one kernel, backward in up to five. Imports Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from posenc.attention.backends.triton.forms import numbers, padded, precision_of, table, tokens
+from posenc.attention.backends.triton.kernels import arguments
+from posenc.attention.backends.triton.kernels.configs import GRANULE, PROGRAMS, diagonal_block
+from posenc.attention.backends.triton.kernels.forward import forward_kernel
+from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
+from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
+from posenc.attention.backends.triton.kernels.products import ends_kernel, inner_kernel
+from posenc.attention.backends.triton.operands import Operands
+from posenc.attention.backends.triton.place import FAR
+
+__all__ = ["Call", "Ends", "Options"]
+
+PRODUCTS_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class Options:
+    """Numbers of a problem.
+
+    Args:
+        origin, first, last: as in ``Place``.
+        causal, window: where marks say it token by token; False and None otherwise.
+        scale: of the product of queries and keys.
+        dropout, seed: of weights.
+    """
+
+    origin: int
+    first: int
+    last: int
+    causal: bool
+    window: int | None
+    scale: float
+    dropout: float
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """A number a token for the first entry of the tables, and one for the last: ``[B, H, L]``."""
+
+    first: Tensor
+    last: Tensor
+
+    @classmethod
+    def of(cls, batch: int, heads: int, length: int, *, like: Tensor) -> Ends:
+        """Room for them."""
+        size = (2, batch, heads, length)
+        first, last = like.new_empty(size, dtype=torch.float32).unbind(0)
+        return cls(first, last)
+
+
+class Call:
+    """One problem, ready to be launched in either direction.
+
+    Args:
+        x: operands. Features of each token have to lie together, and tables to be contiguous.
+        options: its numbers.
+        gradient, output, total: that of the outputs, and what the forward pass gave; None in the
+            forward pass.
+    """
+
+    def __init__(
+        self,
+        x: Operands,
+        options: Options,
+        *,
+        gradient: Tensor | None = None,
+        output: Tensor | None = None,
+        total: Tensor | None = None,
+    ) -> None:
+        self.x, self.options, self.gradient, self.total = x, options, gradient, total
+        self.batch, self.heads, self.queries = x.q.shape[:3]
+        self.keys = x.k.shape[2]
+        beyond = (options.first < 0, options.last > x.entries - 1)
+        self.single = x.entries == 1 and any(beyond)
+        # Where there is one entry, all pairs count as beyond the first.
+        self.has_first = x.reads_offsets and (beyond[0] or self.single)
+        self.has_last = x.reads_offsets and beyond[1] and not self.single
+        self.ended = self.has_first or self.has_last
+        self.left, self.right = self._ends(x.left, x.left_rows), self._ends(x.right, x.right_rows)
+        self.second = self._ends(gradient, x.value_rows)
+        self.inner = None
+        if gradient is not None and output is not None:
+            self.inner = _inner(gradient, output)
+        self.query_summary = _summary(x.query_label, x.query_order)
+        self.key_summary = _summary(x.key_label, x.key_order)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Output ``[B, H, Q, E]`` and totals ``[B, H, Q]``."""
+        x = self.x
+        output = x.v.new_empty(*x.q.shape[:3], x.v.shape[-1])
+        total = x.q.new_empty(x.q.shape[:3], dtype=torch.float32)
+        forward_kernel[_blocks(self.queries, self.batch * self.heads)](
+            **self._common(flip=False),
+            output=tokens(output),
+            total=numbers(total),
+            edged=self._edged(flip=False),
+        )
+        return output, total
+
+    def tokens(self, *, flip: bool) -> tuple[Operands, Ends | None, Ends | None]:
+        """Gradients of the queries and what is theirs, or, flipped, of the keys and values.
+
+        With the sums of the gradients of logits, and of weights, over the pairs at both ends.
+        """
+        x = self.x
+        main, term, factor = (x.k, x.right, x.key_factor) if flip else (x.q, x.left, x.query_factor)
+        length = self.keys if flip else self.queries
+        into, second = _room(main), _room(x.v) if flip else None
+        term, factor = (None if each is None else _room(each) for each in (term, factor))
+        column = _room(x.column) if flip and x.column is not None else None
+        sums = weights = None
+        if self.ended:
+            sums = Ends.of(self.batch, self.heads, length, like=x.q)
+            if x.value_rows is not None and not flip:
+                weights = Ends.of(self.batch, self.heads, length, like=x.q)
+        forms = arguments.Gradients(
+            tokens(into),
+            _maybe(tokens, second),
+            _maybe(tokens, term),
+            _maybe(tokens, factor),
+            _maybe(numbers, column),
+            *_low_and_high(sums, flip=flip),
+            *_low_and_high(weights, flip=flip),
+        )
+        gradients_kernel[_blocks(length, into.shape[0] * into.shape[1])](
+            **self._common(flip=flip), into=forms, flip=flip, edged=self._edged(flip=flip)
+        )
+        if second is not None:
+            found = Operands(x.q, into, second, right=term, column=column, key_factor=factor)
+        else:
+            found = Operands(into, x.k, x.v, left=term, query_factor=factor)
+        return found, sums, weights
+
+    def offsets(self, rows: str | None, *, line: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients of the line ``[H, N]`` and of one table, but what ``tokens`` sums at its ends.
+
+        Args:
+            rows: ``"left_rows"``, ``"right_rows"`` or ``"value_rows"``; None: none.
+            line: whether that of the line is wanted.
+        """
+        x = self.x
+        given: Tensor | None = None if rows is None else getattr(x, rows)
+        flip = rows in ("left_rows", "value_rows")
+        widths = [each.shape[-1] for each in (x.q, x.v, given) if each is not None]
+        block = diagonal_block(max(widths))
+        place = self._place(flip=flip)
+        first, count = self._diagonals(place, flip=flip, block=block)
+        shared = given is not None and given.shape[0] == 1
+        heads = 1 if shared and not line else self.heads
+        splits = max(1, min(PROGRAMS // max(1, count * heads), 64))
+        size = (splits, heads, count, 2 * block)
+        line_sum = x.q.new_empty(size, dtype=torch.float32) if line else None
+        row_sum = None
+        if given is not None:
+            row_sum = x.q.new_empty(*size, given.shape[-1], dtype=torch.float32)
+        if count:
+            offsets_kernel[(count * heads * splits,)](
+                **self._common(flip=flip),
+                line_ptr=line_sum,
+                rows_ptr=row_sum,
+                first_diagonal=first,
+                diagonals=count,
+                heads_apart=heads,
+                splits=splits,
+                width=widths[-1],
+                of_values=rows == "value_rows",
+                flip=flip,
+                block=block,
+            )
+        middle = first * block + int(place.origin)
+        start = -(middle + count * block - 1) if flip else middle - (block - 1)
+        found = None if row_sum is None else _joined(row_sum, start, x.entries, reverse=flip)
+        if found is not None and shared:
+            found = found.sum(0, keepdim=True)
+        return (
+            None if line_sum is None else _joined(line_sum, start, x.entries, reverse=flip),
+            found,
+        )
+
+    def _ends(self, vectors: Tensor | None, rows: Tensor | None) -> Ends | None:
+        """Products of vectors with the first and last row, where anything may want them."""
+        if not self.ended or vectors is None or rows is None:
+            return None
+        length = vectors.shape[2]
+        ends = Ends.of(self.batch, self.heads, length, like=vectors)
+        ends_kernel[(triton.cdiv(length, PRODUCTS_BLOCK) * self.batch * self.heads,)](
+            tokens(vectors),
+            table(rows),
+            numbers(ends.first),
+            numbers(ends.last),
+            rows.shape[1],
+            length,
+            self.heads,
+            PRODUCTS_BLOCK,
+        )
+        return ends
+
+    def _sides(self, *, flip: bool) -> tuple[arguments.Side, arguments.Side]:
+        x = self.x
+        queries = arguments.Side(
+            tokens(x.q),
+            _maybe(tokens, self.gradient),
+            _maybe(tokens, x.left),
+            *_low_and_high(self.left, flip=flip),
+            *_low_and_high(self.second, flip=flip),
+            _maybe(tokens, x.query_factor),
+            None,
+            _maybe(numbers, self.total),
+            _maybe(numbers, self.inner),
+            *_rows(x.query_label),
+            *_rows(x.query_order),
+            *_rows(self.query_summary),
+            self.queries,
+        )
+        keys = arguments.Side(
+            tokens(x.k),
+            tokens(x.v),
+            _maybe(tokens, x.right),
+            *_low_and_high(self.right, flip=flip),
+            None,
+            None,
+            _maybe(tokens, x.key_factor),
+            _maybe(numbers, x.column),
+            None,
+            None,
+            *_rows(x.key_label),
+            *_rows(x.key_order),
+            *_rows(self.key_summary),
+            self.keys,
+        )
+        return (keys, queries) if flip else (queries, keys)
+
+    def _place(self, *, flip: bool) -> arguments.Place:
+        options, last = self.options, self.x.entries - 1
+        low = (FAR if self.single else 0) if self.has_first else -FAR
+        high = last if self.has_last else FAR
+        if flip:
+            return arguments.Place(
+                -options.origin, -options.last, -options.first, -high, -low, options.window
+            )
+        return arguments.Place(
+            options.origin, options.first, options.last, low, high, options.window
+        )
+
+    def _edged(self, *, flip: bool) -> bool:
+        """Whether the first of the others is hidden from any of the own tokens by its place."""
+        place = self._place(flip=flip)
+        return bool(place.first > place.origin - ((self.keys if flip else self.queries) - 1))
+
+    def _diagonals(self, place: arguments.Place, *, flip: bool, block: int) -> tuple[int, int]:
+        """The first diagonal of tiles with visible pairs between the ends, and how many."""
+        first, last = max(place.first, place.low + 1), min(place.last, place.high - 1)
+        x_length, y_length = (self.keys, self.queries) if flip else (self.queries, self.keys)
+        least = -((place.origin + block - 1 - first) // block)
+        most = (last - place.origin + block - 1) // block
+        least = max(least, 1 - triton.cdiv(x_length, block))
+        most = min(most, triton.cdiv(y_length, block) - 1)
+        return least, max(0, most - least + 1)
+
+    def _common(self, *, flip: bool) -> dict[str, Any]:
+        """What all of the large kernels take."""
+        x, options = self.x, self.options
+        own, others = self._sides(flip=flip)
+        place = self._place(flip=flip)
+        exact, of_factors = precision_of(x.q.dtype)
+        left, right = _maybe(table, x.left_rows), _maybe(table, x.right_rows)
+        tables = arguments.Tables(
+            x.line,
+            0 if x.line is None else x.line.stride(0),
+            *((right, left) if flip else (left, right)),
+            _maybe(table, x.value_rows),
+            x.entries,
+        )
+        dropout = None
+        if options.dropout:
+            dropout = arguments.Dropout(options.dropout, options.seed)
+        return {
+            "x": own,
+            "y": others,
+            "tables": tables,
+            "place": place,
+            "sizes": arguments.Sizes(self.batch, self.heads, self.heads // x.k.shape[1]),
+            "dropout": dropout,
+            "scale": options.scale,
+            "key": self._key(exact),
+            "has_low": self.has_last if flip else self.has_first,
+            "has_high": self.has_first if flip else self.has_last,
+            "causal": options.causal,
+            "granule": GRANULE,
+            "precision": exact,
+            "factor_precision": of_factors,
+        }
+
+    def _key(self, precision: str) -> str:
+        """What kind of problem it is, for the choice of tiles."""
+        x = self.x
+        widths = [padded(each.shape[-1]) for each in (x.q, x.v)]
+        unrolled = [each is not None for each in (x.left, x.right, x.value_rows)]
+        others = [each is not None for each in (x.query_factor, x.query_label)]
+        return f"{x.q.dtype} {precision} {widths} {unrolled} {others}"
+
+
+def _maybe(form: Callable[[Tensor], Any], x: Tensor | None) -> Any:
+    return None if x is None else form(x)
+
+
+def _low_and_high(ends: Ends | None, *, flip: bool) -> tuple[Any, Any]:
+    if ends is None:
+        return None, None
+    first, last = numbers(ends.first), numbers(ends.last)
+    return (last, first) if flip else (first, last)
+
+
+def _rows(x: Tensor | None) -> tuple[Tensor | None, int]:
+    """A tensor ``[b, …]`` with its stride from batch row to batch row, 0 where all agree."""
+    return (None, 0) if x is None else (x, 0 if x.shape[0] == 1 else x.stride(0))
+
+
+def _room(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _blocks(length: int, lanes: int) -> Callable[[dict[str, Any]], tuple[int]]:
+    return lambda chosen: (triton.cdiv(length, chosen["block_x"]) * lanes,)
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """``a[b, h, l] · b[b, h, l]``, in float32."""
+    batch, heads, length = a.shape[:3]
+    out = a.new_empty(batch, heads, length, dtype=torch.float32)
+    inner_kernel[(triton.cdiv(length, PRODUCTS_BLOCK) * batch * heads,)](
+        tokens(a), tokens(b), numbers(out), length, heads, PRODUCTS_BLOCK
+    )
+    return out
+
+
+def _summary(label: Tensor | None, order: Tensor | None) -> Tensor | None:
+    """Least and greatest order and label of each granule of real tokens: ``[b, n, 4]``."""
+    if label is None:
+        return None
+    large = 2**60
+    order = torch.zeros_like(label) if order is None else order
+    rows = max(len(label), len(order))
+    missing = -label.shape[1] % GRANULE
+    real = torch.nn.functional.pad(label > torch.iinfo(torch.int64).min + 1, (0, missing))
+    found = []
+    for values in (order, label):
+        each = torch.nn.functional.pad(values, (0, missing))
+        least = each.masked_fill(~real, large).view(len(each), -1, GRANULE).amin(-1)
+        most = each.masked_fill(~real, -large).view(len(each), -1, GRANULE).amax(-1)
+        found += [least.expand(rows, -1), most.expand(rows, -1)]
+    return torch.stack(found, dim=-1)
+
+
+def _joined(sums: Tensor, start: int, entries: int, *, reverse: bool) -> Tensor:
+    """Windows ``[splits, h, n, 2 · block, …]`` at steps of a block, added up to ``[h, N, …]``.
+
+    Args:
+        start: entry at which the first window begins (the last, where ``reverse``).
+    """
+    windows = sums.sum(0)
+    if reverse:
+        windows = windows.flip(1)
+    heads, count, span = windows.shape[:3]
+    rest = windows.shape[3:]
+    block = span // 2
+    whole = windows.new_zeros(heads, (count + 1) * block, *rest)
+    whole[:, : count * block] += windows[:, :, :block].flatten(1, 2)
+    whole[:, block:] += windows[:, :, block:].flatten(1, 2)
+    found = windows.new_zeros(heads, entries, *rest)
+    low, high = max(start, 0), min(start + (count + 1) * block, entries)
+    if count and low < high:
+        found[:, low:high] = whole[:, low - start : high - start]
+    return found

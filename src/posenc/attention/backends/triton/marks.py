@@ -1,0 +1,101 @@
+"""Documents, padding and order as the kernels read them, token by token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from posenc.layout import Grid, Layout
+
+__all__ = ["Spacing", "labels_of", "spacing"]
+
+
+@dataclass(frozen=True)
+class Spacing:
+    """How positions follow from the places of tokens, within each document.
+
+    Args:
+        shift: key position less query position is ``j - i + shift`` for all tokens i and j that
+            share a document.
+        ordered: their orders differ by the same number.
+    """
+
+    shift: int
+    ordered: bool
+
+
+def labels_of(grid: Grid) -> tuple[Tensor, Tensor]:
+    """A number a token of each side, ``[B|1, L]``: pairs of different numbers are hidden.
+
+    Padding has a number that no token of the other side has.
+    """
+    least = torch.iinfo(torch.int64).min
+    query, key = (_labels(side, least + i) for i, side in enumerate((grid.query, grid.key)))
+    return query, key
+
+
+def _labels(layout: Layout, padding: int) -> Tensor:
+    labels = torch.zeros_like(layout.order) if layout.document is None else layout.document
+    if layout.valid is not None:
+        labels = labels.masked_fill(~layout.valid, padding)
+    return labels.contiguous()
+
+
+_KNOWN: WeakKeyDictionary[Layout, WeakKeyDictionary[Layout, tuple[Spacing | None]]]
+_KNOWN = WeakKeyDictionary()
+
+
+def spacing(grid: Grid) -> Spacing | None:
+    """How a grid's documents are spaced; None where not all tokens of one are one step apart.
+
+    Reads the layouts' values, which waits for the device, once for each pair of layouts.
+    """
+    known = _KNOWN.setdefault(grid.query, WeakKeyDictionary())
+    if grid.key not in known:
+        known[grid.key] = (_spacing(grid),)
+    return known[grid.key][0]
+
+
+def _spacing(grid: Grid) -> Spacing | None:
+    """Compare how far each token is ahead of its place with the other tokens of its document."""
+    rows = max(grid.query.batch, grid.key.batch)
+    sides = [_leads(side, rows) for side in (grid.query, grid.key)]
+    documents = torch.cat([document for document, _ in sides])
+    if not len(documents):
+        return Spacing(0, True)
+    _, number = torch.unique(documents, dim=0, return_inverse=True)
+    parts = number.split([len(document) for document, _ in sides])
+    least, most = [], []
+    for (_, lead), part in zip(sides, parts, strict=True):
+        index = part.unsqueeze(1).expand(-1, 2)
+        edge = lead.new_full((len(documents), 2), torch.inf)
+        least.append(edge.scatter_reduce(0, index, lead, "amin"))
+        most.append((-edge).scatter_reduce(0, index, lead, "amax"))
+    shared = (least[0][:, 0] < torch.inf) & (least[1][:, 0] < torch.inf)
+    lowest = (least[1] - most[0])[shared]
+    highest = (most[1] - least[0])[shared]
+    if not len(lowest):
+        return Spacing(0, True)
+    ends = torch.stack([lowest.amin(0), highest.amax(0)]).tolist()
+    (position, order), (same_position, same_order) = ends
+    if position != same_position or position != int(position):
+        return None
+    return Spacing(int(position), order == same_order == position)
+
+
+def _leads(layout: Layout, rows: int) -> tuple[Tensor, Tensor]:
+    """Row and document of each real token ``[n, 2]``; its position and order less its place."""
+    size = (rows, layout.length)
+    row = torch.arange(rows, device=layout.device).unsqueeze(1).expand(size)
+    document = torch.zeros_like(layout.order) if layout.document is None else layout.document
+    numbers = torch.stack([row, document.expand(size)], dim=-1)
+    seen = torch.stack([layout.positions[..., 0].double(), layout.order.double()], dim=-1)
+    place = torch.arange(layout.length, device=layout.device).unsqueeze(1)
+    leads = (seen.detach() - place).expand(*size, 2)
+    if layout.valid is None:
+        return numbers.flatten(0, 1), leads.flatten(0, 1)
+    valid = layout.valid.expand(size)
+    return numbers[valid], leads[valid]

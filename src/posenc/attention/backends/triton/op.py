@@ -1,0 +1,242 @@
+"""The kernels as operators that autograd, ``torch.compile`` and checkpointing know.
+
+They take ``place = [origin, first, last, causal, window]``, as in ``Options``, -1 for no window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from posenc.attention.backends.triton.operands import DIFFERENTIABLE, TENSORS, Operands
+
+if TYPE_CHECKING:
+    from posenc.attention.backends.triton.launch import Call, Ends, Options
+
+__all__ = ["attention"]
+
+COUNT = len(TENSORS)
+
+BY_OFFSET = ("line", "left_rows", "right_rows", "value_rows")
+
+
+@torch.library.custom_op("posenc::triton", mutates_args=())
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    line: Tensor | None,
+    left: Tensor | None,
+    left_rows: Tensor | None,
+    right: Tensor | None,
+    right_rows: Tensor | None,
+    column: Tensor | None,
+    value_rows: Tensor | None,
+    query_factor: Tensor | None,
+    key_factor: Tensor | None,
+    query_label: Tensor | None,
+    key_label: Tensor | None,
+    query_order: Tensor | None,
+    key_order: Tensor | None,
+    place: Sequence[int],
+    scale: float,
+    dropout: float,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
+    """Output ``[B, H, Q, E]``, and the logarithms of the sums of weights ``[B, H, Q]``.
+
+    Args: as ``Operands`` and ``Options``.
+    """
+    from posenc.attention.backends.triton.launch import Call
+
+    # fmt: off
+    x = _ready(
+        q, k, v, line, left, left_rows, right, right_rows, column, value_rows, query_factor,
+        key_factor, query_label, key_label, query_order, key_order,
+    )
+    # fmt: on
+    with torch.cuda.device(q.get_device()):
+        return Call(x, _options(place, scale, dropout, seed)).forward()
+
+
+@attention.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *others: Any,
+) -> tuple[Tensor, Tensor]:
+    output = v.new_empty(*q.shape[:3], v.shape[-1])
+    return output, q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("posenc::triton_backward", mutates_args=())
+def attention_backward(
+    gradient: Tensor,
+    output: Tensor,
+    total: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    line: Tensor | None,
+    left: Tensor | None,
+    left_rows: Tensor | None,
+    right: Tensor | None,
+    right_rows: Tensor | None,
+    column: Tensor | None,
+    value_rows: Tensor | None,
+    query_factor: Tensor | None,
+    key_factor: Tensor | None,
+    query_label: Tensor | None,
+    key_label: Tensor | None,
+    query_order: Tensor | None,
+    key_order: Tensor | None,
+    place: Sequence[int],
+    scale: float,
+    dropout: float,
+    seed: int,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """Gradients of those operands that are there, in order.
+
+    Args:
+        gradient: of the output; output, total: what ``attention`` gave.
+        wanted: whether those of the line and of the left, right and value rows are; they are empty
+            otherwise.
+    """
+    from posenc.attention.backends.triton.launch import Call
+
+    # fmt: off
+    x = _ready(
+        q, k, v, line, left, left_rows, right, right_rows, column, value_rows, query_factor,
+        key_factor, query_label, key_label, query_order, key_order,
+    )
+    # fmt: on
+    with torch.cuda.device(q.get_device()):
+        call = Call(
+            x,
+            _options(place, scale, dropout, seed),
+            gradient=_features_together(gradient),
+            output=output,
+            total=total,
+        )
+        found = _gradients(call, dict(zip(BY_OFFSET, wanted, strict=True)))
+    present = [name for name in DIFFERENTIABLE if getattr(x, name) is not None]
+    return [found.get(name, q.new_empty(0)) for name in present]
+
+
+@attention_backward.register_fake
+def _(
+    gradient: Tensor,
+    output: Tensor,
+    total: Tensor,
+    *given: Any,
+) -> list[Tensor]:
+    wanted = dict(zip(BY_OFFSET, given[-1], strict=True))
+    operands = zip(DIFFERENTIABLE, given[: len(DIFFERENTIABLE)], strict=True)
+    return [
+        x.new_empty(x.shape) if wanted.get(name, True) else x.new_empty(0)
+        for name, x in operands
+        if x is not None
+    ]
+
+
+def _gradients(call: Call, wanted: dict[str, bool]) -> dict[str, Tensor]:
+    """Gradients by the names of the operands; only those that are wanted of tables."""
+    x = call.x
+    of_queries, query_sums, weights = call.tokens(flip=False)
+    of_keys, key_sums, _ = call.tokens(flip=True)
+    found: dict[str, Tensor | None] = {
+        "q": of_queries.q,
+        "k": of_keys.k,
+        "v": of_keys.v,
+        "left": of_queries.left,
+        "right": of_keys.right,
+        "column": of_keys.column,
+        "query_factor": of_queries.query_factor,
+        "key_factor": of_keys.key_factor,
+    }
+    line = wanted["line"]
+    sources = {
+        "left_rows": (x.left, query_sums),
+        "right_rows": (x.right, key_sums),
+        "value_rows": (call.gradient, weights),
+    }
+    for name, (vectors, sums) in sources.items():
+        rows: Tensor | None = getattr(x, name)
+        if rows is None or vectors is None or not wanted[name]:
+            continue
+        takes_line = line and name != "value_rows"
+        of_line, of_rows = call.offsets(name, line=takes_line)
+        if takes_line:
+            found["line"], line = of_line, False
+        if of_rows is not None:
+            found[name] = _with_ends(of_rows, sums, vectors).to(rows.dtype)
+    if line:
+        found["line"], _ = call.offsets(None, line=True)
+    of_line = found.get("line")
+    if of_line is not None and query_sums is not None:
+        of_line[:, 0] += query_sums.first.sum((0, 2))
+        of_line[:, -1] += query_sums.last.sum((0, 2))
+    return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+
+def _with_ends(rows: Tensor, sums: Ends | None, vectors: Tensor) -> Tensor:
+    """Gradients of rows ``[h, N, F]`` with those at both ends added, from sums a token."""
+    if sums is None:
+        return rows
+    wide = vectors.float()
+    for entry, each in ((0, sums.first), (rows.shape[1] - 1, sums.last)):
+        added = (each.unsqueeze(-2) @ wide).squeeze(-2).sum(0)
+        rows[:, entry] += added.sum(0, keepdim=True) if rows.shape[0] == 1 else added
+    return rows
+
+
+def _options(place: Sequence[int], scale: float, dropout: float, seed: int) -> Options:
+    from posenc.attention.backends.triton.launch import Options
+
+    origin, first, last, causal, window = place
+    chosen = None if window < 0 else window
+    return Options(origin, first, last, bool(causal), chosen, scale, dropout, seed)
+
+
+def _ready(*tensors: Tensor | None) -> Operands:
+    """Operands in strides that the kernels can read."""
+    found: dict[str, Any] = {}
+    for name, x in zip(TENSORS, tensors, strict=True):
+        if x is None:
+            found[name] = None
+        elif x.dim() == 4 or name == "column":
+            found[name] = _features_together(x)
+        else:
+            found[name] = x.contiguous()
+    return Operands(**found)
+
+
+def _features_together(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:COUNT], *output)
+    ctx.rest = inputs[COUNT:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors  # read once: under checkpointing, reading computes it again
+    operands, (output, total) = saved[:COUNT], saved[COUNT:]
+    needed = dict(zip(TENSORS, ctx.needs_input_grad, strict=False))
+    wanted = [needed[name] for name in BY_OFFSET]
+    found = iter(attention_backward(gradient, output, total, *operands, *ctx.rest, wanted))
+    gradients: list[Tensor | None] = []
+    for name, operand in zip(TENSORS, operands, strict=True):
+        given = next(found) if operand is not None and name in DIFFERENTIABLE else None
+        gradients.append(given if needed[name] else None)
+    return (*gradients, None, None, None, None)
+
+
+attention.register_autograd(_differentiate, setup_context=_keep)

@@ -1,0 +1,70 @@
+"""Where pairs stand, which of them are visible, and which entries of a table they read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from posenc.layout import Grid, Layout
+
+__all__ = ["FAR", "Place"]
+
+FAR = 2**30
+"""Farther than any two tokens are apart."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Pair (i, j) stands at ``t = j - i + origin`` and reads entry ``clip(t, 0, count - 1)``.
+
+    Args:
+        origin: see above.
+        first, last: smallest and largest visible place.
+        count: entries.
+        lowest: offset of entry 0.
+    """
+
+    origin: int
+    first: int
+    last: int
+    count: int
+    lowest: int
+
+    @classmethod
+    def anywhere(cls) -> Place:
+        """Of pairs that read nothing, and whose visibility is marked token by token."""
+        return cls(0, -FAR, FAR, 1, 0)
+
+    @classmethod
+    def of(
+        cls,
+        queries: int,
+        keys: int,
+        shift: int,
+        *,
+        causal: bool,
+        window: int | None,
+        reach: int | None,
+    ) -> Place:
+        """Of tokens one position apart on both sides.
+
+        Args:
+            shift: position of the first key less that of the first query.
+            causal, window: as a grid's; False and None where marks say it token by token.
+            reach: offsets beyond it read what it reads; None: each offset its own.
+        """
+        smallest, largest = shift - (queries - 1), shift + keys - 1
+        first, last = smallest, largest
+        if causal:
+            last = min(last, 0)
+        if window is not None:
+            first, last = max(first, 1 - window), min(last, window - 1)
+        far = max(abs(smallest), abs(largest)) if reach is None else reach
+        # What is read lies within the grid's own offsets, whatever is visible.
+        lowest = max(min(max(first, -far), last), smallest)
+        highest = min(max(min(last, far), lowest), largest)
+        lowest = min(lowest, highest)
+        return cls(shift - lowest, first - lowest, last - lowest, highest - lowest + 1, lowest)
+
+    def offsets(self) -> Grid:
+        """A grid whose line of offsets is that of the entries."""
+        return Grid(Layout.sequence(1), Layout.sequence(self.count, start=self.lowest))

@@ -1,0 +1,165 @@
+"""How a problem can be put before the kernels, or why it cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+
+import torch
+
+from posenc.attention.backends.base import Problem
+from posenc.attention.backends.triton.marks import spacing
+from posenc.attention.backends.triton.place import Place
+from posenc.attention.lowering import lower
+from posenc.attention.regular import reach_of, reads_offsets
+from posenc.encoding import Gathered, Lowered, LowRank
+from posenc.layout import Grid, Layout
+
+__all__ = ["Situation", "is_single_query", "refuse_device", "refuse_single_query", "situation"]
+
+INSTALLED = importlib.util.find_spec("triton") is not None
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether kernels run on CPU tensors, slowly, for tests."""
+
+WIDEST = 256
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, eq=False)
+class Situation:
+    """A problem in the form that the kernels take.
+
+    Args:
+        lowered: its terms.
+        place: where pairs stand.
+        ordered: what is visible follows from it, but for documents and padding.
+    """
+
+    lowered: tuple[Lowered, ...]
+    place: Place
+    ordered: bool
+
+
+def refuse_device(problem: Problem) -> str | None:
+    """Why the kernels cannot run on these tensors at all; None if they can."""
+    device, dtype = problem.q.device, problem.q.dtype
+    if not INSTALLED:
+        return "Triton is not installed"
+    if device.type != "cuda" and not (device.type == "cpu" and INTERPRETED):
+        return f"its kernels run on CUDA devices, not on {device.type}"
+    if dtype not in DTYPES:
+        return f"its kernels compute in float32 at most, not in {dtype}"
+    if device.type == "cuda" and torch.version.hip is None:
+        capability = torch.cuda.get_device_capability(device)
+        if capability < (8, 0):
+            return f"its kernels need compute capability 8.0, not {capability[0]}.{capability[1]}"
+    widest = max(problem.q.shape[-1], problem.v.shape[-1])
+    if widest > WIDEST:
+        return f"its kernels hold heads of width {WIDEST} at most, not {widest}"
+    return None
+
+
+def is_single_query(problem: Problem) -> bool:
+    """Whether it is one query a row, nothing of which needs a gradient or is dropped."""
+    if problem.q.shape[2] != 1 or problem.dropout:
+        return False
+    if not torch.is_grad_enabled():
+        return True
+    given = (problem.q, problem.k, problem.v)
+    learned = (p for part in problem.encoding.parts() for p in part.parameters())
+    return not any(x.requires_grad for x in (*given, *learned))
+
+
+def refuse_single_query(problem: Problem) -> str | None:
+    """Why the kernel for one query cannot do it; None if it can."""
+    score, value = problem.encoding.score, problem.encoding.value
+    if score is not None and score.replaces_product:
+        return "the score part replaces the product of queries and keys"
+    if problem.lowered is None and value is not None and value.lower(problem.grid) is None:
+        return "the value part has no structured form on this grid"
+    return None
+
+
+def situation(problem: Problem) -> Situation | str:
+    """The problem as the kernels take it, or why they cannot.
+
+    Reads the values of a layout with documents or padding, once, where terms depend on the offset:
+    nothing else tells whether tokens of a document are one position apart.
+    """
+    grid, lowered = problem.grid, problem.lowered
+    if lowered is not None and not any(reads_offsets(term) for term in lowered):
+        return _fitting(Situation(lowered, _place(problem, grid.shift, None), _ordered(grid)))
+    if grid.query.axes != 1:
+        return "positions on several axes are no line of offsets"
+    shift, ordered = grid.shift, grid.shift is not None
+    if shift is None:
+        if _carries_more(grid):
+            return "special tokens and signals do not fit in a line of offsets"
+        if torch.compiler.is_compiling():
+            return "inside a compiled graph nothing tells whether tokens are one position apart"
+        found = spacing(grid)
+        if found is None:
+            return "its tokens are not one position apart in each document"
+        shift, ordered = found.shift, found.ordered
+    if lowered is None:
+        lowered = _lower_on_sequences(problem, shift)
+    if lowered is None:
+        return "the score or value part has no structured form on this grid"
+    place = _place(problem, shift, reach_of(lowered), ordered=ordered)
+    return _fitting(Situation(lowered, place, ordered))
+
+
+def _place(
+    problem: Problem, shift: int | None, reach: int | None, *, ordered: bool = True
+) -> Place:
+    grid = problem.grid
+    if shift is None:
+        return Place.anywhere()
+    return Place.of(
+        grid.query.length,
+        grid.key.length,
+        shift,
+        causal=grid.causal and ordered,
+        window=grid.window if ordered else None,
+        reach=reach,
+    )
+
+
+def _ordered(grid: Grid) -> bool:
+    return grid.shift is not None or (not grid.causal and grid.window is None)
+
+
+def _carries_more(grid: Grid) -> bool:
+    return any(
+        more is not None for side in (grid.query, grid.key) for more in (side.special, side.signal)
+    )
+
+
+def _lower_on_sequences(problem: Problem, shift: int) -> tuple[Lowered, ...] | None:
+    """Terms that have a structured form on plain sequences only; the offsets are the same."""
+    score = problem.encoding.score
+    if score is not None and score.replaces_product:
+        return None
+    whole = problem.grid
+    query = Layout.sequence(whole.query.length, device=whole.query.device)
+    key = Layout.sequence(whole.key.length, shift, device=whole.key.device)
+    grid = Grid(query, key, whole.causal, whole.window)
+    return lower(problem.encoding, problem.q, problem.k, grid, scale=problem.scale)
+
+
+def _fitting(found: Situation) -> Situation | str:
+    """The same, if the vectors that its terms multiply are not too wide."""
+    groups = [term for term in found.lowered if isinstance(term, Gathered)]
+    factors = [term for term in found.lowered if isinstance(term, LowRank)]
+    widths = {
+        "left": sum(group.left.rows.shape[-1] for group in groups if group.left is not None),
+        "right": sum(group.right.rows.shape[-1] for group in groups if group.right is not None),
+        "low-rank": sum(term.query.shape[-1] for term in factors),
+    }
+    for name, width in widths.items():
+        if width > WIDEST:
+            return f"its kernels hold {name} vectors of width {WIDEST} at most, not {width}"
+    return found

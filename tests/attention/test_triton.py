@@ -1,0 +1,106 @@
+"""The Triton backend: its kernels by the interpreter, and what needs no kernel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import posenc
+from posenc import Grid, Layout, attend
+from posenc.attention.backends.triton.marks import Spacing, labels_of, spacing
+from posenc.attention.backends.triton.place import Place
+from posenc.errors import BackendRefusal
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton has no wheel for this system"
+)
+@pytest.mark.parametrize("file", ["triton_kernels.py", "triton_decoding.py"])
+def test_kernels_by_the_interpreter(file: str) -> None:
+    """In a process of its own: Triton has to be told before anything imports it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / file)],
+        cwd=HERE.parent.parent,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
+    assert " passed" in done.stdout
+
+
+def test_refuses_the_cpu() -> None:
+    grid = Grid.of(Layout.sequence(5))
+    given = [torch.randn(1, 2, 5, 16) for _ in range(3)]
+    with pytest.raises(BackendRefusal, match="on CUDA devices, not on cpu"):
+        attend(*given, grid, posenc.create("t5", heads=2), backend="triton")
+
+
+def brute(queries: int, keys: int, shift: int, causal: bool, window: int | None) -> list[list[int]]:
+    """Visible offsets of every query."""
+    rows = []
+    for i in range(queries):
+        offsets = [shift + j - i for j in range(keys)]
+        seen = [d for d in offsets if not (causal and d > 0)]
+        rows.append([d for d in seen if window is None or abs(d) < window])
+    return rows
+
+
+@pytest.mark.parametrize("reach", [None, 0, 3, 50])
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 4), (True, 4)])
+@pytest.mark.parametrize("sizes", [(9, 9, 0), (1, 12, -11), (5, 3, 20), (4, 6, -30)])
+def test_place(
+    sizes: tuple[int, int, int], causal: bool, window: int | None, reach: int | None
+) -> None:
+    queries, keys, shift = sizes
+    place = Place.of(queries, keys, shift, causal=causal, window=window, reach=reach)
+    offsets = place.offsets().line().tolist()
+    assert len(offsets) == place.count
+    assert set(offsets) <= set(range(shift - queries + 1, shift + keys))
+    for i, seen in enumerate(brute(queries, keys, shift, causal, window)):
+        for j in range(keys):
+            t = j - i + place.origin
+            offset = shift + j - i
+            assert (place.first <= t <= place.last) == (offset in seen)
+            if offset in seen:
+                read = offsets[min(max(t, 0), place.count - 1)]
+                far = 10**6 if reach is None else reach
+                assert min(max(read, -far), far) == min(max(offset, -far), far)
+
+
+def test_spacing() -> None:
+    packed, padded = Layout.packed([4, 3]), Layout.padded([4, 2], side="left")
+    assert spacing(Grid.of(packed)) == Spacing(0, True)
+    assert spacing(Grid.of(padded, causal=True)) == Spacing(0, True)
+    assert spacing(Grid(padded.slice(3, 4), padded)) == Spacing(-3, True)
+    assert spacing(Grid(packed.slice(5, 7), packed)) == Spacing(-5, True)
+    moved = packed.with_positions(packed.positions + 0.5)
+    assert spacing(Grid.of(moved)) == Spacing(0, True)
+    assert spacing(Grid(packed, moved)) is None
+    assert spacing(Grid.of(Layout.at(torch.tensor([0.0, 1.0, 2.5])))) is None
+    assert spacing(Grid.of(packed.with_positions(packed.positions * 2))) is None
+    shuffled = Layout(packed.positions, packed.order.flip(1), document=packed.document)
+    assert spacing(Grid.of(shuffled)) == Spacing(0, False)
+    assert spacing(Grid.of(Layout.padded([0, 0]), causal=True)) == Spacing(0, True)
+
+
+def test_spacing_is_found_once() -> None:
+    layout = Layout.packed([4, 3])
+    assert spacing(Grid.of(layout)) is spacing(Grid.of(layout, causal=True))
+
+
+def test_labels_hide_what_marks_hide() -> None:
+    for layout in (Layout.packed([4, 3]), Layout.padded([4, 0, 2], side="left")):
+        grid = Grid.of(layout)
+        query, key = labels_of(grid)
+        equal = query.unsqueeze(2) == key.unsqueeze(1)
+        assert torch.equal(equal.unsqueeze(1), grid.visible)

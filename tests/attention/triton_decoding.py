@@ -1,0 +1,129 @@
+"""The Triton backend's kernel for one query, by Triton's interpreter; run by ``test_triton.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.attention.backends.triton.decoding import decode
+from posenc.errors import BackendRefusal
+
+HEADS, KEY_HEADS, WIDTH = 6, 2, 16
+
+ENCODINGS = {
+    "nope": Encoding(),
+    "rope": posenc.create("rope", head_dim=WIDTH),
+    "alibi": posenc.create("alibi", heads=HEADS),
+    "t5": posenc.create("t5", heads=HEADS, max_distance=12, buckets=8),
+    "shaw": posenc.create("shaw", head_dim=WIDTH, max_distance=5),
+    "transformer_xl": posenc.create("transformer_xl", dim=96, heads=HEADS, head_dim=WIDTH),
+    "deberta": posenc.create("deberta", dim=96, heads=HEADS, head_dim=WIDTH),
+    "tupe": posenc.create("tupe", dim=96, heads=HEADS, head_dim=WIDTH, max_length=64),
+    "fire": posenc.create("fire", heads=HEADS),
+    "irpe": posenc.create("irpe", heads=HEADS, head_dim=WIDTH, on="kv", shared_heads=False),
+}
+
+PAST = Layout.padded([40, 9], side="left")
+
+GRIDS = {
+    "sequence": Grid(Layout.sequence(1, 39), Layout.sequence(40), causal=True),
+    "window": Grid(Layout.sequence(1, 39), Layout.sequence(40), causal=True, window=7),
+    "padded": Grid(PAST.slice(39, 40), PAST, causal=True),
+    "irregular": Grid(Layout.at(torch.tensor([7.3])), Layout.at(torch.linspace(0, 9, 33))),
+}
+
+IMAGES = Grid(Layout.image(4, 5).slice(7, 8), Layout.image(4, 5))
+
+
+def inputs(grid: Grid, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((HEADS, 1), (KEY_HEADS, grid.key.length), (KEY_HEADS, grid.key.length))
+    return [torch.randn(2, *size, WIDTH, generator=generator).to(dtype) for size in sizes]
+
+
+@pytest.fixture(autouse=True)
+def _poisoned() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    with torch.no_grad():
+        yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def _learned() -> None:
+    """What starts at zero would hide mistakes."""
+    torch.manual_seed(0)
+    for encoding in ENCODINGS.values():
+        for parameter in encoding.parameters():
+            if not parameter.any():
+                torch.nn.init.normal_(parameter)
+
+
+CASES = [(name, grid) for name in ENCODINGS for grid in GRIDS if name != "irpe"]
+
+
+@pytest.mark.parametrize(("name", "grid"), [*CASES, ("irpe", "image")])
+def test_equals_reference(name: str, grid: str) -> None:
+    encoding, where = ENCODINGS[name], {**GRIDS, "image": IMAGES}[grid]
+    if name == "tupe" and grid == "irregular":
+        where = GRIDS["sequence"]
+    given = inputs(where)
+    assert "one query" in str(explain(*given, where, encoding, backend="triton"))
+    got = attend(*given, where, encoding, backend="triton")
+    wide = [x.double() for x in given]
+    expected = attend(*wide, where, encoding, backend="reference")
+    torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    grid, encoding = GRIDS["sequence"], ENCODINGS["shaw"]
+    given = inputs(grid, dtype)
+    got = attend(*given, grid, encoding, backend="triton")
+    assert got.dtype == dtype
+    wide = [x.double() for x in given]
+    expected = attend(*wide, grid, encoding, backend="reference")
+    torch.testing.assert_close(got.double(), expected, atol=2e-2, rtol=2e-2)
+
+
+def test_nothing_visible_gives_zeros() -> None:
+    grid = Grid(Layout.sequence(1), Layout.sequence(20, 5), causal=True)
+    assert not attend(*inputs(grid), grid, ENCODINGS["t5"], backend="triton").any()
+
+
+def test_gradients_take_the_other_kernels() -> None:
+    grid, encoding = GRIDS["sequence"], ENCODINGS["t5"]
+    given = inputs(grid)
+    with torch.enable_grad():
+        assert "every offset" in str(explain(*given, grid, encoding, backend="triton"))
+        given[0].requires_grad_()
+        assert "every offset" in str(explain(*given, grid, Encoding(), backend="triton"))
+
+
+def test_refuses_what_replaces_the_product() -> None:
+    grid = GRIDS["sequence"]
+    with pytest.raises(BackendRefusal, match="replaces the product"):
+        attend(*inputs(grid), grid, posenc.create("stick_breaking"), backend="triton")
+
+
+def test_compiled_equals_eager() -> None:
+    grid, encoding = GRIDS["padded"], ENCODINGS["t5"]
+    given = inputs(grid)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, grid, encoding, backend="triton")
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*given), run(*given))
+
+
+def test_the_operator_is_registered_as_it_behaves() -> None:
+    q, k, v = inputs(GRIDS["sequence"])
+    bias = torch.randn(2, HEADS, 40)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(decode, (q, k, v, bias, None, None, 0.25), test_utils=checks)

@@ -1,0 +1,382 @@
+"""The kernels of the Triton backend on CPU tensors, by Triton's interpreter.
+
+Not collected by itself: ``test_triton.py`` runs it in a process with ``TRITON_INTERPRET=1``, which
+has to be set before anything imports Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import posenc
+from posenc import Encoding, Grid, Layout, ScoreTerm, ValueTerm, attend
+from posenc.attention.backends.triton.kernels.forward import forward_kernel
+from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
+from posenc.attention.backends.triton.op import attention
+from posenc.encoding import Gathered, Lowered, LowRank, Product
+from posenc.errors import BackendRefusal
+
+HEADS, KEY_HEADS, WIDTH = 2, 1, 16
+
+
+class Everything(ScoreTerm):
+    """Every kind of summand at once, by clipped offset.
+
+    Args:
+        clip: offsets beyond it are alike.
+        reach: what is claimed of it; None claims nothing.
+        rows: heads with rows of their own, or 1.
+    """
+
+    axes = None
+
+    def __init__(self, clip: int, reach: int | None, rows: int, width: int) -> None:
+        super().__init__()
+        self.clip, self.reach = clip, reach
+        buckets = 2 * clip + 1
+        self.table = nn.Parameter(torch.randn(HEADS, buckets, dtype=torch.float64))
+        self.left = nn.Parameter(torch.randn(rows, buckets, width, dtype=torch.float64))
+        self.right = nn.Parameter(torch.randn(rows, buckets, width, dtype=torch.float64))
+        self.column = nn.Parameter(torch.randn(width, dtype=torch.float64))
+        self.factor = nn.Parameter(torch.randn(HEADS, 1, 3, dtype=torch.float64))
+
+    def bucket(self, offset: Tensor) -> Tensor:
+        return offset[..., 0].round().clamp(-self.clip, self.clip).long() + self.clip
+
+    def _factors(self, grid: Grid) -> tuple[Tensor, Tensor]:
+        powers = torch.arange(3)
+        query, key = (
+            (side.order.double().unsqueeze(-1) / 50) ** powers for side in (grid.query, grid.key)
+        )
+        return query.unsqueeze(1) * self.factor, key.unsqueeze(1).expand(-1, HEADS, -1, -1)
+
+    def forward(self, q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> Tensor:
+        n = self.bucket(grid.offset)
+        query, key = self._factors(grid)
+        left = torch.einsum("bhid,hbijd->bhij", q, self.left[:, n].expand(HEADS, *[-1] * 4).to(q))
+        right = torch.einsum("bhjd,hbijd->bhij", k, self.right[:, n].expand(HEADS, *[-1] * 4).to(q))
+        column = (k * self.column.to(k)).sum(-1).unsqueeze(2)
+        table = self.table[:, n].transpose(0, 1)
+        return (table + scale * (left + right) + column + query @ key.mT).to(q)
+
+    def lower(
+        self, q: Tensor, k: Tensor, grid: Grid, *, scale: float
+    ) -> tuple[Lowered, ...] | None:
+        n = self.bucket
+        left, right = Product(q * scale, self.left), Product(k * scale, self.right)
+        column = (k * self.column.to(k)).sum(-1)
+        return (
+            Gathered(n, table=self.table, left=left, column=column, reach=self.reach),
+            Gathered(n, right=right, reach=self.reach),
+            LowRank(*self._factors(grid)),
+        )
+
+
+class Values(ValueTerm):
+    """A row for each clipped offset."""
+
+    axes = None
+
+    def __init__(self, like: Everything, rows: int, width: int) -> None:
+        super().__init__()
+        self.bucket, self.reach = like.bucket, like.reach
+        buckets = 2 * like.clip + 1
+        self.rows = nn.Parameter(torch.randn(rows, buckets, width, dtype=torch.float64))
+
+    def forward(self, weights: Tensor, grid: Grid) -> Tensor:
+        rows = self.rows[:, self.bucket(grid.offset)].expand(HEADS, *[-1] * 4)
+        return torch.einsum("bhij,hbijd->bhid", weights, rows.to(weights))
+
+    def lower(self, grid: Grid) -> Gathered | None:
+        return Gathered(self.bucket, value=self.rows, reach=self.reach)
+
+
+def everything(
+    clip: int = 3, *, claimed: bool = True, rows: int = 1, width: int = WIDTH, out: int = WIDTH
+) -> Encoding:
+    torch.manual_seed(1)
+    score = Everything(clip, clip if claimed else None, rows, width)
+    return Encoding(score=score, value=Values(score, rows, out))
+
+
+def inputs(
+    grid: Grid,
+    *,
+    batch: int = 1,
+    heads: tuple[int, int] = (HEADS, KEY_HEADS),
+    width: int = WIDTH,
+    out: int = WIDTH,
+    dtype: torch.dtype = torch.float32,
+) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(heads: int, length: int, features: int) -> Tensor:
+        x = torch.randn(batch, heads, length, features, generator=generator, dtype=torch.float64)
+        return x.to(dtype).requires_grad_()
+
+    keys = grid.key.length
+    return [
+        draw(heads[0], grid.query.length, width),
+        draw(heads[1], keys, width),
+        draw(heads[1], keys, out),
+    ]
+
+
+def both(
+    encoding: Encoding, grid: Grid, given: list[Tensor]
+) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
+    """Output and gradients of inputs and parameters by Triton, then by the definition."""
+    learned = [p for p in encoding.parameters() if p.requires_grad]
+    found: list[Tensor | list[Tensor]] = []
+    for backend, chosen in (("triton", given), ("reference", [x.double() for x in given])):
+        output = attend(*chosen, grid, encoding, backend=backend)
+        gradients = torch.autograd.grad(output.double().sin().sum(), [*given, *learned])
+        found += [output, list(gradients)]
+    return tuple(found)  # type: ignore[return-value]
+
+
+def check(encoding: Encoding, grid: Grid, given: list[Tensor], *, tolerance: float = 3e-5) -> None:
+    got, gradients, expected, wanted = both(encoding, grid, given)
+    assert got.dtype == given[0].dtype
+    torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
+    for mine, theirs in zip(gradients, wanted, strict=True):
+        size = 1 + theirs.abs().max().item()
+        torch.testing.assert_close(
+            mine.double(), theirs.double(), atol=tolerance * size, rtol=tolerance
+        )
+
+
+@pytest.fixture(autouse=True)
+def _poisoned() -> Iterator[None]:
+    """Memory that nobody has written to holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(0)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_memory_is_poisoned() -> None:
+    assert torch.empty(100).isnan().all()
+
+
+def sequence(length: int, *, causal: bool = False, window: int | None = None) -> Grid:
+    return Grid.of(Layout.sequence(length), causal=causal, window=window)
+
+
+WHOLE = {
+    "causal": (everything(), sequence(33, causal=True)),
+    "two-sided": (everything(), sequence(33)),
+    "nothing claimed": (everything(claimed=False), sequence(20)),
+    "rows a head": (everything(rows=HEADS), sequence(20, causal=True)),
+    "reach 0": (everything(0), sequence(20)),
+    "far reach": (everything(20), sequence(33, causal=True)),
+    "window": (everything(), sequence(49, window=9)),
+    "chunk": (everything(), Grid(Layout.sequence(9, 31), Layout.sequence(40), causal=True)),
+    "queries before keys": (
+        everything(),
+        Grid(Layout.sequence(33), Layout.sequence(17, 5), causal=True),
+    ),
+    "one of each": (everything(), sequence(1)),
+    "padded": (everything(), Grid.of(Layout.padded([20], 33, side="left"), causal=True)),
+    "packed": (everything(), Grid.of(Layout.packed([20, 13]), window=7)),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_the_whole_formula_and_all_gradients(case: str) -> None:
+    encoding, grid = WHOLE[case]
+    check(encoding, grid, inputs(grid, batch=grid.query.batch))
+
+
+def test_groups_of_heads() -> None:
+    grid = sequence(33, causal=True)
+    encoding = posenc.create("rope", head_dim=WIDTH) + posenc.create("t5", heads=6, max_distance=9)
+    check(encoding, grid, inputs(grid, batch=2, heads=(6, 3)))
+
+
+def test_widths_that_are_no_powers_of_two() -> None:
+    grid = sequence(18, causal=True)
+    check(everything(width=24, out=5), grid, inputs(grid, width=24, out=5))
+
+
+TABLES = {
+    "rope": posenc.create("rope", head_dim=WIDTH),
+    "t5": posenc.create("t5", heads=HEADS, max_distance=12, buckets=8),
+    "alibi": posenc.create("alibi", heads=HEADS),
+}
+
+WITH_MARKS = {
+    "padded": Grid.of(Layout.padded([9, 35]), causal=True),
+    "packed": Grid.of(Layout.packed([33, 15]), causal=True),
+    "all padding": Grid.of(Layout.padded([0, 17]), causal=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [("rope", "padded"), ("alibi", "packed"), ("t5", "padded"), ("t5", "all padding")],
+)
+def test_documents_and_padding(name: str, grid: str) -> None:
+    where = WITH_MARKS[grid]
+    check(TABLES[name], where, inputs(where, batch=max(where.query.batch, 1)))
+
+
+def test_order_of_its_own() -> None:
+    """Tokens one position apart, but seen in another order: causality goes token by token."""
+    length = 33
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(0)).unsqueeze(0)
+    layout = Layout(torch.arange(float(length)).view(1, -1, 1), order)
+    for window in (None, 9):
+        grid = Grid.of(layout, causal=True, window=window)
+        check(TABLES["t5"], grid, inputs(grid))
+
+
+def test_any_layout_where_nothing_depends_on_the_offset() -> None:
+    grid = Grid.of(Layout.at(torch.linspace(0, 9, 33)), causal=True)
+    check(TABLES["rope"], grid, inputs(grid))
+    image = Grid.of(Layout.image(5, 6))
+    check(Encoding(), image, inputs(image))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_errs_as_little_as_the_definition(dtype: torch.dtype) -> None:
+    encoding, grid = WHOLE["rows a head"]
+    given = inputs(grid, dtype=dtype)
+    got, gradients, _, _ = both(encoding, grid, given)
+    narrow = attend(*given, grid, encoding, backend="reference")
+    naive = torch.autograd.grad(narrow.double().sin().sum(), [*given, *encoding.parameters()])
+    wide = [x.detach().double().requires_grad_() for x in given]
+    exact = attend(*wide, grid, encoding, backend="reference")
+    wanted = torch.autograd.grad(exact.sin().sum(), [*wide, *encoding.parameters()])
+    epsilon = torch.finfo(dtype).eps
+    pairs = zip([got, *gradients], [narrow, *naive], [exact, *wanted], strict=True)
+    for mine, theirs, true in pairs:
+        # Rows of tables are rounded like q: an error in the logits, though their gradients cancel.
+        size = max(4.0, true.abs().max().item())
+        error = (mine.double() - true).abs().max()
+        assert error <= 4 * (theirs.double() - true).abs().max() + 8 * epsilon * size
+
+
+@pytest.mark.parametrize("tile", [(32, 16), (16, 32)])
+def test_tiles_that_are_not_square(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    for kernel in (forward_kernel, gradients_kernel):
+        chosen = type(kernel.configs[0])({"block_x": tile[0], "block_y": tile[1]})
+        monkeypatch.setattr(kernel, "configs", [chosen])
+    for grid in (sequence(67, causal=True), sequence(67, window=20), WITH_MARKS["packed"]):
+        check(TABLES["t5"], grid, inputs(grid))
+
+
+def test_every_run_gives_the_same_bits() -> None:
+    encoding, grid = WHOLE["rows a head"]
+    given = inputs(grid)
+    first, again = both(encoding, grid, given), both(encoding, grid, given)
+    assert torch.equal(first[0], again[0])
+    assert all(torch.equal(a, b) for a, b in zip(first[1], again[1], strict=True))
+
+
+def test_strided_inputs() -> None:
+    grid = sequence(20, causal=True)
+    given = inputs(grid)
+    strided = [
+        given[0].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_(),
+        given[1].detach().mT.contiguous().mT.requires_grad_(),
+        given[2].detach().expand(1, KEY_HEADS, -1, -1).requires_grad_(),
+    ]
+    check(TABLES["t5"], grid, strided)
+
+
+def test_hidden_tiles_are_not_read() -> None:
+    """What lies in tiles that nobody sees may be NaN."""
+    grid = Grid(Layout.sequence(16), Layout.sequence(64), causal=True)
+    q, k, v = (x.detach() for x in inputs(grid))
+    clean = attend(q, k, v, grid, TABLES["t5"], backend="triton")
+    k[:, :, 16:], v[:, :, 16:] = torch.nan, torch.nan
+    assert torch.equal(attend(q, k, v, grid, TABLES["t5"], backend="triton"), clean)
+    packed = Grid.of(Layout.packed([32, 32]))
+    q, k, v = (x.detach() for x in inputs(packed))
+    clean = attend(q, k, v, packed, TABLES["t5"], backend="triton")
+    v[:, :, 32:] = torch.nan
+    poisoned = attend(q, k, v, packed, TABLES["t5"], backend="triton")
+    assert torch.equal(poisoned[:, :, :32], clean[:, :, :32])
+    assert poisoned[:, :, 32:].isnan().all()
+
+
+def test_dropout_is_the_same_in_both_directions() -> None:
+    """With unit vectors for values the output shows the weights that were kept."""
+    grid = sequence(32, causal=True)
+    q, k, _ = (x.detach() for x in inputs(grid))
+    v = torch.eye(32).expand(1, KEY_HEADS, -1, -1).contiguous()
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    torch.manual_seed(3)
+    kept = attend(q, k, v, grid, TABLES["t5"], backend="triton", dropout=0.4)
+    weights = attend(q, k, v, grid, TABLES["t5"], backend="reference")
+    chosen = (kept != 0).float()
+    share = chosen.sum() / grid.visible.expand_as(chosen).sum()
+    assert 0.5 < share < 0.7
+    torch.testing.assert_close(kept, weights * chosen / 0.6, atol=1e-5, rtol=1e-5)
+    learned = [q, k, v, *TABLES["t5"].parameters()]
+    got = torch.autograd.grad(kept.sin().sum(), learned)
+    keys, values = (x.repeat_interleave(HEADS // KEY_HEADS, dim=1) for x in (k, v))
+    logits = q @ keys.mT * WIDTH**-0.5
+    logits = logits + TABLES["t5"].score(q, keys, grid, scale=1.0)  # type: ignore[misc]
+    softmax = logits.masked_fill(~grid.visible, -torch.inf).softmax(-1)
+    wanted = torch.autograd.grad((softmax * chosen / 0.6 @ values).sin().sum(), learned)
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_compiled_equals_eager() -> None:
+    grid = sequence(20, causal=True)
+    given = inputs(grid)
+    encoding = TABLES["t5"]
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, grid, encoding, backend="triton")
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    learned = [*given, *encoding.parameters()]
+    torch.testing.assert_close(compiled(*given), run(*given))
+    got = torch.autograd.grad(compiled(*given).sin().sum(), learned)
+    torch.testing.assert_close(got, torch.autograd.grad(run(*given).sin().sum(), learned))
+    again = checkpoint(run, *given, use_reentrant=False)
+    torch.testing.assert_close(got, torch.autograd.grad(again.sin().sum(), learned))
+
+
+def test_the_operator_is_registered_as_it_behaves() -> None:
+    _, grid = WHOLE["chunk"]
+    q, k, v = inputs(grid)
+    rows = [torch.randn(1, 4, WIDTH, requires_grad=True) for _ in range(3)]
+    line = torch.randn(HEADS, 4, requires_grad=True)
+    left, right = torch.randn_like(q), torch.randn(1, HEADS, 40, WIDTH)
+    column = torch.randn(1, HEADS, 40)
+    given = (q, k, v, line, left, rows[0], right, rows[1], column, rows[2], *[None] * 6)
+    numbers = ([8, -40, 3, 0, -1], 0.25, 0.0, 0)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(attention, (*given, *numbers), test_utils=checks)
+
+
+REFUSALS = [
+    (TABLES["t5"], sequence(9), {"dtype": torch.float64}, "float32 at most"),
+    (TABLES["t5"], sequence(9), {"width": 272}, "width 256 at most"),
+    (TABLES["t5"], Grid.of(Layout.at(torch.linspace(0, 1, 9))), {}, "one position apart"),
+    (posenc.create("cope", heads=HEADS, head_dim=WIDTH), sequence(9, causal=True), {}, "no struct"),
+    (posenc.create("swin", heads=HEADS, window=(3, 3)), Grid.of(Layout.image(3, 3)), {}, "axes"),
+    (
+        posenc.create("fire", heads=HEADS) + posenc.create("rope", head_dim=WIDTH),
+        sequence(9, causal=True),
+        {},
+        "no structured form",
+    ),
+]
+
+
+@pytest.mark.parametrize(("encoding", "grid", "options", "reason"), REFUSALS)
+def test_refuses_with_the_reason(
+    encoding: Encoding, grid: Grid, options: dict[str, int], reason: str
+) -> None:
+    with pytest.raises(BackendRefusal, match=reason):
+        attend(*inputs(grid, **options), grid, encoding, backend="triton")  # type: ignore[arg-type]
