@@ -58,7 +58,7 @@ def inputs(grid: Grid, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tens
 
 
 def quadratic(q: Tensor, k: Tensor, v: Tensor, grid: Grid, features: str, *, turn: bool) -> Tensor:
-    """RoFormer's equation 19 with all Q×K products written out."""
+    """RoFormer's linear attention with all Q×K products written out."""
     of_query, of_key = FEATURES[features]
     q, k, v = of_query(q), of_key(k).repeat_interleave(2, 1), v.repeat_interleave(2, 1)
     seen = grid.visible

@@ -76,7 +76,7 @@ def attend_linear(
 
     ``o_i = Σ_j f(φ(q_i))·f(φ(k_j)) v_j / Σ_j φ(q_i)·φ(k_j)`` over the keys each query may see: the
     encoding transforms φ(q) and φ(k) in the numerator only, so that the denominator cannot vanish
-    (RoFormer, equation 19). Weights of the numerator may be negative, and need not sum to 1.
+    (as in RoFormer). Weights of the numerator may be negative, and need not sum to 1.
 
     Time (Q + K)·(D + chunk)·E·H and memory linear in Q + K, gradients included. Computed in
     float32 or better.

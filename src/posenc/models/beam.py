@@ -78,7 +78,7 @@ def beam_search(
         ArgumentError: on fewer beams than 1, or as ``generate``.
         LengthError: as ``generate``.
 
-    Reference: Wu et al. 2016, "Google's Neural Machine Translation System", equation 14.
+    Reference: Wu et al. 2016, "Google's Neural Machine Translation System".
     """
     if beams < 1:
         raise ArgumentError("beams", expected="1 or more", got=beams, remedy="4 is common.")

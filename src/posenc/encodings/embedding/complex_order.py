@@ -24,7 +24,7 @@ GOLDEN = 0.6180339887498949
 class ComplexOrder(EmbeddingEncoding):
     """Complex-order embeddings: each feature is a complex wave over positions.
 
-    ``f(j, p) = x_j · exp(i (ω_j p + θ_j))`` (eq. 5), so ``f(j, p + n) = f(j, p) · exp(i ω_j n)``.
+    ``f(j, p) = x_j · exp(i (ω_j p + θ_j))``, so ``f(j, p + n) = f(j, p) · exp(i ω_j n)``.
 
     ``p`` is the position ``[B|1, L]`` in tokens, any real; ``x_j`` the vector of word j, T complex
     numbers, whose moduli are the paper's amplitudes; ``ω`` in radians a token and ``θ`` in

@@ -56,7 +56,7 @@ class Dynamics(nn.Module):
 class Floater(EmbeddingEncoding):
     """FLOATER: a position's vector is where a learned differential equation is at that time.
 
-    ``x + p(t)`` in every block, ``dp/dt = h(t, p)``, ``p(0)`` trained (section 3, eq. 5), with
+    ``x + p(t)`` in every block, ``dp/dt = h(t, p)``, ``p(0)`` trained (section 3), with
     ``h(t, p) = R p + u · (W_2 [a(W_1 [p; ut] + b_1); ut] + b_2)``.
 
     ``t`` is the position ``[B|1, L]`` in tokens, any real, before 0 too; ``p(0)`` ``[C]``, one a

@@ -19,8 +19,7 @@ __all__ = ["Fourier", "waves"]
 class Fourier(EmbeddingEncoding):
     """Learned Fourier features: waves over all axes at once, mixed by a small network.
 
-    ``x + W_2 · gelu(W_1 r + b_1) + b_2``, ``r = F^(-1/2) [cos(W_r p), sin(W_r p)]`` (equation 2
-    and algorithm 1).
+    ``x + W_2 · gelu(W_1 r + b_1) + b_2``, ``r = F^(-1/2) [cos(W_r p), sin(W_r p)]``.
 
     ``p`` is the position ``[A]`` in tokens or cells, any real; ``W_r`` ``[F/2, A]`` in radians a
     token, trained, starts normal with standard deviation 1/γ, so that before the network

@@ -27,7 +27,7 @@ class Rope(Rotary):
     """RoPE: turns each pair of query and key features by an angle proportional to position.
 
     ``q'_i = R(p_i) q_i``, ``k'_j = R(p_j) k_j``, where R(p) turns pair t by ``p · θ_t``,
-    ``θ_t = base^(-2t/d)`` (equations 14-16); ``⟨q'_i, k'_j⟩`` depends on ``p_i - p_j`` only.
+    ``θ_t = base^(-2t/d)``; ``⟨q'_i, k'_j⟩`` depends on ``p_i - p_j`` only.
 
     ``p`` is a position in tokens, any real; ``θ_t`` in radians a token, t = 0 … d/2 - 1; ``d`` the
     rotated width. Claims: relative, one axis, no parameters unless ``learned``. Cost: (Q + K)·d·H.

@@ -19,7 +19,7 @@ class Cope(ScoreTerm):
     """CoPE: counts only those tokens between a query and a key that the query finds worth it.
 
     ``g_ij = σ(scale · q_i·k_j)``, ``p_ij = min(Σ_{t=j..i} g_it, N - 1)``,
-    ``s_ij += q_i · e(p_ij)`` (equations 3-5), ``e`` between two rows of its table drawn in
+    ``s_ij += q_i · e(p_ij)``, ``e`` between two rows of its table drawn in
     proportion from both.
 
     The sum is over the keys that the query sees, by order; p in tokens counted, 0 … N - 1; ``e``

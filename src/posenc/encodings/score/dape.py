@@ -31,7 +31,7 @@ BIASES: dict[str, type[Alibi] | type[Fire] | type[Kerple]] = {
 class Dape(ScoreTerm):
     """DAPE: adds to a bias what a small network makes of the logits and that bias, of all heads.
 
-    ``s_ij += B_ij + f([A_ij, B_ij])``, ``A_ij = scale · q_i·k_j`` (equation 4).
+    ``s_ij += B_ij + f([A_ij, B_ij])``, ``A_ij = scale · q_i·k_j``.
 
     A and B: the logits and biases of the pair in all H heads, so f goes from 2H numbers to H,
     with one hidden LeakyReLU layer; each layer has its own f and its own B. Claims: relative (not

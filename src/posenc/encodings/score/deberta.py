@@ -39,7 +39,7 @@ def deberta(
 ) -> Deberta:
     """DeBERTa: content attends to relative positions, and relative positions to content.
 
-    ``s_ij = scale · (q_i · k_j + q_i · W_K P[δ(i, j)] + k_j · W_Q P[δ(j, i)])`` (equation 4),
+    ``s_ij = scale · (q_i · k_j + q_i · W_K P[δ(i, j)] + k_j · W_Q P[δ(j, i)])``,
     ``δ(i, j) = clip(i - j + S, 0, 2S - 1)``, scale = (3D)^-1/2.
 
     i - j in tokens (a fractional one is rounded); P ``[2S, C]``, one for all layers. Version 1

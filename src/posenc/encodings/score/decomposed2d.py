@@ -24,7 +24,7 @@ __all__ = ["Decomposed2d"]
 class Decomposed2d(ScoreTerm):
     """Decomposed relative positions: a vector for each row offset and one for each column offset.
 
-    ``s_ij += q_i · R^h[Δ'_y + Y - 1] + q_i · R^w[Δ'_x + X - 1]`` (MViTv2, equation 5).
+    ``s_ij += q_i · R^h[Δ'_y + Y - 1] + q_i · R^w[Δ'_x + X - 1]`` (MViTv2).
 
     Δ' = (row, column) of query i less that of key j, in cells (a fractional one is rounded);
     ``R^h`` ``[2Y - 1, D]`` and ``R^w`` ``[2X - 1, D]``, shared by the heads, zero at first. The

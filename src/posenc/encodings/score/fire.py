@@ -18,7 +18,7 @@ __all__ = ["Fire"]
 class Fire(ScoreTerm):
     """FIRE: a small network reads the distance as a share of how far the query could look back.
 
-    ``s_ij += f_h(log(c·|Δ| + 1) / log(c·max(p_i, L) + 1))`` (equation 4).
+    ``s_ij += f_h(log(c·|Δ| + 1) / log(c·max(p_i, L) + 1))``.
 
     Δ = j - i and the query's position ``p_i`` in tokens, any real; ``c`` per token and the
     threshold ``L`` in tokens are learned numbers; f: one hidden ReLU layer, from a number to H

@@ -15,7 +15,7 @@ __all__ = ["Forgetting"]
 class Forgetting(GatedDecay):
     """FoX: every token says what share of all before it is kept; ALiBi with a slope from the data.
 
-    ``s_ij += Σ_{t=j+1..i} log f_t``, ``f_t = σ(w_h · x_t + b_h)`` (equations 4-7).
+    ``s_ij += Σ_{t=j+1..i} log f_t``, ``f_t = σ(w_h · x_t + b_h)``.
 
     x: the layer's input ``[B, L, C]``; f a share in (0, 1) a token and head; the sum is over the
     document's real tokens, by order: ``c_i - c_j`` with running sums c. Claims: relative (it reads

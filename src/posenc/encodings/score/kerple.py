@@ -24,7 +24,7 @@ class Kerple(OffsetBias):
     """KERPLE: a penalty by distance whose shape, a kernel with two parameters a head, is learned.
 
     ``s_ij += -r1_h · log(1 + r2_h |Δ|)`` (``kernel="log"``) or ``-r1_h · |Δ|^r2_h``
-    (``"power"``) (equations 5-6).
+    (``"power"``).
 
     Δ = j - i in tokens, any real; r1 ``[H]`` in logits, r2 ``[H]`` per token (log) or an exponent
     in (0, 2] (power), all positive. Claims: relative, one axis, trainable, one set for all layers.

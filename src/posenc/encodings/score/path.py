@@ -22,8 +22,8 @@ __all__ = ["Path"]
 class Path(ScoreTerm):
     """PaTH: each token between a key and a query reflects the key along a direction of its own.
 
-    ``s_ij = scale · q_i · H_i H_{i-1} … H_{j+1} k_j``, ``H_t = I - β_t w_t w_tᵀ`` (equations
-    1-2), ``β_t = 2σ(u_h · x_t + b_h)``, ``w_t`` of length 1: the direction of
+    ``s_ij = scale · q_i · H_i H_{i-1} … H_{j+1} k_j``, ``H_t = I - β_t w_t w_tᵀ``,
+    ``β_t = 2σ(u_h · x_t + b_h)``, ``w_t`` of length 1: the direction of
     ``silu(Σ_s c_s ⊙ W x_{t-s})`` with s = 0 … kernel - 1.
 
     x: the layer's input ``[B, L, C]``; β in (0, 2) a token and head; w ``[D]`` a token and head;

@@ -17,7 +17,7 @@ __all__ = ["ShawKeys", "ShawValues", "shaw"]
 def shaw(*, head_dim: int, max_distance: int = 16) -> Encoding:
     """Shaw et al.: a trained vector for each clipped offset, added to keys and to values.
 
-    ``s_ij = scale · q_i · (k_j + a^K[n])``, ``o_i = Σ_j p_ij (v_j + a^V[n])`` (equations 3-4),
+    ``s_ij = scale · q_i · (k_j + a^K[n])``, ``o_i = Σ_j p_ij (v_j + a^V[n])``,
     ``n = clip(Δ, -k, k) + k``.
 
     Δ = j - i in tokens (a fractional one is rounded); ``k = max_distance``; ``a^K`` and ``a^V``

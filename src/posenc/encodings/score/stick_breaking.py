@@ -23,8 +23,8 @@ Remainder = Literal["self", "none"]
 class StickBreaking(ScoreTerm):
     """Stick-breaking: each token before a query, the nearest first, takes a share of what is left.
 
-    ``A_ij = β_ij · Π_{j<t<i} (1 - β_it)``, ``β_ij = σ(scale · q_i·k_j)``, in place of the softmax
-    (equations 1-2); what no token took, ``Π_{t<i} (1 - β_it)``, goes to the query's own value.
+    ``A_ij = β_ij · Π_{j<t<i} (1 - β_it)``, ``β_ij = σ(scale · q_i·k_j)``, in place of the softmax;
+    what no token took, ``Π_{t<i} (1 - β_it)``, goes to the query's own value.
 
     β in (0, 1), a share of the stick; the product runs over the keys that the query sees, by
     order. The weights of a row sum to 1 with ``remainder="self"``, to less without. All is summed

@@ -22,7 +22,7 @@ __all__ = ["Swin"]
 class Swin(ScoreTerm):
     """Swin bias: a learned number for each head and each offset inside a window of an image.
 
-    ``s_ij += table[h, n]``, ``n = (Δ'_y + M_y - 1) · (2M_x - 1) + Δ'_x + M_x - 1`` (equation 4).
+    ``s_ij += table[h, n]``, ``n = (Δ'_y + M_y - 1) · (2M_x - 1) + Δ'_x + M_x - 1``.
 
     Δ' = (row, column) of query i less that of key j, in cells (a fractional one is rounded);
     window ``M_y`` by ``M_x`` cells; table ``[H, (2M_y - 1)(2M_x - 1)]`` in logits. Which tokens

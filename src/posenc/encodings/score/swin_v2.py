@@ -33,7 +33,7 @@ def swin_v2(
 ) -> Encoding:
     """Swin v2: a small network reads log-spaced offsets; logits are scaled cosines.
 
-    ``s_ij = τ_h · cos(q_i, k_j) + 16 · σ(f_h(u(Δ'_y), u(Δ'_x)))`` (equations 2-4),
+    ``s_ij = τ_h · cos(q_i, k_j) + 16 · σ(f_h(u(Δ'_y), u(Δ'_x)))``,
     ``u(Δ') = sign(Δ') · log2(1 + 8|Δ'| / (M - 1)) / log2(8)``.
 
     Δ' = (row, column) of query i less that of key j, in cells, any real; M the side of

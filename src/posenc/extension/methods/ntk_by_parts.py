@@ -28,8 +28,8 @@ def ntk_by_parts(
     """NTK-by-parts: pairs that turn often within the trained length stay, others are interpolated.
 
     ``θ'_t = (1 - γ(r_t)) θ_t / s + γ(r_t) θ_t`` with ``r_t = L θ_t / 2π``, the turns of pair t
-    within L, and ``γ(r)`` rising from 0 at r = α to 1 at r = β in a straight line (YaRN's paper,
-    equations 17-21). ``s`` is ``factor``, ``L`` is ``length`` in tokens, θ in radians a token.
+    within L, and ``γ(r)`` rising from 0 at r = α to 1 at r = β in a straight line (YaRN's paper).
+    ``s`` is ``factor``, ``L`` is ``length`` in tokens, θ in radians a token.
     Cost: none. Differs from the paper in nothing; its official code lets the ramp be straight in
     t instead of r, which is what ``yarn`` here does.
 

@@ -35,8 +35,8 @@ def yarn(
 
     Pair t keeps the share ``1 - clip((t - t_β) / (t_α - t_β), 0, 1)`` of its frequency and divides
     the rest by s, where ``t_r = d · ln(L / 2πr) / (2 ln base)`` is the pair that turns r times
-    within L. Rotated features are multiplied by ``m = 0.1 ln s + 1`` (equation 22), logits by m².
-    ``s`` is ``factor``, ``L`` is ``length`` in tokens, ``d`` the rotated width. Cost: none.
+    within L. Rotated features are multiplied by ``m = 0.1 ln s + 1``, logits by m². ``s`` is
+    ``factor``, ``L`` is ``length`` in tokens, ``d`` the rotated width. Cost: none.
 
     As in the authors' code and transformers, the ramp is straight in t (in the paper, and in
     ``ntk_by_parts``, in turns), t_β and t_α are rounded outwards, and with partial rotation m
