@@ -31,18 +31,15 @@ _Share = tuple[int, tuple[int, int], Band]
 
 __all__ = ["Saved", "backward", "forward"]
 
-BLOCK, TERMS_BLOCK, SHORT_BLOCK = 512, 256, 128
-"""Queries a block: where one call does all, where much is near, and where little is."""
+BLOCK = 512
+"""Queries a block where a line of offsets is all there is to add."""
 
-SHORT_REACH = 64
-"""Outermost buckets that begin so near make little of what a block sees near."""
+TILE = (256, 1024)
+"""Queries and keys a tile of our own; the same in both directions, as the dropout wants it. With
+anything but a line to add, a block has as many queries."""
 
-FORWARD_TILE, BACKWARD_TILE = (256, 1024), (256, 256)
-"""Queries and keys a tile of our own."""
-
-LANES = 8
+LANES = 4
 """Heads at a time at most, so that a tile of all of them stays in the cache."""
-
 
 NARROW = 0.75
 """A head is worth calls of its own if it needs no more than this share of the places."""
@@ -107,10 +104,8 @@ class _Pass:
         one_sided = band.first > 0 or band.last < band.queries + band.keys - 2
         if stock and x.table_only and band.behind is None and not one_sided:
             self.block = band.queries
-        elif band.reach <= SHORT_REACH:
-            self.block = SHORT_BLOCK
         else:
-            self.block = BLOCK if band.behind is None and x.table_only else TERMS_BLOCK
+            self.block = BLOCK if band.behind is None and x.table_only else TILE[0]
         self.x, self.band, self.dropout, self.stock = x, band, dropout, stock
         self.line = None
         if x.line is not None or one_sided:
@@ -145,11 +140,9 @@ class _Forward(_Pass):
     ) -> None:
         super().__init__(x, band, dropout, line=line)
         self.saved = saved
-        # Dropped weights are known by their tile, so both directions need the same tiles.
-        size = FORWARD_TILE if dropout is None else BACKWARD_TILE
         self.tiles = None
         if not (self.stock and x.table_only):
-            self.tiles = Tiles(x, self.band, self.line, size, dropout, lane)
+            self.tiles = Tiles(x, self.band, self.line, TILE, dropout, lane)
 
     def run(self) -> None:
         """Write the output and the totals of all queries."""
@@ -273,7 +266,7 @@ class _Backward(_Pass):
                 x,
                 self.band,
                 self.line,
-                BACKWARD_TILE,
+                TILE,
                 dropout,
                 lane,
                 whole=saved.whole,

@@ -8,6 +8,7 @@ with a gap after each image row, read with a stride one less, and along rows sli
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,18 +16,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.tiled.stock import Partial, stock_backward, stock_forward
+from posenc.attention.backends.tiled.stock import Partial, join, stock_backward, stock_forward
 from posenc.attention.backends.tiled.workers import side_by_side, workers
 from posenc.encoding import Gathered, Lowered
 from posenc.layout import Grid
 
 __all__ = ["image_table", "serves_images", "tiled_image"]
 
-BUDGET = 2**22
-"""Numbers in a block of the bias, 16 MiB in float32."""
+TILE = (256, 2048)
+"""Queries and keys, about, of a piece of the bias."""
 
-LANES = 8
-"""Heads at a time."""
+LANES = 4
+"""Heads at a time at most."""
 
 
 def serves_images(grid: Grid, lowered: Sequence[Lowered] | None) -> bool:
@@ -74,32 +75,36 @@ class _Image:
         self.q, self.k, self.v, self.table = q, k, v, table
         self.rows, self.columns, self.key_rows, self.key_columns = extents
         self.heads = q.shape[1]
+        self.memory = _Memory(q)
 
-    def blocks(self, key_rows: int) -> Iterator[tuple[int, int]]:
-        """Ranges of image rows of queries whose bias over so many rows of keys fits the budget."""
-        row = self.heads * self.columns * key_rows * self.key_columns
-        step = max(1, BUDGET // row)
-        for begin in range(0, self.rows, step):
-            yield begin, min(begin + step, self.rows)
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """The image rows of queries, a tile's at a time."""
+        return _ranges(self.rows, TILE[0], self.columns)
 
-    def bias(self, begin: int, end: int, low: int, high: int) -> Float[Tensor, "H y x Y X"]:
-        """Bias of rows of queries (from the last) and rows of keys: a view of the table."""
+    def stretches(self) -> Iterator[tuple[int, int]]:
+        """The image rows of keys, a tile's at a time."""
+        return _ranges(self.key_rows, TILE[1], self.key_columns)
+
+    def bias(self, begin: int, end: int, low: int, high: int) -> Float[Tensor, "H R C"]:
+        """Bias of rows of queries (from the last) and rows of keys, until the next call."""
         size = (self.heads, end - begin, self.columns, high - low, self.key_columns)
         head, row, _ = self.table.stride()
         offset = self.table.storage_offset() + (begin + low) * row
-        return self.table.as_strided(size, (head, row, 1, row, 1), offset)
-
-    def mask(self, begin: int, end: int) -> Float[Tensor, "1 H R K"]:
-        """The bias of rows of queries against all keys, written out."""
-        bias = self.bias(begin, end, 0, self.key_rows)
-        return bias.reshape(1, self.heads, (end - begin) * self.columns, -1)
+        view = self.table.as_strided(size, (head, row, 1, row, 1), offset)
+        written = self.memory.of(*size).copy_(view)
+        return written.view(self.heads, size[1] * size[2], size[3] * size[4])
 
     def forward(self, into: Partial) -> None:
         """Write the output and totals of all queries."""
-        for begin, end in self.blocks(self.key_rows):
+        for begin, end in self.blocks():
             at = slice(begin * self.columns, end * self.columns)
-            part = stock_forward(self.q[:, :, at], self.k, self.v, self.mask(begin, end))
-            into.put(at.start, at.stop, part)
+            parts = []
+            for low, high in self.stretches():
+                to = slice(low * self.key_columns, high * self.key_columns)
+                mask = self.bias(begin, end, low, high).unsqueeze(0)
+                q, k, v = self.q[:, :, at], self.k[:, :, to], self.v[:, :, to]
+                parts.append(stock_forward(q, k, v, mask))
+            into.put(at.start, at.stop, join(parts))
 
     def backward(
         self, whole: Partial, gradient: Tensor, into: Sequence[Tensor], *, table: bool
@@ -108,20 +113,16 @@ class _Image:
         if table:
             self._own_backward(whole, gradient, into)
             return
-        for begin, end in self.blocks(self.key_rows):
+        for begin, end in self.blocks():
             at = slice(begin * self.columns, end * self.columns)
             part = Partial(whole.output[:, :, at], whole.total[:, :, at])
-            found = stock_backward(
-                gradient[:, :, at],
-                self.q[:, :, at],
-                self.k,
-                self.v,
-                part,
-                self.mask(begin, end),
-            )
-            into[0][:, :, at] += found[0]
-            into[1].add_(found[1])
-            into[2].add_(found[2])
+            for low, high in self.stretches():
+                to = slice(low * self.key_columns, high * self.key_columns)
+                mask = self.bias(begin, end, low, high).unsqueeze(0)
+                q, k, v = self.q[:, :, at], self.k[:, :, to], self.v[:, :, to]
+                found = stock_backward(gradient[:, :, at], q, k, v, part, mask)
+                for gathered, place, each in zip(into, (at, to, to), found, strict=False):
+                    gathered[:, :, place] += each
 
     def _own_backward(self, whole: Partial, gradient: Tensor, into: Sequence[Tensor]) -> None:
         inner = (gradient * whole.output).sum(-1, keepdim=True)
@@ -129,35 +130,51 @@ class _Image:
         gradients = torch.cat([gradient, -inner], dim=-1)[0]
         keys, values = (torch.nn.functional.pad(x, (0, 1), value=1.0)[0] for x in (self.k, self.v))
         q, k, plain = self.q[0], self.k[0], gradient[0]
-        # Tiles of about 256 queries and keys, in whole image rows.
-        step, key_step = (max(1, 256 // n) for n in (self.columns, self.key_columns))
-        sums = _TableSums(self.heads, step, key_step, self.columns, self.key_columns, like=q)
-        for begin in range(0, self.rows, step):
-            end = min(begin + step, self.rows)
+        room, sums = _Memory(q), _TableSums(self)
+        for begin, end in self.blocks():
             at = slice(begin * self.columns, end * self.columns)
-            for low in range(0, self.key_rows, key_step):
-                high = min(low + key_step, self.key_rows)
+            for low, high in self.stretches():
                 to = slice(low * self.key_columns, high * self.key_columns)
-                bias = self.bias(begin, end, low, high)
-                weights = bias.clone(memory_format=torch.contiguous_format)
-                weights = weights.view(self.heads, at.stop - at.start, -1)
+                weights = self.bias(begin, end, low, high)
                 weights.baddbmm_(queries[:, at], keys[:, to].mT).exp_()
-                slopes = torch.bmm(gradients[:, at], values[:, to].mT).mul_(weights)
+                slopes = room.of(*weights.shape)
+                slopes.baddbmm_(gradients[:, at], values[:, to].mT, beta=0.0).mul_(weights)
                 into[2][0, :, to].baddbmm_(weights.mT, plain[:, at])
                 into[0][0, :, at].baddbmm_(slopes, k[:, to])
                 into[1][0, :, to].baddbmm_(slopes.mT, q[:, at])
                 sums.add(slopes, begin, end, low, high, into[3])
 
 
-class _TableSums:
-    """Sums of what a tile holds over all pairs with the same offset."""
+class _Memory:
+    """Memory that is used again and again: new memory is slow to touch."""
 
-    def __init__(
-        self, heads: int, rows: int, key_rows: int, columns: int, key_columns: int, *, like: Tensor
-    ) -> None:
-        self.columns, self.key_columns = columns, key_columns
-        self.width = columns + key_columns
-        self.memory = like.new_zeros(heads, rows, columns, key_rows, self.width)
+    def __init__(self, like: Tensor) -> None:
+        self.numbers = like.new_empty(0)
+
+    def of(self, *size: int) -> Tensor:
+        """The beginning of it in this shape, with anything in it."""
+        count = math.prod(size)
+        if self.numbers.numel() < count:
+            self.numbers = self.numbers.new_empty(count)
+        return self.numbers[:count].view(size)
+
+
+def _ranges(rows: int, tokens: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Ranges of image rows that hold at least so many tokens, but for the last."""
+    step = -(-tokens // columns)
+    for begin in range(0, rows, step):
+        yield begin, min(begin + step, rows)
+
+
+class _TableSums:
+    """Sums of what tiles hold over all pairs with the same offset."""
+
+    def __init__(self, image: _Image) -> None:
+        self.columns, self.key_columns = image.columns, image.key_columns
+        self.width = self.columns + self.key_columns
+        _, count = next(image.blocks())
+        _, key_count = next(image.stretches())
+        self.memory = image.q.new_zeros(image.heads, count, self.columns, key_count, self.width)
 
     def add(
         self, tile: Tensor, begin: int, end: int, low: int, high: int, into: Float[Tensor, "H Y X"]

@@ -89,13 +89,6 @@ class Band:
         behind, ahead = (None, None) if reach is None else (zero - reach, zero + reach)
         return cls(queries, keys, zero, first, last, behind, ahead)
 
-    @property
-    def reach(self) -> float:
-        """Distance at which the outermost buckets begin; infinity if there are none."""
-        if self.ahead is not None:
-            return self.ahead - self.zero
-        return float("inf") if self.behind is None else self.zero - self.behind
-
     def blocks(self, size: int) -> Iterator[tuple[int, int]]:
         """Ranges of queries, counted from the last one."""
         for begin in range(0, self.queries, size):

@@ -10,6 +10,8 @@ has to be zero wherever the tile is summed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -19,6 +21,10 @@ from posenc.attention.backends.tiled.plan import Band, Kind, Stretch
 from posenc.attention.backends.tiled.stock import Partial
 
 __all__ = ["Dropout", "Pitched", "Tiles"]
+
+PIECE = 128
+"""Keys at a time whose own vectors are multiplied with those of offsets: each meets as many offsets
+as there are queries, but a product of many keys computes all that any of them meets."""
 
 
 class Pitched:
@@ -113,7 +119,7 @@ class Tiles:
         self.queries, self.keys = self.q, self.k
         self.values = _with_ones(self.v) if dropout is None else self.v
         if x.right is not None:
-            self.side = Pitched(heads, self.size[1], self.size[0], like=self.q)
+            self.side = Pitched(heads, min(PIECE, self.size[1]), self.size[0], like=self.q)
 
     def chunks(self, stretch: Stretch) -> list[tuple[int, int]]:
         """A stretch of keys as ranges of the size of a tile."""
@@ -165,10 +171,11 @@ class Tiles:
         else:
             tile.zero_()
         if x.right is not None and x.right_rows is not None:
-            vectors = self._window(x.right_rows, begin, end, low, high).mT
-            side = self.side.full(columns, rows + columns - 1)
-            _products(side, x.right[0, :, low:high], vectors)
-            tile.add_(self.side.turned(rows, columns))
+            for at, to in _pieces(low, high):
+                vectors = self._window(x.right_rows, begin, end, at, to).mT
+                side = self.side.full(to - at, rows + to - at - 1)
+                _products(side, x.right[0, :, at:to], vectors)
+                tile[..., at - low : to - low].add_(self.side.turned(rows, to - at))
         if x.column is not None:
             tile.add_(x.column[0, :, low:high].unsqueeze(-2))
         return tile
@@ -226,6 +233,11 @@ def _products(
     out.baddbmm_(left, right.expand(len(out), -1, -1), beta=0.0 if start is None else 1.0)
 
 
+def _pieces(low: int, high: int) -> Iterator[tuple[int, int]]:
+    for at in range(low, high, PIECE):
+        yield at, min(at + PIECE, high)
+
+
 def _with_ones(x: Float[Tensor, "H L D"]) -> Float[Tensor, "H L D+1"]:
     return torch.nn.functional.pad(x, (0, 1), value=1.0)
 
@@ -271,7 +283,7 @@ class BackwardTiles(Tiles):
         self.slopes = Pitched(heads, *self.size, like=self.q)
         self.last: tuple[int, int] | None = None
         if x.right is not None:
-            self.slope_side = Pitched(heads, self.size[1], self.size[0], like=self.q)
+            self.slope_side = Pitched(heads, min(PIECE, self.size[1]), self.size[0], like=self.q)
 
     def backward(
         self, begin: int, end: int, stretches: list[Stretch], *, sums: bool
@@ -349,12 +361,14 @@ class BackwardTiles(Tiles):
             _sum_heads(into.left_rows[:, window], skewed.mT @ left)
         if x.right is not None and x.right_rows is not None and into.right is not None:
             assert into.right_rows is not None
-            right = x.right[0, :, low:high]
-            self.slope_side.turned(rows, columns).copy_(self.slopes.tile(rows, columns))
-            side = self.slope_side.full(columns, rows + columns - 1)
-            vectors = x.right_rows[:, window].expand(len(right), -1, -1)
-            into.right[0, :, low:high].baddbmm_(side, vectors)
-            _sum_heads(into.right_rows[:, window], side.mT @ right)
+            for at, to in _pieces(low, high):
+                right, piece = x.right[0, :, at:to], slice(begin + at, end - 1 + to)
+                slopes = self.slopes.tile(rows, columns)[..., at - low : to - low]
+                self.slope_side.turned(rows, to - at).copy_(slopes)
+                side = self.slope_side.full(to - at, rows + to - at - 1)
+                vectors = x.right_rows[:, piece].expand(len(right), -1, -1)
+                into.right[0, :, at:to].baddbmm_(side, vectors)
+                _sum_heads(into.right_rows[:, piece], side.mT @ right)
         if into.value_rows is not None:
             if kept.data_ptr() != self.scores.memory.data_ptr():
                 self.scores.tile(rows, columns).copy_(kept)

@@ -7,8 +7,10 @@ So every worker takes tiles of its own, and its operators run on its own core al
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TypeVar
 
@@ -36,14 +38,42 @@ def side_by_side(work: Callable[[int, Sequence[Item]], None], items: Sequence[It
         work(0, shares[0])
         return
     pool = _pool(os.getpid(), count)
-    running = [pool.submit(_work, work, worker, share) for worker, share in enumerate(shares)]
-    for each in running:
-        each.result()
+    with _one_core_each():
+        running = [pool.submit(_work, work, worker, share) for worker, share in enumerate(shares)]
+        for each in running:
+            each.result()
 
 
 def _work(work: Callable[[int, Sequence[Item]], None], worker: int, items: Sequence[Item]) -> None:
     with torch.no_grad():  # what the operators of a new thread would otherwise record
         work(worker, items)
+
+
+_lock = threading.Lock()
+_inside = 0
+_threads = 0
+
+
+@contextmanager
+def _one_core_each() -> Iterator[None]:
+    """Matrix products on one core meanwhile.
+
+    MKL's number of threads is one for all threads of Python: without this, the products of each
+    worker would spread over all cores, and take twice as long in all.
+    """
+    global _inside, _threads
+    with _lock:
+        if _inside == 0:
+            _threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                torch.set_num_threads(_threads)
 
 
 @lru_cache(maxsize=4)
