@@ -96,6 +96,25 @@ def test_the_best_of_several_after_fine_tuning(
     assert isinstance(load(tmp_path / "out"), Decoder)
 
 
+def test_longrope_is_searched_on_the_text(
+    posenc: Run, base: Path, text: Path, tmp_path: Path
+) -> None:
+    arguments = ("extend", base, "--method", "longrope", "--factor", "2", "--text", text)
+    code, printed, said = posenc(*arguments, "--search", "4", "--out", tmp_path / "out")
+    assert code == 0, said
+    assert "Its factors are the best of 4" in printed
+    assert "searching factors" in said
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "out-search.json"}
+    state = json.loads((tmp_path / "out-search.json").read_text())
+    best = state["factors"][state["losses"].index(min(state["losses"]))]
+    written = json.loads((tmp_path / "out/config.json").read_text())["rope_parameters"]
+    assert written["rope_type"] == "longrope"
+    assert written["long_factor"] == pytest.approx(best)
+    code, _, said = posenc(*arguments, "--search", "-1", "--out", tmp_path / "again")
+    assert code == 2
+    assert "--search: expected 0 or more" in said
+
+
 def test_evaluate_reads_what_only_posenc_knows(
     posenc: Run, base: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -146,6 +165,12 @@ def test_an_encoder_and_an_image_encoder_are_stretched_and_not_measured(
     )
     assert code == 0, said
     assert load(tmp_path / "wider")(torch.zeros(1, 3, 16, 16))[0].shape[1] == 17
+    code, _, said = posenc(
+        *("extend", tmp_path / "vit", "--method", "interpolate@size=(3,5)"),
+        *("--out", tmp_path / "oblong"),
+    )
+    assert code == 0, said
+    assert load(tmp_path / "oblong")(torch.zeros(1, 3, 12, 20))[0].shape[1] == 16
 
 
 TOKENIZER = """{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
@@ -211,6 +236,7 @@ def _missing_shard(folder: Path) -> None:
         (None, ("--method", "yarm"), "Did you mean 'yarn'"),
         (None, ("--method", ","), "--method: expected a method"),
         (None, ("--method", "segments"), "a method that a checkpoint can hold"),
+        (None, ("--search", "9"), "longrope among the methods"),
         (None, ("--finetune-steps", "-1"), "--finetune-steps: expected 0 or more"),
         (None, ("--positions", "odd"), "--positions"),
         (None, ("--factor", "4000"), "text: expected at least"),

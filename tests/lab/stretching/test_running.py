@@ -136,6 +136,12 @@ def test_names_that_do_not_exist(spec: str) -> None:
         Method.parse(spec)
 
 
+def test_commas_in_brackets_part_no_methods(model: Decoder) -> None:
+    found = methods_for("yarn, longrope@long_factors=[1,2.5,3,4]", model, length=LENGTH)
+    assert [each.name for each in found] == ["yarn", "longrope"]
+    assert found[1].options == {"long_factors": [1, 2.5, 3, 4]}
+
+
 @pytest.mark.parametrize("positions", ["plain", "randomized", "skipped"])
 def test_fine_tuning_leaves_the_model_and_is_the_same_twice(
     model: Decoder, text: Text, positions: str

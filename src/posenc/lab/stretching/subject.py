@@ -47,11 +47,12 @@ def train_subject(
     work: Path,
     *,
     text: Path | None = None,
+    length: int = LENGTH,
     steps: int = SUBJECT_STEPS,
     seed: int = 0,
     watch: Watch | None = None,
 ) -> Decoder:
-    """Train a byte-level RoPE model of about 0.4 M parameters at 128 bytes; resumable.
+    """Train a byte-level RoPE model of about 0.4 M parameters, at 128 bytes as a rule; resumable.
 
     A quarter of the rows ask for needles, and an eighth repeat a random word, so that a stretched
     model can be asked for both.
@@ -59,6 +60,7 @@ def train_subject(
     Args:
         work: an existing folder for the training's checkpoint.
         text: what to train on; the standard library's source by default.
+        length: of the contexts, in bytes; a batch has as many bytes whatever it is.
         steps: of training.
         seed: of weights and data.
         watch: how to follow it.
@@ -73,13 +75,13 @@ def train_subject(
         text=text,
         encodings=("rope",),
         references=(),
-        train_length=LENGTH,
-        test_lengths=(LENGTH,),
+        train_length=length,
+        test_lengths=(length,),
         steps=steps,
         width=WIDTH,
         layers=LAYERS,
         heads=HEADS,
-        batch=BATCH,
+        batch=max(2 * REPEATED_ROWS, BATCH * LENGTH // length),
     )
     plan = Plan(encoding="rope", seed=seed, steps=steps, rate=settings.rate, folder=work)
     trained = train(SubjectTask(settings), plan, watch)

@@ -1,0 +1,179 @@
+"""Small models stretched without training, over several trained lengths and seeds.
+
+    python benchmarks/stretching.py [--lengths 64 128] [--seeds 2] [--steps 1200] [--threads 2]
+
+Models of bytes are trained on the standard library's source as ``posenc extend`` trains its own
+(kept in ``posenc-stretching/``, so that a second run only measures). Three tables:
+
+- *order*: bits a byte at twice the trained length by each method, on the same bytes;
+- *ramp*: YaRN at factor 4 with other ramps and temperatures: how much worse than the original it is
+  at the trained length, which should cost nothing, and its bits a byte at four times that;
+- *images*: a ViT that learned 8×8 digits with a table of positions: the share it classifies right
+  when they are shown larger, the table interpolated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import write_results
+from torch import nn
+
+from posenc.extension import extend_layers
+from posenc.lab.checkpoint import Plan
+from posenc.lab.corpus import read_corpus
+from posenc.lab.measure import Targets
+from posenc.lab.results import Measurement
+from posenc.lab.settings import Settings
+from posenc.lab.statistics import estimate
+from posenc.lab.stretching.contenders import Method
+from posenc.lab.stretching.subject import train_subject
+from posenc.lab.tasks.digits import Digits
+from posenc.lab.train import train
+from posenc.models import Decoder
+from posenc.models.replacing import encodings_of, with_encodings, with_window
+
+FOLDER = Path("posenc-stretching")
+ORDER = ("direct", "interpolate", "ntk", "ntk_by_parts", "yarn", "yarn@alpha=0.5@beta=4")
+ORDER += ("dynamic_ntk", "string", "self_extend", "leaky_rerope", "rerope")
+SHORT = "yarn@alpha=0.5@beta=4@truncate=False"
+RAMPS = ("yarn", "yarn@truncate=False", "yarn@temperature=1", "yarn@alpha=0.5@beta=4", SHORT)
+RAMPS += ("yarn@alpha=0.25@beta=2@truncate=False", "yarn@alpha=0.1@beta=1@truncate=False")
+RAMPS += (f"{SHORT}@temperature=1", f"{SHORT}@temperature=1.07", "ntk", "interpolate")
+WINDOWS = 192
+DIGITS = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    text = torch.frombuffer(bytearray(read_corpus(None).held_out), dtype=torch.uint8)
+    rows: list[dict[str, object]] = []
+    for length in options.lengths:
+        models = [trained(length, seed, options.steps) for seed in range(options.seeds)]
+        rows += order(models, text, length)
+        rows += ramps(models, text, length)
+    rows += images(options.seeds)
+    path = write_results("stretching", rows, steps=options.steps, seeds=options.seeds)
+    print(f"Written to {path}.")
+
+
+def trained(length: int, seed: int, steps: int) -> Decoder:
+    """The model of this length and seed, trained if it is not there yet."""
+    folder = FOLDER / f"{length}-{seed}-{steps}"
+    if not (folder / "model").exists():
+        print(f"training at {length} bytes, seed {seed}", flush=True)
+        work = folder / "training"
+        work.mkdir(parents=True, exist_ok=True)
+        train_subject(work, length=length, steps=steps, seed=seed).save(folder / "model")
+        shutil.rmtree(work)
+    return Decoder.load(folder / "model").requires_grad_(requires_grad=False).eval()
+
+
+def stretched(model: Decoder, spec: str, *, factor: float, length: int) -> nn.Module:
+    method = Method.parse(spec)
+    records = extend_layers(
+        encodings_of(model), method.name, factor=factor, length=length, **method.options
+    )
+    return with_encodings(model, records)
+
+
+def order(models: list[Decoder], text: torch.Tensor, length: int) -> list[dict[str, object]]:
+    """Every method at twice the trained length, from worst to best."""
+    targets = Targets.spread(len(text), width=length // 2, longest=2 * length, count=WINDOWS)
+    found = {
+        spec: [
+            targets.loss(stretched(m, spec, factor=2, length=length), text, 2 * length)
+            for m in models
+        ]
+        for spec in ORDER
+    }
+    found["window"] = [targets.loss(with_window(m, length), text, 2 * length) for m in models]
+    found["direct at L"] = [targets.loss(m, text, length) for m in models]
+    print(f"\ntrained at {length} bytes; bits a byte at {2 * length}, without training")
+    rows: list[dict[str, object]] = []
+    for spec, losses in sorted(found.items(), key=lambda pair: -sum(pair[1])):
+        print(f"  {spec:26} {shown(losses)}   {'  '.join(f'{x:.3f}' for x in losses)}", flush=True)
+        rows.append({"table": "order", "length": length, "method": spec, "bits": losses})
+    return rows
+
+
+def ramps(models: list[Decoder], text: torch.Tensor, length: int) -> list[dict[str, object]]:
+    """YaRN at factor 4: loss at the trained length, as a share of the original's, and at 4 L."""
+    targets = Targets.spread(len(text), width=length // 2, longest=4 * length, count=WINDOWS)
+    base = [targets.loss(model, text, length) for model in models]
+    print(
+        f"\ntrained at {length} bytes, factor 4; at {length} against the original; at {4 * length}"
+    )
+    rows: list[dict[str, object]] = []
+    for spec in RAMPS:
+        twins = [stretched(model, spec, factor=4, length=length) for model in models]
+        short = [targets.loss(m, text, length) / b - 1 for m, b in zip(twins, base, strict=True)]
+        long = [targets.loss(m, text, 4 * length) for m in twins]
+        print(f"  {spec:52} {shown(short, '+.1%')}   {shown(long)}", flush=True)
+        rows.append(
+            {"table": "ramp", "length": length, "method": spec, "worse": short, "bits": long}
+        )
+    return rows
+
+
+def images(seeds: int) -> list[dict[str, object]]:
+    """Larger digits by a table of positions: interpolated in two ways."""
+    ways: dict[str, dict[str, Any]] = {"centers": {}, "corners": {"align": "corners"}}
+    found: dict[tuple[str, int], list[float]] = {}
+    for seed in range(seeds):
+        task = digits(DIGITS)
+        work = FOLDER / f"digits-{seed}" / "training"
+        work.mkdir(parents=True, exist_ok=True)
+        plan = Plan(encoding="learned2d", seed=seed, steps=1200, rate=3e-3, folder=work)
+        model = train(task, plan).model.eval()
+        found.setdefault(("as trained", DIGITS), []).append(right(task, model, seed))
+        for side in (12, 16):
+            for way, options in ways.items():
+                records = extend_layers(
+                    encodings_of(model), "interpolate", factor=side / DIGITS, **options
+                )
+                twin = with_encodings(model, records)
+                found.setdefault((way, side), []).append(right(digits(side), twin, seed))
+    print("\ndigits learned at 8×8; share classified right")
+    for (way, side), shares in found.items():
+        print(f"  {way:26} {side}×{side}  {shown(shares, '.1%')}")
+    return [
+        {"table": "images", "side": side, "method": way, "right": shares}
+        for (way, side), shares in found.items()
+    ]
+
+
+def digits(side: int) -> Digits:
+    return Digits(
+        Settings(out=FOLDER, task="digits", encodings=("learned2d",), test_lengths=(side,))
+    )
+
+
+def right(task: Digits, model: nn.Module, seed: int) -> float:
+    """The share of held-out images classified right when they are scaled to the task's size."""
+    for measured in task.measure(model, "learned2d", seed, available=None):
+        for each in measured:
+            if isinstance(each, Measurement) and each.metric == "scaled":
+                return each.value
+    raise LookupError("scaled")
+
+
+def shown(values: list[float], form: str = ".3f") -> str:
+    found = estimate(values)
+    assert found is not None
+    half = "" if found.half_width is None else f" ± {found.half_width:{form.lstrip('+')}}"
+    return f"{found.mean:{form}}{half}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What a study advises, and how sure it says that is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from posenc.lab.stretching.answer import answer
+from posenc.lab.stretching.choosing import choose, gap
+from posenc.lab.stretching.results import Findings, Reading, Study
+
+STRETCHES = 64
+NOISE = [0.01 * ((7 * n) % 5 - 2) for n in range(STRETCHES)]
+
+
+def reading(loss: float, found: float = 0.5, spread: float = 0.0) -> Reading:
+    """Each stretch costs ``loss``, more or less, as all others do; ``spread`` is its own."""
+    own = [spread * (1 if n % 2 else -1) for n in range(STRETCHES)]
+    return Reading(
+        loss={16: 2.0, 32: loss},
+        by_position=((4.0, 2.0),),
+        needles={16: (0.9,), 32: (found,)},
+        copied={16: 0.9, 32: 0.9},
+        tokens_per_second=1.0,
+        peak_memory_bytes=1,
+        windows=tuple(loss + noise + mine for noise, mine in zip(NOISE, own, strict=True)),
+    )
+
+
+def study(**readings: Reading) -> Study:
+    baselines = ("direct", "window")
+    findings = tuple(
+        Findings(
+            key=key,
+            role="baseline" if key in baselines else "method",
+            writable=key not in (*baselines, "segments"),
+            advice=(f"{key} has a ramp.",) if key == "yarn" else (),
+            untuned=each,
+        )
+        for key, each in readings.items()
+    )
+    return Study(
+        checkpoint="tiny",
+        family="llama",
+        parameters=1,
+        length=16,
+        factor=2.0,
+        lengths=(16, 32),
+        depths=(0.5,),
+        unit="byte",
+        needles="needles",
+        chance=0.06,
+        copy_chance=0.04,
+        text="a text",
+        sha256="",
+        targets=STRETCHES,
+        asked=64,
+        findings=findings,
+    )
+
+
+BASE = {"direct": reading(4.0, 0.1), "window": reading(2.4, 0.05)}
+
+
+def test_needles_come_before_loss() -> None:
+    found = study(**BASE, ntk=reading(2.3, 0.2), yarn=reading(2.5, 0.57), rerope=reading(2.6, 0.6))
+    assert choose(found, tuned=False)[0] == "yarn", "as many as rerope's, and less loss"
+
+
+def test_loss_decides_where_the_original_finds_none() -> None:
+    blind = {key: replace(each, needles={16: (0.06,), 32: (0.06,)}) for key, each in BASE.items()}
+    found = study(**blind, ntk=reading(2.3, 0.2), rerope=reading(2.6, 0.6))
+    assert choose(found, tuned=False)[0] == "ntk"
+    said = answer(found)
+    assert "needles" not in said[0]
+    assert any("says nothing of the methods" in sentence for sentence in said)
+
+
+def test_what_no_checkpoint_holds_is_not_advised() -> None:
+    found = study(**BASE, segments=reading(2.0, 0.9), ntk=reading(2.3, 0.2), yarn=reading(2.5))
+    assert choose(found, tuned=False)[0] == "yarn"
+    assert choose(study(**BASE, segments=reading(2.0)), tuned=False)[0] is None
+
+
+def test_the_gap_is_paired() -> None:
+    difference = gap(reading(2.5), reading(2.3))
+    assert difference is not None
+    assert difference.mean == pytest.approx(0.2)
+    assert difference.half_width == pytest.approx(0, abs=1e-9), "what they share cancels"
+    noisy = gap(reading(2.5, spread=0.3), reading(2.3))
+    assert noisy is not None
+    assert noisy.half_width == pytest.approx(0.3 * 1.998 / 63**0.5, rel=1e-3)
+
+
+def test_the_answer_names_the_method_and_says_how_sure_it_is() -> None:
+    found = study(
+        **BASE,
+        yarn=reading(2.5),
+        ntk=reading(2.51, spread=0.3),
+        rerope=reading(2.7, 0.52),
+        interpolate=reading(3.0, 0.2),
+    )
+    first, sure, chance, *rest = answer(replace(found, chosen="yarn", reason="Because."))
+    assert first == (
+        "Without any training, use yarn: at 32 bytes, 2 times the trained length, its loss is "
+        "2.500 bits a byte (the model as it is 4.000, a plain sliding window 2.400), and it finds "
+        "50% of the needles (the model as it is 10%, a plain sliding window 5%)."
+    )
+    assert "ntk cannot be told from it by its loss" in sure
+    assert "rerope, the next that loses more, costs 0.200 ± 0.000 bits a byte more" in sure
+    assert "window has less loss" in sure
+    assert "64 stretches of text" in sure
+    assert "sure to 12%" in chance
+    assert "one trained model and one seed" in chance
+    assert "yarn: yarn has a ramp." in rest
