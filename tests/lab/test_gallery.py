@@ -80,13 +80,18 @@ def test_page_needs_nothing_else(page: str) -> None:
 
 def test_prose_sets_indices_but_not_names() -> None:
     assert prose("``s_ij`` < 1") == "<code>s<sub>ij</sub></code> &lt; 1"
-    assert prose("``a^K_{t+1}``") == "<code>a<sup>K</sup>_{t+1}</code>"
+    assert prose("``a^K_{t+1}``") == "<code>a<sup>K</sup><sub>t+1</sub></code>"
     assert prose("``q'_i = max_distance <b>``") == (
         "<code>q'<sub>i</sub> = max_distance &lt;b&gt;</code>"
     )
     assert prose("``head_dim``") == "<code>head_dim</code>"
-    assert prose("``base^(-2t/d)``") == "<code>base<sup>(-2t/d)</sup></code>"
-    assert prose("``b^(t/(C/2))·a_tᵀ``") == "<code>b<sup>(t/(C/2))</sup>·a<sub>t</sub>ᵀ</code>"
+    assert prose("``base^(-2t/d)``") == "<code>base<sup>-2t/d</sup></code>"
+    assert prose("``b^(t/(C/2))·a_tᵀ``") == "<code>b<sup>t/(C/2)</sup>·a<sub>t</sub>ᵀ</code>"
+    assert prose("``r^(a2_h)``") == "<code>r<sup>a2<sub>h</sub></sup></code>"
+    assert prose("W_K and θ^y_ht, (3D)^-1/2 <") == (
+        "W<sub>K</sub> and θ<sup>y</sup><sub>ht</sub>, (3D)<sup>-1/2</sup> &lt;"
+    )
+    assert prose("max_length, RoPE++_EH, p_rope") == "max_length, RoPE++_EH, p_rope"
 
 
 def test_formulas_are_told_from_names() -> None:

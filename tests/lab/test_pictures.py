@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from posenc.errors import ArgumentError, OutputError
-from posenc.lab.colours import FALL, RISE, Scale
-from posenc.lab.pictures import draw, save_picture
+from posenc.lab.colours import FALL, RISE, Scale, is_narrow
+from posenc.lab.panels import Trail
+from posenc.lab.pictures import draw, draw_panel, save_picture
 from posenc.lab.portrait import portray
 from posenc.lab.raster import data_uri
 
@@ -50,6 +51,28 @@ def test_only_the_sides_that_there_are() -> None:
     assert Scale.of_amounts(torch.tensor([[[0.0, 3.0]]])).domain == (0.0, 3.0)
     assert Scale.of_amounts(torch.tensor([[[0.0, -3.0]]])).domain == (-3.0, 0.0)
     assert Scale.of_amounts(torch.zeros(1, 1, 2)).domain[0] == 0.0
+
+
+def test_values_far_above_zero_are_told_apart() -> None:
+    """Cosines from 0.98 to 1 on a scale from 0 would be one blue square."""
+    scale = Scale.of_amounts(torch.tensor([[[0.98, 1.0, math.nan]]]))
+    assert scale.domain == pytest.approx((0.98, 1.0))
+    assert scale.colour(torch.tensor([0.98, 0.99, 1.0]))[:, 3].tolist() == pytest.approx(
+        [0, 0.5, 1], abs=1e-4
+    )
+    assert scale.legend().to_dict()["domain"] == pytest.approx([0.98, 1.0])
+    assert not is_narrow(torch.tensor([0.4, 1.0]))
+    assert not is_narrow(torch.tensor([-1.0, -0.9]))
+    assert not is_narrow(torch.ones(3))
+    assert not is_narrow(torch.full((3,), math.nan))
+
+
+def test_no_name_of_a_position_is_written_over_another() -> None:
+    points = torch.zeros(16, 2)
+    points[8] = torch.tensor([1.0, 0.0])
+    trail = Trail(title="", note="", points=points, x_label="x", y_label="y")
+    (rows,) = draw_panel(trail).to_dict()["datasets"].values()
+    assert [row["name"] for row in rows if row["name"]] == ["0", "8"]
 
 
 def test_maps_of_very_different_sizes_share_a_root() -> None:

@@ -54,6 +54,13 @@ def test_nope_adds_nothing() -> None:
         assert values(panel).nan_to_num(0.0).abs().max() == 0
 
 
+def test_heads_that_are_the_same_are_drawn_once() -> None:
+    """RoPE++ has two kinds of heads."""
+    for panel in portray("rope_pp", length=6).panels:
+        assert not isinstance(panel, Trail)
+        assert panel.names == ("heads 1, 3", "heads 2, 4")
+
+
 def test_the_same_call_gives_the_same_portrait() -> None:
     for one, two in zip(portray("shaw").panels, portray("shaw").panels, strict=True):
         assert values(one).nan_to_num(7.0).equal(values(two).nan_to_num(7.0))

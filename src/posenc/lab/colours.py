@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["COLOURS", "FALL", "RISE", "Scale"]
+__all__ = ["COLOURS", "FALL", "RISE", "Scale", "is_narrow"]
 
 COLOURS = (
     "#3584c6",
@@ -32,10 +32,20 @@ RISE, FALL = "#2f7cc4", "#cf3f45"
 UNEVEN = 8.0
 """Maps whose largest values are so many times apart are coloured by a root of the value."""
 
+NARROW = 0.5
+"""Values that are all above so much of the largest are coloured from the least of them on."""
+
 NOTHING = (0.45, 0.5, 0.57, 0.14)
 
 TURN = 24
 """Steps in which the legend goes once around the circle."""
+
+
+def is_narrow(values: Tensor) -> bool:
+    """Whether values are so close to one another, and so far from zero, that zero hides them."""
+    seen = values[~values.isnan()]
+    low, high = (seen.amin().item(), seen.amax().item()) if seen.numel() else (0.0, 0.0)
+    return low > NARROW * high > 0 and high - low > 1e-3 * high
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,13 @@ class Scale:
 
     @classmethod
     def of_amounts(cls, maps: Float[Tensor, "N R K"]) -> Scale:
-        """White at zero, blue above and red below; only the sides that there are."""
+        """White at zero, blue above and red below; only the sides that there are.
+
+        Where all values are far above zero, white at the least of them.
+        """
+        if is_narrow(maps):
+            seen = maps[~maps.isnan()]
+            return cls((seen.amin().item(), seen.amax().item()), 1.0)
         sizes = maps.abs().nan_to_num(0.0).flatten(1).amax(1)
         size = sizes.max().item() or 1.0
         uneven = len(maps) > 1 and bool(sizes.min() * UNEVEN < size)
@@ -74,7 +90,8 @@ class Scale:
             hue = (math.pi * (0.5 - (values + math.pi) / (2 * math.pi))).unsqueeze(-1) + thirds
             coloured = torch.nn.functional.pad(hue.sin().square(), (0, 1), value=1.0)
         else:
-            share = values / max(-self.domain[0], self.domain[1])
+            base = max(self.domain[0], 0.0)
+            share = (values - base) / max(-self.domain[0], self.domain[1] - base)
             ends = torch.tensor([_channels(FALL), _channels(RISE)])
             opacity = share.abs().pow(self.exponent).unsqueeze(-1)
             coloured = torch.cat([ends[(share > 0).long()], opacity], dim=-1)
@@ -89,7 +106,7 @@ class Scale:
             return alt.Scale(domain=at.tolist(), range=colours)
         near = 1e-9 * max(-low, high)
         stops = {low: (FALL, 1), -near: (FALL, 0)} if low < 0 else {}
-        stops |= {near if low < 0 else 0.0: (RISE, 0), high: (RISE, 1)} if high > 0 else {}
+        stops |= {near if low < 0 else low: (RISE, 0), high: (RISE, 1)} if high > 0 else {}
         colours = ["rgba({},{},{},{})".format(*_levels(c), a) for c, a in stops.values()]
         return alt.Scale(
             type="pow",

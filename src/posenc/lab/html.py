@@ -8,7 +8,7 @@ from html import escape as escape_html
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 __all__ = ["environment", "is_formula", "prose", "source"]
 
@@ -42,7 +42,7 @@ def prose(text: str) -> Markup:
     """A docstring's text, its ``code`` set as code, with indices and powers where they belong."""
     pieces = text.split("``")
     done = [
-        Markup("<code>{}</code>").format(_formula(piece)) if number % 2 else escape(piece)
+        Markup("<code>{}</code>").format(_formula(piece)) if number % 2 else _formula(piece)
         for number, piece in enumerate(pieces)
     ]
     return Markup("").join(done)
@@ -62,14 +62,20 @@ def is_formula(paragraph: str) -> bool:
 
 
 INDEX = re.compile(
-    r"(?<![A-Za-z_])([A-Za-zα-ωΑ-Ω]'?)_(\{[^}]*\}|\([^)]*\)|[A-Za-z0-9α-ω]{1,4})(?![A-Za-z0-9_])"
+    r"((?<![A-Za-z_+])[A-Za-zα-ωΑ-Ω]\d?'?|</sup>)"
+    r"_(\{[^}]*\}|\([^)]*\)|axis|[A-Za-z0-9α-ω]{1,3})(?![A-Za-z0-9_])"
 )
-POWER = re.compile(r"\^(\{[^}]*\}|\((?:[^()]|\([^()]*\))*\)|-?[A-Za-z0-9α-ω]+)")
+POWER = re.compile(r"\^(\{[^}]*\}|\((?:[^()]|\([^()]*\))*\)|-?\d+/\d+|-?[A-Za-z0-9α-ω]+)")
 
 
 def _formula(code: str) -> Markup:
     """``s_ij`` with ij below, ``a^K`` with K above; longer names stay as they are."""
     text = escape_html(code, quote=False)
-    text = POWER.sub(lambda m: f"<sup>{m[1].strip('{}')}</sup>", text)
-    text = INDEX.sub(lambda m: f"{m[1]}<sub>{m[2].strip('{}')}</sub>", text)
+    text = POWER.sub(lambda m: f"<sup>{_bare(m[1])}</sup>", text)
+    text = INDEX.sub(lambda m: f"{m[1]}<sub>{_bare(m[2])}</sub>", text)
     return Markup(text)
+
+
+def _bare(raised: str) -> str:
+    """What stands above or below the line, without what held it together on the line."""
+    return raised[1:-1] if raised[0] in "{(" else raised

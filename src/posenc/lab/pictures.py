@@ -12,7 +12,7 @@ import torch
 import vl_convert
 
 from posenc.errors import ArgumentError
-from posenc.lab.colours import COLOURS, RISE, Scale
+from posenc.lab.colours import COLOURS, RISE, Scale, is_narrow
 from posenc.lab.panels import Curves, Heat, Panel, Portrait, Trail
 from posenc.lab.raster import data_uri
 from posenc.storage import write_bytes
@@ -25,6 +25,9 @@ SIDE = 288
 """Pixels that a panel is wide and high, roughly: cells have whole ones."""
 
 NAMED_POINTS = 8
+
+APART = 0.09
+"""Share of a trail's square that two points must be apart for both to be named."""
 
 NOTE_WIDTH = 54
 """Characters a line of the note on a panel."""
@@ -142,7 +145,7 @@ def _draw_map(values: torch.Tensor, name: str, heat: Heat, scale: Scale, side: i
         aria=False,
     ).encode(x=x, y=y, url="url:N")
     unseen = base.mark_point(opacity=0).encode(
-        x="x:Q", y="y:Q", color=alt.Color("value:Q", scale=scale.legend(), legend=_gradient())
+        x="x:Q", y="y:Q", color=alt.Color("value:Q", scale=scale.legend(), legend=_gradient(scale))
     )
     chart = alt.layer(cells, unseen).properties(width=over * width, height=down * height)
     title = alt.TitleParams(name, fontSize=12, fontWeight="normal", color=SOFT, offset=6)
@@ -157,21 +160,22 @@ def _cell_axis(count: int) -> alt.Axis:
     )
 
 
-def _gradient() -> alt.Legend:
+def _gradient(scale: Scale | None = None) -> alt.Legend:
+    """A strip of colours; with more digits where the values are close to one another."""
+    digits = 4 if scale is not None and scale.domain[0] > 0 else 2
     return alt.Legend(
-        title=None, gradientLength=120, gradientThickness=10, format=".2~g", tickCount=5
+        title=None, gradientLength=120, gradientThickness=10, format=f".{digits}~g", tickCount=5
     )
 
 
 def _draw_trail(trail: Trail) -> Any:
     """A line through the points, coloured by position, with some positions named."""
-    count = len(trail.points)
-    every = max(1, -(-count // NAMED_POINTS))
+    middle, reach = _frame(trail.points)
+    named = _named(trail.points, 2 * reach * APART)
     rows = [
-        {"position": n, "x": x, "y": y, "name": "" if n % every else str(n)}
+        {"position": n, "x": x, "y": y, "name": str(n) if n in named else ""}
         for n, (x, y) in enumerate(trail.points.tolist())
     ]
-    middle, reach = _frame(trail.points)
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         x=alt.X("x:Q", title=trail.x_label).scale(
             domain=[middle[0] - reach, middle[0] + reach], nice=False
@@ -194,6 +198,15 @@ def _draw_trail(trail: Trail) -> Any:
     return alt.vconcat(square, title=title)
 
 
+def _named(points: torch.Tensor, apart: float) -> set[int]:
+    """Every sixth position or so, but none that would be written over another."""
+    named: list[int] = []
+    for n in range(0, len(points), max(1, -(-len(points) // NAMED_POINTS))):
+        if not named or (points[named] - points[n]).norm(dim=-1).min() > apart:
+            named.append(n)
+    return set(named)
+
+
 def _frame(points: torch.Tensor) -> tuple[list[float], float]:
     """Centre and half side of the square around all points, so that directions keep their scale."""
     low, high = points.amin(0), points.amax(0)
@@ -214,15 +227,16 @@ def _draw_curves(curves: Curves) -> Any:
     x = alt.X("x:Q", title=curves.x_label, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False))
     base = alt.Chart(points).encode(x=x, color=colour)
     layers = []
+    height = alt.Scale(zero=not is_narrow(curves.values if curves.low is None else curves.low))
     if curves.low is not None:
         band = base.mark_area(opacity=0.08 if several else 0.18).encode(
-            y=alt.Y("low:Q", title=curves.y_label), y2="high:Q"
+            y=alt.Y("low:Q", title=curves.y_label, scale=height), y2="high:Q"
         )
         layers.append(band)
     line = base.mark_line(
         strokeWidth=2, interpolate="step-after" if curves.steps else "linear"
     ).encode(
-        y=alt.Y("value:Q", title=curves.y_label),
+        y=alt.Y("value:Q", title=curves.y_label, scale=height),
         tooltip=[
             *([alt.Tooltip("curve:N", title="")] if several else []),
             alt.Tooltip("x:Q", title=curves.x_label),

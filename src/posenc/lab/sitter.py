@@ -324,11 +324,15 @@ def _trail(vectors: Tensor) -> Trail:
 def _distinct_heads(
     added: Float[Tensor, "B H L L"],
 ) -> tuple[Float[Tensor, "B H L L"], tuple[str, ...]]:
-    """Every head, or the first alone where they are all the same."""
-    heads = added.shape[1]
-    if heads == 1 or torch.allclose(added, added[:, :1].expand_as(added), atol=1e-6):
+    """The heads that differ, each named with those that are the same."""
+    alike: dict[int, list[int]] = {}
+    for head in range(added.shape[1]):
+        same = (of for of in alike if torch.allclose(added[:, of], added[:, head], atol=1e-6))
+        alike.setdefault(next(same, head), []).append(head + 1)
+    if len(alike) == 1:
         return added[:, :1], ("",)
-    return added, tuple(f"head {head + 1}" for head in range(heads))
+    names = (f"head{'s' * (len(n) > 1)} {', '.join(map(str, n))}" for n in alike.values())
+    return added[:, list(alike)], tuple(names)
 
 
 def _by_distance(

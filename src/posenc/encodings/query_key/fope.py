@@ -35,7 +35,7 @@ class Fope(QueryKeyTransform):
 
     ``p`` is a position in tokens, any real; ``θ_m`` in radians a token, m = 0 … M - 1: those that
     make a whole turn within the training length N, ``θ_m ≥ 2π/N``. The pairs t ≥ M, too slow to
-    have been trained through a turn, stay as they are. δ_mt is 1 where m = t, else 0; a and b
+    have been trained through a turn, stay as they are. ``δ_mt`` is 1 where m = t, else 0; a and b
     ``[H, M, M]`` are drawn normal with standard deviation ``gain · √(2 / ((M + H)·M))``, from
     torch's generator, and saved; not trained unless ``learned``; each layer draws its own. Special
     tokens stay as they are. Claims: absolute (with gain 0 it would be RoPE's fast pairs alone,

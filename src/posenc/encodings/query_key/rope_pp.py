@@ -21,9 +21,9 @@ __all__ = ["RopePp"]
 class RopePp(QueryKeyTransform):
     """RoPE++: every second head attends by the imaginary part that RoPE throws away.
 
-    ``s_ij = Re Σ_t q_it k*_jt exp(i (p_i - p_j) θ_t)`` in heads 0, 2, … and
-    ``s_ij = Im Σ_t q_it k*_jt exp(i (p_i - p_j) θ_t)`` in heads 1, 3, …; pairs of features are
-    complex numbers, ``θ_t = base^(-2t/D)``.
+    ``s_ij = scale · Re Σ_t q_it · conj(k_jt) · exp(i (p_i - p_j) θ_t)`` in heads 1, 3, … and
+    ``s_ij = scale · Im Σ_t q_it · conj(k_jt) · exp(i (p_i - p_j) θ_t)`` in heads 2, 4, …; pairs of
+    features are complex numbers, ``θ_t = base^(-2t/D)``.
 
     ``p`` is a position in tokens, any real; ``θ_t`` in radians a token, t = 0 … D/2 - 1. The
     imaginary part is RoPE's product with the query turned back by 90°. Two neighbouring heads, one

@@ -23,7 +23,7 @@ LEAST = 1e-2
 class Kerple(OffsetBias):
     """KERPLE: a penalty by distance whose shape, a kernel with two parameters a head, is learned.
 
-    ``s_ij += -r1_h · log(1 + r2_h |Δ|)`` (``kernel="log"``) or ``-r1_h · |Δ|^r2_h``
+    ``s_ij += -r1_h · log(1 + r2_h |Δ|)`` (``kernel="log"``) or ``-r1_h · |Δ|^(r2_h)``
     (``"power"``).
 
     Δ = j - i in tokens, any real; r1 ``[H]`` in logits, r2 ``[H]`` per token (log) or an exponent
