@@ -56,23 +56,51 @@ RUNS = {
         "--encodings rope,alibi,t5,shaw,sinusoidal,sinusoidal@randomized --test-lengths 24,32,64",
         ACCURACIES,
     ),
-    "recall": Run("recall", "--test-lengths 16,32,64", ACCURACIES),
-    "reverse": Run("reverse", "--test-lengths 24,32,64", ACCURACIES),
+    "recall": Run(
+        "recall", "--encodings rope,t5,sinusoidal --steps 700 --test-lengths 16,32", ACCURACIES
+    ),
+    "reverse": Run(
+        "reverse",
+        "--encodings rope,alibi,t5,sinusoidal --train-length 8 --test-lengths 12,16,32",
+        ACCURACIES,
+    ),
     "digits": Run("digits", "", VIEWS),
     "digits-apart": Run("digits", "--encodings sine2d,rope2d --option overlap=0", ("scaled",)),
     "digits-all-turned": Run("digits", "--encodings rope2d --option special=0", VIEWS),
-    "temperature": Run("temperature", "--steps 1000", ("error", "degrees")),
-    "masked": Run("masked", "--steps 500 --test-lengths 128,256", ("loss",)),
-    "word_order": Run("word_order", "", ("accuracy", "pairs")),
-    "phonemes": Run("phonemes", "--steps 800", ("phoneme_errors", "word_errors")),
-    "scan": Run("scan", "", ACCURACIES),
-    "addition": Run("addition", "--test-lengths 12,16,32", ACCURACIES),
-    "parity": Run("parity", "--test-lengths 24,32,64,128", ACCURACIES),
-    "dyck": Run("dyck", "--test-lengths 32,64,128", ACCURACIES),
-    "sorting": Run("sorting", "--test-lengths 24,32,64", ACCURACIES),
+    "temperature": Run("temperature", "--steps 800", ("error", "degrees")),
+    "masked": Run(
+        "masked",
+        "--encodings sinusoidal,learned,rope,alibi --steps 400 --test-lengths 128,256",
+        ("loss", "accuracy"),
+    ),
+    "word_order": Run("word_order", "--steps 1000", ("accuracy", "pairs")),
+    "phonemes": Run(
+        "phonemes",
+        "--encodings sinusoidal,learned,rope,t5 --steps 600",
+        ("phoneme_errors", "word_errors"),
+    ),
+    "scan": Run(
+        "scan",
+        "--encodings rope,alibi,t5,sinusoidal --steps 600 --test-lengths 24,26,30,36",
+        ACCURACIES,
+    ),
+    "addition": Run(
+        "addition", "--encodings rope,t5,sinusoidal --steps 800 --test-lengths 12,16", ACCURACIES
+    ),
+    "parity": Run(
+        "parity", "--encodings rope,alibi,t5,sinusoidal --test-lengths 24,32,64,128", ACCURACIES
+    ),
+    "dyck": Run(
+        "dyck", "--encodings rope,alibi,t5,sinusoidal --test-lengths 32,64,128", ACCURACIES
+    ),
+    "sorting": Run(
+        "sorting",
+        "--encodings rope,alibi,t5,sinusoidal --train-length 8 --test-lengths 12,16,32",
+        ACCURACIES,
+    ),
     "translation": Run(
         "translation",
-        "--text numbers.tsv --option vocabulary=300 --steps 600",
+        "--text numbers.tsv --option vocabulary=300 --encodings sinusoidal,rope,shaw --steps 400",
         ("bleu", "chrf"),
     ),
 }

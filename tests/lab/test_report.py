@@ -114,6 +114,29 @@ def test_a_subject_has_one_colour_in_all_charts() -> None:
     assert len({next(iter(colours)) for colours in seen.values()}) == len(seen)
 
 
+def test_no_change_is_drawn_from_nothing() -> None:
+    """A translator that gets no word right scores 0 at the training length."""
+    base = sample()
+
+    def without(*subjects: str) -> list[str]:
+        nothing = tuple(
+            replace(m, value=0.0)
+            if m.metric == "loss" and m.x == base.train_length and m.subject in subjects
+            else m
+            for m in base.measurements
+        )
+        comparison = replace(base, measurements=nothing)
+        charts = draw_charts(comparison, summarise(comparison))
+        change = [chart.spec for chart in charts if chart.key == "change"]
+        rows = [row for spec in change for data in spec["datasets"].values() for row in data]
+        return sorted({row["subject"] for row in rows if "subject" in row})
+
+    everyone = [subject.name for subject in base.subjects]
+    assert "rope" in without("alibi")
+    assert "alibi" not in without("alibi")
+    assert without(*everyone) == []
+
+
 def test_charts_only_of_what_was_measured() -> None:
     comparison = sample()
     few = replace(

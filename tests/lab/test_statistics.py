@@ -128,3 +128,19 @@ def test_values_beyond_measure_do_not_divide_by_zero() -> None:
         for m in base.measurements
     )
     assert row_of(summarise(replace(base, measurements=zero)), "rope") is not None
+
+
+@pytest.mark.parametrize("better", ["lower", "higher"])
+def test_a_change_from_nothing_is_no_percentage(better: str) -> None:
+    """A BLEU of 0, or no errors at all, at the training length."""
+    base = sample(metric=replace(LOSS, lower_is_better=better == "lower"))
+    none = tuple(
+        replace(m, value=0.0)
+        if (m.subject, m.metric, m.x) == ("rope", "loss", base.train_length)
+        else m
+        for m in base.measurements
+    )
+    answer = " ".join(summarise(replace(base, measurements=none)).answer)
+    assert "inf" not in answer
+    assert "nan" not in answer
+    assert "0 → 3.9" in answer

@@ -296,6 +296,8 @@ def _change(row: Row, metric: Metric, train: int) -> str:
     before = row.values[train].mean
     shown = f"{before:.1%}" if metric.is_share else f"{before:.3g}"
     after = _amount(replace(row.values[last], half_width=None), metric)
+    if not math.isfinite(row.change.mean):  # nothing to be a share of
+        return f"{shown} → {after}"
     return f"{shown} → {after} ({_percent(row.change)})"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ def draw_charts(comparison: Comparison, summary: Summary) -> list[Chart]:
     charts = []
     if artist.measured(comparison.headline):
         charts.append(artist.headline())
-        if len(comparison.test_lengths) > 1:
+        if len(comparison.test_lengths) > 1 and artist.changes():
             charts.append(artist.change())
     guides = {
         "loss_by_position": "Each point is the mean over a stretch of the context. Where a line "
@@ -105,15 +106,15 @@ class _Artist:
             self._curve(metric, lambda value, base: value, percent=metric.is_share),
         )
 
+    def changes(self) -> bool:
+        """Whether there is a change to draw: nothing is a share of zero."""
+        return not self._table(self.comparison.headline, self._changed).empty
+
     def change(self) -> Chart:
         metric = self.comparison.headline
         worse = "above" if metric.lower_is_better else "below"
-        if metric.is_share:
-            how = "in points of a hundred"
-            chart = self._curve(metric, lambda value, base: value - base, percent=True)
-        else:
-            how = "as a share of it"
-            chart = self._curve(metric, lambda value, base: value / base - 1, percent=True)
+        how = "in points of a hundred" if metric.is_share else "as a share of it"
+        chart = self._curve(metric, self._changed, percent=True)
         return self._make(
             "change",
             "Change from the training length",
@@ -169,8 +170,14 @@ class _Artist:
             points,
         )
 
+    def _changed(self, value: float, base: float) -> float:
+        """The change from ``base``, of what is no share itself as a share of ``base``."""
+        if self.comparison.headline.is_share:
+            return value - base
+        return value / base - 1 if base else math.nan
+
     def _table(self, metric: Metric, of: Callable[[float, float], float]) -> pd.DataFrame:
-        """Mean and interval of ``of(value, value at the training length)`` at every point."""
+        """Mean and interval of ``of(value, value at the training length)`` where defined."""
         train = self.comparison.train_length
         labels = {subject.name: subject.label for subject in self.comparison.subjects}
         found = self.comparison.frame()
@@ -183,7 +190,7 @@ class _Artist:
                 of(value, base.get(seed, float("nan")))
                 for seed, value in zip(group.seed, group.value, strict=True)
             ]
-            point = estimate(values)
+            point = estimate(value for value in values if math.isfinite(value))
             if point is not None:
                 spread = "" if point.half_width is None else f" ± {point.half_width:.2g}"
                 records.append(
@@ -197,7 +204,8 @@ class _Artist:
                         "seeds": point.n,
                     }
                 )
-        return pd.DataFrame.from_records(records)
+        columns = ["subject", "x", "mean", "low", "high", "shown", "seeds"]
+        return pd.DataFrame(records, columns=columns)
 
     def _curve(
         self, metric: Metric, of: Callable[[float, float], float], *, percent: bool = False

@@ -92,6 +92,7 @@ def _metrics(settings: Settings) -> tuple[Metric, ...]:
             "length are held out; longer ones were never trained on.",
             headline=True,
             log_x=log_x,
+            learned=1.0,
         ),
         Metric(
             key="chrf",
