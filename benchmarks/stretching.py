@@ -6,8 +6,8 @@ Models of bytes are trained on the standard library's source as ``posenc extend`
 (kept in ``posenc-stretching/``, so that a second run only measures). Three tables:
 
 - *order*: bits a byte at twice the trained length by each method, on the same bytes;
-- *ramp*: YaRN at factor 4 with other ramps and temperatures: how much worse than the original it is
-  at the trained length, which should cost nothing, and its bits a byte at four times that;
+- *ramp*: YaRN at factor 4 with other ramps and temperatures, and other methods: how much worse than
+  the original they are at the trained length, and their bits a byte at four times that;
 - *images*: a ViT that learned 8×8 digits with a table of positions: the share it classifies right
   when they are shown larger, the table interpolated.
 """
@@ -39,11 +39,11 @@ from posenc.models.replacing import encodings_of, with_encodings, with_window
 
 FOLDER = Path("posenc-stretching")
 ORDER = ("direct", "interpolate", "ntk", "ntk_by_parts", "yarn", "yarn@alpha=0.5@beta=4")
-ORDER += ("dynamic_ntk", "string", "self_extend", "leaky_rerope", "rerope")
-SHORT = "yarn@alpha=0.5@beta=4@truncate=False"
-RAMPS = ("yarn", "yarn@truncate=False", "yarn@temperature=1", "yarn@alpha=0.5@beta=4", SHORT)
+ORDER += ("dynamic_ntk", "self_extend", "leaky_rerope", "rerope")
+RAMPS = ("yarn", "yarn@truncate=False", "yarn@temperature=1", "yarn@alpha=0.5@beta=4")
+RAMPS += ("yarn@alpha=0.5@beta=3@truncate=False", "yarn@alpha=0.4@beta=1.2@truncate=False")
 RAMPS += ("yarn@alpha=0.25@beta=2@truncate=False", "yarn@alpha=0.1@beta=1@truncate=False")
-RAMPS += (f"{SHORT}@temperature=1", f"{SHORT}@temperature=1.07", "ntk", "interpolate")
+RAMPS += ("interpolate", "ntk", "dynamic_ntk", "longrope", "llama3", "self_extend", "rerope")
 WINDOWS = 192
 DIGITS = 8
 

@@ -174,8 +174,12 @@ def test_yarn_tells_of_short_lengths() -> None:
     told = " ".join(advice(rope(), "yarn", factor=4, length=64))
     assert "beta=32 is out of reach" in told
     assert "10.2 times" in told
+    slowed = "pair 1 turns 3.22 times and is slowed 1.33 times, pair 2 turns 1.02 times and is "
+    assert slowed + "slowed 2 times." in told
+    assert stretched("yarn").divisors[1:3] == pytest.approx([4 / 3, 2])
     long = " ".join(advice(rope(), "yarn", factor=4, length=4096))
     assert "out of reach" not in long
+    assert "slowed" not in long
     chosen = " ".join(advice(rope(), "yarn", factor=4, length=64, alpha=0.5, beta=4))
     assert "out of reach" not in chosen
     none = " ".join(advice(rope(), "yarn", factor=4, length=64, alpha=40, beta=64))

@@ -170,11 +170,15 @@ def subject_of(opened: Opened) -> Subject:
 
 def print_study(study: Study) -> None:
     """The answer and a table, least loss at the longest context first."""
-    from posenc.lab.stretching.answer import answer, expectation
+    from posenc.lab.stretching.answer import findings, headline
 
     OUT.print()
-    for sentence in [*answer(study), *expectation(study)]:
-        OUT.print(Text(sentence))
+    for sentence in headline(study):
+        OUT.print(Text(sentence, "bold" if sentence == headline(study)[0] else ""))
+    for title, told in findings(study):
+        OUT.print(Text(f"\n{title}", "dim"))
+        for sentence in told:
+            OUT.print(Text(sentence))
     for tuned in (False, True) if study.tuned else (False,):
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
         table.add_column("method", style="bold")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.lab.stretching.answer import answer
+from posenc.lab.stretching.answer import findings, headline
 from posenc.lab.stretching.choosing import choose, gap
 from posenc.lab.stretching.results import Findings, Reading, Study
 
@@ -72,9 +72,8 @@ def test_loss_decides_where_the_original_finds_none() -> None:
     blind = {key: replace(each, needles={16: (0.06,), 32: (0.06,)}) for key, each in BASE.items()}
     found = study(**blind, ntk=reading(2.3, 0.2), rerope=reading(2.6, 0.6))
     assert choose(found, tuned=False)[0] == "ntk"
-    said = answer(found)
-    assert "needles" not in said[0]
-    assert any("says nothing of the methods" in sentence for sentence in said)
+    assert "needles" not in headline(found)[0]
+    assert "says nothing of the methods" in dict(findings(found))["Without training"][2]
 
 
 def test_what_no_checkpoint_holds_is_not_advised() -> None:
@@ -101,7 +100,8 @@ def test_the_answer_names_the_method_and_says_how_sure_it_is() -> None:
         rerope=reading(2.7, 0.52),
         interpolate=reading(3.0, 0.2),
     )
-    first, sure, chance, *rest = answer(replace(found, chosen="yarn", reason="Because."))
+    found = replace(found, chosen="yarn", reason="Because.")
+    first, sure, chance = headline(found)
     assert first == (
         "Without any training, use yarn: at 32 bytes, 2 times the trained length, its loss is "
         "2.500 bits a byte (the model as it is 4.000, a plain sliding window 2.400), and it finds "
@@ -113,4 +113,7 @@ def test_the_answer_names_the_method_and_says_how_sure_it_is() -> None:
     assert "64 stretches of text" in sure
     assert "sure to 12%" in chance
     assert "one trained model and one seed" in chance
-    assert "yarn: yarn has a ramp." in rest
+    assert dict(findings(found))["The checkpoint"] == [
+        "Written: yarn. Because.",
+        "yarn: yarn has a ramp.",
+    ]

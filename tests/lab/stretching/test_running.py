@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, DataError, UnknownNameError
 from posenc.extension import Misfit
-from posenc.lab.stretching.answer import answer, expectation
+from posenc.lab.stretching.answer import expectation, findings, headline
 from posenc.lab.stretching.contenders import Method, methods_for
 from posenc.lab.stretching.finetuning import Tuning, finetuned
 from posenc.lab.stretching.measuring import Ruler, lengths_to
@@ -105,6 +105,15 @@ def test_all_agree_below_the_trained_length_where_nothing_changed(outcome: Outco
 
 def test_the_chosen_can_be_written_and_is_fine_tuned(outcome: Outcome, model: Decoder) -> None:
     assert outcome.study.chosen in {"yarn", "rerope+log_n"}
+    served = {each.key: each.served for each in outcome.study.findings}
+    assert served == {
+        "direct": "default",
+        "window": "",
+        "yarn": "yarn",
+        "rerope+log_n": "",
+        "segments": "",
+        "string": "",
+    }
     assert outcome.method is not None
     assert outcome.method.spec == outcome.study.chosen
     assert outcome.model is not None
@@ -225,12 +234,14 @@ def test_the_report_holds_every_number(outcome: Outcome, tmp_path: Path) -> None
     assert len([row for row in rows if row["metric"] == "needles"]) == 9 * 4 * 5
 
 
-def test_evaluate_measures_one_model(model: Decoder, text: Text) -> None:
+def test_evaluate_measures_one_model(model: Decoder, text: Text, tmp_path: Path) -> None:
     study = evaluate(Subject("tiny", "llama", model, LENGTH), text, lengths=[32, 8])
     assert study.lengths == (8, 32)
     assert [each.key for each in study.findings] == ["direct"]
-    assert "bits a byte" in answer(study)[0]
-    assert expectation(study) == []
+    assert "bits a byte" in headline(study)[0]
+    assert findings(study) == []
+    page = write_study(study, tmp_path / "report").read_text()
+    assert "What else was found" not in page
 
 
 def reading(loss: float) -> Reading:

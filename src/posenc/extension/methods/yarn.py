@@ -20,6 +20,9 @@ from posenc.extension.methods.ntk_by_parts import blended, require_ramp, rotatio
 
 __all__ = ["yarn", "yarn_advice"]
 
+SLOWED = 1.1
+"""A pair that is slowed by less is told apart as before."""
+
 
 def yarn(
     encoding: Encoding,
@@ -73,8 +76,7 @@ def yarn(
     rope = require_unstretched(require_rope(encoding, "yarn"), "yarn")
     factor, length = require_factor(factor), require_length(length)
     low, high = _bounds(rope, length, alpha, beta, truncate=truncate)
-    pairs = range(rope.turned // 2)
-    kept = [1 - min(1.0, max(0.0, (t - low) / (high - low))) for t in pairs]
+    kept = _kept(rope, low, high)
     gain = 0.1 * math.log(factor) + 1 if temperature is None else temperature
     return replaced(encoding, rope, rope.stretched(blended(kept, factor), gain=gain))
 
@@ -98,16 +100,23 @@ def _bounds(
     return low, high + 0.001 if low == high else high
 
 
+def _kept(rope: Rope, low: float, high: float) -> list[float]:
+    """The share of its frequency that each pair keeps."""
+    pairs = range(rope.turned // 2)
+    return [1 - min(1.0, max(0.0, (t - low) / (high - low))) for t in pairs]
+
+
 def yarn_advice(
     encoding: Encoding,
     *,
+    factor: float,
     length: float,
     alpha: float = 1.0,
     beta: float = 32.0,
     truncate: bool = True,
 ) -> tuple[str, ...]:
     """What the ramp does to the pairs of a rope trained at ``length``, and where it misbehaves."""
-    rope = require_rope(encoding, "yarn")
+    rope = require_unstretched(require_rope(encoding, "yarn"), "yarn")
     low, high = _bounds(rope, require_length(length), alpha, beta, truncate=truncate)
     pairs = rope.turned // 2
     most = max(rotations(rope, length))
@@ -127,7 +136,24 @@ def yarn_advice(
             f"this one stays. Choose a beta below {most:.3g} (such as {most / 2.5:.2g}, with alpha "
             f"{min(0.5, most / 20):.2g}), and truncate=False: rounding outwards can undo it."
         )
+        slowed = _slowed(rope, require_factor(factor), length, low, high)
+        if slowed:
+            told.append(
+                f"Within {length:g} tokens {', '.join(slowed)}. What turns once or more has been "
+                "seen all round in training; slowed down it misleads in short contexts too, left "
+                "alone in long ones. Compare the losses at both lengths."
+            )
     return tuple(told)
+
+
+def _slowed(rope: Rope, factor: float, length: float, low: float, high: float) -> list[str]:
+    """The pairs that turn once or more, and are slowed down all the same, in words."""
+    divisors = blended(_kept(rope, low, high), factor)
+    return [
+        f"pair {t} turns {turns:.3g} times and is slowed {divisor:.3g} times"
+        for t, (turns, divisor) in enumerate(zip(rotations(rope, length), divisors, strict=True))
+        if turns >= 1 and divisor >= SLOWED
+    ]
 
 
 EXTENSION = Extension(

@@ -10,7 +10,7 @@ from posenc.lab.stretching.choosing import choose, gap, has_needles
 from posenc.lab.stretching.contenders import WINDOW
 from posenc.lab.stretching.results import Findings, Reading, Study
 
-__all__ = ["EXPECTED", "answer", "expectation"]
+__all__ = ["EXPECTED", "expectation", "findings", "headline"]
 
 EXPECTED: tuple[tuple[str, ...], ...] = (
     ("direct",),
@@ -28,25 +28,31 @@ SAME = 0.02
 """A loss at short contexts that is at most so much larger has not suffered."""
 
 
-def answer(study: Study) -> list[str]:
-    """Sentences: which method to use, how sure that is, and then why, the most important first."""
+def headline(study: Study) -> list[str]:
+    """Which method to use, and how sure that is; of a model that was not stretched its figures."""
     if study.factor == 1.0:
         return list(_alone(study))
-    sentences = [*_advised(study, tuned=study.tuned), *_certainty(study)]
-    if study.tuned:
-        sentences += _advised(study, tuned=False)
+    return [*_advised(study, tuned=study.tuned), *_certainty(study)]
+
+
+def findings(study: Study) -> list[tuple[str, list[str]]]:
+    """What else was found: titles, and sentences under each."""
+    if study.factor == 1.0:
+        return []
+    groups: list[tuple[str, list[str]]] = []
     for tuned in (False, True) if study.tuned else (False,):
-        sentences += _ranking(study, tuned=tuned)
-    sentences += _window(study)
-    sentences += _needles(study)
-    sentences += _short(study)
-    sentences += _copying(study)
+        told = [] if tuned or not study.tuned else [*_advised(study, tuned=False)]
+        for part in (_ranking, _window, _needles):
+            told += part(study, tuned=tuned)
+        groups.append(("After fine-tuning" if tuned else "Without training", told))
+    groups.append(("In contexts no longer than before", [*_short(study), *_copying(study)]))
+    groups.append(("Against what is expected", expectation(study)))
     if study.chosen is not None:
-        sentences.append(f"Written: {study.chosen}. {study.reason}")
-        sentences += _noted(study)
-    elif study.reason:
-        sentences.append(f"No checkpoint was written. {study.reason}")
-    return sentences
+        written = [f"Written: {study.chosen}. {study.reason}", *_noted(study)]
+    else:
+        written = [f"No checkpoint was written. {study.reason}"]
+    groups.append(("The checkpoint", written))
+    return [(title, told) for title, told in groups if told]
 
 
 def expectation(study: Study) -> list[str]:
@@ -155,7 +161,7 @@ def _certainty(study: Study) -> Iterator[str]:
         )
     if better:
         told.append(f"{_names(better)} {'have' if len(better) > 1 else 'has'} less loss")
-    read = f"{len(chosen.windows)} stretches of text, 95 % intervals"
+    read = f"{len(chosen.windows)} stretches of text, 95% intervals"
     if told:
         yield f"How sure: {'; '.join(told)} ({read})."
     if has_needles(study):
@@ -181,61 +187,50 @@ def _noted(study: Study) -> Iterator[str]:
 
 def _ranking(study: Study, *, tuned: bool) -> Iterator[str]:
     ranked = study.ranked(tuned=tuned)
-    if not ranked:
+    if len(ranked) < 2:
         return
-    when = "after equal fine-tuning" if tuned else "without training"
-    where = f"At {study.goal} {study.unit}s, {study.factor:g} times the trained length, {when}"
-    best, worst = ranked[0], ranked[-1]
+    told = f"Least loss at {study.goal} {study.unit}s: {_listed(ranked[:4], study)}"
+    if len(ranked) > 4:
+        told += f"; most: {_listed(ranked[-1:], study)}"
+    yield f"{told} bits a {study.unit}."
+
+
+def _window(study: Study, *, tuned: bool) -> Iterator[str]:
+    ranked = study.ranked(tuned=tuned)
+    window = next((reading for each, reading in ranked if each.key == WINDOW), None)
+    if window is None:
+        return
+    limit = window.loss[study.goal]
+    beaten = [e.key for e, r in ranked if r.loss[study.goal] < limit * (1 - TIE)]
+    who = _names(beaten) if beaten else "No method"
+    verb = "have" if len(beaten) > 1 else "has"
     yield (
-        f"{where}, the least loss is that of {best[0].key}, {_bits(best[1], study)}"
-        + (f"; then {_listed(ranked[1:4], study)}" if len(ranked) > 1 else "")
-        + (
-            f"; the most that of {worst[0].key}, {_bits(worst[1], study)}."
-            if len(ranked) > 4
-            else "."
-        )
+        f"A plain sliding window of {study.length}, which sees nothing farther back, reaches "
+        f"{limit:.3f}. {who} {verb} less loss than it by more than {TIE:.0%}."
     )
 
 
-def _window(study: Study) -> Iterator[str]:
-    for tuned in (False, True) if study.tuned else (False,):
-        ranked = study.ranked(tuned=tuned)
-        window = next((reading for each, reading in ranked if each.key == WINDOW), None)
-        if window is None:
-            continue
-        limit = window.loss[study.goal]
-        beaten = [e.key for e, r in ranked if r.loss[study.goal] < limit * (1 - TIE)]
-        when = "after fine-tuning" if tuned else "without training"
-        who = _names(beaten) if beaten else "No method"
-        verb = "have" if len(beaten) > 1 else "has"
-        yield (
-            f"A plain sliding window of {study.length}, which sees nothing farther back, reaches "
-            f"{limit:.3f} {when}. {who} {verb} less loss than it by more than {TIE:.0%}."
-        )
-
-
-def _needles(study: Study) -> Iterator[str]:
+def _needles(study: Study, *, tuned: bool) -> Iterator[str]:
     original = study.of("direct")
     if original is None or original.untuned is None:
         return
     base = original.untuned.found(study.length)
     if not has_needles(study):
-        yield (
-            f"The model finds {base:.0%} of the needles at its own length, where a guess finds "
-            f"{study.chance:.1%}: what it finds at others says nothing of the methods."
-        )
+        if not tuned:
+            yield (
+                f"The model finds {base:.0%} of the needles at its own length, where a guess finds "
+                f"{study.chance:.1%}: what it finds at others says nothing of the methods."
+            )
         return
-    for tuned in (False, True) if study.tuned else (False,):
-        ranked = study.ranked(tuned=tuned)
-        ordered = sorted(ranked, key=lambda pair: -pair[1].found(study.goal))
-        when = "after fine-tuning" if tuned else "without training"
-        told = "; ".join(f"{e.key} {r.found(study.goal):.0%}" for e, r in ordered[:4])
-        window = next((r for e, r in ranked if e.key == WINDOW), None)
-        rest = "" if window is None else f"; the window {window.found(study.goal):.0%}"
-        yield (
-            f"Needles found at {study.goal} {when}: {told}{rest}. At {study.length} the original "
-            f"finds {base:.0%}, and a guess {study.chance:.1%}."
-        )
+    ranked = study.ranked(tuned=tuned)
+    ordered = sorted(ranked, key=lambda pair: -pair[1].found(study.goal))
+    told = ", ".join(f"{e.key} {r.found(study.goal):.0%}" for e, r in ordered[:4])
+    window = next((r for e, r in ranked if e.key == WINDOW), None)
+    rest = "" if window is None else f"; the window {window.found(study.goal):.0%}"
+    yield (
+        f"Most needles found at {study.goal}: {told}{rest}. At {study.length} the original finds "
+        f"{base:.0%}, and a guess {study.chance:.1%}."
+    )
 
 
 def _short(study: Study) -> Iterator[str]:

@@ -14,6 +14,11 @@ from posenc.lab.stretching.results import Reading, Study
 
 __all__ = ["draw_charts"]
 
+MOST = 7
+"""Methods with a colour of their own: more cannot be told apart."""
+
+REST_COLOUR = "#98a1ab"
+
 Points = Callable[[Reading], Iterable[tuple[float, float]]]
 
 
@@ -66,26 +71,37 @@ def draw_charts(study: Study) -> list[Chart]:
 
 
 class _Artist:
-    """One colour a method in all charts."""
+    """One colour a method in all charts; grey for those that are not among the best."""
 
     def __init__(self, study: Study) -> None:
         self.study = study
         keys = [each.key for each, _ in study.ranked()]
-        colours = iter(COLOURS * (len(keys) // len(COLOURS) + 1))
-        baselines = {each.key for each in study.findings if each.role == "baseline"}
-        methods = {each.key: next(colours) for each in study.findings if each.key not in baselines}
+        baselines = [each.key for each in study.findings if each.role == "baseline"]
+        ranked = [each.key for each, _ in study.ranked(tuned=study.tuned)]
+        ahead = [key for key in [study.chosen, *ranked, *keys] if key and key not in baselines]
+        shown = list(dict.fromkeys(ahead))[:MOST]
+        colours = dict(zip(shown, COLOURS, strict=False))
+        self.named = [*baselines, *reversed(shown)]  # what is drawn last lies on top
+        self.grey = len(keys) - len(self.named)
         legend = alt.Legend(
-            title=None, orient="top", symbolType="stroke", symbolSize=320, columns=4, labelLimit=220
+            title=None,
+            orient="top",
+            symbolType="stroke",
+            symbolSize=320,
+            columns=4,
+            labelLimit=260,
+            values=[*shown, *baselines],
         )
         self.pick = alt.selection_point(fields=["method"], bind="legend", name="picked")
-        self.colour = alt.Color("method:N", sort=keys, legend=legend).scale(
-            domain=keys, range=[methods.get(key, CONTROL_COLOUR) for key in keys]
+        self.colour = alt.Color("method:N", sort=self.named, legend=legend).scale(
+            domain=self.named, range=[colours.get(key, CONTROL_COLOUR) for key in self.named]
         )
-        dashes = [
-            ([2, 3] if key == "direct" else [7, 4]) if key in baselines else [1, 0] for key in keys
-        ]
-        self.dash = alt.StrokeDash("method:N", sort=keys, legend=legend).scale(
-            domain=keys, range=dashes
+        self.dash = alt.StrokeDash("method:N", sort=self.named, legend=legend).scale(
+            domain=self.named,
+            range=[
+                ([2, 3] if key == "direct" else [7, 4]) if key in baselines else [1, 0]
+                for key in self.named
+            ],
         )
         self.dim = alt.condition(self.pick, alt.value(1.0), alt.value(0.1))
 
@@ -101,33 +117,44 @@ class _Artist:
         log: bool = False,
         percent: bool = False,
     ) -> Chart:
-        data = pd.DataFrame(
-            {"method": each.key, "x": x, "y": y}
-            for each, reading in self.study.ranked(tuned=tuned)
-            for x, y in points(reading)
-        )
+        found = {each.key: reading for each, reading in self.study.ranked(tuned=tuned)}
+
+        def table(keys: Iterable[str]) -> pd.DataFrame:
+            rows = [
+                {"method": key, "x": x, "y": y}
+                for key in keys
+                if key in found
+                for x, y in points(found[key])
+            ]
+            return pd.DataFrame(rows, columns=["method", "x", "y"])
+
+        if self.grey:
+            guide += (
+                f" Coloured: the {MOST} with the least loss at {self.study.goal} and what is "
+                f"written; grey: the other {self.grey}, named when pointed at."
+            )
         across, up = axes
         axis = alt.Axis(values=list(self.study.lengths)) if log else alt.Axis(tickCount=8)
         scale = alt.Scale(type="log", base=2) if log else alt.Scale(zero=True, nice=False)
         x = alt.X("x:Q", title=across, axis=axis, scale=scale)
         form = ".0%" if percent else ".2f"
         y = alt.Y("y:Q", title=up, axis=alt.Axis(format=form), scale=alt.Scale(zero=percent))
-        line = (
-            alt.Chart(data)
-            .mark_line(strokeWidth=2.2)
-            .encode(x=x, y=y, color=self.colour, strokeDash=self.dash, opacity=self.dim)
-        )
         tooltip = [
-            alt.Tooltip("method"),
-            alt.Tooltip("x", title=across),
-            alt.Tooltip("y", title=up, format=".1%" if percent else ".3f"),
+            alt.Tooltip("method:N"),
+            alt.Tooltip("x:Q", title=across),
+            alt.Tooltip("y:Q", title=up, format=".1%" if percent else ".3f"),
         ]
-        dots = (
-            alt.Chart(data)
-            .mark_point(size=56, filled=True)
-            .encode(x=x, y="y:Q", color=self.colour, opacity=self.dim, tooltip=tooltip)
+        rest = alt.Chart(table(key for key in found if key not in self.named)).encode(
+            x=x, y=y, detail="method:N", opacity=self.dim
         )
-        layers: list[Any] = [*self._rule(), line, dots.add_params(self.pick)]
+        named = alt.Chart(table(self.named)).encode(x=x, y=y, color=self.colour, opacity=self.dim)
+        layers: list[Any] = [
+            *self._rule(),
+            rest.mark_line(strokeWidth=1, color=REST_COLOUR),
+            rest.mark_point(size=26, filled=True, color=REST_COLOUR).encode(tooltip=tooltip),
+            named.mark_line(strokeWidth=2.4).encode(strokeDash=self.dash),
+            named.mark_point(size=56, filled=True).encode(tooltip=tooltip).add_params(self.pick),
+        ]
         spec = alt.layer(*layers).properties(width="container", height=320).to_dict()
         spec.pop("config", None)
         return Chart(key, title, guide, spec)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.extension import (
     EXTENSIONS,
@@ -106,6 +107,20 @@ class Contender:
     def trainable(self) -> bool:
         """Whether it can be fine-tuned."""
         return self.model is not None and (self.method is None or not self.method.of_model)
+
+    @property
+    def served(self) -> str:
+        """The ``rope_type`` that transformers runs it as; empty: only posenc runs it.
+
+        LongRoPE's says any division of frequencies.
+        """
+        if self.model is None or self.method is None or self.method.of_model:
+            return ""
+        if len(self.method.entries) == 1 and self.method.entries[0].claims.transformers:
+            return self.method.entries[0].claims.transformers
+        encoding = encodings_of(self.model)[0]
+        divided = type(encoding.query_key) is Rope and encoding.query_key.divisors is not None
+        return "longrope" if divided and encoding.score is None else ""
 
 
 def methods_for(names: str, model: nn.Module, *, length: int) -> list[Method]:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from posenc.lab.html import environment, source
 from posenc.lab.report.charts import Chart
 from posenc.lab.report.files import LIGHT, PICTURE_WIDTH
-from posenc.lab.stretching.answer import answer, expectation
+from posenc.lab.stretching.answer import findings, headline
 from posenc.lab.stretching.charts import draw_charts
 from posenc.lab.stretching.results import Study
 from posenc.storage import make_folder, write_bytes
@@ -44,8 +44,8 @@ def render_page(study: Study, charts: list[Chart]) -> str:
     return templates.get_template("study.html.jinja").render(
         study=study,
         whens=(False, True) if study.tuned else (False,),
-        answer=answer(study),
-        expectation=expectation(study),
+        headline=headline(study),
+        findings=findings(study),
         charts=charts,
         specs={chart.key: chart.spec for chart in charts},
         style=source(templates, "style.css"),

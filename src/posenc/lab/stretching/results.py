@@ -72,6 +72,7 @@ class Findings:
         advice: what to know before it is used like this.
         refusal: why there is nothing.
         writable: whether a checkpoint can hold it.
+        served: the ``rope_type`` that transformers runs it as; empty: only posenc runs it.
         untuned: as it is; None where that is refused.
         tuned: after fine-tuning; None where there was none.
         failed: why not, where there should have been.
@@ -83,6 +84,7 @@ class Findings:
     advice: tuple[str, ...] = ()
     refusal: str = ""
     writable: bool = False
+    served: str = ""
     untuned: Reading | None = None
     tuned: Reading | None = None
     failed: str = ""

@@ -172,6 +172,7 @@ def _examine(
         advice=contender.advice,
         refusal=contender.refusal,
         writable=contender.role == "method" and contender.trainable,
+        served=contender.served,
     )
     if contender.model is None:
         return found, None
