@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from posenc.lab.catalogue import Document
 from posenc.registry import ENCODINGS
 
 TINY = [
@@ -64,8 +66,24 @@ def test_list_as_json_and_by_site() -> None:
 def test_show_tells_formula_options_and_source(name: str) -> None:
     done = posenc("show", name)
     assert done.returncode == 0
-    for words in ("By distance", "cite", "past its length", "Reference:"):
+    for words in ("By distance", "cite", "past its length", "backends"):
         assert words in done.stdout
+
+
+@pytest.mark.parametrize(("name", "columns"), [("rope_pp", 80), ("deberta", 60), ("t5", 120)])
+def test_show_fills_its_lines(name: str, columns: int) -> None:
+    """Docstrings are broken for the source; a terminal that is narrower breaks them anew."""
+    shown = posenc("show", name, COLUMNS=str(columns)).stdout
+    assert max(map(len, shown.splitlines())) <= columns
+    printed = [" ".join(block.split()) for block in shown.split("\n\n")]
+    body = [part.replace("``", "") for part in Document.of(ENCODINGS[name]).body]
+    for paragraph in body:
+        if "\n" not in paragraph:
+            assert paragraph in printed
+            lines = shown.split("\n\n")[printed.index(paragraph)].splitlines()
+            assert len(lines) <= len(paragraph) / (0.75 * min(columns, 100)) + 1
+    for option in ENCODINGS[name].parameters():
+        assert re.search(rf"^{option}\b", shown, re.MULTILINE)
 
 
 def test_show_draws_pictures(tmp_path: Path) -> None:
@@ -132,7 +150,7 @@ def test_compare_on_another_task(tmp_path: Path) -> None:
     done = posenc("compare", "--task", "copy", *options, *size, "--out", out)
     assert done.returncode == 0, done.stderr
     assert "Not learned, even at the training length" in done.stdout
-    assert "sinusoidal, unsorted" in done.stdout.replace("\n", " ")
+    assert "sinusoidal (unsorted)" in done.stdout.replace("\n", " ")
     record = json.loads((out / "report" / "comparison.json").read_text())
     assert record["task"] == "copy"
     assert record["length_unit"] == "symbols"

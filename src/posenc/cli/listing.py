@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from posenc.cli.console import OUT, print_json
 from posenc.entry import Entry
 from posenc.registry import ENCODINGS
 
 __all__ = ["describe", "list_encodings"]
+
+
+WIDE = 120
+"""Characters a line from which on every fact has a column of its own."""
 
 
 class Site(StrEnum):
@@ -75,21 +81,40 @@ def list_encodings(
     if json:
         print_json([describe(name, entry) for name, entry in chosen.items()])
         return
-    wide = OUT.width >= 120
+    OUT.print(_columns(chosen) if OUT.width >= WIDE else _entries(chosen))
+    OUT.print(f"\n{len(chosen)} methods. posenc show NAME tells more of one.", style="dim")
+
+
+def _columns(chosen: Mapping[str, Entry]) -> Table:
+    """A line or more a method, a column a fact."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), expand=True)
     table.add_column("name", style="bold cyan", no_wrap=True)
-    table.add_column("site", no_wrap=not wide, max_width=10)
-    table.add_column("what it does", ratio=3, overflow="fold")
-    table.add_column("past its length", ratio=3, overflow="fold")
-    if wide:
-        table.add_column("cost", ratio=2)
-    table.add_column("cite", no_wrap=wide, max_width=14 if not wide else 30)
+    table.add_column("site", no_wrap=True)
+    table.add_column("what it does", ratio=3)
+    table.add_column("past its length", ratio=3)
+    table.add_column("cost", ratio=2, min_width=18, overflow="fold")
+    table.add_column("cite", no_wrap=True)
     for name, entry in chosen.items():
-        claims, citation = entry.claims, entry.citation
-        cited = "—" if citation is None else f"{citation.authors} {citation.year}"
-        row = [name, "\n".join(claims.sites) or "—", entry.summary, claims.extrapolates]
-        table.add_row(*row, *([claims.cost] if wide else []), cited)
-        if not wide:
-            table.add_row()
-    OUT.print(table)
-    OUT.print(f"\n{len(chosen)} methods. posenc show NAME tells more of one.", style="dim")
+        claims = entry.claims
+        sites = "\n".join(claims.sites) or "—"
+        table.add_row(name, sites, entry.summary, claims.extrapolates, claims.cost, _cited(entry))
+    return table
+
+
+def _entries(chosen: Mapping[str, Entry]) -> Table:
+    """Some lines a method: its name, sites and source beside what it does and what to expect."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("name, site, source", no_wrap=True)
+    table.add_column("what it does; past its training length")
+    for name, entry in chosen.items():
+        who = Text.assemble(
+            (name, "bold cyan"), f"\n{', '.join(entry.claims.sites) or '—'}\n{_cited(entry)}"
+        )
+        table.add_row(who, Text.assemble(entry.summary, (f"\n{entry.claims.extrapolates}", "dim")))
+        table.add_row()
+    return table
+
+
+def _cited(entry: Entry) -> str:
+    citation = entry.citation
+    return "—" if citation is None else f"{citation.authors} {citation.year}"

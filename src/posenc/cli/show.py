@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["show"]
 
 BARS = "▁▂▃▄▅▆▇█"
+
+WIDEST = 100
+"""Characters a line of text, however wide the terminal."""
 
 
 def show(
@@ -63,7 +67,7 @@ def show(
     if json:
         print_json(describe(name, entry) | {"doc": inspect.getdoc(entry.factory)})
         return
-    _print_text(name, entry)
+    _print_text(name)
     _print_picture(portrait)
     if out is not None:
         OUT.print(f"\nPicture: {out}")
@@ -86,27 +90,52 @@ def _parse(options: list[str], entry: Entry, name: str) -> dict[str, Any]:
     return parsed
 
 
-def _print_text(name: str, entry: Entry) -> None:
-    OUT.print(Text(name, "bold cyan"), Text(entry.summary), sep="  ")
-    OUT.print()
-    document = inspect.getdoc(entry.factory) or ""
-    OUT.print(Text(document.split(">>>")[0].replace("``", "").strip()))
-    OUT.print()
-    facts = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column()
+def _print_text(name: str) -> None:
+    """Everything that is known of the method, in lines short enough to be read."""
+    from posenc.lab.catalogue import SIZES, sheet
+    from posenc.lab.html import is_formula
+
+    told = sheet(name)
+    entry, document, width = told.entry, told.document, min(OUT.width, WIDEST)
     claims, citation = entry.claims, entry.citation
+    OUT.print(Text.assemble((name, "bold cyan"), f"  {entry.summary}"), width=width)
+    for paragraph in (document.summary, *document.body):
+        indent = 2 if is_formula(paragraph) else 0
+        OUT.print()
+        OUT.print(
+            Padding(Text(paragraph.replace("``", "")), (0, 0, 0, indent), expand=False), width=width
+        )
+    facts = _table()
     facts.add_row("sites", ", ".join(claims.sites) or "none")
-    kind = "relative" if claims.relative else "absolute"
-    facts.add_row("claims", kind + (", trainable" if claims.trainable else ", no parameters"))
+    facts.add_row("claims", ", ".join(told.traits))
     facts.add_row("past its length", claims.extrapolates)
     facts.add_row("cost", claims.cost)
-    for option, parameter in entry.options().items():
-        facts.add_row("option", f"{option} = {parameter.default!r}")
+    size = f"{told.parameters:,} at width {SIZES['dim']}, {SIZES['heads']} heads"
+    facts.add_row("parameters", size if told.parameters else "none")
+    facts.add_row("backends", ", ".join(told.inference))
     if citation is not None:
         source = f"{citation.authors} {citation.year}. {citation.title}. {citation.url}"
         facts.add_row("cite", source)
-    OUT.print(facts)
+    OUT.print()
+    OUT.print(facts, width=width)
+    options = _table()
+    for names, text in document.arguments:
+        for option in names.replace(" ", "").split(","):
+            parameter = entry.parameters()[option]
+            given = parameter.default is not parameter.empty
+            default = f" = {parameter.default!r}" if given else ""
+            options.add_row(f"{option}{default}", Text(text.replace("``", "")))
+    if document.arguments:
+        OUT.print(Text("\noptions, with their defaults", "dim"))
+        OUT.print(options, width=width)
+
+
+def _table() -> Table:
+    """Names and what they are."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", overflow="fold", max_width=28)
+    table.add_column()
+    return table
 
 
 def _print_picture(portrait: Portrait) -> None:
@@ -149,11 +178,12 @@ def _print_curves(curves: Curves) -> None:
     first, last = curves.x[0].item(), curves.x[shown - 1].item()
     OUT.print(Text(f"\n{curves.title.lstrip('… ').capitalize()}", "dim"))
     OUT.print(Text(f"  {curves.y_label} over {curves.x_label}, {first:g} to {last:g}", "dim"))
+    longest = max(map(len, curves.names))
     for name, values in zip(curves.names, curves.values[:, :shown], strict=True):
         low, high = values.min().item(), values.max().item()
         span = max(high - low, 1e-9)
         bars = "".join(BARS[round((v - low) / span * 7)] for v in values.tolist())
-        label = f"  {name} " if name else "  "
+        label = f"  {name.ljust(longest)} " if name else "  "
         OUT.print(Text.assemble((label, "dim"), bars, (f"  {low:.3g} … {high:.3g}", "dim")))
 
 
