@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["wide_linear", "wide_product", "widest"]
+__all__ = ["wide_linear", "wide_product", "widest", "without_autocast"]
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which operands keep their dtypes; the meta device has no autocast to leave."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def wide_linear(x: Float[Tensor, "*dims I"], layer: nn.Linear) -> Float[Tensor, "*dims O"]:
@@ -21,9 +28,7 @@ def wide_product(
 ) -> Float[Tensor, "*dims O"]:
     """``x weightᵀ + bias`` in the dtype of ``x``, whatever that of the weights or autocast's."""
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    if x.is_meta:
-        return nn.functional.linear(x, weight, bias)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         return nn.functional.linear(x, weight, bias)
 
 

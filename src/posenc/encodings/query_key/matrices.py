@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import QueryKeyTransform
+from posenc.encodings.precision import without_autocast
 from posenc.encodings.query_key.rotation import one_a_head, require_width
 from posenc.errors import ArgumentError
 from posenc.layout import Grid, Layout
@@ -78,7 +79,7 @@ class MatrixRotary(QueryKeyTransform, ABC):
     ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B H K D"]]:
         require_width(q, self.head_dim)
         # Not under autocast: bfloat16 exponents of a few turns are off by radians.
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q.device):
             of_query = self.rotations(grid.query)
             of_key = of_query if grid.key is grid.query else self.rotations(grid.key)
             return _turn(q, of_query), _turn(one_a_head(k, self.heads), of_key)
