@@ -32,6 +32,27 @@ def test_grouped_heads_have_fewer_keys() -> None:
     assert layer(torch.randn(1, 3, 24), Layout.sequence(3)).shape == (1, 3, 24)
 
 
+def test_no_bias_is_kept_from_layer_to_layer() -> None:
+    """NeMo #15751: what backward needs of four layers is linear in the length."""
+    length, encodings = 400, posenc.create_layers("t5", layers=4, heads=4)
+    most = {}
+    for backend in ("tiled", "reference"):
+        layers = [make(encoding=each, causal=True, backend=backend) for each in encodings]
+        x, sizes = torch.randn(1, length, 24), []
+
+        def note(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(tensor.untyped_storage().nbytes() // tensor.itemsize)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            for layer in layers:
+                x = x + layer(x, Layout.sequence(length))
+        x.sum().backward()
+        most[backend] = max(sizes)
+    assert most["tiled"] < length * length / 4
+    assert most["reference"] >= 4 * length * length
+
+
 def test_dropout_in_training_only() -> None:
     layer, x = make(dropout=0.5), torch.randn(1, 9, 24)
     layout = Layout.sequence(9)
