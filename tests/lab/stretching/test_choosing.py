@@ -92,6 +92,15 @@ def test_the_gap_is_paired() -> None:
     assert noisy.half_width == pytest.approx(0.3 * 1.998 / 63**0.5, rel=1e-3)
 
 
+def test_what_a_method_costs_is_said_where_it_is_much() -> None:
+    slow = replace(reading(2.3, 0.9), tokens_per_second=0.25, peak_memory_bytes=9_000_000)
+    assert (
+        "rerope takes 4.0 times as long as the model as it is"
+        in headline(study(**BASE, rerope=slow))[1]
+    )
+    assert not any("times as long" in told for told in headline(study(**BASE, yarn=reading(2.3))))
+
+
 def test_the_answer_names_the_method_and_says_how_sure_it_is() -> None:
     found = study(
         **BASE,

@@ -28,6 +28,10 @@ SAME = 0.02
 """A loss at short contexts that is at most so much larger has not suffered."""
 
 
+SLOWER = 1.5
+"""A method that takes so many times as long is said to."""
+
+
 def headline(study: Study) -> list[str]:
     """Which method to use, and how sure that is; of a model that was not stretched its figures."""
     if study.factor == 1.0:
@@ -134,6 +138,13 @@ def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
         missed = ", ".join(f"{name} {reading.found(study.goal):.0%}" for name, reading in others)
         told += f", and it finds {chosen.found(study.goal):.0%} of the needles ({missed})"
     yield f"{told}."
+    plain = readings.get("direct")
+    if plain is not None and chosen.tokens_per_second * SLOWER <= plain.tokens_per_second:
+        yield (
+            f"{key} takes {plain.tokens_per_second / chosen.tokens_per_second:.1f} times as long "
+            f"as the model as it is to read {study.goal} {study.unit}s here, and "
+            f"{chosen.peak_memory_bytes / 1e6:.0f} MB beside {plain.peak_memory_bytes / 1e6:.0f} MB."
+        )
 
 
 def _certainty(study: Study) -> Iterator[str]:

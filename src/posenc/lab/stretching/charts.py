@@ -138,7 +138,8 @@ class _Artist:
         scale = alt.Scale(type="log", base=2) if log else alt.Scale(zero=True, nice=False)
         x = alt.X("x:Q", title=across, axis=axis, scale=scale)
         form = ".0%" if percent else ".2f"
-        y = alt.Y("y:Q", title=up, axis=alt.Axis(format=form), scale=alt.Scale(zero=percent))
+        shares = alt.Scale(domain=[0, 1]) if percent else alt.Scale(zero=False)
+        y = alt.Y("y:Q", title=up, axis=alt.Axis(format=form), scale=shares)
         tooltip = [
             alt.Tooltip("method:N"),
             alt.Tooltip("x:Q", title=across),
