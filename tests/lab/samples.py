@@ -133,7 +133,7 @@ def sample(
     subjects = tuple(
         Subject(
             name=name,
-            label=name.replace("|", ", ").replace("=", " "),
+            label=name.replace("|window=64", " (window 64)"),
             role=ROLES.get(name, "candidate"),  # type: ignore[arg-type]
             note=f"Why {name} is here.",
         )

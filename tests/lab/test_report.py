@@ -114,6 +114,20 @@ def test_a_subject_has_one_colour_in_all_charts() -> None:
     assert len({next(iter(colours)) for colours in seen.values()}) == len(seen)
 
 
+def test_legends_show_what_is_drawn() -> None:
+    """Strokes beside the names where there are lines, dots where there are dots."""
+    comparison = sample(metric=ACCURACY)
+    charts = {chart.key: chart.spec for chart in draw_charts(comparison, summarise(comparison))}
+    cost = charts["cost"]["encoding"]
+    assert cost["color"]["legend"]["symbolType"] == "circle"
+    assert cost["y"]["axis"]["format"] == ".0%"
+    lines = [layer["encoding"] for layer in charts["headline"]["layer"]]
+    legends = [
+        encoding["color"]["legend"] for encoding in lines if "legend" in encoding.get("color", {})
+    ]
+    assert {legend["symbolType"] for legend in legends} == {"stroke"}
+
+
 def test_no_change_is_drawn_from_nothing() -> None:
     """A translator that gets no word right scores 0 at the training length."""
     base = sample()

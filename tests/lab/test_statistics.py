@@ -69,7 +69,7 @@ def test_the_answer_names_what_matters() -> None:
     for words in (
         "alibi holds up at 512 tokens, 8 times the training length",
         "rope and sinusoidal break",
-        "The baseline rope, window 64",
+        "The baseline rope (window 64)",
         "beaten by no candidate",
         "learned could not be tested at 128: the learned table ends",
         "95 % intervals over 3 seeds",
@@ -144,3 +144,25 @@ def test_a_change_from_nothing_is_no_percentage(better: str) -> None:
     assert "inf" not in answer
     assert "nan" not in answer
     assert "0 → 3.9" in answer
+
+
+def test_what_is_said_of_seeds_is_what_was_done() -> None:
+    """A comparison of three seeds, interrupted after the first."""
+    base = sample(complete=False)
+    first = replace(
+        base,
+        runs=tuple(run for run in base.runs if run.seed == 0),
+        measurements=tuple(m for m in base.measurements if m.seed == 0),
+    )
+    assert first.most_seeds == 1
+    assert summarise(first).answer[-1].startswith("One seed only")
+    assert "up to 3 seeds" in summarise(base).answer[-1]
+    assert "over 3 seeds" in summarise(sample()).answer[-1]
+
+
+def test_the_answer_says_how_far_it_held_and_the_unit_once() -> None:
+    answer = summarise(sample()).answer
+    broken = next(sentence for sentence in answer if "break at 512" in sentence)
+    assert "holds up to 128)" in broken  # rope
+    assert broken.count("bits per byte") == 1
+    assert broken.count("holds up to") == 1  # sinusoids do not, further than they were trained

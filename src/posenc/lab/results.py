@@ -200,6 +200,11 @@ class Comparison:
         """The metric that decides."""
         return next(metric for metric in self.metrics if metric.headline)
 
+    @property
+    def most_seeds(self) -> int:
+        """Seeds that some subject was trained with, so far."""
+        return max(len({r.seed for r in self.runs if r.subject == s.name}) for s in self.subjects)
+
     def metric(self, key: str) -> Metric | None:
         """The metric called ``key``, if it was measured."""
         return next((metric for metric in self.metrics if metric.key == key), None)

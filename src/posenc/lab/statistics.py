@@ -250,7 +250,8 @@ def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
                 names=_list([row.subject.label for row in chosen]),
                 where=where,
                 details="; ".join(
-                    ("" if one else f"{row.subject.label} ") + _change(row, metric, train)
+                    ("" if one else f"{row.subject.label} ")
+                    + _change(row, metric, train, unit=row is chosen[0])
                     for row in chosen
                 ),
                 hold="holds" if one else "hold",
@@ -272,33 +273,49 @@ def _unlearned(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
     metric, train = comparison.headline, comparison.train_length
     failed = [row for row in rows if row.verdict == "unlearned"]
     if failed:
-        told = "; ".join(f"{r.subject.label} {_amount(r.values[train], metric)}" for r in failed)
+        told = "; ".join(
+            f"{row.subject.label} {_amount(row.values[train], metric, unit=row is failed[0])}"
+            for row in failed
+        )
         yield f"Not learned, even at the training length: {told}."
 
 
 def _at_one_length(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
     length, metric = comparison.train_length, comparison.headline
+    measured = [row for row in rows if length in row.values]
     yield (
         "At the training length, the only one tested, from best to worst: "
         + "; ".join(
-            f"{row.subject.label} {_amount(row.values[length], metric)}"
-            for row in rows
-            if length in row.values
+            f"{row.subject.label} {_amount(row.values[length], metric, unit=row is measured[0])}"
+            for row in measured
         )
         + "."
     )
     yield _certainty(comparison)
 
 
-def _change(row: Row, metric: Metric, train: int) -> str:
+def _change(row: Row, metric: Metric, train: int, *, unit: bool) -> str:
+    """From the training length to the last that was tested, and how far it held before."""
     assert row.change is not None  # callers choose rows that have one
     last = max(row.values)
     before = row.values[train].mean
     shown = f"{before:.1%}" if metric.is_share else f"{before:.3g}"
-    after = _amount(replace(row.values[last], half_width=None), metric)
-    if not math.isfinite(row.change.mean):  # nothing to be a share of
-        return f"{shown} → {after}"
-    return f"{shown} → {after} ({_percent(row.change)})"
+    after = _amount(replace(row.values[last], half_width=None), metric, unit=unit)
+    said = [_percent(row.change)] if math.isfinite(row.change.mean) else []  # of 0, there is none
+    held = _held(row, metric, train)
+    if row.verdict != "holds" and held > train:
+        said.append(f"holds up to {held}")
+    return f"{shown} → {after}" + (f" ({', '.join(said)})" if said else "")
+
+
+def _held(row: Row, metric: Metric, train: int) -> int:
+    """The longest length up to which the mean is hardly worse than at the training length."""
+    held = train
+    for length in sorted(row.values):
+        if _worse(metric, row.values[length].mean, row.values[train].mean) > HOLDS:
+            break
+        held = length
+    return held
 
 
 def _percent(change: Estimate) -> str:
@@ -319,9 +336,9 @@ def _best(comparison: Comparison, rows: list[Row], longest: int) -> Iterable[str
         yield f"At {longest} {comparison.length_unit} the seeds do not tell {names} apart."
         return
     lead = _gap(comparison, others[0], best[0], longest)
-    together = "" if len(best) == 1 else ", which the seeds do not tell apart,"
+    together = "" if len(best) == 1 else ", which the seeds do not tell apart"
     yield (
-        f"Best at {longest} {comparison.length_unit}: {names}{together} {lead} ahead of "
+        f"Best at {longest} {comparison.length_unit}: {names}{together}, {lead} ahead of "
         f"{others[0].subject.label}."
     )
 
@@ -360,20 +377,19 @@ def _references(comparison: Comparison, rows: tuple[Row, ...], longest: int) -> 
 
 
 def _certainty(comparison: Comparison) -> str:
-    seeds = len(comparison.provenance.seeds)
+    seeds = comparison.most_seeds
     if seeds == 1:
         return "One seed only: how much of this is chance cannot be said; use at least three."
-    return f"All ± are 95 % intervals over {seeds} seeds."
+    count = f"{seeds} seeds" if comparison.complete else f"up to {seeds} seeds"
+    return f"All ± are 95 % intervals over {count}."
 
 
-def _amount(value: Estimate, metric: Metric) -> str:
-    """A value with its interval and unit; shares in percent."""
-    if not metric.is_share:
-        spread = "" if value.half_width is None else f" ± {value.half_width:.2g}"
-        return f"{value.mean:.3g}{spread} {metric.unit}"
-    spread = "" if value.half_width is None else f" ± {value.half_width:.1%}"
-    of = metric.unit.removeprefix("share").strip()
-    return f"{value.mean:.1%}{spread} {of}".strip()
+def _amount(value: Estimate, metric: Metric, *, unit: bool = True) -> str:
+    """A value with its interval, and its unit unless it was said before; shares in percent."""
+    form, fine = (".1%", ".1%") if metric.is_share else (".3g", ".2g")
+    spread = "" if value.half_width is None else f" ± {value.half_width:{fine}}"
+    of = metric.unit.removeprefix("share").strip() if unit else ""
+    return f"{value.mean:{form}}{spread} {of}".strip()
 
 
 def _list(names: list[str]) -> str:

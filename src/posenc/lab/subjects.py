@@ -158,7 +158,7 @@ def _subject(
     if variant.window is not None:
         return Subject(
             name=variant.name,
-            label=f"{variant.encoding}, window {variant.window}",
+            label=f"{variant.encoding} (window {variant.window})",
             role="baseline",
             note=f"The {variant.encoding} models, with attention cut to the last "
             f"{variant.window} tokens when they are tested: what can be had without "
@@ -167,10 +167,11 @@ def _subject(
     recipe = Recipe.parse(variant.encoding, axes=axes)
     control = variant.encoding in ("nope", *references)
     role: Role = "control" if control else "candidate"
+    name, *changes = variant.encoding.replace("=", " ").replace("_", " ").split("@")
     said = [NOTES.get(recipe.encoding, ""), NOTES.get(recipe.positions, ""), note(variant.encoding)]
     return Subject(
         name=variant.name,
-        label=", ".join(variant.encoding.replace("=", " ").replace("_", " ").split("@")),
+        label=f"{name} ({', '.join(changes)})" if changes else name,
         role=role,
         note=" ".join(part for part in said if part),
     )

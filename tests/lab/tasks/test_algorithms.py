@@ -242,7 +242,7 @@ def test_roles_and_notes_of_subjects() -> None:
     assert subjects["sinusoidal@unsorted"].role == "control"
     assert subjects["nope"].role == "control"
     assert subjects["sinusoidal@randomized"].role == "candidate"
-    assert subjects["sinusoidal@randomized"].label == "sinusoidal, randomized"
+    assert subjects["sinusoidal@randomized"].label == "sinusoidal (randomized)"
     assert "sorted random sample" in subjects["sinusoidal@randomized"].note
 
 

@@ -98,7 +98,10 @@ def test_every_task_ends_in_a_report(
     page = render_page(comparison, summary, charts)
     assert comparison.title in page
     assert settings.entry.expectation.split(":")[0].split("'")[0] in page
+    for metric in comparison.metrics:
+        assert metric.unit != "share", f"{metric.key}: of what?"
     first = charts[0].spec
+    assert "trained" in str(first["datasets"])
     titles = [layer["encoding"].get("x", {}).get("title") for layer in first["layer"]]
     assert comparison.headline.axis in titles
     assert comparison.length_unit.split()[0] in comparison.headline.axis

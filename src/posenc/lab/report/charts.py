@@ -87,6 +87,9 @@ class _Artist:
         self.colour = alt.Color("subject:N", sort=labels, legend=legend).scale(
             domain=labels, range=[by_name[label] for label in labels]
         )
+        dots = legend.copy()
+        dots.symbolType, dots.symbolSize, dots.symbolStrokeWidth = "circle", 110, 0
+        self.dots = self.colour.copy().legend(dots)
         self.dash = alt.StrokeDash("subject:N", sort=labels, legend=legend).scale(
             domain=labels, range=dashes
         )
@@ -149,13 +152,19 @@ class _Artist:
             .mark_point(size=130, filled=True)
             .encode(
                 x=alt.X("speed:Q", title="tokens a second in training").scale(zero=False),
-                y=alt.Y("value:Q", title=f"{metric.unit} at {at}").scale(zero=False, padding=12),
-                color=self.colour,
+                y=alt.Y(
+                    "value:Q",
+                    title=f"{metric.unit} at {at}",
+                    axis=alt.Axis(format=".0%") if metric.is_share else alt.Axis(),
+                ).scale(zero=False, padding=12),
+                color=self.dots,
                 opacity=self.dim,
                 tooltip=[
                     alt.Tooltip("subject", title="encoding"),
                     alt.Tooltip("speed", title="tokens/s", format=",.0f"),
-                    alt.Tooltip("value", title=metric.unit, format=".3f"),
+                    alt.Tooltip(
+                        "value", title=metric.unit, format=".1%" if metric.is_share else ".3f"
+                    ),
                     alt.Tooltip("memory", title="peak memory"),
                     alt.Tooltip("parameters"),
                 ],
@@ -176,7 +185,9 @@ class _Artist:
             return value - base
         return value / base - 1 if base else math.nan
 
-    def _table(self, metric: Metric, of: Callable[[float, float], float]) -> pd.DataFrame:
+    def _table(
+        self, metric: Metric, of: Callable[[float, float], float], *, percent: bool = False
+    ) -> pd.DataFrame:
         """Mean and interval of ``of(value, value at the training length)`` where defined."""
         train = self.comparison.train_length
         labels = {subject.name: subject.label for subject in self.comparison.subjects}
@@ -192,7 +203,8 @@ class _Artist:
             ]
             point = estimate(value for value in values if math.isfinite(value))
             if point is not None:
-                spread = "" if point.half_width is None else f" ± {point.half_width:.2g}"
+                form, fine = (".1%", ".1%") if percent else (".3g", ".2g")
+                spread = "" if point.half_width is None else f" ± {point.half_width:{fine}}"
                 records.append(
                     {
                         "subject": labels[name],
@@ -200,7 +212,7 @@ class _Artist:
                         "mean": point.mean,
                         "low": point.low,
                         "high": point.high,
-                        "shown": f"{point.mean:.3g}{spread}",
+                        "shown": f"{point.mean:{form}}{spread}",
                         "seeds": point.n,
                     }
                 )
@@ -210,7 +222,7 @@ class _Artist:
     def _curve(
         self, metric: Metric, of: Callable[[float, float], float], *, percent: bool = False
     ) -> Any:
-        data = self._table(metric, of)
+        data = self._table(metric, of, percent=percent)
         lengths = list(self.comparison.test_lengths)
         at_lengths = metric.log_x and set(data.x) <= set(lengths)
         axis = alt.Axis(values=lengths) if at_lengths else alt.Axis(tickCount=8)
@@ -223,9 +235,7 @@ class _Artist:
         tooltip = [
             alt.Tooltip("subject", title="encoding"),
             alt.Tooltip("x", title=metric.axis),
-            alt.Tooltip("mean", title=unit, format=".1%")
-            if percent
-            else alt.Tooltip("shown", title=unit),
+            alt.Tooltip("shown", title=unit),
             alt.Tooltip("seeds"),
         ]
         base = alt.Chart(data)
@@ -247,7 +257,7 @@ class _Artist:
             x=x, y="mean:Q", color=self.colour, opacity=self.dim, tooltip=tooltip
         )
         layers: list[Any] = [band, line, points.add_params(self.pick)]
-        if metric.axis.startswith(("context", "position", "length")):
+        if metric.key != "training_loss":
             layers = self._rule("x", self.comparison.train_length, "trained") + layers
         level, name = (0.0, "") if unit == "change" else (metric.chance, "chance")
         if level is not None and not data.empty and level <= 1.1 * float(data.high.max()):
@@ -261,8 +271,16 @@ class _Artist:
         )
         rule = base.mark_rule(strokeDash=[5, 4], color=CONTROL_COLOUR, strokeWidth=1)
         if channel == "x":
-            text = base.mark_text(align="left", baseline="top", dx=5, dy=3, color=CONTROL_COLOUR)
-            return [rule, text.encode(y=alt.value(0), text="label:N")]
+            # Where lines do not begin: what is better lower comes from below.
+            top = self.comparison.headline.lower_is_better
+            text = base.mark_text(
+                align="left",
+                baseline="top" if top else "bottom",
+                dx=5,
+                dy=3 if top else -12,
+                color=CONTROL_COLOUR,
+            )
+            return [rule, text.encode(y=alt.value(0 if top else "height"), text="label:N")]
         text = base.mark_text(align="right", baseline="bottom", dy=-3, color=CONTROL_COLOUR)
         return [rule, text.encode(x=alt.value("width"), text="label:N")]
 

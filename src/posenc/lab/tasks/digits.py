@@ -219,7 +219,7 @@ class Digits:
                 Metric(
                     key=key,
                     label=label,
-                    unit="share",
+                    unit="share of images",
                     axis="size (pixels a side)",
                     lower_is_better=False,
                     chance=1 / CLASSES,

@@ -218,7 +218,7 @@ class MaskedBytes:
             Metric(
                 key="accuracy",
                 label="Masked bytes restored",
-                unit="share",
+                unit="share of masked bytes",
                 axis="context length (bytes)",
                 lower_is_better=False,
                 chance=None,

@@ -116,7 +116,7 @@ def _metrics(settings: Settings) -> tuple[Metric, ...]:
         Metric(
             key="word_errors",
             label="Words said wrong",
-            unit="share",
+            unit="share of words",
             axis=axis,
             lower_is_better=True,
             chance=1.0,

@@ -374,8 +374,9 @@ ENTRY = TaskEntry(
     data="a year of hourly temperatures in Seattle or San Francisco (package vega_datasets), a "
     "quarter held out; 32 random hours of 96, 25 % of them hidden",
     metric="mean squared error as a share of the variance; in degrees",
-    expectation="A method that is given the times must be well ahead of the same one that is "
-    "given the index of each reading (@index), and that of the control nope.",
+    expectation="Irregular series are interpolated by attention over their real times (Shukla and "
+    "Marlin 2021): a method that is given the times must be well ahead of the same one that is "
+    "given the index of each reading (@index), and of the control nope.",
     defaults=Defaults(
         encodings=("sinusoidal", "rope", "alibi", "t5"),
         references=("sinusoidal@index", "rope@index", "nope"),

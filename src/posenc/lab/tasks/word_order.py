@@ -211,7 +211,7 @@ class WordOrder:
             Metric(
                 key="accuracy",
                 label="Sentences classified right",
-                unit="share",
+                unit="share of sentences",
                 axis="length (words)",
                 lower_is_better=False,
                 chance=self._sentences.chance,
@@ -239,7 +239,7 @@ class WordOrder:
             pairs = Metric(
                 key="pairs",
                 label="Minimal pairs told apart",
-                unit="share",
+                unit="share of pairs",
                 axis="length (words)",
                 lower_is_better=False,
                 chance=0.0,
