@@ -71,10 +71,11 @@ def test_copying_by_looking_back_is_all_right_and_guessing_is_not() -> None:
     assert share_right(lambda t: zeros.expand(*t.shape, 128), whole, answers, whole=False) == 0.0
 
 
-def test_training_rows_end_in_a_word_over_and_over() -> None:
-    rows = repeat(WINDOWS, generator(4))
+@pytest.mark.parametrize(("latest", "limit"), [(0.5, 21), (0.25, 11)])
+def test_training_rows_end_in_a_word_over_and_over(latest: float, limit: int) -> None:
+    rows = repeat(WINDOWS, generator(4), latest=latest)
     changed = (rows != WINDOWS).long().argmax(1)
-    assert (changed < 21).all()
+    assert (changed < limit).all()
     for row, begin in zip(rows, changed.tolist(), strict=True):
         tail = row[begin:].tolist()
         assert any(tail[:-n] == tail[n:] for n in range(8, len(tail))), "no period"

@@ -142,8 +142,9 @@ def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
     if plain is not None and chosen.tokens_per_second * SLOWER <= plain.tokens_per_second:
         yield (
             f"{key} takes {plain.tokens_per_second / chosen.tokens_per_second:.1f} times as long "
-            f"as the model as it is to read {study.goal} {study.unit}s here, and "
-            f"{chosen.peak_memory_bytes / 1e6:.0f} MB beside {plain.peak_memory_bytes / 1e6:.0f} MB."
+            f"as the model as it is to read {study.goal} {study.unit}s here, and takes "
+            f"{chosen.peak_memory_bytes / 1e6:.0f} MB beside "
+            f"{plain.peak_memory_bytes / 1e6:.0f} MB."
         )
 
 

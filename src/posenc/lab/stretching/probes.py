@@ -148,12 +148,14 @@ def letters() -> Int[Tensor, " P"]:
     return FIRST_LETTER + torch.arange(LETTERS)
 
 
-def repeat(windows: Int[Tensor, "W L"], generator: torch.Generator) -> Int[Tensor, "W L"]:
-    """Bytes that from some place in the first half on are a random word, over and over."""
+def repeat(
+    windows: Int[Tensor, "W L"], generator: torch.Generator, *, latest: float
+) -> Int[Tensor, "W L"]:
+    """Bytes that from some place on, in the first ``latest`` of a window, repeat a random word."""
     repeated = windows.clone()
     for row in repeated:
         size = int(torch.randint(SHORTEST, LONGEST + 1, (), generator=generator))
-        begin = int(torch.randint(len(row) // 2, (), generator=generator))
+        begin = int(torch.randint(max(1, int(latest * len(row))), (), generator=generator))
         word = FIRST_LETTER + torch.randint(LETTERS, (size,), generator=generator)
         room = len(row) - begin
         row[begin:] = word.repeat(-(-room // size))[:room]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -16,30 +17,43 @@ from posenc.lab.tasks.language import LanguageModelling
 from posenc.lab.train import Watch, train
 from posenc.models import Decoder
 
-__all__ = ["SUBJECT_STEPS", "train_subject"]
+__all__ = ["SUBJECT_STEPS", "Repetition", "train_subject"]
 
 SUBJECT_STEPS = 1800
 """About three minutes on two cores."""
 
 LENGTH, WIDTH, LAYERS, HEADS, BATCH = 128, 96, 3, 4, 16
 
-REPEATED_ROWS = 2
-"""Rows of a batch that end in a random word over and over, so that there is something to copy."""
+
+@dataclass(frozen=True)
+class Repetition:
+    """Rows of a batch that are a random word over and over, so that there is something to copy.
+
+    Args:
+        rows: so many of a batch.
+        latest: they begin in the first so much of the row.
+    """
+
+    rows: int = 4
+    latest: float = 0.25
 
 
 class SubjectTask(LanguageModelling):
     """The lab's language task, with some rows that ask for copying."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, repetition: Repetition) -> None:
         super().__init__(settings)
-        self.fingerprint = fingerprint(self.fingerprint, REPEATED_ROWS)
+        self._repetition = repetition
+        self.fingerprint = fingerprint(self.fingerprint, repetition.rows, repetition.latest)
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         batch = super().batch(seed, step)
         inputs, targets = batch["inputs"], batch["targets"]
-        whole = torch.cat([inputs[-REPEATED_ROWS:], targets[-REPEATED_ROWS:, -1:]], dim=1)
-        whole = repeat(whole, generator(seed, step, REPEATED_ROWS))
-        inputs[-REPEATED_ROWS:], targets[-REPEATED_ROWS:] = whole[:, :-1], whole[:, 1:]
+        last = slice(len(inputs) - self._repetition.rows, None)
+        whole = torch.cat([inputs[last], targets[last, -1:]], dim=1)
+        draw = generator(seed, step, self._repetition.rows)
+        whole = repeat(whole, draw, latest=self._repetition.latest)
+        inputs[last], targets[last] = whole[:, :-1], whole[:, 1:]
         return batch
 
 
@@ -50,11 +64,12 @@ def train_subject(
     length: int = LENGTH,
     steps: int = SUBJECT_STEPS,
     seed: int = 0,
+    repetition: Repetition | None = None,
     watch: Watch | None = None,
 ) -> Decoder:
     """Train a byte-level RoPE model of about 0.4 M parameters, at 128 bytes as a rule; resumable.
 
-    A quarter of the rows ask for needles, and an eighth repeat a random word, so that a stretched
+    A quarter of the rows ask for needles, and another repeats a random word, so that a stretched
     model can be asked for both.
 
     Args:
@@ -63,6 +78,7 @@ def train_subject(
         length: of the contexts, in bytes; a batch has as many bytes whatever it is.
         steps: of training.
         seed: of weights and data.
+        repetition: what there is to copy; ``Repetition()`` by default.
         watch: how to follow it.
 
     Raises:
@@ -81,8 +97,8 @@ def train_subject(
         width=WIDTH,
         layers=LAYERS,
         heads=HEADS,
-        batch=max(2 * REPEATED_ROWS, BATCH * LENGTH // length),
+        batch=max(1, BATCH * LENGTH // length),
     )
     plan = Plan(encoding="rope", seed=seed, steps=steps, rate=settings.rate, folder=work)
-    trained = train(SubjectTask(settings), plan, watch)
+    trained = train(SubjectTask(settings, repetition or Repetition()), plan, watch)
     return cast(Decoder, trained.model)
