@@ -14,6 +14,7 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
 from posenc.attention.backends import sdpa
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
+from posenc.encodings.query_key import rope as rope_file
 from posenc.encodings.query_key import rotation
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.score import alibi as alibi_file
@@ -171,6 +172,10 @@ def _cache_drops(original: Callable[..., object], cache: LayerCache, *chunk: obj
     return original(cache, *chunk)
 
 
+def _single(x: Tensor) -> bool:
+    return x.dtype == torch.float32
+
+
 def _bfloat_angles(original: Callable[..., Tensor], rope: Rope, layout: Layout) -> Tensor:
     coarse = layout.with_positions(layout.positions.bfloat16().float())
     return original(rope, coarse)
@@ -199,6 +204,17 @@ BUGS = [
         "rope in bfloat16",
         _wrap(Rope, "angles", _bfloat_angles),
         law("shift_is_as_claimed", "rope"),
+    ),
+    Bug(
+        "rope's frequencies in bfloat16",
+        _wrap(
+            rope_file,
+            "geometric_frequencies",
+            lambda f, *ladder, like: f(*ladder, like=like.bfloat16() if _single(like) else like).to(
+                like
+            ),
+        ),
+        law("single_precision_is_double", "rope"),
     ),
     Bug(
         "rope turns queries only",

@@ -217,6 +217,31 @@ def gradients_are_right(subject: Subject) -> None:
         raise LawBroken(f"gradients_are_right: {error}") from error
 
 
+def single_precision_is_double(subject: Subject) -> None:
+    """With weights, features and positions in float32 the output is that of float64.
+
+    Near the start and far out, packed and padded.
+    """
+    narrow = subject.layer(dtype=torch.float32)
+    wide = copy.deepcopy(narrow).double()
+    x, tokens = inputs().float(), _tokens()
+    far = 0 if "positions" in subject.claims.exceptions else 5000
+    # An angle of 5000 radians is known to 5000 · 2^-24 in float32.
+    for what, layout, tolerance in (
+        ("near the start", Layout.sequence(LENGTH), 2e-5),
+        ("far out", Layout.sequence(LENGTH, start=far), 1e-3),
+        ("packed", Layout.packed([8, 5]), 2e-5),
+        ("padded", Layout.padded([LENGTH, 8], side="left"), 2e-5),
+    ):
+        placed = subject.place(layout)
+        got = narrow(x, placed, tokens=tokens)
+        if got.dtype != torch.float32:
+            raise LawBroken(f"single_precision_is_double: float32 came out as {got.dtype}")
+        exact = placed.with_positions(placed.positions.double())
+        expected = wide(x.double(), exact, tokens=tokens)
+        agree("single_precision_is_double", what, got, expected, tolerance=tolerance)
+
+
 def half_precision_keeps_positions(subject: Subject) -> None:
     """In bfloat16 and under autocast, tokens far out are told apart as near the start.
 
@@ -312,6 +337,7 @@ LAWS: dict[str, Law] = {
         rows_are_independent,
         sharded_is_whole,
         shift_is_as_claimed,
+        single_precision_is_double,
         survives_saving,
         windows_are_windows,
     )
