@@ -1,42 +1,276 @@
-"""What serves on a CUDA device, against ``reference`` in float64."""
+"""Every backend on a CUDA device, against ``reference`` in float64, in memory full of NaN."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 import posenc
-from posenc import Grid, Layout, attend, explain
+from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.attention import BACKENDS
+from posenc.errors import BackendRefusal
+
+DEVICE = "cuda"
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
+HEADS, KEY_HEADS, WIDTH, LENGTH = 4, 2, 64, 130
+
+LONG = 131_072
+
 LAYOUTS = {
-    "sequence": lambda: Layout.sequence(130, device="cuda"),
-    "padded": lambda: Layout.padded([130, 40], side="left", device="cuda"),
-    "packed": lambda: Layout.packed([60, 70], device="cuda"),
+    "sequence": Layout.sequence(LENGTH),
+    "padded": Layout.padded([LENGTH, 40, 0], side="left"),
+    "packed": Layout.packed([60, LENGTH - 60]),
 }
+
+STRUCTURED = ["nope", "rope", "alibi", "t5", "shaw", "transformer_xl", "deberta", "tupe"]
+
+ON_IMAGES = ["swin", "irpe", "rope2d"]
+
+TOLERANCE = {torch.float32: 3e-5, torch.float16: 8e-3, torch.bfloat16: 5e-2}
+
+
+def created(name: str, *, width: int = WIDTH) -> Encoding:
+    """An encoding none of whose parameters is all zero, which would hide mistakes."""
+    torch.manual_seed(1)
+    encoding = posenc.create(
+        name, dim=HEADS * width, heads=HEADS, head_dim=width, max_length=LENGTH
+    )
+    for parameter in encoding.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.3)
+    return encoding.to(DEVICE)
+
+
+def inputs(
+    grid: Grid,
+    *,
+    dtype: torch.dtype = torch.float32,
+    width: int = WIDTH,
+    heads: tuple[int, int] = (HEADS, KEY_HEADS),
+) -> list[Tensor]:
+    torch.manual_seed(0)
+    sizes = ((heads[0], grid.query.length), *[(heads[1], grid.key.length)] * 2)
+    return [
+        torch.randn(grid.key.batch, *size, width, device=DEVICE, dtype=dtype).requires_grad_()
+        for size in sizes
+    ]
+
+
+def poison() -> None:
+    """Leave NaN in the memory that the next tensors are given, small and large."""
+    held = [torch.full((size // 4,), torch.nan, device=DEVICE) for size in [2**18] * 256]
+    held.append(torch.full((2**26,), torch.nan, device=DEVICE))
+    del held
+
+
+def serving(given: list[Tensor], grid: Grid, encoding: Encoding) -> list[str]:
+    """The backends that do not refuse."""
+    found = []
+    for name in BACKENDS:
+        try:
+            explain(*given, grid, encoding, backend=name)
+        except BackendRefusal:
+            continue
+        found.append(name)
+    return found
+
+
+def run(
+    backend: str, given: list[Tensor], grid: Grid, encoding: Encoding, **options: float
+) -> list[Tensor]:
+    """The output, then the gradients of all inputs and parameters that it depends on."""
+    learned = [*given, *(p for p in encoding.parameters() if p.requires_grad)]
+    poison()
+    output = attend(*given, grid, encoding, backend=backend, **options)  # type: ignore[arg-type]
+    found = torch.autograd.grad(output.double().sin().sum(), learned, materialize_grads=True)
+    return [output, *found]
+
+
+def agree(got: list[Tensor], wanted: list[Tensor], tolerance: float, backend: str) -> None:
+    for number, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
+        size = 1 + theirs.abs().max().item()
+        error = (mine.double() - theirs.double()).abs().max().item()
+        assert error <= tolerance * size, f"{backend}, tensor {number}: {error} of {size}"
+
+
+def check(
+    encoding: Encoding, grid: Grid, given: list[Tensor], expected: tuple[str, ...] = ("triton",)
+) -> None:
+    """All backends that serve it, among them those expected, against the definition."""
+    backends = serving(given, grid, encoding)
+    assert set(expected) <= set(backends)
+    wide = [x.detach().double().requires_grad_() for x in given]
+    wanted = run("reference", wide, grid, encoding)
+    for backend in backends:
+        agree(run(backend, given, grid, encoding), wanted, TOLERANCE[given[0].dtype], backend)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5", "shaw"])
-def test_equals_reference(name: str, dtype: torch.dtype, causal: bool, layout: str) -> None:
-    torch.manual_seed(0)
-    encoding = posenc.create(name, dim=256, heads=4, head_dim=64).to("cuda")
-    grid = Grid.of(LAYOUTS[layout](), causal=causal)
-    inputs = [torch.randn(2, 4, 130, 64, device="cuda", dtype=dtype) for _ in range(3)]
-    wide = [x.double().requires_grad_() for x in inputs]
-    inputs = [x.requires_grad_() for x in inputs]
-    expected = attend(*wide, grid, encoding, backend="reference")
-    wanted = torch.autograd.grad(expected.sin().sum(), wide)
-    assert explain(*inputs, grid, encoding).backend in ("sdpa", "reference")
-    got = attend(*inputs, grid, encoding)
-    gradients = torch.autograd.grad(got.sin().sum(), inputs)
-    tolerance = 2e-5 if dtype == torch.float32 else 4e-2
-    torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
-    for mine, theirs in zip(gradients, wanted, strict=True):
-        torch.testing.assert_close(mine.double(), theirs, atol=4 * tolerance, rtol=tolerance)
+@pytest.mark.parametrize("name", STRUCTURED)
+def test_equals_reference(name: str, causal: bool, layout: str) -> None:
+    grid = Grid.of(LAYOUTS[layout].to(DEVICE), causal=causal)
+    check(created(name), grid, inputs(grid))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", STRUCTURED)
+def test_half_precision(name: str, dtype: torch.dtype) -> None:
+    grid = Grid.of(LAYOUTS["sequence"].to(DEVICE), causal=True)
+    check(created(name), grid, inputs(grid, dtype=dtype))
+
+
+@pytest.mark.parametrize("width", [16, 32, 40, 128, 256])
+@pytest.mark.parametrize("name", ["rope", "t5", "shaw", "deberta"])
+def test_head_sizes(name: str, width: int) -> None:
+    grid = Grid.of(LAYOUTS["sequence"].to(DEVICE), causal=True)
+    dtype = torch.bfloat16
+    check(created(name, width=width), grid, inputs(grid, width=width, dtype=dtype))
+
+
+@pytest.mark.parametrize("name", ["t5", "shaw", "deberta"])
+def test_windows_chunks_and_grouped_heads(name: str) -> None:
+    whole = Layout.sequence(LENGTH, device=DEVICE)
+    for grid in (
+        Grid.of(whole, causal=True, window=20),
+        Grid.of(whole, window=33),
+        Grid(whole.slice(90, LENGTH), whole, causal=True),
+    ):
+        check(created(name), grid, inputs(grid))
+
+
+@pytest.mark.parametrize("name", ON_IMAGES)
+def test_images(name: str) -> None:
+    """What is not a line of offsets; ``tiled`` or the definition serves it at least."""
+    grid = Grid.of(Layout.image(8, 9).to(DEVICE))
+    torch.manual_seed(1)
+    options = {"window": (8, 9)} if name == "swin" else {}
+    encoding = posenc.create(name, heads=HEADS, head_dim=WIDTH, **options).to(DEVICE)
+    check(encoding, grid, inputs(grid), expected=("reference",))
+
+
+@pytest.mark.parametrize("name", ["t5", "shaw", "deberta"])
+def test_auto_takes_the_kernels(name: str) -> None:
+    grid = Grid.of(LAYOUTS["sequence"].to(DEVICE), causal=True)
+    assert explain(*inputs(grid), grid, created(name)).backend == "triton"
+
+
+def test_flex_serves_tables_and_products_over_few_rows() -> None:
+    grid = Grid.of(LAYOUTS["sequence"].to(DEVICE), causal=True)
+    for name in ("nope", "rope", "alibi", "t5", "deberta"):
+        assert "flex" in serving(inputs(grid), grid, created(name))
+
+
+@pytest.mark.parametrize("name", ["t5", "shaw", "deberta"])
+def test_every_run_gives_the_same_bits(name: str) -> None:
+    grid, encoding = Grid.of(LAYOUTS["padded"].to(DEVICE), causal=True), created(name)
+    given = inputs(grid, dtype=torch.bfloat16)
+    first, again = (run("triton", given, grid, encoding) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_dropout_is_the_same_in_both_directions() -> None:
+    """Along any direction the gradients are what the outputs of one seed change by."""
+    grid, encoding = Grid.of(LAYOUTS["sequence"].to(DEVICE), causal=True), created("t5")
+    given = inputs(grid)
+    learned = [*given, *encoding.parameters()]
+    slopes = [torch.randn_like(x) for x in learned]
+
+    def output() -> Tensor:
+        torch.manual_seed(5)
+        return attend(*given, grid, encoding, backend="triton", dropout=0.3).double().sum()
+
+    gradients = torch.autograd.grad(output(), learned)
+    step = 1e-3
+    ends = []
+    with torch.no_grad():
+        for move in (step, -2 * step):
+            for x, slope in zip(learned, slopes, strict=True):
+                x.add_(slope, alpha=move)
+            ends.append(output().item())
+    measured = (ends[0] - ends[1]) / (2 * step)
+    expected = sum((g * s).double().sum().item() for g, s in zip(gradients, slopes, strict=True))
+    assert measured == pytest.approx(expected, rel=2e-2)
+
+
+def test_compiled_equals_eager() -> None:
+    grid, encoding = Grid.of(LAYOUTS["sequence"].to(DEVICE), causal=True), created("t5")
+    given = inputs(grid)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, grid, encoding, backend="triton")
+
+    learned = [*given, *encoding.parameters()]
+    results = []
+    for function in (call, torch.compile(call, fullgraph=True)):
+        output = function(*given)
+        results.append([output, *torch.autograd.grad(output.sin().sum(), learned)])
+    agree(results[1], results[0], 1e-5, "compiled")
+
+
+@pytest.mark.parametrize("layout", ["sequence", "padded"])
+@pytest.mark.parametrize("name", [*STRUCTURED, "fire"])
+def test_decoding(name: str, layout: str) -> None:
+    """One query against a long cache, keys in shares."""
+    length = 5000
+    past = {
+        "sequence": Layout.sequence(length, device=DEVICE),
+        "padded": Layout.padded([length, 77], side="left").to(DEVICE),
+    }[layout]
+    grid, encoding = Grid(past.slice(length - 1, length), past, causal=True), created(name)
+    with torch.no_grad():
+        given = [x.detach() for x in inputs(grid)]
+        assert "one query" in str(explain(*given, grid, encoding, backend="triton"))
+        wanted = attend(*(x.double() for x in given), grid, encoding, backend="reference")
+        poison()
+        got = attend(*given, grid, encoding, backend="triton")
+    agree([got], [wanted], TOLERANCE[torch.float32], "triton")
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "shaw"])
+def test_long_sequences_in_one_call(name: str) -> None:
+    """The last queries against the definition; memory far below that of all logits."""
+    layout, last = Layout.sequence(LONG, device=DEVICE), LONG - 64
+    whole, end = Grid.of(layout, causal=True), Grid(layout.slice(last, LONG), layout, causal=True)
+    encoding = created(name)
+    given = inputs(whole, dtype=torch.bfloat16)
+    learned = [*given, *(p for p in encoding.parameters() if p.requires_grad)]
+    poison()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    output = attend(*given, whole, encoding, backend="triton")[:, :, last:]
+    gradients = torch.autograd.grad(output.double().sin().sum(), learned)
+    assert torch.cuda.max_memory_allocated() - before < 4 * 2**30
+    part = [given[0].detach()[:, :, last:], *(x.detach() for x in given[1:])]
+    wide = [x.double().requires_grad_() for x in part]
+    wanted = run("reference", wide, end, encoding)
+    assert not gradients[0][:, :, :last].any()
+    found = [output, gradients[0][:, :, last:], *gradients[1:]]
+    agree(found, wanted, TOLERANCE[torch.bfloat16], "triton")
+
+
+def test_tensors_of_more_than_two_billion_numbers() -> None:
+    """Places in memory do not fit in 32 bits: the last head against the definition."""
+    if torch.cuda.get_device_properties(0).total_memory < 40 * 2**30:
+        pytest.skip("needs 40 GiB")
+    heads, queries = 2**31 // (LONG * 128) + 2, 32
+    layout = Layout.sequence(LONG, device=DEVICE)
+    grid = Grid(layout.slice(LONG - queries, LONG), layout, causal=True)
+    given = inputs(grid, dtype=torch.bfloat16, width=128, heads=(heads, heads))
+    encoding = posenc.create("t5", heads=heads).to(DEVICE)
+    last = [x.detach()[:, -1:].double().requires_grad_() for x in given]
+    alone = posenc.create("t5", heads=1).to(DEVICE)
+    with torch.no_grad():
+        for mine, theirs in zip(alone.parameters(), encoding.parameters(), strict=True):
+            mine.copy_(theirs[-1:] if theirs.shape[0] == heads else theirs[..., -1:])
+    wanted = run("reference", last, grid, alone)[:4]
+    output = attend(*given, grid, encoding, backend="triton")
+    gradients = torch.autograd.grad(output[:, -1:].double().sin().sum(), given)
+    found = [output[:, -1:], *(x[:, -1:] for x in gradients)]
+    agree(found, wanted, TOLERANCE[torch.bfloat16], "triton")

@@ -1,4 +1,4 @@
-"""The Triton backend: its kernels by the interpreter, and what needs no kernel."""
+"""The Triton backend: its kernels, interpreted and compiled, and what needs no kernel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import torch
 
 import posenc
 from posenc import Grid, Layout, attend
+from posenc.attention.backends.triton import Triton
 from posenc.attention.backends.triton.marks import Spacing, labels_of, spacing
 from posenc.attention.backends.triton.place import Place
+from posenc.attention.backends.triton.situation import situation
 from posenc.errors import BackendRefusal
 
 HERE = Path(__file__).parent
@@ -23,13 +25,16 @@ HERE = Path(__file__).parent
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton has no wheel for this system"
 )
-@pytest.mark.parametrize("file", ["triton_kernels.py", "triton_decoding.py"])
-def test_kernels_by_the_interpreter(file: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "interpreted"),
+    [("triton_kernels.py", "1"), ("triton_decoding.py", "1"), ("triton_compiling.py", "0")],
+)
+def test_kernels(file: str, interpreted: str) -> None:
     """In a process of its own: Triton has to be told before anything imports it."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / file)],
         cwd=HERE.parent.parent,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        env={**os.environ, "TRITON_INTERPRET": interpreted},
         capture_output=True,
         text=True,
         check=False,
@@ -96,6 +101,15 @@ def test_spacing() -> None:
 def test_spacing_is_found_once() -> None:
     layout = Layout.packed([4, 3])
     assert spacing(Grid.of(layout)) is spacing(Grid.of(layout, causal=True))
+
+
+def test_positions_with_gradients_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Triton, "refusal", lambda self, problem: situation(problem))
+    positions = torch.arange(5.0).view(1, 5, 1).requires_grad_()
+    grid = Grid.of(Layout.sequence(5).with_positions(positions))
+    given = [torch.randn(1, 2, 5, 16) for _ in range(3)]
+    with pytest.raises(BackendRefusal, match="no gradients for positions"):
+        attend(*given, grid, posenc.create("t5", heads=2), backend="triton")
 
 
 def test_labels_hide_what_marks_hide() -> None:

@@ -174,8 +174,8 @@ WHOLE = {
     "nothing claimed": (everything(claimed=False), sequence(20)),
     "rows a head": (everything(rows=HEADS), sequence(20, causal=True)),
     "reach 0": (everything(0), sequence(20)),
-    "far reach": (everything(20), sequence(33, causal=True)),
-    "window": (everything(), sequence(49, window=9)),
+    "far reach": (everything(15), sequence(20, causal=True)),
+    "window": (everything(), sequence(33, window=6)),
     "chunk": (everything(), Grid(Layout.sequence(9, 31), Layout.sequence(40), causal=True)),
     "queries before keys": (
         everything(),
@@ -194,9 +194,9 @@ def test_the_whole_formula_and_all_gradients(case: str) -> None:
 
 
 def test_groups_of_heads() -> None:
-    grid = sequence(33, causal=True)
-    encoding = posenc.create("rope", head_dim=WIDTH) + posenc.create("t5", heads=6, max_distance=9)
-    check(encoding, grid, inputs(grid, batch=2, heads=(6, 3)))
+    grid = sequence(17, causal=True)
+    encoding = posenc.create("rope", head_dim=WIDTH) + posenc.create("t5", heads=4, max_distance=9)
+    check(encoding, grid, inputs(grid, batch=2, heads=(4, 2)))
 
 
 def test_widths_that_are_no_powers_of_two() -> None:
@@ -231,9 +231,8 @@ def test_order_of_its_own() -> None:
     length = 33
     order = torch.randperm(length, generator=torch.Generator().manual_seed(0)).unsqueeze(0)
     layout = Layout(torch.arange(float(length)).view(1, -1, 1), order)
-    for window in (None, 9):
-        grid = Grid.of(layout, causal=True, window=window)
-        check(TABLES["t5"], grid, inputs(grid))
+    grid = Grid.of(layout, causal=True, window=9)
+    check(TABLES["t5"], grid, inputs(grid))
 
 
 def test_any_layout_where_nothing_depends_on_the_offset() -> None:
@@ -267,16 +266,19 @@ def test_tiles_that_are_not_square(tile: tuple[int, int], monkeypatch: pytest.Mo
     for kernel in (forward_kernel, gradients_kernel):
         chosen = type(kernel.configs[0])({"block_x": tile[0], "block_y": tile[1]})
         monkeypatch.setattr(kernel, "configs", [chosen])
-    for grid in (sequence(67, causal=True), sequence(67, window=20), WITH_MARKS["packed"]):
+    for grid in (sequence(49, window=20), WITH_MARKS["packed"]):
         check(TABLES["t5"], grid, inputs(grid))
 
 
 def test_every_run_gives_the_same_bits() -> None:
     encoding, grid = WHOLE["rows a head"]
     given = inputs(grid)
-    first, again = both(encoding, grid, given), both(encoding, grid, given)
-    assert torch.equal(first[0], again[0])
-    assert all(torch.equal(a, b) for a, b in zip(first[1], again[1], strict=True))
+    learned = [*given, *encoding.parameters()]
+    runs = []
+    for _ in range(2):
+        output = attend(*given, grid, encoding, backend="triton")
+        runs.append([output, *torch.autograd.grad(output.sin().sum(), learned)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 def test_strided_inputs() -> None:

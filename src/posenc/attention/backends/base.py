@@ -51,7 +51,8 @@ class Backend(ABC):
     def refusal(self, problem: Problem) -> str | None:
         """Why this backend cannot do the job, as the end of "because …"; None if it can.
 
-        Reads shapes, dtypes and other facts known on the host, never a tensor's values.
+        Reads shapes, dtypes and other facts known on the host; of tensors, the values of a layout
+        at most, once.
         """
 
     @abstractmethod

@@ -31,6 +31,8 @@ MOST_ROWS = 1024
 
 NARROWEST, WIDEST = 16, 256
 
+DEVICE = "cuda"
+
 Mod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """The logit of a pair, from the product, its batch row, head, query and key."""
 
@@ -41,14 +43,15 @@ Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class Flex(Backend):
     """Tables, numbers a token, and vectors over few rows, on sequences and whole images.
 
-    Its kernels add up the gradients of tables in no fixed order.
+    Not yet run on a device: its tests compute what it asks for without PyTorch's compiled kernels,
+    forward only.
     """
 
     name = "flex"
 
     def refusal(self, problem: Problem) -> str | None:
         q, v = problem.q, problem.v
-        if q.device.type != "cuda":
+        if q.device.type != DEVICE:
             return f"its kernels run on CUDA devices, not on {q.device.type}"
         if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             return f"its kernels compute in float32 at most, not in {q.dtype}"
@@ -57,13 +60,16 @@ class Flex(Backend):
         narrowest, widest = sorted((q.shape[-1], v.shape[-1]))
         if narrowest < NARROWEST or widest > WIDEST:
             return f"it takes heads of width {NARROWEST} to {WIDEST}, not {narrowest} and {widest}"
-        return refuse_terms(problem.lowered, problem.grid)
+        reason = refuse_terms(problem.lowered, problem.grid)
+        if reason is None and torch.are_deterministic_algorithms_enabled() and _learns(problem):
+            return "it adds up the gradients of terms in no fixed order"
+        return reason
 
     def describe(self, problem: Problem) -> str:
         return "PyTorch's FlexAttention, its terms read pair by pair"
 
     def run(self, problem: Problem) -> Float[Tensor, "B H Q E"]:
-        output: Tensor = _kernel()(
+        output: Tensor = _kernels()[0](
             problem.q,
             problem.k,
             problem.v,
@@ -73,6 +79,19 @@ class Flex(Backend):
             enable_gqa=problem.q.shape[1] != problem.k.shape[1],
         )
         return output
+
+
+def _learns(problem: Problem) -> bool:
+    """Whether anything that is read pair by pair needs a gradient."""
+    if not torch.is_grad_enabled():
+        return False
+    found: list[Tensor | None] = []
+    for term in problem.lowered or ():
+        if isinstance(term, Gathered):
+            products = [part for part in (term.left, term.right) if part is not None]
+            found += [term.table, term.column]
+            found += [x for part in products for x in (part.tokens, part.rows)]
+    return any(x is not None and x.requires_grad for x in found)
 
 
 def refuse_terms(lowered: tuple[Lowered, ...] | None, grid: Grid) -> str | None:
@@ -185,7 +204,7 @@ def _products(product: Product, problem: Problem) -> Float[Tensor, "B H L N"]:
 
 def _rows(x: Tensor, problem: Problem) -> Tensor:
     """The same in float32, with a row for each of the batch."""
-    return x.float().expand(problem.q.shape[0], *x.shape[1:])
+    return x.float().expand(problem.q.shape[0], *x.shape[1:]).contiguous()
 
 
 def mask_mod(grid: Grid) -> Mask:
@@ -227,11 +246,12 @@ def _reader(x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 @functools.cache
-def _kernel() -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import flex_attention
+def _kernels() -> tuple[Callable[..., Any], Callable[..., BlockMask]]:
+    """FlexAttention, and what finds the blocks that it skips, both compiled."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     # In one graph: a call that fell back to eager would hold all logits in memory.
-    return torch.compile(flex_attention, fullgraph=True)
+    return torch.compile(flex_attention, fullgraph=True), torch.compile(create_block_mask)
 
 
 _MASKS: WeakKeyDictionary[
@@ -241,13 +261,11 @@ _MASKS: WeakKeyDictionary[
 
 def _block_mask(grid: Grid) -> BlockMask:
     """Which blocks hold visible pairs, found once for each pair of layouts."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
     known = _MASKS.setdefault(grid.query, WeakKeyDictionary()).setdefault(grid.key, {})
     kind = (grid.causal, grid.window)
     if kind not in known:
         rows = max(grid.query.batch, grid.key.batch)
-        known[kind] = torch.compile(create_block_mask)(
+        known[kind] = _kernels()[1](
             mask_mod(grid),
             rows if rows > 1 else None,
             None,

@@ -27,8 +27,12 @@ class Triton(Backend):
     """Structured terms over tokens that are one position apart in each document, in tiles.
 
     What depends on no offset is served for any layout, and so is one query without gradients.
-    Memory is linear in the length. Gradients of everything, dropout included, the same at every
-    run; no second derivatives.
+    Memory is linear in the length. Gradients of everything, dropout included; no second
+    derivatives. The same bits at every call, as long as the tiles are the same: their sizes are
+    chosen by measurement, once a process and kind of problem.
+
+    Not yet run on a device: its kernels are tested by Triton's interpreter, on the CPU, and
+    compiled for devices that are not there.
     """
 
     name = "triton"

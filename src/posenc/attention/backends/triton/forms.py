@@ -34,9 +34,11 @@ def padded(width: int) -> int:
 
 
 def precision_of(dtype: torch.dtype) -> tuple[str, str]:
-    """How products of this dtype are computed, and those of float32 factors beside them."""
+    """How products of this dtype are computed, and those of float32 factors beside them.
+
+    Three products in TF32 err about as little as one in float32, and take tensor cores.
+    """
     if dtype != torch.float32:
         return "ieee", "tf32x3"
-    wanted = {"highest": "ieee", "high": "tf32x3", "medium": "tf32"}
-    chosen = wanted[torch.get_float32_matmul_precision()]
+    chosen = "tf32" if torch.get_float32_matmul_precision() == "medium" else "tf32x3"
     return chosen, chosen

@@ -12,12 +12,17 @@ from torch import Tensor
 
 from posenc.attention.backends.triton.forms import numbers, padded, precision_of, table, tokens
 from posenc.attention.backends.triton.kernels import arguments
-from posenc.attention.backends.triton.kernels.configs import GRANULE, PROGRAMS, diagonal_block
+from posenc.attention.backends.triton.kernels.configs import (
+    GRANULE,
+    PROGRAMS,
+    diagonal_block,
+    room,
+)
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
 from posenc.attention.backends.triton.kernels.products import ends_kernel, inner_kernel
-from posenc.attention.backends.triton.operands import Operands
+from posenc.attention.backends.triton.operands import TENSORS, Operands
 from posenc.attention.backends.triton.place import FAR
 
 __all__ = ["Call", "Ends", "Options"]
@@ -118,9 +123,9 @@ class Call:
         x = self.x
         main, term, factor = (x.k, x.right, x.key_factor) if flip else (x.q, x.left, x.query_factor)
         length = self.keys if flip else self.queries
-        into, second = _room(main), _room(x.v) if flip else None
-        term, factor = (None if each is None else _room(each) for each in (term, factor))
-        column = _room(x.column) if flip and x.column is not None else None
+        into, second = _empty(main), _empty(x.v) if flip else None
+        term, factor = (None if each is None else _empty(each) for each in (term, factor))
+        column = _empty(x.column) if flip and x.column is not None else None
         sums = weights = None
         if self.ended:
             sums = Ends.of(self.batch, self.heads, length, like=x.q)
@@ -154,8 +159,7 @@ class Call:
         x = self.x
         given: Tensor | None = None if rows is None else getattr(x, rows)
         flip = rows in ("left_rows", "value_rows")
-        widths = [each.shape[-1] for each in (x.q, x.v, given) if each is not None]
-        block = diagonal_block(max(widths))
+        block = diagonal_block(self._room())
         place = self._place(flip=flip)
         first, count = self._diagonals(place, flip=flip, block=block)
         shared = given is not None and given.shape[0] == 1
@@ -167,15 +171,17 @@ class Call:
         if given is not None:
             row_sum = x.q.new_empty(*size, given.shape[-1], dtype=torch.float32)
         if count:
+            common = self._common(flip=flip)
+            common["key"] += f" {rows} {line}"
             offsets_kernel[(count * heads * splits,)](
-                **self._common(flip=flip),
+                **common,
                 line_ptr=line_sum,
                 rows_ptr=row_sum,
                 first_diagonal=first,
                 diagonals=count,
                 heads_apart=heads,
                 splits=splits,
-                width=widths[-1],
+                width=0 if given is None else given.shape[-1],
                 of_values=rows == "value_rows",
                 flip=flip,
                 block=block,
@@ -304,13 +310,23 @@ class Call:
             "factor_precision": of_factors,
         }
 
-    def _key(self, precision: str) -> str:
-        """What kind of problem it is, for the choice of tiles."""
+    def _room(self) -> int:
         x = self.x
-        widths = [padded(each.shape[-1]) for each in (x.q, x.v)]
-        unrolled = [each is not None for each in (x.left, x.right, x.value_rows)]
-        others = [each is not None for each in (x.query_factor, x.query_label)]
-        return f"{x.q.dtype} {precision} {widths} {unrolled} {others}"
+        tables = (x.left_rows, x.right_rows, x.value_rows)
+        vectors = [x.q, x.v, *(each for each in tables if each is not None)]
+        width = max(padded(each.shape[-1]) for each in vectors)
+        return room(width, x.q.element_size(), len(vectors) - 2)
+
+    def _key(self, precision: str) -> str:
+        """What kind of problem it is, for the choice of tiles: all that their memory hangs on."""
+        found = [str(self.x.q.dtype), precision]
+        for name in TENSORS:
+            x: Tensor | None = getattr(self.x, name)
+            if x is not None:
+                wide = x.dim() == 4 or name.endswith("_rows")
+                found.append(f"{name} {padded(x.shape[-1])}" if wide else name)
+        marks = self.options.causal, self.options.window is not None, self.options.dropout > 0
+        return " ".join([*found, *map(str, marks)])
 
 
 def _maybe(form: Callable[[Tensor], Any], x: Tensor | None) -> Any:
@@ -329,7 +345,7 @@ def _rows(x: Tensor | None) -> tuple[Tensor | None, int]:
     return (None, 0) if x is None else (x, 0 if x.shape[0] == 1 else x.stride(0))
 
 
-def _room(x: Tensor) -> Tensor:
+def _empty(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from posenc.attention.backends.base import Problem
 from posenc.attention.backends.triton.marks import spacing
@@ -68,7 +69,7 @@ def is_single_query(problem: Problem) -> bool:
         return False
     if not torch.is_grad_enabled():
         return True
-    given = (problem.q, problem.k, problem.v)
+    given = (problem.q, problem.k, problem.v, *_marks(problem.grid))
     learned = (p for part in problem.encoding.parts() for p in part.parameters())
     return not any(x.requires_grad for x in (*given, *learned))
 
@@ -98,6 +99,8 @@ def situation(problem: Problem) -> Situation | str:
     if shift is None:
         if _carries_more(grid):
             return "special tokens and signals do not fit in a line of offsets"
+        if torch.is_grad_enabled() and any(x.requires_grad for x in _marks(grid)):
+            return "a line of offsets has no gradients for positions"
         if torch.compiler.is_compiling():
             return "inside a compiled graph nothing tells whether tokens are one position apart"
         found = spacing(grid)
@@ -130,6 +133,13 @@ def _place(
 
 def _ordered(grid: Grid) -> bool:
     return grid.shift is not None or (not grid.causal and grid.window is None)
+
+
+def _marks(grid: Grid) -> list[Tensor]:
+    """Positions and signals."""
+    sides = (grid.query, grid.key)
+    found = [side.signal for side in sides if side.signal is not None]
+    return [*found, *(side.positions for side in sides)]
 
 
 def _carries_more(grid: Grid) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 
 __all__ = [
@@ -18,6 +17,7 @@ __all__ = [
     "TOKENS",
     "diagonal_block",
     "fitting",
+    "room",
 ]
 
 
@@ -63,25 +63,41 @@ else:
 
 
 def fitting(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
-    """Those that are worth trying for a problem.
+    """Those that are worth compiling for a problem.
 
     Where something is unrolled along tiles, they are square, since a window of
-    ``block_x + block_y`` entries has to be a power of two. The smallest tiles are for what takes
-    much room.
+    ``block_x + block_y`` entries has to be a power of two.
     """
-    all_of_it = {**given, **more}
-    tables, tokens = all_of_it["tables"], all_of_it["x"].tokens
-    unrolled = any(each is not None for each in (tables.x, tables.y, tables.value))
-    large = unrolled or tokens.block.value > 128 or tokens.pointer.dtype == torch.float32
-    sizes = [(each.kwargs["block_x"], each.kwargs["block_y"]) for each in configs]
+    whole = {**given, **more}
+    tables, own, others = whole["tables"], whole["x"].tokens, whole["y"].second
+    unrolled = sum(each is not None for each in (tables.x, tables.y, tables.value))
+    needed = room(max(own.block.value, others.block.value), own.pointer.element_size(), unrolled)
+    sides = [(each.kwargs["block_x"], each.kwargs["block_y"]) for each in configs]
     return [
         each
-        for each, (x, y) in zip(configs, sizes, strict=True)
-        if (x == y or not unrolled) and (x > 32 or large or len(configs) == 1)
+        for each, (x, y) in zip(configs, sides, strict=True)
+        if len(configs) == 1
+        or ((x == y or not unrolled) and _smallest(needed) <= x <= _largest(needed))
     ]
 
 
-def diagonal_block(width: int) -> int:
-    """Side of the tiles of ``offsets_kernel`` for vectors of this width."""
-    narrow, wide = DIAGONAL_BLOCKS
-    return narrow if width <= 128 else wide
+def room(width: int, itemsize: int, unrolled: int) -> int:
+    """What a token of a tile takes, roughly in bytes, with so many unrolled tables."""
+    return 2 * width * itemsize * (1 + 2 * unrolled)
+
+
+def _smallest(needed: int) -> int:
+    return 64 if needed < 1024 else 32
+
+
+def _largest(needed: int) -> int:
+    """Side of the largest tiles of which the registers hold most."""
+    if needed <= 512:
+        return 128
+    return 64 if needed <= 1536 else 32
+
+
+def diagonal_block(needed: int) -> int:
+    """Side of the tiles of ``offsets_kernel``."""
+    large, small = DIAGONAL_BLOCKS
+    return large if needed <= 1536 else small

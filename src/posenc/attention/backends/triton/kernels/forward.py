@@ -9,24 +9,25 @@ import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.arguments import Own
 from posenc.attention.backends.triton.kernels.configs import FORWARD, fitting
-from posenc.attention.backends.triton.kernels.tiles import (
+from posenc.attention.backends.triton.kernels.logits import (
     HIGH,
     LOG2E,
     LOW,
     NEAR,
     far_numbers,
     kept,
+    tile_logits,
+)
+from posenc.attention.backends.triton.kernels.memory import (
     load_row,
     load_tokens,
     located,
     numbers_of,
-    parts_of,
     product,
-    rows_of_x,
     store_tokens,
-    tile_logits,
-    window_start,
 )
+from posenc.attention.backends.triton.kernels.visibility import parts_of
+from posenc.attention.backends.triton.kernels.windows import rows_of_x, window_start
 
 
 class _State(NamedTuple):

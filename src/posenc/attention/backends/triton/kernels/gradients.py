@@ -9,23 +9,19 @@ import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.arguments import Own
 from posenc.attention.backends.triton.kernels.configs import TOKENS, fitting
-from posenc.attention.backends.triton.kernels.slopes import tile_slopes
-from posenc.attention.backends.triton.kernels.tiles import (
-    HIGH,
-    LOW,
-    NEAR,
-    far_numbers,
+from posenc.attention.backends.triton.kernels.logits import HIGH, LOW, NEAR, far_numbers
+from posenc.attention.backends.triton.kernels.memory import (
     load_numbers,
     load_row,
     load_tokens,
     located,
     numbers_of,
-    parts_of,
     product,
-    rows_of_x,
     store_tokens,
-    window_start,
 )
+from posenc.attention.backends.triton.kernels.slopes import tile_slopes
+from posenc.attention.backends.triton.kernels.visibility import parts_of
+from posenc.attention.backends.triton.kernels.windows import rows_of_x, window_start
 
 
 class _State(NamedTuple):
@@ -120,7 +116,9 @@ def _walk(
     return _State(tokens, second, term, factor, column, low, high, weight_low, weight_high)
 
 
-@triton.autotune(configs=TOKENS, key=["key"], prune_configs_by={"early_config_prune": fitting})
+@triton.autotune(
+    configs=TOKENS, key=["key", "flip"], prune_configs_by={"early_config_prune": fitting}
+)
 @triton.jit
 def gradients_kernel(
     x,

@@ -13,18 +13,17 @@ import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.arguments import Own
 from posenc.attention.backends.triton.kernels.configs import OFFSETS
-from posenc.attention.backends.triton.kernels.slopes import tile_slopes
-from posenc.attention.backends.triton.kernels.tiles import (
-    NEAR,
+from posenc.attention.backends.triton.kernels.logits import NEAR
+from posenc.attention.backends.triton.kernels.memory import (
     load_numbers,
     load_tokens,
     located,
     numbers_of,
     product,
-    roll_x,
-    roll_y,
-    tiles_meet,
 )
+from posenc.attention.backends.triton.kernels.slopes import tile_slopes
+from posenc.attention.backends.triton.kernels.visibility import tiles_meet
+from posenc.attention.backends.triton.kernels.windows import roll_x, roll_y
 
 
 @triton.autotune(configs=OFFSETS, key=["key"])

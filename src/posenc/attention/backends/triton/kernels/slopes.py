@@ -5,19 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.tiles import (
-    LOG2E,
-    LOW,
-    NEAR,
-    kept,
-    load_numbers,
-    numbers_of,
-    product,
-    tile_logits,
-    window_of_x,
-    window_of_y,
-    window_start,
-)
+from posenc.attention.backends.triton.kernels.logits import LOG2E, LOW, NEAR, kept, tile_logits
+from posenc.attention.backends.triton.kernels.memory import load_numbers, numbers_of, product
+from posenc.attention.backends.triton.kernels.windows import window_of_x, window_of_y, window_start
 
 
 @triton.jit

@@ -1,0 +1,129 @@
+"""Logits of one tile.
+
+Pairs read entry ``n = clip(t, 0, count - 1)`` of everything that depends on the offset, with t as
+in ``Place``; entry ``clip(-t, …)`` where ``flip``. A tile wholly at or beyond the first or last
+entry reads just that one, and one number a token is all that is added.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from posenc.attention.backends.triton.kernels.memory import (
+    clip,
+    load_numbers,
+    load_tokens,
+    located,
+    numbers_of,
+    product,
+)
+from posenc.attention.backends.triton.kernels.visibility import visible
+from posenc.attention.backends.triton.kernels.windows import window_of_x, window_of_y, window_start
+
+NEAR = tl.constexpr(0)
+LOW = tl.constexpr(1)
+HIGH = tl.constexpr(2)
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def far_numbers(numbers, tables, own, at, length, last: tl.constexpr, block: tl.constexpr):
+    """What is added to the logits of each token of x in tiles at one end of the tables."""
+    found = tl.zeros([block], tl.float32)
+    if numbers is not None:
+        found += load_numbers(numbers_of(numbers, own.b, own.h), at, length, 0.0)
+    if tables.line is not None:
+        line = tables.line + own.h.to(tl.int64) * tables.line_head
+        found += tl.load(line + (tables.count - 1 if last else 0))
+    return found
+
+
+@triton.jit
+def tile_logits(
+    own,
+    far,
+    y_tokens,
+    y_factor,
+    x,
+    y,
+    tables,
+    place,
+    scale,
+    y0,
+    kind: tl.constexpr,
+    masked: tl.constexpr,
+    causal: tl.constexpr,
+    flip: tl.constexpr,
+    precision: tl.constexpr,
+    factor_precision: tl.constexpr,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+):
+    """Logits ``[x, y]`` of one tile to the base of 2, -inf where hidden, and its places.
+
+    Args:
+        own: what the program holds of x; far: its numbers where the tile reads one entry.
+        y_tokens, y_factor: of the tile.
+    """
+    y_at = y0 + tl.arange(0, block_y)
+    x_at = own.start + tl.arange(0, block_x)
+    t = y_at[None, :] - x_at[:, None] + place.origin
+    logits = product(own.tokens, tl.trans(y_tokens), precision) * scale
+    if x.factor is not None:
+        logits += product(own.factor, tl.trans(y_factor), factor_precision)
+    if kind == NEAR:
+        start = window_start(own.start, y0, place.origin, block_x, flip)
+        if tables.line is not None:
+            entry = clip(-t if flip else t, 0, tables.count - 1)
+            logits += tl.load(tables.line + own.h.to(tl.int64) * tables.line_head + entry)
+        if tables.x is not None:
+            tl.static_assert(block_x == block_y)
+            logits += window_of_x(
+                own.term, tables.x, own.h, start, tables.count, precision, block_x, flip
+            )
+        if tables.y is not None:
+            tl.static_assert(block_x == block_y)
+            y_term = load_tokens(located(y.term, own.b, own.h), y_at, y.length)
+            logits += window_of_y(
+                y_term, tables.y, own.h, start, tables.count, precision, block_x, flip
+            )
+    else:
+        logits += far[:, None]
+        if tables.y is not None:
+            numbers = y.term_low if kind == LOW else y.term_high
+            numbers = load_numbers(numbers_of(numbers, own.b, own.h), y_at, y.length, 0.0)
+            logits += numbers[None, :]
+    if y.column is not None:
+        column = load_numbers(numbers_of(y.column, own.b, own.h), y_at, y.length, 0.0)
+        logits += column[None, :]
+    if x.column is not None:
+        logits += own.column[:, None]
+    logits *= LOG2E
+    if masked:
+        seen = visible(t, x, y, place, own.b, x_at, y_at, causal, flip)
+        logits = tl.where(seen, logits, float("-inf"))
+    return logits, t
+
+
+@triton.jit
+def kept(
+    dropout,
+    lane,
+    x_at,
+    y_at,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+    flip: tl.constexpr,
+):
+    """Factors ``[x, y]`` of dropout: each pair draws its own number, in whatever tile it is."""
+    zero = tl.zeros([block_x, block_y], tl.int32)
+    x = x_at[:, None] + zero
+    y = y_at[None, :] + zero
+    if flip:
+        drawn, _, _, _ = tl.philox(dropout.seed, x, y, lane + zero, zero)
+    else:
+        drawn, _, _, _ = tl.philox(dropout.seed, y, x, lane + zero, zero)
+    keep = tl.uint_to_uniform_float(drawn) >= dropout.probability
+    return tl.where(keep, 1.0 / (1.0 - dropout.probability), 0.0)

@@ -1,0 +1,90 @@
+"""Reading and writing tokens, numbers a token, and rows by entry; products of matrices."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from posenc.attention.backends.triton.kernels.arguments import Tokens
+
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+
+@triton.jit
+def product(a, b, precision: tl.constexpr):
+    """``a @ b``, summed in float32."""
+    if INTERPRETED:  # the interpreter would multiply bfloat16 as if it were integers
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, input_precision=precision)
+
+
+@triton.jit
+def clip(x, low, high):
+    return tl.minimum(tl.maximum(x, low), high)
+
+
+@triton.jit
+def located(tokens, b, h):
+    """The tokens of one batch row and head."""
+    pointer = tokens.pointer + b.to(tl.int64) * tokens.row + h.to(tl.int64) * tokens.head
+    return Tokens(pointer, tokens.row, tokens.head, tokens.step, tokens.width, tokens.block)
+
+
+@triton.jit
+def numbers_of(numbers, b, h):
+    """Where the numbers of one batch row and head begin."""
+    return numbers.pointer + b.to(tl.int64) * numbers.row + h.to(tl.int64) * numbers.head
+
+
+@triton.jit
+def load_tokens(tokens, at, length):
+    """Vectors ``[N, block]`` of located tokens, zero beyond their length and width."""
+    column = tl.arange(0, tokens.block)
+    mask = (at < length)[:, None]
+    if tokens.width != tokens.block:
+        mask = mask & (column < tokens.width)[None, :]
+    place = tokens.pointer + at.to(tl.int64)[:, None] * tokens.step + column[None, :]
+    return tl.load(place, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_tokens(tokens, value, at, length):
+    """Write vectors ``[N, block]`` of located tokens."""
+    column = tl.arange(0, tokens.block)
+    mask = (at < length)[:, None] & (column < tokens.width)[None, :]
+    place = tokens.pointer + at.to(tl.int64)[:, None] * tokens.step + column[None, :]
+    tl.store(place, value.to(tokens.pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_numbers(pointer, at, length, other):
+    return tl.load(pointer + at, mask=at < length, other=other)
+
+
+@triton.jit
+def load_row(table, h, place):
+    """One row ``[block]`` of a table, in float32."""
+    column = tl.arange(0, table.block)
+    start = table.pointer + h.to(tl.int64) * table.head + place * table.width
+    return tl.load(start + column, mask=column < table.width, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_window(table, h, start, count, block: tl.constexpr):
+    """Both halves ``[block, width]`` of a window that begins at entry ``start``."""
+    step = tl.arange(0, block)
+    column = tl.arange(0, table.block)
+    base = table.pointer + h.to(tl.int64) * table.head
+    first = clip(start + step, 0, count - 1).to(tl.int64)[:, None] * table.width + column[None, :]
+    second = clip(start + block + step, 0, count - 1).to(tl.int64)
+    second = second[:, None] * table.width + column[None, :]
+    if table.width == table.block:
+        halves = (tl.load(base + first), tl.load(base + second))
+    else:
+        inside = (column < table.width)[None, :]
+        halves = (
+            tl.load(base + first, mask=inside, other=0.0),
+            tl.load(base + second, mask=inside, other=0.0),
+        )
+    return halves

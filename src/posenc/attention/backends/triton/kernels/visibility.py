@@ -1,0 +1,177 @@
+"""Which tiles hold visible pairs, which of them need no mask, and which pairs are visible.
+
+Pairs stand at ``t = y - x + origin``, see ``Place``. Documents, padding and orders are marked
+token by token; granules of tokens are summed up, so that tiles without visible pairs are left out.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from posenc.attention.backends.triton.kernels.memory import clip
+
+
+@triton.jit
+def stretches(x0, x_length, y_length, place, block_x: tl.constexpr, block_y: tl.constexpr):
+    """Where the tiles of a block of x begin, turn from one kind into another, and end.
+
+    Six numbers of tiles: those before the second and from the fifth on may hold hidden pairs;
+    between, the third and fourth end those at the low entry and begin those at the high one.
+    """
+    start = x0 - place.origin
+    last = tl.minimum(x0 + block_x, x_length) - 1 - place.origin
+    begin = tl.maximum(place.first + start, 0) // block_y
+    end = tl.minimum(tl.maximum(place.last + last + 1, 0), y_length)
+    end = tl.maximum((end + block_y - 1) // block_y, begin)
+    clear = (tl.maximum(place.first + last, 0) + block_y - 1) // block_y
+    edge = tl.minimum(tl.maximum(place.last + start + 1, 0), y_length) // block_y
+    near = tl.maximum(place.low + start + 1, 0) // block_y
+    far = (tl.maximum(place.high + last, 0) + block_y - 1) // block_y
+    clear = clip(clear, begin, end)
+    edge = clip(edge, clear, end)
+    near = clip(near, clear, edge)
+    far = clip(far, near, edge)
+    return begin, clear, near, far, edge, end
+
+
+@triton.jit
+def _summary(pointer, at, count):
+    """Least and greatest order and label of granules."""
+    inside = at < count
+    order_least = tl.load(pointer + at * 4, mask=inside, other=2**60)
+    order_most = tl.load(pointer + at * 4 + 1, mask=inside, other=-(2**60))
+    label_least = tl.load(pointer + at * 4 + 2, mask=inside, other=2**60)
+    label_most = tl.load(pointer + at * 4 + 3, mask=inside, other=-(2**60))
+    return order_least, order_most, label_least, label_most
+
+
+@triton.jit
+def _block_summary(side, b, x0, block: tl.constexpr, granule: tl.constexpr):
+    at = x0 // granule + tl.arange(0, block // granule)
+    pointer = side.summary + b * side.summary_row
+    order_least, order_most, label_least, label_most = _summary(
+        pointer, at, tl.cdiv(side.length, granule)
+    )
+    return (
+        tl.min(order_least, 0),
+        tl.max(order_most, 0),
+        tl.min(label_least, 0),
+        tl.max(label_most, 0),
+    )
+
+
+@triton.jit
+def _meet(mine, theirs, place, causal: tl.constexpr, flip: tl.constexpr):
+    """Whether any pair of two sets of tokens may be visible, by their summaries."""
+    meet = (theirs[2] <= mine[3]) & (mine[2] <= theirs[3])
+    if flip:  # mine are the keys
+        nearest = mine[0] - theirs[1]
+        farthest = mine[1] - theirs[0]
+    else:
+        nearest = theirs[0] - mine[1]
+        farthest = theirs[1] - mine[0]
+    if causal:
+        meet = meet & (nearest <= 0)
+    if place.window is not None:
+        meet = meet & (nearest < place.window) & (farthest > -place.window)
+    return meet
+
+
+@triton.jit
+def narrowed(
+    begin,
+    end,
+    x,
+    y,
+    place,
+    b,
+    x0,
+    causal: tl.constexpr,
+    flip: tl.constexpr,
+    granule: tl.constexpr,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+):
+    """The range of tiles, without those at both ends that marks hide wholly."""
+    mine = _block_summary(x, b, x0, block_x, granule)
+    count = tl.cdiv(y.length, granule)
+    pointer = y.summary + b * y.summary_row
+    chunk: tl.constexpr = 256
+    least = count
+    most = -1
+    for start in range(0, count, chunk):
+        at = start + tl.arange(0, chunk)
+        meet = _meet(mine, _summary(pointer, at, count), place, causal, flip)
+        least = tl.minimum(least, tl.min(tl.where(meet, at, count), 0))
+        most = tl.maximum(most, tl.max(tl.where(meet, at, -1), 0))
+    begin = tl.maximum(begin, least * granule // block_y)
+    end = tl.minimum(end, ((most + 1) * granule + block_y - 1) // block_y)
+    return begin, tl.maximum(begin, end)
+
+
+@triton.jit
+def parts_of(
+    x,
+    y,
+    place,
+    b,
+    x0,
+    causal: tl.constexpr,
+    flip: tl.constexpr,
+    granule: tl.constexpr,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+):
+    """``stretches``, without what marks hide wholly at both ends."""
+    begin, clear, near, far, edge, end = stretches(x0, x.length, y.length, place, block_x, block_y)
+    if y.label is not None:
+        begin, end = narrowed(
+            begin, end, x, y, place, b, x0, causal, flip, granule, block_x, block_y
+        )
+        clear = clip(clear, begin, end)
+        near = clip(near, begin, end)
+        far = clip(far, begin, end)
+        edge = clip(edge, begin, end)
+    return begin, clear, near, far, edge, end
+
+
+@triton.jit
+def tiles_meet(
+    x,
+    y,
+    place,
+    b,
+    x0,
+    y0,
+    causal: tl.constexpr,
+    flip: tl.constexpr,
+    granule: tl.constexpr,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+):
+    """Whether any pair of one tile may be visible."""
+    mine = _block_summary(x, b, x0, block_x, granule)
+    theirs = _block_summary(y, b, y0, block_y, granule)
+    return _meet(mine, theirs, place, causal, flip)
+
+
+@triton.jit
+def visible(t, x, y, place, b, x_at, y_at, causal: tl.constexpr, flip: tl.constexpr):
+    """Which pairs ``[x, y]`` of a tile may see each other."""
+    seen = (t >= place.first) & (t <= place.last) & (y_at < y.length)[None, :]
+    if x.label is not None:
+        mine = tl.load(x.label + b * x.label_row + x_at, mask=x_at < x.length, other=0)
+        theirs = tl.load(y.label + b * y.label_row + y_at, mask=y_at < y.length, other=0)
+        seen = seen & (mine[:, None] == theirs[None, :])
+    if x.order is not None:
+        mine = tl.load(x.order + b * x.order_row + x_at, mask=x_at < x.length, other=0)
+        theirs = tl.load(y.order + b * y.order_row + y_at, mask=y_at < y.length, other=0)
+        ahead = theirs[None, :] - mine[:, None]
+        if flip:
+            ahead = -ahead
+        if causal:
+            seen = seen & (ahead <= 0)
+        if place.window is not None:
+            seen = seen & (ahead < place.window) & (ahead > -place.window)
+    return seen

@@ -1,0 +1,137 @@
+"""FlexAttention as posenc asks for it, on the CPU: not compiled, forward only.
+
+What it does on a CUDA device is in ``test_gpu.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend
+from posenc.attention.api import _pose
+from posenc.attention.backends import flex
+from posenc.attention.backends.flex import Flex, refuse_terms
+from posenc.errors import BackendRefusal
+
+HEADS, KEY_HEADS, WIDTH = 4, 2, 16
+
+ENCODINGS = {
+    "nope": Encoding(),
+    "rope": posenc.create("rope", head_dim=WIDTH),
+    "alibi": posenc.create("alibi", heads=HEADS),
+    "t5": posenc.create("t5", heads=HEADS, max_distance=12, buckets=8),
+    "shaw keys": Encoding(score=posenc.create("shaw", head_dim=WIDTH, max_distance=5).score),
+    "transformer_xl": posenc.create("transformer_xl", dim=64, heads=HEADS, head_dim=WIDTH),
+    "deberta": posenc.create("deberta", dim=64, heads=HEADS, head_dim=WIDTH, max_distance=6),
+}
+
+IMAGE_ENCODINGS = {
+    "swin": posenc.create("swin", heads=HEADS, window=(5, 6)),
+    "irpe keys": Encoding(score=posenc.create("irpe", heads=HEADS, head_dim=WIDTH).score),
+}
+
+PADDED = Layout.padded([33, 9, 0], side="left")
+
+GRIDS = {
+    "dense": Grid.of(Layout.sequence(33)),
+    "causal": Grid.of(Layout.sequence(33), causal=True),
+    "window": Grid.of(Layout.sequence(33), causal=True, window=5),
+    "chunk": Grid(Layout.sequence(9, 24), Layout.sequence(33), causal=True),
+    "nothing to see": Grid(Layout.sequence(9), Layout.sequence(7, 5), causal=True),
+}
+
+MARKED = {
+    "padded": Grid.of(PADDED, causal=True),
+    "packed": Grid.of(Layout.packed([20, 13]), window=7),
+}
+
+
+@pytest.fixture
+def _not_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(flex, "_kernels", lambda: (flex_attention, create_block_mask))
+    with torch.no_grad():
+        yield
+
+
+def inputs(grid: Grid) -> list[Tensor]:
+    rows = max(grid.query.batch, 2)
+    sizes = ((HEADS, grid.query.length), *[(KEY_HEADS, grid.key.length)] * 2)
+    return [torch.randn(rows, *size, WIDTH) for size in sizes]
+
+
+def check(encoding: Encoding, grid: Grid) -> None:
+    for parameter in encoding.parameters():
+        if not parameter.any():  # what starts at zero would hide mistakes
+            torch.nn.init.normal_(parameter)
+    given = inputs(grid)
+    problem = _pose(*given, grid, encoding, 0.0, None)
+    assert refuse_terms(problem.lowered, grid) is None
+    got = Flex().run(problem)
+    wide = [x.double() for x in given]
+    expected = attend(*wide, grid, encoding, backend="reference")
+    torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.usefixtures("_not_compiled")
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [("t5", grid) for grid in GRIDS] + [(name, "chunk") for name in ENCODINGS if name != "t5"],
+)
+def test_equals_reference(name: str, grid: str) -> None:
+    check(ENCODINGS[name], GRIDS[grid])
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.usefixtures("_not_compiled")
+@pytest.mark.parametrize("grid", MARKED)
+def test_documents_padding_and_rows_that_see_nothing(grid: str) -> None:
+    check(ENCODINGS["rope"], MARKED[grid])
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.usefixtures("_not_compiled")
+@pytest.mark.parametrize("name", IMAGE_ENCODINGS)
+def test_images(name: str) -> None:
+    check(IMAGE_ENCODINGS[name], Grid.of(Layout.image(5, 6)))
+
+
+REFUSALS = [
+    (Encoding(), GRIDS["dense"], "on CUDA devices, not on cpu"),
+    (posenc.create("shaw", head_dim=WIDTH), GRIDS["dense"], "no place for a value part"),
+    (posenc.create("cope", heads=HEADS, head_dim=WIDTH), GRIDS["causal"], "no structured form"),
+    (ENCODINGS["t5"], MARKED["packed"], "a sequence or a whole image"),
+    (
+        posenc.create("transformer_xl", dim=64, heads=HEADS, head_dim=WIDTH),
+        Grid.of(Layout.sequence(600)),
+        "1199 rows, more than 1024",
+    ),
+]
+
+
+@pytest.mark.parametrize(("encoding", "grid", "reason"), REFUSALS)
+def test_refuses_with_the_reason(
+    encoding: Encoding, grid: Grid, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "CUDA" not in reason:
+        monkeypatch.setattr(flex, "DEVICE", "cpu")
+    with pytest.raises(BackendRefusal, match=reason):
+        attend(*inputs(grid), grid, encoding, backend="flex")
+
+
+def test_refuses_gradients_in_no_fixed_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "DEVICE", "cpu")
+    grid = GRIDS["dense"]
+    problem = _pose(*inputs(grid), grid, ENCODINGS["t5"], 0.0, None)
+    assert Flex().refusal(problem) is None
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert "no fixed order" in str(Flex().refusal(problem))
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -1,0 +1,101 @@
+"""The kernels of the Triton backend compiled for a CUDA device that is not there, and not run.
+
+Not collected by itself: ``test_triton.py`` runs it in a process without ``TRITON_INTERPRET``. It
+finds what the interpreter lets through: types, shapes and constants that the compiler refuses.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend
+from posenc.attention.backends.triton import launch
+from posenc.attention.backends.triton.kernels import configs
+from posenc.attention.backends.triton.kernels.decode import share_kernel
+from posenc.attention.backends.triton.kernels.forward import forward_kernel
+from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
+from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
+
+WIDTH = 16
+
+
+class Absent:
+    """What Triton asks of a driver, for a device of compute capability 8.0."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 80, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Names of the kernels that have been compiled, and the shared memory that they take."""
+    found: dict[str, int] = {}
+    run: Callable[..., Any] = JITFunction.run
+
+    def compile_only(kernel: Any, *given: Any, warmup: bool, **named: Any) -> Any:
+        result = run(kernel, *given, warmup=True, **named)
+        name = kernel.fn.__name__
+        found[name] = max(found.get(name, 0), result.metadata.shared)
+        return result
+
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(driver, "_active", Absent())
+    # ``from … import situation`` would find the function of that name.
+    situation = sys.modules["posenc.attention.backends.triton.situation"]
+    monkeypatch.setattr(situation, "INTERPRETED", True)
+    monkeypatch.setattr(configs, "DIAGONAL_BLOCKS", (32, 32))
+    small = triton.Config({"block_x": 32, "block_y": 32}, num_warps=4, num_stages=1)
+    for kernel in (forward_kernel, gradients_kernel):
+        monkeypatch.setattr(kernel, "configs", [small])
+    for kernel in (offsets_kernel, share_kernel):
+        monkeypatch.setattr(kernel, "configs", kernel.configs[:1])
+    return found
+
+
+def inputs(queries: int, keys: int, *, learned: bool) -> list[torch.Tensor]:
+    sizes = ((4, queries), (2, keys), (2, keys))
+    return [
+        torch.randn(1, *size, WIDTH, dtype=torch.bfloat16).requires_grad_(learned) for size in sizes
+    ]
+
+
+def whole() -> Encoding:
+    """Left, right and values, clipped within the grid."""
+    score = posenc.create(
+        "deberta", heads=4, head_dim=WIDTH, dim=4 * WIDTH, max_distance=4, buckets=4
+    ).score
+    value = posenc.create("shaw", head_dim=WIDTH, max_distance=4).value
+    return Encoding(score=score, value=value)
+
+
+def test_training(compiled: dict[str, int]) -> None:
+    grid = Grid.of(Layout.packed([20, 13]), causal=True)
+    output = attend(*inputs(33, 33, learned=True), grid, whole(), backend="triton", dropout=0.1)
+    output.sum().backward()
+    expected = {"forward_kernel", "gradients_kernel", "offsets_kernel"}
+    assert expected | {"inner_kernel", "ends_kernel"} == set(compiled)
+    assert max(compiled.values()) < 99 * 1024  # what the smallest devices of 8.0 and up have
+
+
+def test_decoding(compiled: dict[str, int]) -> None:
+    grid = Grid(Layout.sequence(1, 99), Layout.sequence(100), causal=True)
+    with torch.no_grad():
+        attend(*inputs(1, 100, learned=False), grid, whole(), backend="triton")
+    assert set(compiled) == {"share_kernel", "together_kernel"}
+    assert launch.GRANULE == 32  # not those of the interpreter
