@@ -54,6 +54,11 @@ def test_nope_adds_nothing() -> None:
         assert values(panel).nan_to_num(0.0).abs().max() == 0
 
 
+def test_gains_are_not_called_additions() -> None:
+    assert portray("multiplicative", length=6).panels[0].title == "The gains it multiplies by"
+    assert portray("learned", length=6).panels[0].title == "The vectors it adds"
+
+
 def test_heads_that_are_the_same_are_drawn_once() -> None:
     """RoPE++ has two kinds of heads."""
     for panel in portray("rope_pp", length=6).panels:

@@ -78,8 +78,8 @@ class Sitter:
             yield self._values()
 
     def _embedding(self) -> Iterable[Panel]:
-        vectors, text = self._vectors()
-        yield from self._features(vectors, f"each row is the vector of one position{text}")
+        vectors, what, text = self._vectors()
+        yield from self._features(vectors, what, f"each row is that of one position{text}")
         units = nn.functional.normalize(vectors, dim=-1)
         alike = _real(units @ units.mH).unsqueeze(0)
         yield self._map(
@@ -101,13 +101,13 @@ class Sitter:
         if self.flat:
             yield _trail(vectors)
 
-    def _features(self, vectors: Tensor, note: str) -> Iterable[Panel]:
+    def _features(self, vectors: Tensor, what: str, note: str) -> Iterable[Panel]:
         """The vectors themselves."""
         if not self.flat:
             last = vectors.shape[-1] - 1
             chosen = [last * n // (SHOWN_FEATURES - 1) for n in range(SHOWN_FEATURES)]
             yield Heat(
-                title="Features of the vectors it adds",
+                title=f"Features of the {what}",
                 note="each map is one feature over the image",
                 maps=_real(vectors)[:, chosen].T.reshape(-1, self.side, self.side),
                 names=tuple(f"feature {n}" for n in chosen),
@@ -126,7 +126,7 @@ class Sitter:
                 values="angles",
             )
         yield Heat(
-            title="Real parts of the vectors" if vectors.is_complex() else "The vectors it adds",
+            title="Real parts of the vectors" if vectors.is_complex() else f"The {what}",
             note=note,
             maps=_real(vectors).unsqueeze(0),
             names=("",),
@@ -134,8 +134,10 @@ class Sitter:
             columns="feature",
         )
 
-    def _vectors(self) -> tuple[Tensor, str]:
-        """What the embedding part adds at each position, ``[L, C]``, real or complex; in what text.
+    def _vectors(self) -> tuple[Tensor, str, str]:
+        """What the embedding part adds at each position, ``[L, C]``, real or complex.
+
+        Also what that is, and in what text if that matters.
 
         Its gains, if it adds nothing to zero. All words are the same, unless that leaves nothing
         to see: some methods read the text, and are given sums of numbers.
@@ -143,15 +145,16 @@ class Sitter:
         zeros = torch.zeros_like(self.x[:1])
         word = torch.zeros(1, self.layout.length, dtype=torch.long)
         vectors = self.encoding.embed(zeros, self.layout, tokens=word)[0]
+        what = "vectors it adds"
         if not bool(vectors.any()):
-            vectors = self._gains(zeros, word)
+            vectors, what = self._gains(zeros, word), "gains it multiplies by"
         told = ""
         if bool((vectors == vectors[:1]).all()):
             told = f" of the text “{SUM.decode().strip()}”, repeated"
             text = torch.tensor([list(SUM)]).repeat(1, -(-self.layout.length // len(SUM)))
             text = text[:, : self.layout.length]
             vectors = self.encoding.embed(zeros, self.layout, tokens=text)[0]
-        return vectors if vectors.is_complex() else vectors.float(), told
+        return vectors if vectors.is_complex() else vectors.float(), what, told
 
     def _gains(self, zeros: Tensor, word: Tensor) -> Tensor:
         """What a part that multiplies makes of ones.

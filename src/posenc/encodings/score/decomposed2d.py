@@ -28,7 +28,7 @@ class Decomposed2d(ScoreTerm):
 
     Δ' = (row, column) of query i less that of key j, in cells (a fractional one is rounded);
     ``R^h`` ``[2Y - 1, D]`` and ``R^w`` ``[2X - 1, D]``, shared by the heads, zero at first. The
-    query is **not** scaled here, though it is in q·k, as in both models' code. Pairs with a
+    query is not scaled here, though it is in q·k, as in both models' code. Pairs with a
     special token have no such term. MViTv2's pooled keys are a layout too: of every r-th cell,
     at ``r·j + r - 1``. Claims: relative, two axes, trainable, each layer with its own tables.
     Cost: Q·K·H beside 2·Q·(Y + X)·D·H; lowered to a group an axis, without Q×K memory. Differs
