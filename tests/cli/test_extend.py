@@ -170,7 +170,13 @@ def test_an_encoder_and_an_image_encoder_are_stretched_and_not_measured(
         *("--out", tmp_path / "oblong"),
     )
     assert code == 0, said
-    assert load(tmp_path / "oblong")(torch.zeros(1, 3, 12, 20))[0].shape[1] == 16
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModel.from_pretrained(tmp_path / "oblong", add_pooling_layer=False)
+    image = torch.randn(1, 3, 12, 20)
+    with torch.inference_mode():
+        ours = load(tmp_path / "oblong")(image)[0]
+        assert ours.shape[1] == 16
+        torch.testing.assert_close(theirs.eval()(image).last_hidden_state, ours, rtol=0, atol=1e-5)
 
 
 TOKENIZER = """{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
