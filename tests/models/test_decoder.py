@@ -95,8 +95,9 @@ def test_every_parameter_gets_a_gradient(encoding: str) -> None:
     assert without == expected.get(encoding, [])
 
 
-@pytest.mark.parametrize("encoding", NAMES)
+@pytest.mark.parametrize("encoding", [name for name in NAMES if name != "rope_pp"])
 def test_other_weights_do_not_depend_on_the_encoding(encoding: str) -> None:
+    """All but RoPE++, whose layers have half the projections."""
     plain = {n: p for n, p in make("nope").named_parameters() if ".encoding." not in n}
     other = dict(make(encoding).named_parameters())
     for name, weight in plain.items():
