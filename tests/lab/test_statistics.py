@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 from samples import ACCURACY, LOSS, sample
 
-from posenc.lab.results import Measurement
+from posenc.lab.results import Measurement, Refusal
 from posenc.lab.statistics import Summary, estimate, paired_difference, summarise
 
 
@@ -166,3 +167,32 @@ def test_the_answer_says_how_far_it_held_and_the_unit_once() -> None:
     assert "holds up to 128)" in broken  # rope
     assert broken.count("bits per byte") == 1
     assert broken.count("holds up to") == 1  # sinusoids do not, further than they were trained
+
+
+def test_the_answer_is_about_lengths_that_were_tested() -> None:
+    """No text had sentences as long as the longest length: nothing was measured there."""
+    base = sample()
+    measured = tuple(m for m in base.measurements if m.x != 512 or m.metric != "loss")
+    reason = "no sentence is as long"
+    refused = tuple(
+        Refusal(subject=s.name, metric="loss", x=512, reason=reason) for s in base.subjects
+    )
+    answer = summarise(replace(base, measurements=measured, refusals=refused)).answer
+    assert any("at 256 tokens, 4 times the training length" in said for said in answer)
+    assert any(said.startswith("Best at 256 ") for said in answer)
+    assert f"Nothing could be tested at 512: {reason}." in answer
+    assert sum("512" in said for said in answer) == 2  # and the learned table
+
+
+def test_large_changes_are_told_as_multiples() -> None:
+    base = sample()
+    tiny = tuple(
+        replace(m, value=0.006 * (1 + m.seed / 10))
+        if (m.subject, m.metric, m.x) == ("rope", "loss", base.train_length)
+        else m
+        for m in base.measurements
+    )
+    answer = " ".join(summarise(replace(base, measurements=tiny)).answer)
+    assert re.search(
+        r"rope 0\.0066 → 3\.\d+ bits per byte \(\d+(e\+02)? ± .* times as much", answer
+    ), answer

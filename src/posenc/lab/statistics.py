@@ -25,6 +25,9 @@ Verdict = Literal["holds", "degrades", "breaks", "unlearned", "untestable"]
 
 CONFIDENCE = 0.95
 
+MANIFOLD = 3.0
+"""From four times as much on, a change is told as a multiple."""
+
 HOLDS, BREAKS = 0.05, 0.25
 """A subject holds while its metric is worse by at most the first share of its value at the training
 length, and breaks when it is worse by more than the second; in between it degrades. What does not
@@ -91,8 +94,8 @@ class Row:
 
     Args:
         subject: which one.
-        rank: 1 for the best at the longest length; subjects that cannot be told from the best of
-            a rank share it. None for what could not be tested there.
+        rank: 1 for the best at the longest length at which any was tested; subjects that cannot
+            be told from the best of a rank share it. None for what could not be tested there.
         verdict: see ``Verdict``.
         values: context length to estimate of the headline metric.
         refusals: context length to the reason why there is no value.
@@ -129,8 +132,8 @@ class Summary:
 
 def summarise(comparison: Comparison) -> Summary:
     """Judge every subject of a comparison, and say in words what came out."""
-    longest = comparison.test_lengths[-1]
     unranked = [_row(comparison, subject) for subject in comparison.subjects]
+    longest = _longest(comparison, unranked)
     sign = 1 if comparison.headline.lower_is_better else -1
 
     def order(row: Row) -> tuple[bool, float]:
@@ -140,6 +143,11 @@ def summarise(comparison: Comparison) -> Summary:
     ordered = sorted(unranked, key=order)
     rows = tuple(_ranked(comparison, ordered, longest))
     return Summary(rows=rows, answer=tuple(_answer(comparison, rows)))
+
+
+def _longest(comparison: Comparison, rows: Iterable[Row]) -> int:
+    """The longest length at which anything was measured."""
+    return max((length for row in rows for length in row.values), default=comparison.train_length)
 
 
 def _row(comparison: Comparison, subject: Subject) -> Row:
@@ -225,7 +233,7 @@ def _ranked(comparison: Comparison, rows: list[Row], longest: int) -> Iterable[R
 
 def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
     metric, train = comparison.headline, comparison.train_length
-    longest = comparison.test_lengths[-1]
+    longest = _longest(comparison, rows)
     if not comparison.complete:
         done = len(comparison.runs)
         yield f"This comparison was interrupted: what follows rests on {done} finished runs."
@@ -251,7 +259,7 @@ def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
                 where=where,
                 details="; ".join(
                     ("" if one else f"{row.subject.label} ")
-                    + _change(row, metric, train, unit=row is chosen[0])
+                    + _change(row, metric, train, longest, unit=row is chosen[0])
                     for row in chosen
                 ),
                 hold="holds" if one else "hold",
@@ -261,11 +269,23 @@ def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
     yield from _unlearned(comparison, rows)
     yield from _best(comparison, candidates, longest)
     yield from _references(comparison, rows, longest)
+    yield from _untestable(rows, longest)
+    yield _certainty(comparison)
+
+
+def _untestable(rows: tuple[Row, ...], longest: int) -> Iterable[str]:
+    """What could not be tested, and why; names that share a reason together."""
+    names: dict[tuple[int, str], list[str]] = {}
     for row in rows:
         if row.verdict == "untestable" and row.refusals:
             first = min(row.refusals)
-            yield f"{row.subject.label} could not be tested at {first}: {row.refusals[first]}."
-    yield _certainty(comparison)
+            names.setdefault((first, row.refusals[first]), []).append(row.subject.label)
+    for (length, reason), labels in names.items():
+        yield f"{_list(labels)} could not be tested at {length}: {reason}."
+    beyond = {x: why for row in rows for x, why in row.refusals.items() if x > longest}
+    if beyond:
+        first = min(beyond)
+        yield f"Nothing could be tested at {first}: {beyond[first]}."
 
 
 def _unlearned(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
@@ -294,7 +314,7 @@ def _at_one_length(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[st
     yield _certainty(comparison)
 
 
-def _change(row: Row, metric: Metric, train: int, *, unit: bool) -> str:
+def _change(row: Row, metric: Metric, train: int, longest: int, *, unit: bool) -> str:
     """From the training length to the last that was tested, and how far it held before."""
     assert row.change is not None  # callers choose rows that have one
     last = max(row.values)
@@ -302,6 +322,8 @@ def _change(row: Row, metric: Metric, train: int, *, unit: bool) -> str:
     shown = f"{before:.1%}" if metric.is_share else f"{before:.3g}"
     after = _amount(replace(row.values[last], half_width=None), metric, unit=unit)
     said = [_percent(row.change)] if math.isfinite(row.change.mean) else []  # of 0, there is none
+    if last < longest:
+        after += f" at {last}"
     held = _held(row, metric, train)
     if row.verdict != "holds" and held > train:
         said.append(f"holds up to {held}")
@@ -320,6 +342,9 @@ def _held(row: Row, metric: Metric, train: int) -> int:
 
 def _percent(change: Estimate) -> str:
     """A change for the worse, with its interval, in words."""
+    if change.mean > MANIFOLD:
+        spread = "" if change.half_width is None else f" ± {change.half_width:.2g}"
+        return f"{1 + change.mean:.2g}{spread} times as much"
     size = f"{abs(change.mean):.0%}" if abs(change.mean) >= 0.095 else f"{abs(change.mean):.1%}"
     spread = "" if change.half_width is None else f" ± {change.half_width:.1%}"
     return f"{size}{spread} {'worse' if change.mean > 0 else 'better'}"

@@ -167,7 +167,8 @@ def _subject(
     recipe = Recipe.parse(variant.encoding, axes=axes)
     control = variant.encoding in ("nope", *references)
     role: Role = "control" if control else "candidate"
-    name, *changes = variant.encoding.replace("=", " ").replace("_", " ").split("@")
+    name, *changes = variant.encoding.split("@")
+    changes = [change.replace("=", " ").replace("_", " ") for change in changes]
     said = [NOTES.get(recipe.encoding, ""), NOTES.get(recipe.positions, ""), note(variant.encoding)]
     return Subject(
         name=variant.name,

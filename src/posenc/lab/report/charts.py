@@ -224,11 +224,16 @@ class _Artist:
     ) -> Any:
         data = self._table(metric, of, percent=percent)
         lengths = list(self.comparison.test_lengths)
-        at_lengths = metric.log_x and set(data.x) <= set(lengths)
+        at_lengths = set(data.x) <= set(lengths)
         axis = alt.Axis(values=lengths) if at_lengths else alt.Axis(tickCount=8)
-        scale = alt.Scale(type="log", base=2) if metric.log_x else alt.Scale(zero=True, nice=False)
+        scale = (
+            alt.Scale(type="log", base=2)
+            if metric.log_x
+            else alt.Scale(zero=not at_lengths, nice=False)
+        )
         x = alt.X("x:Q", title=metric.axis, axis=axis, scale=scale)
         unit = "change" if of(2.0, 1.0) != 2.0 else metric.unit
+        whole = metric.is_share and unit != "change"  # of shares, none is left to be guessed
         value_axis = (
             alt.Axis(format="+.0%" if unit == "change" else ".0%") if percent else alt.Axis()
         )
@@ -241,14 +246,14 @@ class _Artist:
         base = alt.Chart(data)
         band = base.mark_area().encode(
             x=x,
-            y=alt.Y("low:Q").scale(zero=False),
+            y=alt.Y("low:Q").scale(zero=whole),
             y2="high:Q",
             color=self.colour,
             opacity=alt.condition(self.pick, alt.value(0.16), alt.value(0.02)),
         )
         line = base.mark_line(strokeWidth=2.2).encode(
             x=x,
-            y=alt.Y("mean:Q", title=unit, axis=value_axis),
+            y=alt.Y("mean:Q", title=unit, axis=value_axis).scale(zero=whole),
             color=self.colour,
             strokeDash=self.dash,
             opacity=self.dim,
