@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from posenc.errors import CheckpointError, Interrupted, OutputError
 from posenc.lab import train as training
 from posenc.lab.checkpoint import Plan
+from posenc.lab.interrupting import interruptible
 from posenc.lab.results import Corpus, Measurement, Refusal
 from posenc.lab.train import (
     Trained,
     Watch,
-    interruptible,
     learning_rate,
     seeded_model,
     train,
@@ -174,6 +174,7 @@ from pathlib import Path
 import torch
 from posenc.lab import train as training
 from posenc.lab.checkpoint import Plan
+from posenc.lab.interrupting import interruptible
 from posenc.lab.settings import Settings
 from posenc.lab.tasks import LanguageModelling
 

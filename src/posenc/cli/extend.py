@@ -84,12 +84,12 @@ def extend(
         posenc extend --method all --factor 2 --finetune-steps 50
     """
     from posenc.extension.fitting import require_factor
+    from posenc.lab.interrupting import interruptible
     from posenc.lab.stretching.contenders import methods_for
     from posenc.lab.stretching.finetuning import Tuning
     from posenc.lab.stretching.running import stretch
     from posenc.lab.stretching.searching import require_search, searched
     from posenc.lab.stretching.texts import read_ids
-    from posenc.lab.train import interruptible
 
     require_free(out)
     require_factor(factor)
@@ -232,8 +232,9 @@ def _extend_unmeasured(opened: Opened, spec: str, *, factor: float, out: Path) -
 def _subject(out: Path, text: Path | None, display: Display) -> Path:
     """The lab's own model beside the output folder, trained if it is not there yet."""
     from posenc.integrations.transformers import save
+    from posenc.lab.interrupting import interruptible
     from posenc.lab.stretching.subject import SUBJECT_STEPS, train_subject
-    from posenc.lab.train import Watch, interruptible
+    from posenc.lab.train import Watch
     from posenc.storage import make_folder
 
     folder = out.with_name(f"{out.name}-subject")

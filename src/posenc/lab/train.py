@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 
 import torch
 from lightning_fabric import Fabric
@@ -21,7 +17,7 @@ from posenc.lab.checkpoint import Checkpoint, Plan
 from posenc.lab.machine import PeakMemory
 from posenc.lab.tasks.task import Task
 
-__all__ = ["CONTROL", "Trained", "Watch", "interruptible", "learning_rate", "seeded_model", "train"]
+__all__ = ["CONTROL", "Trained", "Watch", "learning_rate", "seeded_model", "train"]
 
 SAVE_SECONDS = 5.0
 """At most so much work is lost when a process is killed."""
@@ -161,29 +157,6 @@ def learning_rate(step: int, plan: Plan) -> float:
         return plan.rate * min(1.0, (step + 1) / rising)
     progress = (step - rising) / max(1.0, plan.steps - rising)
     return plan.rate * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * progress)))
-
-
-@contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Make a first Ctrl-C a request to stop, which the value tells; a second one interrupts.
-
-    Only in the main thread, where Python lets signals be handled; elsewhere nothing changes.
-    """
-    asked = threading.Event()
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _fabric(device: torch.device, precision: str) -> Fabric:

@@ -260,7 +260,12 @@ def test_compiled_equals_eager_gradients_too(kind: StepKind, backend: str) -> No
 @pytest.mark.parametrize("kind", ["free", "gru"])
 @pytest.mark.parametrize("law", [law for law in LAWS if law != "backends_agree"])
 def test_laws_of_the_other_steps(kind: StepKind, law: str) -> None:
-    if kind == "free" and law in ("shift_is_as_claimed", "half_precision_keeps_positions"):
+    far_out = {
+        "half_precision_keeps_positions",
+        "shift_is_as_claimed",
+        "single_precision_is_double",
+    }
+    if kind == "free" and law in far_out:
         return  # with the laws' random weights a free A is as large as 10^100 at position 5000
     LAWS[law](Subject.of_entry("recursive", ENTRY, step=kind))
 

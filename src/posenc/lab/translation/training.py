@@ -19,9 +19,9 @@ from posenc.errors import (
     Interrupted,
 )
 from posenc.lab.fitting import fitted_options
+from posenc.lab.interrupting import interruptible
 from posenc.lab.sequences import padded, pair_loss
 from posenc.lab.subjects import Recipe
-from posenc.lab.train import interruptible
 from posenc.lab.translation.data import Data, epoch_batches, even_batches, learnable
 from posenc.lab.translation.folder import KIND, open_folder
 from posenc.lab.translation.parallel import read_parallel
