@@ -10,8 +10,8 @@ from posenc.encoding import LowRank
 
 __all__ = ["preference"]
 
-SMALL = 2**22
-"""Logits in all up to which the definition costs less than tiles do; 16 MiB in float32."""
+SMALL = 2**20
+"""Logits in all up to which the definition costs less than tiles do; 4 MiB in float32."""
 
 LONG = 8192
 """Keys from which on a table is worth looking at for pairs that cannot matter."""

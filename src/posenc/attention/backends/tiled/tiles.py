@@ -28,11 +28,11 @@ as there are queries, but a product of many keys computes all that any of them m
 
 
 class Pitched:
-    """Memory for one tile a head, read in its two ways."""
+    """Memory for one tile a head, read in its two ways; anything may be in it at first."""
 
     def __init__(self, heads: int, rows: int, columns: int, *, like: Tensor) -> None:
         self.pitch = rows + columns
-        self.memory = like.new_zeros(heads, (rows + 1) * self.pitch)
+        self.memory = like.new_empty(heads, (rows + 1) * self.pitch)
         self.shape = (rows, columns)
 
     def tile(self, rows: int, columns: int) -> Float[Tensor, "H R C"]:

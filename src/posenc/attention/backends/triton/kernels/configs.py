@@ -31,9 +31,11 @@ def _config_of_warps(warps: int, stages: int) -> Any:
     return triton.Config({}, num_warps=warps, num_stages=stages)
 
 
+GRANULE = 16
+"""Tokens that are summed up together; divides all tiles."""
+
 if triton.knobs.runtime.interpret:
     # Nothing to be measured; small blocks, so that small tests have many.
-    GRANULE = 16
     KEYS_A_SHARE = 16
     PROGRAMS = 8
     DIAGONAL_BLOCKS = (16, 16)
@@ -41,7 +43,6 @@ if triton.knobs.runtime.interpret:
     OFFSETS = [_config_of_warps(4, 1)]
     DECODE = [triton.Config({"block": 16})]
 else:
-    GRANULE = 32
     KEYS_A_SHARE = 256
     PROGRAMS = 1024
     DIAGONAL_BLOCKS = (64, 32)
@@ -51,12 +52,14 @@ else:
         _config(64, 64, 4, 2),
         _config(64, 64, 8, 1),
         _config(32, 32, 4, 1),
+        _config(16, 16, 4, 1),
     ]
     TOKENS = [
         _config(64, 64, 4, 2),
         _config(64, 64, 8, 1),
         _config(128, 64, 8, 1),
         _config(32, 32, 4, 1),
+        _config(16, 16, 4, 1),
     ]
     OFFSETS = [_config_of_warps(4, 2), _config_of_warps(8, 1), _config_of_warps(8, 2)]
     DECODE = [triton.Config({"block": block}, num_stages=3) for block in (32, 64, 128)]
@@ -87,7 +90,9 @@ def room(width: int, itemsize: int, unrolled: int) -> int:
 
 
 def _smallest(needed: int) -> int:
-    return 64 if needed < 1024 else 32
+    if needed < 1024:
+        return 64
+    return 32 if needed < 2048 else 16
 
 
 def _largest(needed: int) -> int:
