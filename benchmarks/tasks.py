@@ -57,7 +57,10 @@ RUNS = {
         ACCURACIES,
     ),
     "recall": Run(
-        "recall", "--encodings rope,t5,sinusoidal --steps 700 --test-lengths 16,32", ACCURACIES
+        "recall",
+        "--encodings rope,alibi,t5,sinusoidal --option keys=64 --learning-rate 0.002 "
+        "--test-lengths 16,32,64",
+        ACCURACIES,
     ),
     "reverse": Run(
         "reverse",
@@ -65,12 +68,12 @@ RUNS = {
         ACCURACIES,
     ),
     "digits": Run("digits", "", VIEWS),
-    "digits-apart": Run("digits", "--encodings sine2d,rope2d --option overlap=0", ("scaled",)),
+    "digits-apart": Run("digits", "--encodings sine2d,rope2d --option overlap=0", VIEWS[:2]),
     "digits-all-turned": Run("digits", "--encodings rope2d --option special=0", VIEWS),
     "temperature": Run("temperature", "--steps 800", ("error", "degrees")),
     "masked": Run(
         "masked",
-        "--encodings sinusoidal,learned,rope,alibi --steps 400 --test-lengths 128,256",
+        "--encodings sinusoidal,learned,rope,alibi --steps 1000 --test-lengths 128,256",
         ("loss", "accuracy"),
     ),
     "word_order": Run("word_order", "--steps 1000", ("accuracy", "pairs")),
@@ -176,7 +179,9 @@ def tables(name: str) -> str:
     """A run as Markdown: its command, and a table a metric."""
     with (KEPT / f"{name}.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    parts = [f"\n    {command(name)}\n"]
+    seeds = sorted({int(row["seeds"]) for row in rows} - {0})
+    counted = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
+    parts = [f"\n    {command(name)}\n\nOver {counted} seeds:\n"]
     for key in RUNS[name].shown:
         chosen = [row for row in rows if row["metric"] == key]
         lengths = list(dict.fromkeys(row["length"] for row in chosen))
