@@ -56,6 +56,9 @@ RUNS = {
         "--encodings rope,alibi,t5,shaw,sinusoidal,sinusoidal@randomized --test-lengths 24,32,64",
         ACCURACIES,
     ),
+    "copy-longer": Run(
+        "copy", "--encodings t5,alibi,shaw --steps 2500 --test-lengths 24,32", ACCURACIES
+    ),
     "recall": Run(
         "recall",
         "--encodings rope,alibi,t5,sinusoidal --option keys=64 --learning-rate 0.002 "

@@ -113,7 +113,7 @@ def test_every_key_is_asked_once_for_its_value() -> None:
         assert asked == value
         assert all(target == IGNORED for target in targets[: place + 1])
     with pytest.raises(ArgumentError, match="the pairs of the longest test"):
-        make("recall", options={"keys": 100})
+        make("recall", options={"keys": 50})
     with pytest.raises(ArgumentError, match="values"):
         make("recall", options={"values": 1})
 

@@ -70,11 +70,12 @@ ENTRY = TaskEntry(
         encodings=("rope", "alibi", "t5", "sinusoidal", "sinusoidal@randomized"),
         references=("nope", "sinusoidal@unsorted"),
         train_length=8,
-        test_lengths=times(1, 2, 4, 8, 16),
+        test_lengths=times(1, 2, 4, 8),
         steps=1000,
         batch=64,
-        learning_rate=5e-3,
+        # At 5e-3, or among 128 keys, nothing is learned in 700 steps.
+        learning_rate=2e-3,
     ),
-    options={"keys": 128, "values": 16},
+    options={"keys": 64, "values": 16},
     length_unit="pairs",
 )
