@@ -35,11 +35,11 @@ ON_IMAGES = ["swin", "irpe", "rope2d"]
 TOLERANCE = {torch.float32: 3e-5, torch.float16: 8e-3, torch.bfloat16: 5e-2}
 
 
-def created(name: str, *, width: int = WIDTH) -> Encoding:
+def created(name: str, *, width: int = WIDTH, length: int = LENGTH) -> Encoding:
     """An encoding none of whose parameters is all zero, which would hide mistakes."""
     torch.manual_seed(1)
     encoding = posenc.create(
-        name, dim=HEADS * width, heads=HEADS, head_dim=width, max_length=LENGTH
+        name, dim=HEADS * width, heads=HEADS, head_dim=width, max_length=length
     )
     for parameter in encoding.parameters():
         if not parameter.any():
@@ -94,9 +94,10 @@ def run(
 
 def agree(got: list[Tensor], wanted: list[Tensor], tolerance: float, backend: str) -> None:
     for number, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
-        size = 1 + theirs.abs().max().item()
+        # Some gradients cancel, but what is summed does not: it is of this order.
+        size = (1 if tolerance < 1e-3 else 4) + theirs.abs().max()
         error = (mine.double() - theirs.double()).abs().max().item()
-        assert error <= tolerance * size, f"{backend}, tensor {number}: {error} of {size}"
+        assert error <= tolerance * size.item(), f"{backend}, tensor {number}: {error} of {size}"
 
 
 def check(
@@ -223,7 +224,8 @@ def test_decoding(name: str, layout: str) -> None:
         "sequence": Layout.sequence(length, device=DEVICE),
         "padded": Layout.padded([length, 77], side="left").to(DEVICE),
     }[layout]
-    grid, encoding = Grid(past.slice(length - 1, length), past, causal=True), created(name)
+    grid = Grid(past.slice(length - 1, length), past, causal=True)
+    encoding = created(name, length=length)
     with torch.no_grad():
         given = [x.detach() for x in inputs(grid)]
         assert "one query" in str(explain(*given, grid, encoding, backend="triton"))
