@@ -181,7 +181,7 @@ def print_study(study: Study) -> None:
             OUT.print(Text(sentence))
     for tuned in (False, True) if study.tuned else (False,):
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-        table.add_column("method", style="bold")
+        table.add_column("method", style="bold", no_wrap=True)
         for length in study.lengths:
             table.add_column(f"loss at {length}", justify="right")
         table.add_column(f"needles at {study.goal}", justify="right")

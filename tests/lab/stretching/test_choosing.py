@@ -95,7 +95,7 @@ def test_the_gap_is_paired() -> None:
 def test_what_a_method_costs_is_said_where_it_is_much() -> None:
     slow = replace(reading(2.3, 0.9), tokens_per_second=0.25, peak_memory_bytes=9_000_000)
     assert (
-        "rerope takes 4.0 times as long as the model as it is"
+        "rerope takes 4.0 times as long as the model not stretched"
         in headline(study(**BASE, rerope=slow))[1]
     )
     assert not any("times as long" in told for told in headline(study(**BASE, yarn=reading(2.3))))
@@ -113,8 +113,8 @@ def test_the_answer_names_the_method_and_says_how_sure_it_is() -> None:
     first, sure, chance = headline(found)
     assert first == (
         "Without any training, use yarn: at 32 bytes, 2 times the trained length, its loss is "
-        "2.500 bits a byte (the model as it is 4.000, a plain sliding window 2.400), and it finds "
-        "50% of the needles (the model as it is 10%, a plain sliding window 5%)."
+        "2.500 bits a byte (not stretched 4.000, a plain sliding window 2.400), and it finds "
+        "50% of the needles (not stretched 10%, a plain sliding window 5%)."
     )
     assert "ntk cannot be told from it by its loss" in sure
     assert "rerope, the next that loses more, costs 0.200 ± 0.000 bits a byte more" in sure

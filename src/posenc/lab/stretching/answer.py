@@ -126,7 +126,7 @@ def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
     chosen = readings[key]
     others = [
         (name, readings[other])
-        for other, name in (("direct", "the model as it is"), (WINDOW, "a plain sliding window"))
+        for other, name in (("direct", "not stretched"), (WINDOW, "a plain sliding window"))
         if other in readings
     ]
     lost = ", ".join(f"{name} {reading.loss[study.goal]:.3f}" for name, reading in others)
@@ -142,7 +142,7 @@ def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
     if plain is not None and chosen.tokens_per_second * SLOWER <= plain.tokens_per_second:
         yield (
             f"{key} takes {plain.tokens_per_second / chosen.tokens_per_second:.1f} times as long "
-            f"as the model as it is to read {study.goal} {study.unit}s here, and takes "
+            f"as the model not stretched to read {study.goal} {study.unit}s here, and takes "
             f"{chosen.peak_memory_bytes / 1e6:.0f} MB beside "
             f"{plain.peak_memory_bytes / 1e6:.0f} MB."
         )
@@ -235,7 +235,8 @@ def _needles(study: Study, *, tuned: bool) -> Iterator[str]:
             )
         return
     ranked = study.ranked(tuned=tuned)
-    ordered = sorted(ranked, key=lambda pair: -pair[1].found(study.goal))
+    others = [pair for pair in ranked if pair[0].key != WINDOW]
+    ordered = sorted(others, key=lambda pair: -pair[1].found(study.goal))
     told = ", ".join(f"{e.key} {r.found(study.goal):.0%}" for e, r in ordered[:4])
     window = next((r for e, r in ranked if e.key == WINDOW), None)
     rest = "" if window is None else f"; the window {window.found(study.goal):.0%}"
