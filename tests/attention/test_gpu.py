@@ -64,7 +64,7 @@ def inputs(
 
 def poison() -> None:
     """Leave NaN in the memory that the next tensors are given, small and large."""
-    held = [torch.full((size // 4,), torch.nan, device=DEVICE) for size in [2**18] * 256]
+    held = [torch.full((2**16,), torch.nan, device=DEVICE) for _ in range(256)]
     held.append(torch.full((2**26,), torch.nan, device=DEVICE))
     del held
 
