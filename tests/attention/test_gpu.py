@@ -156,12 +156,6 @@ def test_images(name: str) -> None:
     check(encoding, grid, inputs(grid), expected=("reference",))
 
 
-@pytest.mark.parametrize("name", ["t5", "shaw", "deberta"])
-def test_auto_takes_the_kernels(name: str) -> None:
-    grid = Grid.of(LAYOUTS["sequence"].to(DEVICE), causal=True)
-    assert explain(*inputs(grid), grid, created(name)).backend == "triton"
-
-
 def test_flex_serves_tables_and_products_over_few_rows() -> None:
     grid = Grid.of(LAYOUTS["sequence"].to(DEVICE), causal=True)
     for name in ("nope", "rope", "alibi", "t5", "deberta"):
