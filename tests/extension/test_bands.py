@@ -228,8 +228,11 @@ def test_a_score_part_is_in_the_way(method: str) -> None:
         ("dual_chunk", {"reach": 8}, "reach"),
         ("dual_chunk", {"local": 6}, "reach"),
         ("string", {"factor": 3}, "at most doubles"),
-        ("string", {"shift": 9}, "shift"),
-        ("string", {"local": 6}, "shift"),
+        ("string", {"shift": 9}, r"from 5, what 1.3 times .* \(local=2\), to 8, .* got 9"),
+        ("string", {"shift": 4}, "shift: expected from 5, .* got 4"),
+        ("string", {"shift": 2, "factor": 1}, "from 3, more than local .* got 2"),
+        ("string", {"local": 6}, "factor: expected at most 1.25, .* local=6, got 1.3"),
+        ("string", {"local": 8}, "local: expected from 1 to 7"),
     ],
 )
 def test_bad_arguments(method: str, options: dict[str, Any], message: str) -> None:

@@ -70,16 +70,32 @@ def string(
     require_free_score(encoding, "string")
     factor, length = require_factor(factor), require_length(length)
     local = max(1, min(128, int(length / 8))) if local is None else local
+    if not 0 < local < length:
+        raise ArgumentError(
+            "local",
+            expected=f"from 1 to {length - 1:g}, below the trained length",
+            got=local,
+            remedy="Leave it out: an eighth of the trained length, at most 128.",
+        )
     needed = math.ceil(factor * length - length) + local
+    if needed > length:
+        raise ArgumentError(
+            "factor",
+            expected=f"at most {2 - local / length:.4g}, which the longest shift "
+            f"({length:g}, the trained length) reaches with local={local:g}",
+            got=f"{factor:g}",
+            remedy="STRING at most doubles the length; self_extend and rerope go farther.",
+        )
+    least = max(needed, local + 1)
     if shift is None:
-        shift = max(int(length / 3), needed, local + 1)
-    if not 0 < local < shift <= length or shift < needed:
+        shift = max(int(length / 3), least)
+    if not least <= shift <= length:
+        why = f"what {factor:g} times the length needs" if least == needed else "more than local"
         raise ArgumentError(
             "shift",
-            expected=f"more than local ({local:g}), from {needed:g}, which {factor:g} times the "
-            f"length needs, to {length:g}, the trained length",
+            expected=f"from {least:g}, {why} (local={local:g}), to {length:g}, the trained length",
             got=shift,
-            remedy="STRING at most doubles the length; self_extend and rerope go farther.",
+            remedy="Leave it out: a third of the trained length, or as much more as is needed.",
         )
     warm = rope
     if temperature != 1:
