@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -19,9 +19,11 @@ __all__ = [
     "Gathered",
     "LowRank",
     "Lowered",
+    "Pairing",
     "Part",
     "Product",
     "QueryKeyTransform",
+    "Rotation",
     "ScoreTerm",
     "ValueTerm",
 ]
@@ -80,6 +82,32 @@ class LowRank:
 
 
 Lowered = Gathered | LowRank
+
+Pairing = Literal["half", "adjacent"]
+"""Pair t is features (t, t + T) of T pairs (``"half"``), or (2t, 2t + 1)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """Pairs of features as complex numbers, each times a factor of its token.
+
+    ``(a, b) → (a·cosine - b·sine, a·sine + b·cosine)``: of an angle, it is turned; a gain is in
+    both. Features beyond the pairs stay as they are.
+
+    Args:
+        query: cosines and sines, each ``[B|1, H|1, Q, T]`` in float32 or float64.
+        key: each ``[B|1, G|1, K, T]``; keys keep their number of heads.
+        pairing: of the first 2T features.
+    """
+
+    query: tuple[Float[Tensor, "b h Q T"], Float[Tensor, "b h Q T"]]
+    key: tuple[Float[Tensor, "b g K T"], Float[Tensor, "b g K T"]]
+    pairing: Pairing
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether anything behind the factors is to be given a gradient."""
+        return any(factor.requires_grad for factor in (*self.query, *self.key))
 
 
 class Part(nn.Module):
@@ -154,6 +182,15 @@ class QueryKeyTransform(Part, ABC):
 
         Where each query head treats its keys in its own way, the keys come back with H heads.
         """
+
+    def lower(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> Rotation | None:
+        """The same as factors of pairs, if it is just that; a kernel can then do it by itself.
+
+        None where there is no such form, or where keys would come back with more heads.
+        """
+        return None
 
 
 class ScoreTerm(Part, ABC):

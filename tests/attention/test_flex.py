@@ -14,9 +14,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention.api import _pose
 from posenc.attention.backends import flex
 from posenc.attention.backends.flex import Flex, refuse_terms
+from posenc.attention.posing import Posing
 from posenc.errors import BackendRefusal
 
 HEADS, KEY_HEADS, WIDTH = 4, 2, 16
@@ -70,7 +70,7 @@ def check(encoding: Encoding, grid: Grid) -> None:
         if not parameter.any():  # what starts at zero would hide mistakes
             torch.nn.init.normal_(parameter)
     given = inputs(grid)
-    problem = _pose(*given, grid, encoding, 0.0, None)
+    problem = Posing(*given, grid, encoding, 0.0, None).transformed()
     assert refuse_terms(problem.lowered, grid) is None
     got = Flex().run(problem)
     wide = [x.double() for x in given]
@@ -128,7 +128,7 @@ def test_refuses_with_the_reason(
 def test_refuses_gradients_in_no_fixed_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "DEVICE", "cpu")
     grid = GRIDS["dense"]
-    problem = _pose(*inputs(grid), grid, ENCODINGS["t5"], 0.0, None)
+    problem = Posing(*inputs(grid), grid, ENCODINGS["t5"], 0.0, None).transformed()
     assert Flex().refusal(problem) is None
     torch.use_deterministic_algorithms(True)
     try:

@@ -26,13 +26,19 @@ HERE = Path(__file__).parent
     importlib.util.find_spec("triton") is None, reason="Triton has no wheel for this system"
 )
 @pytest.mark.parametrize(
-    ("file", "interpreted"),
-    [("triton_kernels.py", "1"), ("triton_decoding.py", "1"), ("triton_compiling.py", "0")],
+    ("files", "interpreted"),
+    [
+        ("triton_kernels.py", "1"),
+        ("triton_decoding.py triton_rotations.py", "1"),
+        ("triton_compiling.py", "0"),
+    ],
 )
-def test_kernels(file: str, interpreted: str) -> None:
+def test_kernels(files: str, interpreted: str) -> None:
     """In a process of its own: Triton has to be told before anything imports it."""
+    paths = [str(HERE / file) for file in files.split()]
+    options = ["-q", "-p", "no:cacheprovider", "-o", f"pythonpath={HERE}"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / file)],
+        [sys.executable, "-m", "pytest", *options, *paths],
         cwd=HERE.parent.parent,
         env={**os.environ, "TRITON_INTERPRET": interpreted},
         capture_output=True,

@@ -112,7 +112,7 @@ def test_refuses_what_replaces_the_product() -> None:
 
 
 def test_compiled_equals_eager() -> None:
-    grid, encoding = GRIDS["padded"], ENCODINGS["t5"]
+    grid, encoding = GRIDS["padded"], ENCODINGS["rope"] + ENCODINGS["t5"]
     given = inputs(grid)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -126,4 +126,4 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
     q, k, v = inputs(GRIDS["sequence"])
     bias = torch.randn(2, HEADS, 40)
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(decode, (q, k, v, bias, None, None, 0.25), test_utils=checks)
+    torch.library.opcheck(decode, (q, k, v, bias, *[None] * 4, False, 0.25), test_utils=checks)

@@ -334,7 +334,7 @@ def test_dropout_is_the_same_in_both_directions() -> None:
 def test_compiled_equals_eager() -> None:
     grid = sequence(20, causal=True)
     given = inputs(grid)
-    encoding = TABLES["t5"]
+    encoding = TABLES["rope"] + TABLES["t5"]
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, grid, encoding, backend="triton")
@@ -356,9 +356,10 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
     left, right = torch.randn_like(q), torch.randn(1, HEADS, 40, WIDTH)
     column = torch.randn(1, HEADS, 40)
     given = (q, k, v, line, left, rows[0], right, rows[1], column, rows[2], *[None] * 6)
-    numbers = ([8, -40, 3, 0, -1], 0.25, 0.0, 0)
+    turns = torch.randn(1, 1, 9, WIDTH), torch.randn(1, 1, 40, WIDTH)
+    numbers = ([8, -40, 3, 0, -1], True, 0.25, 0.0, 0)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(attention, (*given, *numbers), test_utils=checks)
+    torch.library.opcheck(attention, (*given, *turns, *numbers), test_utils=checks)
 
 
 REFUSALS = [

@@ -13,10 +13,12 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
 from posenc.attention.backends import sdpa
+from posenc.encoding import Rotation
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
 from posenc.encodings.query_key import rope as rope_file
 from posenc.encodings.query_key import rotation
 from posenc.encodings.query_key.rope import Rope
+from posenc.encodings.query_key.rotation import Rotary
 from posenc.encodings.score import alibi as alibi_file
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.shaw import ShawKeys
@@ -112,6 +114,10 @@ class Bug:
     name: str
     plant: Plant
     noticed_by: Check
+
+
+def _other_pairing(found: Rotation) -> Rotation:
+    return replace(found, pairing="adjacent" if found.pairing == "half" else "half")
 
 
 def _wrap(owner: object, name: str, change: Callable[..., object]) -> Plant:
@@ -272,6 +278,11 @@ BUGS = [
         "the structured form forgets the scale",
         _wrap(ShawKeys, "lower", lambda f, s, q, k, g, *, scale: f(s, q, k, g, scale=1.0)),
         law("lowered_is_forward", "shaw"),
+    ),
+    Bug(
+        "the structured form of a rotation has the other pairing",
+        _wrap(Rotary, "lower", lambda f, *given: _other_pairing(f(*given))),
+        law("lowered_is_forward", "rope"),
     ),
     Bug(
         "the scale is left out",

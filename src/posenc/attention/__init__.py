@@ -1,6 +1,6 @@
 """Attention with any positional encoding."""
 
-from posenc.attention.api import BACKENDS, Explanation, attend, explain
+from posenc.attention.api import BACKENDS, VARIANTS, Explanation, attend, explain
 from posenc.attention.cache import Cache, LayerCache
 from posenc.attention.complex import attend_complex
 from posenc.attention.linear import LinearAttention, attend_linear
@@ -9,6 +9,7 @@ from posenc.attention.prefix_sums import LinearState
 
 __all__ = [
     "BACKENDS",
+    "VARIANTS",
     "Attention",
     "Cache",
     "Context",

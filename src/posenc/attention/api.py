@@ -8,25 +8,28 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.base import Backend, Problem
+from posenc.attention.backends.base import Backend
 from posenc.attention.backends.flex import Flex
 from posenc.attention.backends.reference import Reference
 from posenc.attention.backends.sdpa import Sdpa
 from posenc.attention.backends.tiled import Tiled
 from posenc.attention.backends.triton import Triton
 from posenc.attention.choice import preference
-from posenc.attention.lowering import lower, repeat_heads
+from posenc.attention.posing import Posing
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding
 from posenc.errors import BackendRefusal, UnknownNameError
 from posenc.layout import Grid
 
-__all__ = ["BACKENDS", "Explanation", "attend", "explain"]
+__all__ = ["BACKENDS", "VARIANTS", "Explanation", "attend", "explain"]
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend for backend in (Sdpa(), Triton(), Flex(), Tiled(), Reference())
 }
 """All backends by name. ``choice`` says in which order ``auto`` tries them."""
+
+VARIANTS: dict[str, Backend] = {backend.name: backend for backend in (Triton(fuses=False),)}
+"""Backends with an option, which are to be had by name only."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ def attend(
         grid: where queries and keys are, and who sees whom.
         encoding: which encoding; ``Encoding()`` for none.
         backend: ``"auto"`` takes the fastest that serves the call; a named one does the job or
-            refuses.
+            refuses. ``"triton"`` rotates queries and keys as it reads them, where the encoding
+            does that alone and nothing of it is learned; ``"triton@unfused"`` has it done before.
         dropout: probability of dropping an attention weight.
         scale: factor of the logits; ``(terms · D) ** -0.5`` by default (T5 models use 1).
 
@@ -89,8 +93,9 @@ def attend(
     validate(q, k, v, grid, encoding, dropout=dropout, scale=scale)
     q, k, v = _autocast(q, k, v)
     with torch.autocast(q.device.type, enabled=False):
-        problem = _pose(q, k, v, grid, encoding, dropout, scale)
-        return _choose(problem, backend)[0].run(problem)
+        posing = Posing(q, k, v, grid, encoding, dropout, scale)
+        chosen = _choose(posing, backend)[0]
+        return chosen.run(posing.problem(chosen))
 
 
 def explain(
@@ -111,12 +116,13 @@ def explain(
     validate(q, k, v, grid, encoding, dropout=dropout, scale=scale)
     q, k, v = _autocast(q, k, v)
     with torch.autocast(q.device.type, enabled=False):
-        problem = _pose(q, k, v, grid, encoding, dropout, scale)
-        chosen, rule, refusals = _choose(problem, backend)
+        posing = Posing(q, k, v, grid, encoding, dropout, scale)
+        chosen, rule, refusals = _choose(posing, backend)
         if backend == "auto":
-            others = {name: BACKENDS[name].refusal(problem) for name in BACKENDS}
+            others = {name: each.refusal(posing.problem(each)) for name, each in BACKENDS.items()}
             refusals |= {name: reason for name, reason in others.items() if reason is not None}
-        return Explanation(chosen.name, chosen.describe(problem), rule, refusals)
+        how = chosen.describe(posing.problem(chosen))
+        return Explanation(chosen.name, how, rule, refusals)
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,30 +134,13 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def _pose(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    grid: Grid,
-    encoding: Encoding,
-    dropout: float,
-    scale: float | None,
-) -> Problem:
-    if scale is None:
-        scale = encoding.default_scale(q.shape[-1])
-    if encoding.query_key is not None:
-        q, k = encoding.query_key(q, k, grid)
-        v = repeat_heads(v, k.shape[1])  # keys may have come back with one head a query head
-    lowered = lower(encoding, q, k, grid, scale=scale)
-    return Problem(q, k, v, grid, encoding, scale, dropout, lowered)
-
-
-def _choose(problem: Problem, name: str) -> tuple[Backend, str, dict[str, str]]:
+def _choose(posing: Posing, name: str) -> tuple[Backend, str, dict[str, str]]:
     """The backend called ``name``, or the preferred one that does not refuse; why; refusals."""
     if name != "auto":
-        if name not in BACKENDS:
-            raise UnknownNameError.of("backend", name, ["auto", *BACKENDS])
-        reason = BACKENDS[name].refusal(problem)
+        named = BACKENDS.get(name) or VARIANTS.get(name)
+        if named is None:
+            raise UnknownNameError.of("backend", name, ["auto", *BACKENDS, *VARIANTS])
+        reason = named.refusal(posing.problem(named))
         if reason is not None:
             raise BackendRefusal(
                 "backend",
@@ -159,13 +148,13 @@ def _choose(problem: Problem, name: str) -> tuple[Backend, str, dict[str, str]]:
                 got=f"{name!r}, which cannot, because {reason}",
                 remedy="Use backend='auto', and posenc.explain(...) to see what it takes.",
             )
-        return BACKENDS[name], "named", {}
-    rule, order = preference(problem)
+        return named, "named", {}
+    rule, order = preference(posing.q.device, posing.transformed)
     refusals: dict[str, str] = {}
     for candidate in order:
         if candidate not in BACKENDS:
             continue
-        reason = BACKENDS[candidate].refusal(problem)
+        reason = BACKENDS[candidate].refusal(posing.problem(BACKENDS[candidate]))
         if reason is None:
             return BACKENDS[candidate], rule, refusals
         refusals[candidate] = reason

@@ -5,6 +5,10 @@ Measured on two CPU cores in float32, 8 heads of 64, by ``posenc bench --backend
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
+
 from posenc.attention.backends.base import Problem
 from posenc.encoding import LowRank
 
@@ -17,13 +21,20 @@ LONG = 8192
 """Keys from which on a table is worth looking at for pairs that cannot matter."""
 
 
-def preference(problem: Problem) -> tuple[str, list[str]]:
-    """A reason, and the names of the backends in the order to be tried."""
-    batch, heads, queries, _ = problem.q.shape
-    keys = problem.k.shape[2]
-    if problem.q.device.type != "cpu":
+def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, list[str]]:
+    """A reason, and the names of the backends in the order to be tried.
+
+    Args:
+        device: where the tensors are.
+        pose: the problem with queries and keys transformed, which is asked for only where the
+            rules look at it.
+    """
+    if device.type != "cpu":
         # Kernels of our own wait behind until they have been measured on a device.
         return "on an accelerator", ["sdpa", "tiled", "triton", "flex", "reference"]
+    problem = pose()
+    batch, heads, queries, _ = problem.q.shape
+    keys = problem.k.shape[2]
     if batch * heads * queries * keys <= SMALL:
         return "few logits", ["sdpa", "reference"]
     lowered = problem.lowered or ()

@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc.encoding import Encoding, Gathered, Lowered, LowRank
 from posenc.layout import Grid
 
-__all__ = ["lower", "offset_line", "repeat_heads"]
+__all__ = ["is_constant_table", "lower", "offset_line", "reads_tokens", "repeat_heads"]
 
 
 def repeat_heads(x: Float[Tensor, "B G K D"], heads: int) -> Float[Tensor, "B H K D"]:
@@ -50,6 +50,13 @@ def offset_line(group: Gathered, grid: Grid) -> Float[Tensor, "H offsets"]:
     assert group.table is not None  # callers choose groups that have one
     line = grid.line(device=group.table.device).to(torch.float32)
     return group.table[:, group.bucket(line.unsqueeze(-1))]
+
+
+def reads_tokens(term: Lowered) -> bool:
+    """Whether a term may hang on queries or keys: on all but tables and values, it may."""
+    if isinstance(term, LowRank):
+        return True
+    return any(part is not None for part in (term.left, term.right, term.row, term.column))
 
 
 def is_constant_table(term: Lowered) -> bool:

@@ -7,9 +7,14 @@ from abc import ABC, abstractmethod
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding import QueryKeyTransform
+from posenc.encoding import QueryKeyTransform, Rotation
 from posenc.encodings.query_key.rope import Rope
-from posenc.encodings.query_key.rotation import require_width, rotate, still_where_special
+from posenc.encodings.query_key.rotation import (
+    factors,
+    require_width,
+    rotate,
+    still_where_special,
+)
 from posenc.extension.lengths import seen_lengths
 from posenc.layout import Grid, Layout
 
@@ -52,6 +57,14 @@ class VaryingRope(QueryKeyTransform, ABC):
         )
         others = rotate(k, self._angles(grid.key, key_lengths), self.rope.pairing, gain=self.gain)
         return turned, others
+
+    def lower(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> Rotation | None:
+        require_width(q, self.rope.head_dim)
+        sides = zip((grid.query, grid.key), seen_lengths(grid), strict=True)
+        query, key = (factors(self._angles(*side), gain=self.gain) for side in sides)
+        return Rotation(query, key, self.rope.pairing)
 
     def _angles(self, layout: Layout, lengths: Float[Tensor, "b l"]) -> Float[Tensor, "b L T"]:
         positions = layout.positions[..., 0]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc.attention import BACKENDS, attend, explain
 from posenc.encoding import Encoding, Gathered, Lowered
+from posenc.encodings.query_key.rotation import turn
 from posenc.errors import BackendRefusal
 from posenc.layout import Grid, Layout
 from posenc.testing.subject import HEADS, LENGTH, Subject, agree, heads_of, observed
@@ -38,17 +39,23 @@ def grouped_heads_are_repeated(subject: Subject) -> None:
 
 
 def lowered_is_forward(subject: Subject) -> None:
-    """The structured form of score and value parts equals their definition, gradients too."""
+    """The structured form of each part at attention equals its definition, gradients too."""
     encoding = subject.layer().encoding
-    score, value = encoding.score, encoding.value
+    transform, score, value = encoding.query_key, encoding.score, encoding.value
     for start in (0, 4):
         q, k = heads_of(HEADS, 7, seed=2), heads_of(HEADS, 9, seed=3)
         keys = observed(subject, encoding, Layout.sequence(9))
         queries = observed(subject, encoding, Layout.sequence(7, start=start))
         grid = Grid(queries, keys, causal=True)
+        q.requires_grad_()
+        k.requires_grad_()
+        rotation = None if transform is None else transform.lower(q, k, grid)
+        if transform is not None and rotation is not None:
+            pairs = zip((q, k), (rotation.query, rotation.key), strict=True)
+            turned = [turn(x, *factors, rotation.pairing) for x, factors in pairs]
+            for forward, x in zip(transform(q, k, grid), turned, strict=True):
+                _match(forward, x, [q, k, *transform.parameters()], "query_key")
         if score is not None:
-            q.requires_grad_()
-            k.requires_grad_()
             terms = score.lower(q, k, grid, scale=0.3)
             if terms is not None:
                 dense = _sum(terms, grid)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding import Encoding, Lowered
+from posenc.encoding import Encoding, Lowered, Rotation
 from posenc.layout import Grid
 
 __all__ = ["Backend", "Problem"]
@@ -17,7 +16,7 @@ __all__ = ["Backend", "Problem"]
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One validated call of ``attend``, its queries and keys already transformed.
+    """One validated call of ``attend``, its queries and keys already transformed, or to be rotated.
 
     Args:
         q: ``[B, H, Q, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``. All of one dtype and device.
@@ -26,6 +25,8 @@ class Problem:
         scale: factor of the product q·k.
         dropout: probability of dropping an attention weight.
         lowered: score and value parts in structured form; None where one has none.
+        rotation: what the backend has to do to queries and keys before their product. Only for
+            backends that fuse, and where nothing of ``lowered`` reads queries or keys.
     """
 
     q: Float[Tensor, "B H Q D"]
@@ -36,6 +37,7 @@ class Problem:
     scale: float
     dropout: float
     lowered: tuple[Lowered, ...] | None
+    rotation: Rotation | None = None
 
     @property
     def heads(self) -> int:
@@ -45,7 +47,10 @@ class Problem:
 class Backend(ABC):
     """A way to compute attention. Never falls back: it does the job or says why it cannot."""
 
-    name: ClassVar[str]
+    name: str
+
+    fuses: bool = False
+    """Whether it takes queries and keys that are yet to be rotated."""
 
     @abstractmethod
     def refusal(self, problem: Problem) -> str | None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.encoding import QueryKeyTransform
+from posenc.encoding import QueryKeyTransform, Rotation
 from posenc.encodings.frequencies import geometric_frequencies
 from posenc.encodings.precision import wide_product
 from posenc.encodings.query_key.rotation import (
@@ -155,6 +155,16 @@ class Fope(QueryKeyTransform):
         of_query = self.series(grid.query)
         of_key = of_query if grid.key is grid.query else self.series(grid.key)
         return turn(q, *of_query, self.pairing), turn(k, *of_key, self.pairing)
+
+    def lower(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> Rotation | None:
+        require_width(q, self.head_dim)
+        if k.shape[1] != self.heads:
+            return None
+        of_query = self.series(grid.query)
+        of_key = of_query if grid.key is grid.query else self.series(grid.key)
+        return Rotation(of_query, of_key, self.pairing)
 
 
 ENTRY = Entry(

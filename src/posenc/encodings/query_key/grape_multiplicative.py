@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.encoding import Rotation
 from posenc.encodings.frequencies import geometric_frequencies
 from posenc.encodings.query_key.rotation import Rotary, require_base, still_where_special
 from posenc.entry import Citation, Claims, Entry
@@ -91,6 +92,11 @@ class GrapeMultiplicative(Rotary):
         planes = self.planes(like=wide)
         turned = super().forward(wide @ planes, k.to(wide.dtype) @ planes, grid)
         return turned[0].to(q.dtype), turned[1].to(k.dtype)
+
+    def lower(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> Rotation | None:
+        return None  # its planes mix features before they turn
 
 
 ENTRY = Entry(

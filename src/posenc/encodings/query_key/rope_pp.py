@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding import QueryKeyTransform
+from posenc.encoding import QueryKeyTransform, Rotation
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rotation import Pairing
 from posenc.entry import Citation, Claims, Entry
@@ -74,6 +74,18 @@ class RopePp(QueryKeyTransform):
         q, k = self.rope(q, k, grid)
         real, imaginary = q[:, 0::2], self._turned_back(q[:, 1::2])
         return torch.stack([real, imaginary], dim=2).flatten(1, 2), k
+
+    def lower(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> Rotation | None:
+        rotation = self.rope.lower(q, k, grid)
+        if rotation is None or q.shape[1] % 2:
+            return None
+        cosine, sine = rotation.query
+        # Times -i, which turns by -90°: -i (c + i s) = s - i c.
+        imaginary = torch.cat([cosine, sine], dim=1), torch.cat([sine, -cosine], dim=1)
+        first, second = (each.repeat(1, q.shape[1] // 2, 1, 1) for each in imaginary)
+        return Rotation((first, second), rotation.key, rotation.pairing)
 
     def _turned_back(self, q: Float[Tensor, "B H Q D"]) -> Float[Tensor, "B H Q D"]:
         """Each pair (a, b) turned by -90°, to (b, -a)."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding import QueryKeyTransform
+from posenc.encoding import Pairing, QueryKeyTransform, Rotation
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Grid, Layout
 
 __all__ = [
     "Pairing",
     "Rotary",
+    "factors",
     "one_a_head",
     "require_base",
     "require_pairing",
@@ -24,8 +24,6 @@ __all__ = [
     "still_where_special",
     "turn",
 ]
-
-Pairing = Literal["half", "adjacent"]
 
 
 def require_pairing(pairing: Pairing) -> Pairing:
@@ -49,11 +47,16 @@ def rotate(
     ``(a, b) → (a cos φ - b sin φ, a sin φ + b cos φ)``, times ``gain``. Computed in the angles'
     precision and returned in ``x``'s dtype.
     """
+    return turn(x, *factors(angles, gain=gain), pairing)
+
+
+def factors(
+    angles: Float[Tensor, "b *h L T"], *, gain: float = 1.0
+) -> tuple[Float[Tensor, "b h L T"], Float[Tensor, "b h L T"]]:
+    """``gain · cos φ`` and ``gain · sin φ`` of angles as ``rotate`` takes them."""
     angles = angles.unsqueeze(1) if angles.dim() == 3 else angles
     cosine, sine = angles.cos(), angles.sin()
-    if gain != 1:
-        cosine, sine = cosine * gain, sine * gain
-    return turn(x, cosine, sine, pairing)
+    return (cosine, sine) if gain == 1 else (cosine * gain, sine * gain)
 
 
 def turn(
@@ -156,6 +159,18 @@ class Rotary(QueryKeyTransform, ABC):
             rotate(q, query_angles, self.pairing, gain=self.gain),
             rotate(k, key_angles, self.pairing, gain=self.gain),
         )
+
+    def lower(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> Rotation | None:
+        require_width(q, self.head_dim)
+        query = factors(self.angles(grid.query), gain=self.gain)
+        key = query
+        if grid.key is not grid.query:
+            key = factors(self.angles(grid.key), gain=self.gain)
+        if key[0].shape[1] not in (1, k.shape[1]):
+            return None
+        return Rotation(query, key, self.pairing)
 
 
 def still_where_special(

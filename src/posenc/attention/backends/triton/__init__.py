@@ -16,6 +16,7 @@ from posenc.attention.backends.triton.situation import (
     refuse_device,
     refuse_single_query,
     situation,
+    turns_of,
 )
 from posenc.attention.regular import read_offsets
 from posenc.errors import BackendRefusal
@@ -26,6 +27,12 @@ __all__ = ["Triton"]
 class Triton(Backend):
     """Structured terms over tokens that are one position apart in each document, in tiles.
 
+    Queries and keys are rotated as they are read, so that rotated ones are never written, if that
+    is all the encoding does with them (RoPE, p-RoPE, axial and M-RoPE, RoPE++, FoPE, and those
+    stretched), no gradient is wanted of its angles, and no score part reads the rotated ones.
+    Grouped key heads have to be rotated alike. ``Triton(fuses=False)``, by name
+    ``"triton@unfused"``, has all rotations done before.
+
     What depends on no offset is served for any layout, and so is one query without gradients.
     Memory is linear in the length. Gradients of everything, dropout included; no second
     derivatives. The same bits at every call, as long as the tiles are the same: their sizes are
@@ -35,7 +42,9 @@ class Triton(Backend):
     compiled for devices that are not there.
     """
 
-    name = "triton"
+    def __init__(self, *, fuses: bool = True) -> None:
+        self.fuses = fuses
+        self.name = "triton" if fuses else "triton@unfused"
 
     def refusal(self, problem: Problem) -> str | None:
         reason = refuse_device(problem)
@@ -48,8 +57,14 @@ class Triton(Backend):
 
     def describe(self, problem: Problem) -> str:
         if is_single_query(problem):
-            return "a kernel for one query, the keys in shares"
-        return "kernels with the terms of every offset (memory linear in the length)"
+            way = "a kernel for one query, the keys in shares"
+        else:
+            way = "kernels with the terms of every offset (memory linear in the length)"
+        if problem.rotation is not None:
+            return f"{way}, which rotate queries and keys as they read them"
+        if problem.encoding.query_key is not None:
+            return f"{way}, after queries and keys are transformed"
+        return way
 
     def run(self, problem: Problem) -> Float[Tensor, "B H Q E"]:
         if is_single_query(problem):
@@ -86,6 +101,7 @@ def _attend(problem: Problem, found: Situation) -> Tensor:
     if not found.ordered:
         orders = grid.query.order.contiguous(), grid.key.order.contiguous()
         causal, window = grid.causal, grid.window
+    query_turn, key_turn, adjacent = turns_of(problem)
     output: Tensor = attention(
         q,
         problem.k,
@@ -101,7 +117,10 @@ def _attend(problem: Problem, found: Situation) -> Tensor:
         key_factor,
         *labels,
         *orders,
+        query_turn,
+        key_turn,
         [place.origin, place.first, place.last, int(causal), -1 if window is None else window],
+        adjacent,
         problem.scale,
         problem.dropout,
         int(torch.randint(2**31 - 1, ()).item()) if problem.dropout else 0,

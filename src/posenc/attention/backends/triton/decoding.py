@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.base import Problem
+from posenc.attention.backends.triton.situation import turns_of
 from posenc.attention.lowering import repeat_heads
 from posenc.encoding import Gathered, Lowered, LowRank
 
@@ -21,18 +22,26 @@ def decode(
     bias: Tensor | None,
     bucket: Tensor | None,
     value_rows: Tensor | None,
+    query_turn: Tensor | None,
+    key_turn: Tensor | None,
+    adjacent: bool,
     scale: float,
 ) -> Tensor:
     """Output ``[B, H, 1, E]`` of queries ``[B, H, 1, D]``.
 
     Args:
         bias: ``[B, H, K]`` float32, -inf where hidden. bucket: ``[B, K]``, which of ``value_rows``
-            ``[h, N, E]`` each key adds to its value.
+            ``[h, N, E]`` each key adds to its value. query_turn, key_turn, adjacent: as in
+            ``Operands`` and ``Options``.
     """
     from posenc.attention.backends.triton.shares import attend_in_shares
 
     with torch.cuda.device(q.get_device()):
-        return attend_in_shares(q, k, v, bias, bucket, value_rows, scale)
+        # fmt: off
+        return attend_in_shares(
+            q, k, v, bias, bucket, value_rows, query_turn, key_turn, adjacent, scale
+        )
+        # fmt: on
 
 
 @decode.register_fake
@@ -43,6 +52,9 @@ def _(
     bias: Tensor | None,
     bucket: Tensor | None,
     value_rows: Tensor | None,
+    query_turn: Tensor | None,
+    key_turn: Tensor | None,
+    adjacent: bool,
     scale: float,
 ) -> Tensor:
     return v.new_empty(*q.shape[:3], v.shape[-1])
@@ -71,7 +83,8 @@ def attend_single_query(problem: Problem) -> Float[Tensor, "B H 1 E"]:
     if value is not None and value.value is not None:
         bucket = value.bucket(problem.grid.offset[:, 0]).expand(batch, -1)
         rows = value.value.to(problem.v.dtype)
-    found: Tensor = decode(problem.q, problem.k, problem.v, bias, bucket, rows, problem.scale)
+    q, k, v = problem.q, problem.k, problem.v
+    found: Tensor = decode(q, k, v, bias, bucket, rows, *turns_of(problem), problem.scale)
     return found
 
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from triton.language import constexpr
 
-from posenc.attention.backends.triton.kernels.arguments import Numbers, Table, Tokens
+from posenc.attention.backends.triton.kernels.arguments import Numbers, Table, Tokens, Turn
+from posenc.attention.backends.triton.operands import Ends
 
-__all__ = ["numbers", "padded", "precision_of", "table", "tokens"]
+__all__ = [
+    "by_row",
+    "low_and_high",
+    "maybe",
+    "numbers",
+    "padded",
+    "precision_of",
+    "table",
+    "tokens",
+    "turn",
+]
 
 
 def tokens(x: Tensor) -> Tokens:
@@ -26,6 +40,34 @@ def table(x: Tensor) -> Table:
     """A contiguous tensor ``[h, N, width]``."""
     head = 0 if x.shape[0] == 1 else x.stride(0)
     return Table(x, head, constexpr(x.shape[-1]), constexpr(padded(x.shape[-1])))
+
+
+def turn(x: Tensor | None, width: int, *, adjacent: bool) -> Turn | None:
+    """Factors ``[b, h, L, 2T]`` for the pairs of heads of a width, cosines and then sines."""
+    if x is None:
+        return None
+    batch, head, step, _ = (
+        0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)
+    )
+    half = (width + 1) // 2
+    pairs, block = constexpr(x.shape[-1] // 2), constexpr(padded(half))
+    return Turn(x, batch, head, step, pairs, constexpr(half), block, constexpr(adjacent))
+
+
+def maybe(form: Callable[[Tensor], Any], x: Tensor | None) -> Any:
+    return None if x is None else form(x)
+
+
+def low_and_high(ends: Ends | None, *, flip: bool) -> tuple[Any, Any]:
+    if ends is None:
+        return None, None
+    first, last = numbers(ends.first), numbers(ends.last)
+    return (last, first) if flip else (first, last)
+
+
+def by_row(x: Tensor | None) -> tuple[Tensor | None, int]:
+    """A tensor ``[b, …]`` with its stride from batch row to batch row, 0 where all agree."""
+    return (None, 0) if x is None else (x, 0 if x.shape[0] == 1 else x.stride(0))
 
 
 def padded(width: int) -> int:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from posenc.attention.backends.triton.forms import numbers, padded, precision_of, table, tokens
+from posenc.attention.backends.triton.forms import (
+    by_row,
+    low_and_high,
+    maybe,
+    numbers,
+    padded,
+    precision_of,
+    table,
+    tokens,
+    turn,
+)
 from posenc.attention.backends.triton.kernels import arguments
 from posenc.attention.backends.triton.kernels.configs import (
     GRANULE,
@@ -22,48 +31,13 @@ from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
 from posenc.attention.backends.triton.kernels.products import ends_kernel, inner_kernel
-from posenc.attention.backends.triton.operands import TENSORS, Operands
+from posenc.attention.backends.triton.marks import summary_of
+from posenc.attention.backends.triton.operands import TENSORS, Ends, Operands, Options
 from posenc.attention.backends.triton.place import FAR
 
-__all__ = ["Call", "Ends", "Options"]
+__all__ = ["Call"]
 
 PRODUCTS_BLOCK = 64
-
-
-@dataclass(frozen=True)
-class Options:
-    """Numbers of a problem.
-
-    Args:
-        origin, first, last: as in ``Place``.
-        causal, window: where marks say it token by token; False and None otherwise.
-        scale: of the product of queries and keys.
-        dropout, seed: of weights.
-    """
-
-    origin: int
-    first: int
-    last: int
-    causal: bool
-    window: int | None
-    scale: float
-    dropout: float
-    seed: int
-
-
-@dataclass(frozen=True, eq=False)
-class Ends:
-    """A number a token for the first entry of the tables, and one for the last: ``[B, H, L]``."""
-
-    first: Tensor
-    last: Tensor
-
-    @classmethod
-    def of(cls, batch: int, heads: int, length: int, *, like: Tensor) -> Ends:
-        """Room for them."""
-        size = (2, batch, heads, length)
-        first, last = like.new_empty(size, dtype=torch.float32).unbind(0)
-        return cls(first, last)
 
 
 class Call:
@@ -99,8 +73,8 @@ class Call:
         self.inner = None
         if gradient is not None and output is not None:
             self.inner = _inner(gradient, output)
-        self.query_summary = _summary(x.query_label, x.query_order)
-        self.key_summary = _summary(x.key_label, x.key_order)
+        self.query_summary = summary_of(x.query_label, x.query_order, GRANULE)
+        self.key_summary = summary_of(x.key_label, x.key_order, GRANULE)
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Output ``[B, H, Q, E]`` and totals ``[B, H, Q]``."""
@@ -133,12 +107,12 @@ class Call:
                 weights = Ends.of(self.batch, self.heads, length, like=x.q)
         forms = arguments.Gradients(
             tokens(into),
-            _maybe(tokens, second),
-            _maybe(tokens, term),
-            _maybe(tokens, factor),
-            _maybe(numbers, column),
-            *_low_and_high(sums, flip=flip),
-            *_low_and_high(weights, flip=flip),
+            maybe(tokens, second),
+            maybe(tokens, term),
+            maybe(tokens, factor),
+            maybe(numbers, column),
+            *low_and_high(sums, flip=flip),
+            *low_and_high(weights, flip=flip),
         )
         gradients_kernel[_blocks(length, into.shape[0] * into.shape[1])](
             **self._common(flip=flip), into=forms, flip=flip, edged=self._edged(flip=flip)
@@ -215,36 +189,38 @@ class Call:
         return ends
 
     def _sides(self, *, flip: bool) -> tuple[arguments.Side, arguments.Side]:
-        x = self.x
+        x, adjacent = self.x, self.options.adjacent
         queries = arguments.Side(
             tokens(x.q),
-            _maybe(tokens, self.gradient),
-            _maybe(tokens, x.left),
-            *_low_and_high(self.left, flip=flip),
-            *_low_and_high(self.second, flip=flip),
-            _maybe(tokens, x.query_factor),
+            turn(x.query_turn, x.q.shape[-1], adjacent=adjacent),
+            maybe(tokens, self.gradient),
+            maybe(tokens, x.left),
+            *low_and_high(self.left, flip=flip),
+            *low_and_high(self.second, flip=flip),
+            maybe(tokens, x.query_factor),
             None,
-            _maybe(numbers, self.total),
-            _maybe(numbers, self.inner),
-            *_rows(x.query_label),
-            *_rows(x.query_order),
-            *_rows(self.query_summary),
+            maybe(numbers, self.total),
+            maybe(numbers, self.inner),
+            *by_row(x.query_label),
+            *by_row(x.query_order),
+            *by_row(self.query_summary),
             self.queries,
         )
         keys = arguments.Side(
             tokens(x.k),
+            turn(x.key_turn, x.k.shape[-1], adjacent=adjacent),
             tokens(x.v),
-            _maybe(tokens, x.right),
-            *_low_and_high(self.right, flip=flip),
+            maybe(tokens, x.right),
+            *low_and_high(self.right, flip=flip),
             None,
             None,
-            _maybe(tokens, x.key_factor),
-            _maybe(numbers, x.column),
+            maybe(tokens, x.key_factor),
+            maybe(numbers, x.column),
             None,
             None,
-            *_rows(x.key_label),
-            *_rows(x.key_order),
-            *_rows(self.key_summary),
+            *by_row(x.key_label),
+            *by_row(x.key_order),
+            *by_row(self.key_summary),
             self.keys,
         )
         return (keys, queries) if flip else (queries, keys)
@@ -282,12 +258,12 @@ class Call:
         own, others = self._sides(flip=flip)
         place = self._place(flip=flip)
         exact, of_factors = precision_of(x.q.dtype)
-        left, right = _maybe(table, x.left_rows), _maybe(table, x.right_rows)
+        left, right = maybe(table, x.left_rows), maybe(table, x.right_rows)
         tables = arguments.Tables(
             x.line,
             0 if x.line is None else x.line.stride(0),
             *((right, left) if flip else (left, right)),
-            _maybe(table, x.value_rows),
+            maybe(table, x.value_rows),
             x.entries,
         )
         dropout = None
@@ -325,24 +301,9 @@ class Call:
             if x is not None:
                 wide = x.dim() == 4 or name.endswith("_rows")
                 found.append(f"{name} {padded(x.shape[-1])}" if wide else name)
-        marks = self.options.causal, self.options.window is not None, self.options.dropout > 0
+        options = self.options
+        marks = options.causal, options.window is not None, options.dropout > 0, options.adjacent
         return " ".join([*found, *map(str, marks)])
-
-
-def _maybe(form: Callable[[Tensor], Any], x: Tensor | None) -> Any:
-    return None if x is None else form(x)
-
-
-def _low_and_high(ends: Ends | None, *, flip: bool) -> tuple[Any, Any]:
-    if ends is None:
-        return None, None
-    first, last = numbers(ends.first), numbers(ends.last)
-    return (last, first) if flip else (first, last)
-
-
-def _rows(x: Tensor | None) -> tuple[Tensor | None, int]:
-    """A tensor ``[b, …]`` with its stride from batch row to batch row, 0 where all agree."""
-    return (None, 0) if x is None else (x, 0 if x.shape[0] == 1 else x.stride(0))
 
 
 def _empty(x: Tensor) -> Tensor:
@@ -361,24 +322,6 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
         tokens(a), tokens(b), numbers(out), length, heads, PRODUCTS_BLOCK
     )
     return out
-
-
-def _summary(label: Tensor | None, order: Tensor | None) -> Tensor | None:
-    """Least and greatest order and label of each granule of real tokens: ``[b, n, 4]``."""
-    if label is None:
-        return None
-    large = 2**60
-    order = torch.zeros_like(label) if order is None else order
-    rows = max(len(label), len(order))
-    missing = -label.shape[1] % GRANULE
-    real = torch.nn.functional.pad(label > torch.iinfo(torch.int64).min + 1, (0, missing))
-    found = []
-    for values in (order, label):
-        each = torch.nn.functional.pad(values, (0, missing))
-        least = each.masked_fill(~real, large).view(len(each), -1, GRANULE).amin(-1)
-        most = each.masked_fill(~real, -large).view(len(each), -1, GRANULE).amax(-1)
-        found += [least.expand(rows, -1), most.expand(rows, -1)]
-    return torch.stack(found, dim=-1)
 
 
 def _joined(sums: Tensor, start: int, entries: int, *, reverse: bool) -> Tensor:

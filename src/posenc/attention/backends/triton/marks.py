@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.layout import Grid, Layout
 
-__all__ = ["Spacing", "labels_of", "spacing"]
+__all__ = ["Spacing", "labels_of", "spacing", "summary_of"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,24 @@ def _labels(layout: Layout, padding: int) -> Tensor:
     if layout.valid is not None:
         labels = labels.masked_fill(~layout.valid, padding)
     return labels.contiguous()
+
+
+def summary_of(label: Tensor | None, order: Tensor | None, granule: int) -> Tensor | None:
+    """Least and greatest order and label of each granule of real tokens: ``[b, n, 4]``."""
+    if label is None:
+        return None
+    large = 2**60
+    order = torch.zeros_like(label) if order is None else order
+    rows = max(len(label), len(order))
+    missing = -label.shape[1] % granule
+    real = torch.nn.functional.pad(label > torch.iinfo(torch.int64).min + 1, (0, missing))
+    found = []
+    for values in (order, label):
+        each = torch.nn.functional.pad(values, (0, missing))
+        least = each.masked_fill(~real, large).view(len(each), -1, granule).amin(-1)
+        most = each.masked_fill(~real, -large).view(len(each), -1, granule).amax(-1)
+        found += [least.expand(rows, -1), most.expand(rows, -1)]
+    return torch.stack(found, dim=-1)
 
 
 _KNOWN: WeakKeyDictionary[Layout, WeakKeyDictionary[Layout, tuple[Spacing | None]]]

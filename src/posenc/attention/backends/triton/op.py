@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.triton.operands import DIFFERENTIABLE, TENSORS, Operands
+from posenc.attention.backends.triton.operands import (
+    DIFFERENTIABLE,
+    TENSORS,
+    Ends,
+    Operands,
+    Options,
+)
 
 if TYPE_CHECKING:
-    from posenc.attention.backends.triton.launch import Call, Ends, Options
+    from posenc.attention.backends.triton.launch import Call
 
 __all__ = ["attention"]
 
@@ -41,7 +47,10 @@ def attention(
     key_label: Tensor | None,
     query_order: Tensor | None,
     key_order: Tensor | None,
+    query_turn: Tensor | None,
+    key_turn: Tensor | None,
     place: Sequence[int],
+    adjacent: bool,
     scale: float,
     dropout: float,
     seed: int,
@@ -55,11 +64,11 @@ def attention(
     # fmt: off
     x = _ready(
         q, k, v, line, left, left_rows, right, right_rows, column, value_rows, query_factor,
-        key_factor, query_label, key_label, query_order, key_order,
+        key_factor, query_label, key_label, query_order, key_order, query_turn, key_turn,
     )
     # fmt: on
     with torch.cuda.device(q.get_device()):
-        return Call(x, _options(place, scale, dropout, seed)).forward()
+        return Call(x, _options(place, adjacent, scale, dropout, seed)).forward()
 
 
 @attention.register_fake
@@ -94,7 +103,10 @@ def attention_backward(
     key_label: Tensor | None,
     query_order: Tensor | None,
     key_order: Tensor | None,
+    query_turn: Tensor | None,
+    key_turn: Tensor | None,
     place: Sequence[int],
+    adjacent: bool,
     scale: float,
     dropout: float,
     seed: int,
@@ -112,13 +124,13 @@ def attention_backward(
     # fmt: off
     x = _ready(
         q, k, v, line, left, left_rows, right, right_rows, column, value_rows, query_factor,
-        key_factor, query_label, key_label, query_order, key_order,
+        key_factor, query_label, key_label, query_order, key_order, query_turn, key_turn,
     )
     # fmt: on
     with torch.cuda.device(q.get_device()):
         call = Call(
             x,
-            _options(place, scale, dropout, seed),
+            _options(place, adjacent, scale, dropout, seed),
             gradient=_features_together(gradient),
             output=output,
             total=total,
@@ -195,12 +207,12 @@ def _with_ends(rows: Tensor, sums: Ends | None, vectors: Tensor) -> Tensor:
     return rows
 
 
-def _options(place: Sequence[int], scale: float, dropout: float, seed: int) -> Options:
-    from posenc.attention.backends.triton.launch import Options
-
+def _options(
+    place: Sequence[int], adjacent: bool, scale: float, dropout: float, seed: int
+) -> Options:
     origin, first, last, causal, window = place
     chosen = None if window < 0 else window
-    return Options(origin, first, last, bool(causal), chosen, scale, dropout, seed)
+    return Options(origin, first, last, bool(causal), chosen, scale, dropout, seed, adjacent)
 
 
 def _ready(*tensors: Tensor | None) -> Operands:
@@ -236,7 +248,7 @@ def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tenso
     for name, operand in zip(TENSORS, operands, strict=True):
         given = next(found) if operand is not None and name in DIFFERENTIABLE else None
         gradients.append(given if needed[name] else None)
-    return (*gradients, None, None, None, None)
+    return (*gradients, *[None for _ in ctx.rest])
 
 
 attention.register_autograd(_differentiate, setup_context=_keep)

@@ -1,13 +1,14 @@
-"""What the kernels compute with, as tensors: one record for the problem, one for its gradients."""
+"""What the kernels compute with: a record of tensors, and one of numbers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["DIFFERENTIABLE", "TENSORS", "Operands"]
+__all__ = ["DIFFERENTIABLE", "TENSORS", "Ends", "Operands", "Options"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +26,8 @@ class Operands:
         query_factor: ``[B, H, Q, R]``; key_factor: ``[B, H, K, R]``.
         query_label, key_label: ``[b, Q]`` and ``[b, K]``; pairs of different labels are hidden.
         query_order, key_order: likewise; what causality and windows go by. None: by place.
+        query_turn: ``[b, h, Q, 2T]``, h = H or 1, cosines and then sines of each pair of features
+            of the queries, float32; key_turn: ``[b, g, K, 2T]``. None: nothing is turned.
     """
 
     q: Float[Tensor, "B H Q D"]
@@ -43,6 +46,8 @@ class Operands:
     key_label: Int[Tensor, "b K"] | None = None
     query_order: Int[Tensor, "b Q"] | None = None
     key_order: Int[Tensor, "b K"] | None = None
+    query_turn: Float[Tensor, "b h Q 2*T"] | None = None
+    key_turn: Float[Tensor, "b g K 2*T"] | None = None
 
     @property
     def entries(self) -> int:
@@ -55,6 +60,44 @@ class Operands:
         """Whether anything depends on the offset."""
         tables = (self.line, self.left_rows, self.right_rows, self.value_rows)
         return any(table is not None for table in tables)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Numbers of a problem.
+
+    Args:
+        origin, first, last: as in ``Place``.
+        causal, window: where marks say it token by token; False and None otherwise.
+        scale: of the product of queries and keys.
+        dropout, seed: of weights.
+        adjacent: pairs that are turned are neighbours; else halves apart.
+    """
+
+    origin: int
+    first: int
+    last: int
+    causal: bool
+    window: int | None
+    scale: float
+    dropout: float
+    seed: int
+    adjacent: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """A number a token for the first entry of the tables, and one for the last: ``[B, H, L]``."""
+
+    first: Tensor
+    last: Tensor
+
+    @classmethod
+    def of(cls, batch: int, heads: int, length: int, *, like: Tensor) -> Ends:
+        """Room for them."""
+        size = (2, batch, heads, length)
+        first, last = like.new_empty(size, dtype=torch.float32).unbind(0)
+        return cls(first, last)
 
 
 TENSORS = tuple(field.name for field in fields(Operands))

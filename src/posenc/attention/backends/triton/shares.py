@@ -6,7 +6,14 @@ import torch
 import triton
 from torch import Tensor
 
-from posenc.attention.backends.triton.forms import numbers, padded, precision_of, table, tokens
+from posenc.attention.backends.triton.forms import (
+    numbers,
+    padded,
+    precision_of,
+    table,
+    tokens,
+    turn,
+)
 from posenc.attention.backends.triton.kernels.configs import KEYS_A_SHARE, PROGRAMS
 from posenc.attention.backends.triton.kernels.decode import share_kernel, together_kernel
 
@@ -20,6 +27,9 @@ def attend_in_shares(
     bias: Tensor | None,
     bucket: Tensor | None,
     value_rows: Tensor | None,
+    query_turn: Tensor | None,
+    key_turn: Tensor | None,
+    adjacent: bool,
     scale: float,
 ) -> Tensor:
     """Keys are dealt to as many programs as keep the device busy; operands as in ``decode``."""
@@ -33,6 +43,8 @@ def attend_in_shares(
     partial = q.new_empty(batch, heads, shares, width, dtype=torch.float32)
     total = q.new_empty(batch, heads, shares, dtype=torch.float32)
     precision, _ = precision_of(q.dtype)
+    kind = [q.dtype, q.shape[-1], width, ratio, bias is None, value_rows is None]
+    kind += [] if key_turn is None else [key_turn.shape[-1], adjacent]
     share_kernel[(batch * programs * shares,)](
         tokens(q),
         tokens(k),
@@ -40,6 +52,8 @@ def attend_in_shares(
         None if bias is None else numbers(bias if bias.stride(-1) == 1 else bias.contiguous()),
         None if bucket is None else numbers(bucket.contiguous().unsqueeze(1)),
         None if value_rows is None else table(value_rows.contiguous()),
+        turn(query_turn, q.shape[-1], adjacent=adjacent),
+        turn(key_turn, k.shape[-1], adjacent=adjacent),
         partial,
         total,
         keys,
@@ -47,7 +61,7 @@ def attend_in_shares(
         programs,
         programs // key_heads,
         scale,
-        key=f"{q.dtype} {q.shape[-1]} {width} {ratio} {bias is None} {value_rows is None}",
+        key=" ".join(map(str, kind)),
         ratio=ratio,
         rows=padded(ratio),
         precision=precision,

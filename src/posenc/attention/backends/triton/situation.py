@@ -17,7 +17,14 @@ from posenc.attention.regular import reach_of, reads_offsets
 from posenc.encoding import Gathered, Lowered, LowRank
 from posenc.layout import Grid, Layout
 
-__all__ = ["Situation", "is_single_query", "refuse_device", "refuse_single_query", "situation"]
+__all__ = [
+    "Situation",
+    "is_single_query",
+    "refuse_device",
+    "refuse_single_query",
+    "situation",
+    "turns_of",
+]
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 
@@ -113,6 +120,18 @@ def situation(problem: Problem) -> Situation | str:
         return "the score or value part has no structured form on this grid"
     place = _place(problem, shift, reach_of(lowered), ordered=ordered)
     return _fitting(Situation(lowered, place, ordered))
+
+
+def turns_of(problem: Problem) -> tuple[Tensor | None, Tensor | None, bool]:
+    """What is to be done to queries and keys as they are read, as in ``Operands``; the pairing."""
+    rotation = problem.rotation
+    if rotation is None:
+        return None, None, False
+    query = torch.cat([factor.float() for factor in rotation.query], dim=-1)
+    key = query
+    if rotation.key[0] is not rotation.query[0]:
+        key = torch.cat([factor.float() for factor in rotation.key], dim=-1)
+    return query, key, rotation.pairing == "adjacent"
 
 
 def _place(

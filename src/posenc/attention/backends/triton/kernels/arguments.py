@@ -19,6 +19,7 @@ __all__ = [
     "Table",
     "Tables",
     "Tokens",
+    "Turn",
 ]
 
 
@@ -35,6 +36,23 @@ class Tokens(NamedTuple):
     step: Any
     width: Any
     block: Any
+
+
+class Turn(NamedTuple):
+    """Factors of pairs of features, ``[B, H, L, 2 * pairs]``, cosines and then sines.
+
+    Strides are 0 along axes that share them. ``half`` is how many pairs there would be if all
+    features had a partner, and ``block`` that rounded up to a power of two.
+    """
+
+    pointer: Any
+    row: Any
+    head: Any
+    step: Any
+    pairs: Any
+    half: Any
+    block: Any
+    adjacent: Any
 
 
 class Numbers(NamedTuple):
@@ -57,7 +75,8 @@ class Table(NamedTuple):
 class Side(NamedTuple):
     """Everything about the tokens of one side.
 
-    ``tokens`` are queries or keys, ``second`` values or the gradients of outputs. ``term`` is
+    ``tokens`` are queries or keys, ``second`` values or the gradients of outputs; ``turn`` is what
+    is to be done to ``tokens`` as they are read. ``term`` is
     multiplied with rows by entry; ``term_low`` and ``term_high`` are its products with the rows at
     both ends, and ``second_low`` and ``second_high`` those of ``second`` with the values'.
     ``factor`` holds low-rank columns, ``column`` a number for the logits of each key. ``total`` and
@@ -67,6 +86,7 @@ class Side(NamedTuple):
     """
 
     tokens: Any
+    turn: Any
     second: Any
     term: Any
     term_low: Any
@@ -130,10 +150,12 @@ class Dropout(NamedTuple):
 class Own(NamedTuple):
     """What a program holds of its tokens of x, from token ``start`` on.
 
-    ``b`` and ``h`` are its batch row and query head, ``lane`` a number for both.
+    ``b`` and ``h`` are its batch row and query head, ``lane`` a number for both. Of tokens that
+    are turned, ``tokens`` are the first members of all pairs and ``partners`` the second.
     """
 
     tokens: Any
+    partners: Any
     second: Any
     term: Any
     factor: Any

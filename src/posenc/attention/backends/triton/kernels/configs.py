@@ -63,6 +63,7 @@ else:
     ]
     OFFSETS = [_config_of_warps(4, 2), _config_of_warps(8, 1), _config_of_warps(8, 2)]
     DECODE = [triton.Config({"block": block}, num_stages=3) for block in (32, 64, 128)]
+    DECODE.append(triton.Config({"block": 16}, num_stages=1))  # fits wherever others do not
 
 
 def fitting(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:

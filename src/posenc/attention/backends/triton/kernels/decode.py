@@ -8,9 +8,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from posenc.attention.backends.triton.kernels.arguments import Tokens, Turn
 from posenc.attention.backends.triton.kernels.configs import DECODE
 from posenc.attention.backends.triton.kernels.logits import LOG2E
 from posenc.attention.backends.triton.kernels.memory import load_tokens, located, product
+from posenc.attention.backends.triton.kernels.turning import load_turned, located_turn
+
+
+@triton.jit
+def _of_row(q, b):
+    """The one query of each head of a batch row, located as if heads were tokens."""
+    return Tokens(q.pointer + b * q.row, q.row, q.head, q.head, q.width, q.block)
+
+
+@triton.jit
+def _turn_of_row(turn, b):
+    """Its factors, likewise."""
+    pointer = turn.pointer + b * turn.row
+    return Turn(
+        pointer, turn.row, turn.head, turn.head, turn.pairs, turn.half, turn.block, turn.adjacent
+    )
 
 
 @triton.autotune(configs=DECODE, key=["key"])
@@ -22,6 +39,8 @@ def share_kernel(
     bias,
     bucket,
     value_rows,
+    query_turn,
+    key_turn,
     partial_ptr,
     total_ptr,
     keys,
@@ -41,6 +60,7 @@ def share_kernel(
         q: ``[B, H, 1, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``.
         bias: ``[B, H, K]``, or None.
         bucket: ``[B, 1, K]``, the row of ``value_rows`` (``[h, N, E]``) that each key adds.
+        query_turn, key_turn: factors of their pairs of features, or None.
         partial_ptr: ``[B, H, shares, E]``; total_ptr: ``[B, H, shares]``.
         key_heads: programs a batch row and share; ``sharing`` of them read the same key head.
         rows: ``ratio`` rounded up to what a product of matrices needs.
@@ -52,10 +72,13 @@ def share_kernel(
     g = group // sharing
     row = tl.arange(0, rows)
     h = group * ratio + row
-    inside = row < ratio
-    column = tl.arange(0, q.block)
-    queries = q.pointer + b * q.row + h.to(tl.int64)[:, None] * q.head + column[None, :]
-    own = tl.load(queries, mask=inside[:, None] & (column < q.width)[None, :], other=0.0)
+    last_head = (group + 1) * ratio
+    inside = h < last_head
+    if query_turn is None:
+        own = load_tokens(_of_row(q, b), h, last_head)
+        partners = None
+    else:
+        own, partners = load_turned(_of_row(q, b), _turn_of_row(query_turn, b), h, inside)
     each = tl.cdiv(tl.cdiv(keys, shares), block) * block
     first = share * each
     last = tl.minimum(first + each, keys)
@@ -64,8 +87,18 @@ def share_kernel(
     peak = weight - float("inf")
     for start in range(first, last, block):
         at = start + tl.arange(0, block)
-        tokens = load_tokens(located(k, b, g), at, keys)
-        logits = product(own, tl.trans(tokens), precision) * scale
+        if key_turn is None:
+            tokens = load_tokens(located(k, b, g), at, keys)
+            logits = product(own, tl.trans(tokens), precision) * scale
+        else:
+            # fmt: off
+            tokens, others = load_turned(
+                located(k, b, g), located_turn(key_turn, b, g), at, at < keys
+            )
+            # fmt: on
+            logits = product(own, tl.trans(tokens), precision)
+            logits += product(partners, tl.trans(others), precision)
+            logits *= scale
         seen = (at < keys)[None, :]
         if bias is not None:
             numbers = bias.pointer + b * bias.row + h.to(tl.int64)[:, None] * bias.head

@@ -26,6 +26,7 @@ from posenc.attention.backends.triton.kernels.memory import (
     product,
     store_tokens,
 )
+from posenc.attention.backends.triton.kernels.turning import load_side
 from posenc.attention.backends.triton.kernels.visibility import parts_of
 from posenc.attention.backends.triton.kernels.windows import rows_of_x, window_start
 
@@ -70,14 +71,14 @@ def _walk(
     for tile in range(begin, end):
         y0 = tile * block_y
         y_at = y0 + tl.arange(0, block_y)
-        k = load_tokens(located(y.tokens, own.b, g), y_at, y.length)
+        k, partners = load_side(y, own.b, g, y_at)
         factor = None
         if y.factor is not None:
             factor = load_tokens(located(y.factor, own.b, own.h), y_at, y.length)
         # fmt: off
         logits, _ = tile_logits(
-            own, far, k, factor, x, y, tables, place, scale, y0, kind, masked, causal, False,
-            precision, factor_precision, block_x, block_y,
+            own, far, k, partners, factor, x, y, tables, place, scale, y0, kind, masked, causal,
+            False, precision, factor_precision, block_x, block_y,
         )
         # fmt: on
         above = tl.maximum(peak, tl.max(logits, 1))
@@ -141,14 +142,14 @@ def forward_kernel(
     b = (lane // sizes.heads).to(tl.int64)
     h = lane % sizes.heads
     at = x0 + tl.arange(0, block_x)
-    tokens = load_tokens(located(x.tokens, b, h), at, x.length)
+    tokens, partners = load_side(x, b, h, at)
     term = None
     if x.term is not None:
         term = load_tokens(located(x.term, b, h), at, x.length)
     factor = None
     if x.factor is not None:
         factor = load_tokens(located(x.factor, b, h), at, x.length)
-    own = Own(tokens, None, term, factor, None, None, None, x0, b, h, lane)
+    own = Own(tokens, partners, None, term, factor, None, None, None, x0, b, h, lane)
     marked: tl.constexpr = y.label is not None
     # fmt: off
     begin, clear, near, far, edge, end = parts_of(

@@ -20,14 +20,19 @@ from posenc.attention.backends.triton.kernels.memory import (
     store_tokens,
 )
 from posenc.attention.backends.triton.kernels.slopes import tile_slopes
+from posenc.attention.backends.triton.kernels.turning import load_side, store_gradients
 from posenc.attention.backends.triton.kernels.visibility import parts_of
 from posenc.attention.backends.triton.kernels.windows import rows_of_x, window_start
 
 
 class _State(NamedTuple):
-    """What a block of x has gathered, as in ``Gradients``; a dummy where there is no such thing."""
+    """What a block of x has gathered, as in ``Gradients``; a dummy where there is no such thing.
+
+    Of tokens that are turned, ``tokens`` are first members of pairs and ``partners`` second ones.
+    """
 
     tokens: Any
+    partners: Any
     second: Any
     term: Any
     factor: Any
@@ -65,25 +70,29 @@ def _walk(
     block_y: tl.constexpr,
 ):
     """Tiles ``begin`` to ``end``, all of one kind."""
-    tokens, second, term = state.tokens, state.second, state.term
+    tokens, partners = state.tokens, state.partners
+    second, term = state.second, state.term
     factor, column = state.factor, state.column
     low, high = state.low, state.high
     weight_low, weight_high = state.weight_low, state.weight_high
     for tile in range(begin, end):
         y0 = tile * block_y
         y_at = y0 + tl.arange(0, block_y)
-        y_tokens = load_tokens(located(y.tokens, own.b, y_head), y_at, y.length)
+        y_tokens, y_partners = load_side(y, own.b, y_head, y_at)
         y_second = load_tokens(located(y.second, own.b, y_head), y_at, y.length)
         y_factor = None
         if y.factor is not None:
             y_factor = load_tokens(located(y.factor, own.b, own.h), y_at, y.length)
         # fmt: off
         weights, slopes, t = tile_slopes(
-            own, far, second_far, y_tokens, y_second, y_factor, x, y, tables, place, dropout,
-            scale, y0, kind, masked, causal, flip, precision, factor_precision, block_x, block_y,
+            own, far, second_far, y_tokens, y_partners, y_second, y_factor, x, y, tables, place,
+            dropout, scale, y0, kind, masked, causal, flip, precision, factor_precision,
+            block_x, block_y,
         )
         # fmt: on
         tokens += product(slopes.to(y_tokens.dtype), y_tokens, precision)
+        if x.turn is not None:
+            partners += product(slopes.to(y_tokens.dtype), y_partners, precision)
         if flip:
             second += product(weights.to(y_second.dtype), y_second, precision)
         if x.factor is not None:
@@ -113,7 +122,11 @@ def _walk(
                 term += rows_of_x(
                     inside, tables.x, own.h, start, tables.count, precision, block_x, flip
                 )
-    return _State(tokens, second, term, factor, column, low, high, weight_low, weight_high)
+    # fmt: off
+    return _State(
+        tokens, partners, second, term, factor, column, low, high, weight_low, weight_high
+    )
+    # fmt: on
 
 
 @triton.autotune(
@@ -163,7 +176,7 @@ def gradients_kernel(
     lane = tl.program_id(0) // blocks
     b = (lane // heads).to(tl.int64)
     x_head = lane % heads
-    tokens = load_tokens(located(x.tokens, b, x_head), at, x.length)
+    tokens, partners = load_side(x, b, x_head, at)
     second = load_tokens(located(x.second, b, x_head), at, x.length)
     marked: tl.constexpr = y.label is not None
     # fmt: off
@@ -173,7 +186,12 @@ def gradients_kernel(
     # fmt: on
     nothing = tl.zeros([block_x], tl.float32)
     dummy = tl.zeros([1], tl.float32)
-    token_sum = tl.zeros([block_x, x.tokens.block], tl.float32)
+    partner_sum = dummy
+    if x.turn is not None:
+        token_sum = tl.zeros([block_x, x.turn.block], tl.float32)
+        partner_sum = tl.zeros([block_x, x.turn.block], tl.float32)
+    else:
+        token_sum = tl.zeros([block_x, x.tokens.block], tl.float32)
     second_sum = dummy
     if flip:
         second_sum = tl.zeros([block_x, x.second.block], tl.float32)
@@ -201,11 +219,13 @@ def gradients_kernel(
             total = load_numbers(numbers_of(x.total, b, h), at, x.length, float("inf"))
             delta = load_numbers(numbers_of(x.inner, b, h), at, x.length, 0.0)
         query_lane = (b * sizes.heads + h).to(tl.int32)
-        own = Own(tokens, second, term, factor, column, total, delta, x0, b, h, query_lane)
         # fmt: off
+        own = Own(
+            tokens, partners, second, term, factor, column, total, delta, x0, b, h, query_lane
+        )
         state = _State(
-            token_sum, second_sum, term_sum, factor_sum, nothing, nothing, nothing, nothing,
-            nothing,
+            token_sum, partner_sum, second_sum, term_sum, factor_sum, nothing, nothing, nothing,
+            nothing, nothing,
         )
         if edged:
             state = _walk(
@@ -245,6 +265,7 @@ def gradients_kernel(
         )
         # fmt: on
         token_sum = state.tokens
+        partner_sum = state.partners
         second_sum = state.second
         inside = at < x.length
         if x.term is not None:
@@ -266,6 +287,10 @@ def gradients_kernel(
         if into.weight_low is not None:
             tl.store(numbers_of(into.weight_low, b, h) + at, state.weight_low, mask=inside)
             tl.store(numbers_of(into.weight_high, b, h) + at, state.weight_high, mask=inside)
-    store_tokens(located(into.tokens, b, x_head), token_sum * scale, at, x.length)
+    # fmt: off
+    store_gradients(
+        into.tokens, x.turn, token_sum * scale, partner_sum * scale, b, x_head, at, x.length
+    )
+    # fmt: on
     if flip:
         store_tokens(located(into.second, b, x_head), second_sum, at, x.length)

@@ -45,6 +45,7 @@ def tile_logits(
     own,
     far,
     y_tokens,
+    y_partners,
     y_factor,
     x,
     y,
@@ -65,12 +66,15 @@ def tile_logits(
 
     Args:
         own: what the program holds of x; far: its numbers where the tile reads one entry.
-        y_tokens, y_factor: of the tile.
+        y_tokens, y_partners, y_factor: of the tile.
     """
     y_at = y0 + tl.arange(0, block_y)
     x_at = own.start + tl.arange(0, block_x)
     t = y_at[None, :] - x_at[:, None] + place.origin
-    logits = product(own.tokens, tl.trans(y_tokens), precision) * scale
+    logits = product(own.tokens, tl.trans(y_tokens), precision)
+    if x.turn is not None:
+        logits += product(own.partners, tl.trans(y_partners), precision)
+    logits *= scale
     if x.factor is not None:
         logits += product(own.factor, tl.trans(y_factor), factor_precision)
     if kind == NEAR:

@@ -22,6 +22,7 @@ from posenc.attention.backends.triton.kernels.memory import (
     product,
 )
 from posenc.attention.backends.triton.kernels.slopes import tile_slopes
+from posenc.attention.backends.triton.kernels.turning import load_side
 from posenc.attention.backends.triton.kernels.visibility import tiles_meet
 from posenc.attention.backends.triton.kernels.windows import roll_x, roll_y
 
@@ -101,7 +102,7 @@ def offsets_kernel(
         if x.label is not None:
             meet = tiles_meet(x, y, place, b, x0, y0, causal, flip, granule, block, block)
         if meet:
-            tokens = load_tokens(located(x.tokens, b, x_head), x_at, x.length)
+            tokens, partners = load_side(x, b, x_head, x_at)
             second = load_tokens(located(x.second, b, x_head), x_at, x.length)
             term = None
             if x.term is not None:
@@ -120,13 +121,16 @@ def offsets_kernel(
                 total = load_numbers(numbers_of(x.total, b, h), x_at, x.length, float("inf"))
                 inner = load_numbers(numbers_of(x.inner, b, h), x_at, x.length, 0.0)
             lane = (b * sizes.heads + h).to(tl.int32)
-            own = Own(tokens, second, term, x_factor, column, total, inner, x0, b, h, lane)
-            y_tokens = load_tokens(located(y.tokens, b, y_head), y_at, y.length)
+            y_tokens, y_partners = load_side(y, b, y_head, y_at)
             y_second = load_tokens(located(y.second, b, y_head), y_at, y.length)
             # fmt: off
+            own = Own(
+                tokens, partners, second, term, x_factor, column, total, inner, x0, b, h, lane
+            )
             weights, slopes, t = tile_slopes(
-                own, None, None, y_tokens, y_second, y_factor, x, y, tables, place, dropout, scale,
-                y0, NEAR, True, causal, flip, precision, factor_precision, block, block,
+                own, None, None, y_tokens, y_partners, y_second, y_factor, x, y, tables, place,
+                dropout, scale, y0, NEAR, True, causal, flip, precision, factor_precision,
+                block, block,
             )
             # fmt: on
             source = weights if of_values else slopes

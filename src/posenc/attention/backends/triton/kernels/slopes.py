@@ -16,6 +16,7 @@ def tile_slopes(
     far,
     second_far,
     y_tokens,
+    y_partners,
     y_second,
     y_factor,
     x,
@@ -39,12 +40,12 @@ def tile_slopes(
     Args:
         own: what the program holds of x; far and second_far: its numbers where the tile reads one
             entry, for the logits and (of queries) for the gradients of weights.
-        y_tokens, y_second, y_factor: of the tile.
+        y_tokens, y_partners, y_second, y_factor: of the tile.
     """
     # fmt: off
     logits, t = tile_logits(
-        own, far, y_tokens, y_factor, x, y, tables, place, scale, y0, kind, masked, causal, flip,
-        precision, factor_precision, block_x, block_y,
+        own, far, y_tokens, y_partners, y_factor, x, y, tables, place, scale, y0, kind, masked,
+        causal, flip, precision, factor_precision, block_x, block_y,
     )
     # fmt: on
     x_at = own.start + tl.arange(0, block_x)

@@ -1,0 +1,175 @@
+"""Rotations of queries and keys within the Triton kernels; run by ``test_triton.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from triton_kernels import check, inputs, sequence
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.encodings.query_key.rope import Rope
+from posenc.extension import dynamic_ntk
+
+WIDTH = 16
+
+FUSED = "as they read them"
+
+
+@pytest.fixture(autouse=True)
+def _poisoned() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def rope(**options: object) -> Encoding:
+    """One whose positions and gain would be missed."""
+    width = options.pop("head_dim", WIDTH)
+    return Encoding(query_key=Rope(head_dim=width, gain=1.2, **options))  # type: ignore[arg-type]
+
+
+CHUNK = Grid(Layout.sequence(9, 31), Layout.sequence(40), causal=True)
+
+PADDED = Grid.of(Layout.padded([5, 12]), causal=True)
+
+CASES = {
+    "neighbours": (rope(pairing="adjacent"), CHUNK, (4, 2), WIDTH),
+    "some neighbours": (rope(pairing="adjacent", fraction=0.5), CHUNK, (2, 1), WIDTH),
+    "some of a width that is no power of two": (
+        rope(head_dim=24, fraction=0.5),
+        PADDED,
+        (2, 1),
+        24,
+    ),
+    "an odd width": (rope(head_dim=21, fraction=8 / 21), sequence(18), (2, 2), 21),
+    "each query head its own way": (
+        posenc.create("rope_pp", head_dim=WIDTH),
+        sequence(18, window=7),
+        (2, 1),
+        WIDTH,
+    ),
+    "each head its own way": (
+        posenc.create("rope_mixed", heads=2, head_dim=WIDTH).requires_grad_(False),
+        Grid.of(Layout.image(3, 6, prefix=1)),
+        (2, 2),
+        WIDTH,
+    ),
+    "each batch row its own way": (
+        dynamic_ntk(posenc.create("rope", head_dim=WIDTH), factor=2, length=10),
+        PADDED,
+        (2, 2),
+        WIDTH,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_reference(case: str) -> None:
+    encoding, grid, heads, width = CASES[case]
+    given = inputs(grid, batch=grid.query.batch, heads=heads, width=width)
+    assert FUSED in str(explain(*given, grid, encoding, backend="triton"))
+    check(encoding, grid, given)
+
+
+PAST = Layout.padded([40, 9], side="left")
+
+LAST = {
+    "a sequence": Grid(Layout.sequence(1, 39), Layout.sequence(40), causal=True),
+    "padded": Grid(PAST.slice(39, 40), PAST, causal=True),
+}
+
+DECODED = {
+    "halves": (rope(head_dim=24, fraction=0.5), (6, 2)),
+    "neighbours": (rope(head_dim=24, pairing="adjacent"), (6, 2)),
+    "each query head its own way": (posenc.create("rope_pp", head_dim=24), (4, 2)),
+    "each head its own way": (posenc.create("fope", heads=2, head_dim=24), (2, 2)),
+}
+
+
+@pytest.mark.parametrize("grid", LAST)
+@pytest.mark.parametrize("case", DECODED)
+def test_decoding_equals_reference(case: str, grid: str) -> None:
+    (encoding, heads), where = DECODED[case], LAST[grid]
+    given = [x.detach() for x in inputs(where, batch=2, heads=heads, width=24)]
+    how = str(explain(*given, where, encoding, backend="triton"))
+    assert "one query" in how
+    assert FUSED in how
+    wide = [x.double() for x in given]
+    expected = attend(*wide, where, encoding, backend="reference")
+    for backend in ("triton", "triton@unfused"):
+        got = attend(*given, where, encoding, backend=backend)
+        torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_half_precision_errs_as_little_as_rotating_before() -> None:
+    encoding, grid, dtype = rope(), sequence(18, causal=True), torch.bfloat16
+    given = inputs(grid, dtype=dtype)
+
+    def run(given: list[Tensor], backend: str) -> list[Tensor]:
+        output = attend(*given, grid, encoding, backend=backend)
+        return [output, *torch.autograd.grad(output.double().sin().sum(), given)]
+
+    exact = run([x.detach().double().requires_grad_() for x in given], "reference")
+    fused, before = run(given, "triton"), run(given, "triton@unfused")
+    for mine, theirs, true in zip(fused, before, exact, strict=True):
+        assert mine.dtype == dtype
+        error, other = ((x.double() - true).abs().max() for x in (mine, theirs))
+        assert error <= 1.5 * other + torch.finfo(dtype).eps
+
+
+def test_nothing_is_rotated_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``Encoding.query_key`` is not called, except where it is asked for."""
+    called = []
+    forward = Rope.forward
+
+    def watched(*given: object) -> object:
+        called.append(given)
+        return forward(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Rope, "forward", watched)
+    grid = LAST["a sequence"]
+    given = [x.detach() for x in inputs(grid)]
+    attend(*given, grid, rope(), backend="triton")
+    assert not called
+    attend(*given, grid, rope(), backend="triton@unfused")
+    assert len(called) == 1
+
+
+BEFORE = {
+    "learned angles": (rope(learned=True), sequence(9), "triton"),
+    "keys in each head's own way": (
+        posenc.create("rope_mixed", heads=2, head_dim=WIDTH).requires_grad_(False),
+        Grid.of(Layout.image(3, 3)),
+        "triton",
+    ),
+    "positions with gradients": (
+        rope(),
+        Grid.of(Layout.at(torch.linspace(0, 1, 9).requires_grad_())),
+        "triton",
+    ),
+    "scores of rotated queries": (
+        rope() + posenc.create("shaw", head_dim=WIDTH),
+        sequence(9),
+        "triton",
+    ),
+    "no rotation": (posenc.create("xpos", head_dim=WIDTH), sequence(9, causal=True), "triton"),
+    "asked for": (rope(), sequence(9), "triton@unfused"),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE)
+def test_what_is_rotated_before(case: str) -> None:
+    encoding, grid, backend = BEFORE[case]
+    how = str(explain(*inputs(grid), grid, encoding, backend=backend))
+    assert how.startswith(f"{backend} (named)")
+    assert "after queries and keys are transformed" in how
+
+
+def test_learned_angles_without_gradients_are_fused() -> None:
+    grid = LAST["a sequence"]
+    with torch.no_grad():
+        assert FUSED in str(explain(*inputs(grid), grid, rope(learned=True), backend="triton"))
