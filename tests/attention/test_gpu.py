@@ -8,7 +8,8 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention import BACKENDS
+from posenc.attention import BACKENDS, VARIANTS
+from posenc.encodings.query_key.rope import Rope
 from posenc.errors import BackendRefusal
 
 DEVICE = "cuda"
@@ -72,7 +73,7 @@ def poison() -> None:
 def serving(given: list[Tensor], grid: Grid, encoding: Encoding) -> list[str]:
     """The backends that do not refuse."""
     found = []
-    for name in BACKENDS:
+    for name in [*BACKENDS, *(VARIANTS if encoding.query_key is not None else ())]:
         try:
             explain(*given, grid, encoding, backend=name)
         except BackendRefusal:
@@ -154,6 +155,48 @@ def test_images(name: str) -> None:
     options = {"window": (8, 9)} if name == "swin" else {}
     encoding = posenc.create(name, heads=HEADS, head_dim=WIDTH, **options).to(DEVICE)
     check(encoding, grid, inputs(grid), expected=("reference",))
+
+
+ROTATIONS = {
+    "halves": Rope(head_dim=WIDTH, gain=1.2),
+    "neighbours": Rope(head_dim=WIDTH, pairing="adjacent"),
+    "some halves": Rope(head_dim=WIDTH, fraction=0.5),
+    "some neighbours": Rope(head_dim=WIDTH, pairing="adjacent", fraction=0.25),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", ROTATIONS)
+def test_rotations_in_the_kernels(case: str, layout: str, dtype: torch.dtype) -> None:
+    encoding, whole = Encoding(query_key=ROTATIONS[case]), LAYOUTS[layout].to(DEVICE)
+    for grid in (Grid.of(whole, causal=True), Grid(whole.slice(70, LENGTH), whole, causal=True)):
+        given = inputs(grid, dtype=dtype)
+        assert "as they read them" in str(explain(*given, grid, encoding, backend="triton"))
+        check(encoding, grid, given, ("triton", "triton@unfused"))
+
+
+@pytest.mark.parametrize("name", ["rope+t5", "rope+alibi", "rope_pp", "p_rope"])
+def test_rotations_beside_tables_and_a_query_head_each(name: str) -> None:
+    grid = Grid.of(LAYOUTS["packed"].to(DEVICE), causal=True)
+    given = inputs(grid)
+    assert "as they read them" in str(explain(*given, grid, created(name), backend="triton"))
+    check(created(name), grid, given, ("triton", "triton@unfused"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", ROTATIONS)
+def test_rotations_of_a_cache(case: str, dtype: torch.dtype) -> None:
+    length, encoding = 5000, Encoding(query_key=ROTATIONS[case])
+    past = Layout.padded([length, 77], side="left").to(DEVICE)
+    grid = Grid(past.slice(length - 1, length), past, causal=True)
+    given = [x.detach() for x in inputs(grid, dtype=dtype)]
+    with torch.no_grad():
+        wanted = attend(*(x.double() for x in given), grid, encoding, backend="reference")
+        for backend in ("triton", "triton@unfused"):
+            poison()
+            got = attend(*given, grid, encoding, backend=backend)
+            agree([got], [wanted], TOLERANCE[dtype], backend)
 
 
 def test_flex_serves_tables_and_products_over_few_rows() -> None:

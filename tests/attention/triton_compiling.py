@@ -18,7 +18,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import posenc
-from posenc import Encoding, Grid, Layout, attend
+from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.triton import launch
 from posenc.attention.backends.triton.kernels import configs
 from posenc.attention.backends.triton.kernels.decode import share_kernel
@@ -68,10 +68,10 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return found
 
 
-def inputs(queries: int, keys: int, *, learned: bool) -> list[torch.Tensor]:
+def inputs(queries: int, keys: int, *, learned: bool, width: int = WIDTH) -> list[torch.Tensor]:
     sizes = ((4, queries), (2, keys), (2, keys))
     return [
-        torch.randn(1, *size, WIDTH, dtype=torch.bfloat16).requires_grad_(learned) for size in sizes
+        torch.randn(1, *size, width, dtype=torch.bfloat16).requires_grad_(learned) for size in sizes
     ]
 
 
@@ -99,3 +99,28 @@ def test_decoding(compiled: dict[str, int]) -> None:
         attend(*inputs(1, 100, learned=False), grid, whole(), backend="triton")
     assert set(compiled) == {"share_kernel", "together_kernel"}
     assert launch.PROGRAMS == 1024  # not that of the interpreter
+
+
+def test_rotating(compiled: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The widest heads, in the widest tiles that they are tried in."""
+    wide = triton.Config({"block_x": 64, "block_y": 64}, num_warps=8, num_stages=1)
+    for kernel in (forward_kernel, gradients_kernel):
+        monkeypatch.setattr(kernel, "configs", [wide])
+    grid = Grid.of(Layout.sequence(256))
+    given = inputs(256, 256, learned=True, width=256)
+    encoding = posenc.create("rope", head_dim=256)
+    assert "as they read them" in str(explain(*given, grid, encoding, backend="triton"))
+    attend(*given, grid, encoding, backend="triton").sum().backward()
+    assert {"forward_kernel", "gradients_kernel", "inner_kernel"} == set(compiled)
+    assert max(compiled.values()) < 227 * 1024
+
+
+@pytest.mark.parametrize(("pairing", "width"), [("half", 256), ("adjacent", 40)])
+def test_rotating_while_decoding(compiled: dict[str, int], pairing: str, width: int) -> None:
+    grid = Grid(Layout.sequence(1, 99), Layout.sequence(100), causal=True)
+    encoding = posenc.create("rope", head_dim=width, pairing=pairing)
+    with torch.no_grad():
+        given = inputs(1, 100, learned=False, width=width)
+        attend(*given, grid, encoding, backend="triton")
+    assert set(compiled) == {"share_kernel", "together_kernel"}
+    assert max(compiled.values()) < 227 * 1024

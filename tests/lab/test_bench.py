@@ -157,6 +157,20 @@ def test_a_quick_plan_is_short_and_alone() -> None:
     assert sum(job.work for job in jobs) < sum(job.work for job in usual) / 4
 
 
+def test_a_plan_for_cuda_has_rotations_within_the_kernels_and_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    found = {
+        (job.case.encoding, job.case.length): [contender.name for contender in job.contenders]
+        for job in plan(Settings(device="cuda"))
+        if job.timed and not job.case.causal and job.contenders[0].level == "call"
+    }
+    assert "posenc triton" in found["nope", 8192]
+    assert found["rope", 8192][-2:] == ["posenc triton", "posenc triton@unfused"]
+    assert "posenc triton" not in found["t5", 8192]
+
+
 def test_a_chosen_plan_has_what_was_chosen() -> None:
     settings = Settings(
         encodings=["kerple", "cope"], lengths=[96, 64, 96], backends=["auto", "tiled"]

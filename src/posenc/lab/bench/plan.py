@@ -27,6 +27,9 @@ LONG = 16384
 
 LONG_ROUNDS = (3, 1)
 
+ROTATED = {"nope": ("triton",), "rope": ("triton", "triton@unfused")}
+"""On CUDA, by our own kernels as well: no position, and a rotation within them or before."""
+
 FEW = 3
 """Rounds of what no limit hangs on, and the least of what one does."""
 
@@ -120,6 +123,9 @@ def _timed(settings: Settings, name: str, length: int, causal: bool) -> Job:
         contenders += [Eager(), WrittenOut()]
         if length == middle or settings.lengths or settings.on_cuda:
             contenders.append(Flex())
+    if settings.on_cuda and settings.usual and not settings.quick and length == middle:
+        kernels = (each for each in ROTATED.get(name, ()) if each not in settings.backends)
+        contenders += [Posenc(backend=each) for each in kernels]
     if settings.on_cuda:
         each = (rounds, rounds)
     elif long:

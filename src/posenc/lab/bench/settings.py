@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from posenc.attention import BACKENDS
+from posenc.attention import BACKENDS, VARIANTS
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.lab.bench.case import Case, past_only
 from posenc.lab.bench.limits import CPU, CUDA, Limit
@@ -68,8 +68,9 @@ class Settings:
             if past_only(name) and self.causal is False:
                 _refuse("causal", f"True, which {name} needs", False, "Leave it open.")
         for name in self.backends:
-            if name not in ("auto", *BACKENDS):
-                raise UnknownNameError.of("backend", name, ["auto", *BACKENDS])
+            known = ["auto", *BACKENDS, *VARIANTS]
+            if name not in known:
+                raise UnknownNameError.of("backend", name, known)
         defaults = {"rounds": 3 if self.quick else 7, "threads": cores()}
         for name, value in defaults.items():
             if getattr(self, name) is None:
