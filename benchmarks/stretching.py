@@ -9,7 +9,9 @@ Models of bytes are trained on the standard library's source as ``posenc extend`
 - *ramp*: YaRN at factor 4 with other ramps and temperatures, and other methods: how much worse than
   the original they are at the trained length, and their bits a byte at four times that;
 - *images*: a ViT that learned 8×8 digits with a table of positions: the share it classifies right
-  when they are shown larger, the table interpolated.
+  when they are shown larger, the table interpolated. What ``posenc extend`` reports of one is at
+  ``posenc extend posenc-stretching/digits-0/vit --images posenc-stretching/digits-0/images.npz
+  --method all --factor 2``.
 """
 
 from __future__ import annotations
@@ -17,20 +19,23 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from measuring import write_results
 from torch import nn
 
 from posenc.extension import extend_layers
+from posenc.integrations.transformers import load, save
 from posenc.lab.checkpoint import Plan
 from posenc.lab.corpus import read_corpus
 from posenc.lab.measure import Targets
-from posenc.lab.results import Measurement
 from posenc.lab.settings import Settings
 from posenc.lab.statistics import estimate
-from posenc.lab.stretching.contenders import Method
+from posenc.lab.stretching.contenders import Method, methods_for
+from posenc.lab.stretching.finetuning import Tuning
+from posenc.lab.stretching.images import ImageSource
+from posenc.lab.stretching.running import Subject, stretch
 from posenc.lab.stretching.subject import Repetition, train_subject
 from posenc.lab.tasks.digits import Digits
 from posenc.lab.train import train
@@ -131,23 +136,28 @@ def ramps(models: list[Decoder], text: torch.Tensor, length: int) -> list[dict[s
 
 
 def images(seeds: int) -> list[dict[str, object]]:
-    """Larger digits by a table of positions: interpolated in two ways."""
-    ways: dict[str, dict[str, Any]] = {"centers": {}, "corners": {"align": "corners"}}
+    """Larger digits by a table of positions, as ``posenc extend`` measures them.
+
+    The model of each seed and the images it has not seen are kept for that command.
+    """
     found: dict[tuple[str, int], list[float]] = {}
     for seed in range(seeds):
-        task = digits(DIGITS)
-        work = FOLDER / f"digits-{seed}" / "training"
-        work.mkdir(parents=True, exist_ok=True)
-        plan = Plan(encoding="learned2d", seed=seed, steps=1200, rate=3e-3, folder=work)
-        model = train(task, plan).model.eval()
-        found.setdefault(("as trained", DIGITS), []).append(right(task, model, seed))
-        for side in (12, 16):
-            for way, options in ways.items():
-                records = extend_layers(
-                    encodings_of(model), "interpolate", factor=side / DIGITS, **options
-                )
-                twin = with_encodings(model, records)
-                found.setdefault((way, side), []).append(right(digits(side), twin, seed))
+        folder = FOLDER / f"digits-{seed}"
+        source = ImageSource(folder / "images.npz")
+        if not (folder / "vit").exists():
+            _train_vit(folder, seed)
+        model = load(folder / "vit")
+        methods = methods_for("all", model, length=DIGITS)
+        outcome = stretch(
+            Subject("digits", "vit", model, DIGITS),
+            source,
+            methods,
+            factor=2,
+            tuning=Tuning(steps=0),
+        )
+        for each, reading in outcome.study.ranked():
+            for side, share in reading.right.items():
+                found.setdefault((each.key, side), []).append(share)
     print("\ndigits learned at 8×8; share classified right")
     for (way, side), shares in found.items():
         print(f"  {way:26} {side}×{side}  {shown(shares, '.1%')}")
@@ -157,19 +167,17 @@ def images(seeds: int) -> list[dict[str, object]]:
     ]
 
 
-def digits(side: int) -> Digits:
-    return Digits(
-        Settings(out=FOLDER, task="digits", encodings=("learned2d",), test_lengths=(side,))
-    )
-
-
-def right(task: Digits, model: nn.Module, seed: int) -> float:
-    """The share of held-out images classified right when they are scaled to the task's size."""
-    for measured in task.measure(model, "learned2d", seed, available=None):
-        for each in measured:
-            if isinstance(each, Measurement) and each.metric == "scaled":
-                return each.value
-    raise LookupError("scaled")
+def _train_vit(folder: Path, seed: int) -> None:
+    """A ViT that learns digits, as a checkpoint of transformers, and the digits held out."""
+    options = {"overlap": 0}  # as ViT has it
+    task = Digits(Settings(out=FOLDER, task="digits", encodings=("learned2d",), options=options))
+    work = folder / "training"
+    work.mkdir(parents=True, exist_ok=True)
+    plan = Plan(encoding="learned2d", seed=seed, steps=1200, rate=3e-3, folder=work)
+    model = train(task, plan).model.eval()
+    held_out = task.held_out
+    np.savez(folder / "images.npz", images=held_out.pixels.numpy(), labels=held_out.labels.numpy())
+    save(model, folder / "vit", family="vit")
 
 
 def shown(values: list[float], form: str = ".3f") -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,26 +12,12 @@ import pytest
 import torch
 
 from posenc import storage
-from posenc.cli import app
 from posenc.integrations.transformers import load, save
-from posenc.models import Decoder, DecoderConfig, Encoder, EncoderConfig, ImageConfig, ImageEncoder
+from posenc.models import Decoder, DecoderConfig
 
 LENGTH = 16
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def posenc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["posenc", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            app.run()
-        printed = capsys.readouterr()
-        code = ended.value.code
-        return int(code or 0), " ".join(printed.out.split()), " ".join(printed.err.split())
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -137,46 +122,6 @@ def test_evaluate_reads_what_only_posenc_knows(
     code, _, said = posenc("extend", longer, "--text", text, "--out", tmp_path / "again")
     assert code == 2
     assert "has not stretched yet" in said
-
-
-def test_an_encoder_and_an_image_encoder_are_stretched_and_not_measured(
-    posenc: Run, tmp_path: Path
-) -> None:
-    torch.manual_seed(0)
-    encoder = Encoder(
-        EncoderConfig(
-            vocabulary=40, dim=16, layers=1, heads=2, types=2, max_length=8, embedding_scale=1.0
-        )
-    )
-    save(encoder, tmp_path / "bert", family="bert")
-    code, printed, said = posenc(
-        "extend", tmp_path / "bert", "--method", "hierarchical", "--out", tmp_path / "longer"
-    )
-    assert code == 0, said
-    assert "No report" in printed
-    assert load(tmp_path / "longer")(torch.zeros(1, 32, dtype=torch.int64)).shape == (1, 32, 16)
-    images = ImageEncoder(
-        ImageConfig(size=(8, 8), patch=4, dim=16, layers=1, heads=2, encoding="learned2d")
-    )
-    save(images, tmp_path / "vit", family="vit")
-    code, _, said = posenc(
-        *("extend", tmp_path / "vit", "--method", "interpolate", "--factor", "2"),
-        *("--out", tmp_path / "wider"),
-    )
-    assert code == 0, said
-    assert load(tmp_path / "wider")(torch.zeros(1, 3, 16, 16))[0].shape[1] == 17
-    code, _, said = posenc(
-        *("extend", tmp_path / "vit", "--method", "interpolate@size=(3,5)"),
-        *("--out", tmp_path / "oblong"),
-    )
-    assert code == 0, said
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoModel.from_pretrained(tmp_path / "oblong", add_pooling_layer=False)
-    image = torch.randn(1, 3, 12, 20)
-    with torch.inference_mode():
-        ours = load(tmp_path / "oblong")(image)[0]
-        assert ours.shape[1] == 16
-        torch.testing.assert_close(theirs.eval()(image).last_hidden_state, ours, rtol=0, atol=1e-5)
 
 
 TOKENIZER = """{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],

@@ -198,6 +198,17 @@ def test_antialias_is_an_option() -> None:
         torch.testing.assert_close(cast(Learned2d, part).table.detach(), expected[0].movedim(0, -1))
 
 
+def test_bilinear_is_an_option() -> None:
+    encoding = create("learned2d", dim=4, size=(3, 4))
+    table = cast(Learned2d, encoding.embedding).table.detach()
+    part = extend(encoding, "interpolate", size=(6, 4), mode="bilinear").embedding
+    grown = cast(Learned2d, part).table.detach()
+    torch.testing.assert_close(grown[0], table[0])
+    torch.testing.assert_close(grown[1], 0.75 * table[0] + 0.25 * table[1])
+    with pytest.raises(UnknownNameError, match="bilinear"):
+        extend(encoding, "interpolate", size=(6, 4), mode="nearest")
+
+
 def bicubic_by_loops(values: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
     """One axis, cells keeping their share, a = -3/4, edges repeated."""
 

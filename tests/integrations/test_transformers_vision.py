@@ -156,7 +156,12 @@ def test_a_swin_without_classifier_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"encoding": "rope2d"}, "Rope2d"), ({"special": 0}, "special=0"), ({"norm": "rms"}, "norm=")],
+    [
+        ({"encoding": "rope2d"}, "Rope2d"),
+        ({"special": 0}, "special=0"),
+        ({"overlap": 1}, "overlap=1"),
+        ({"norm": "rms"}, "norm="),
+    ],
 )
 def test_what_is_no_vit_is_not_written(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
     fields = {"size": (16, 16), "patch": 4, "dim": 32, "layers": 1, "heads": 2} | changes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -26,8 +25,6 @@ BESIDE = (
 )
 """Files that go with a model and say nothing of its positions."""
 
-BYTES = 256
-
 
 @dataclass(frozen=True, eq=False)
 class Opened:
@@ -37,22 +34,13 @@ class Opened:
         folder: where it is.
         family: ``model_type``.
         model: in eval mode.
-        length: it was trained at, in tokens (images: cells along a side).
-        encode: text to ids; None where ids are bytes, or nothing is measured.
+        length: it was trained at, in tokens (images: pixels of the longer side).
     """
 
     folder: Path
     family: str
     model: nn.Module
     length: int
-    encode: Callable[[str], Sequence[int]] | None
-
-    @property
-    def causal(self) -> bool:
-        """Whether it predicts tokens from those before them, so that it can be measured."""
-        from posenc.models import Decoder
-
-        return isinstance(self.model, Decoder)
 
 
 def open_checkpoint(
@@ -69,11 +57,12 @@ def open_checkpoint(
     Raises:
         CheckpointError: when it is none, is incomplete, or of a family that cannot be read or,
             if that is wanted, written.
-        ArgumentError: when its length is unknown, or the tokenizers library is missing.
+        ArgumentError: when its length is unknown, or another one than its table's.
     """
     from posenc.integrations.transformers import FAMILIES, load
     from posenc.integrations.transformers.extended import FIELD
     from posenc.integrations.transformers.fields import Fields
+    from posenc.models import Decoder, Encoder, ImageEncoder, MaskedLM, VisionTransformer
 
     fields = Fields.read(folder)
     family = str(fields.values.get("model_type"))
@@ -94,7 +83,24 @@ def open_checkpoint(
             remedy="Stretch the one it came from; methods can be joined: rerope+log_n.",
         )
     model = load(folder, device=device)
-    length = trained_length or _length(model, fields.values.get("max_position_embeddings"))
+    if not isinstance(model, Decoder | Encoder | MaskedLM | ImageEncoder | VisionTransformer):
+        raise CheckpointError(
+            f"model_type in {fields.path}",
+            expected="a model that can be measured: of the next token (llama, mistral, qwen2, "
+            "gpt_neox, bloom), a text encoder (bert, roberta) or of images (vit)",
+            got=repr(family),
+            remedy="Others can be loaded: posenc.integrations.transformers.load(folder).",
+        )
+    held = _held(model)
+    if held is not None and trained_length not in (None, held):
+        raise ArgumentError(
+            "--trained-length",
+            expected=f"{held}, which its table of positions has",
+            got=trained_length,
+            remedy="Leave it out.",
+        )
+    stated = fields.values.get("max_position_embeddings")
+    length = trained_length or held or (stated if isinstance(stated, int) else None)
     if length is None:
         raise ArgumentError(
             "--trained-length",
@@ -102,7 +108,7 @@ def open_checkpoint(
             got="none, and no max_position_embeddings in config.json",
             remedy="Give it in tokens.",
         )
-    return Opened(folder, family, model, length, _encoder(folder, model))
+    return Opened(folder, family, model, length)
 
 
 def require_free(out: Path) -> None:
@@ -187,60 +193,14 @@ def publish(partial: Path, out: Path) -> None:
         ) from error
 
 
-def _length(model: nn.Module, stated: object) -> int | None:
+def _held(model: nn.Module) -> int | None:
+    """The length that a model's learned table of positions says; None: it has none."""
+    from posenc.encodings.embedding.learned import Learned
     from posenc.models import ImageEncoder, VisionTransformer
+    from posenc.models.replacing import encodings_of
 
     if isinstance(model, ImageEncoder | VisionTransformer):
-        return max(model.config.cells)
-    return stated if isinstance(stated, int) else None
-
-
-def _encoder(folder: Path, model: nn.Module) -> Callable[[str], Sequence[int]] | None:
-    """The tokenizer in a folder; None where ids are bytes, or nothing is measured."""
-    from posenc.models import Decoder
-
-    if not isinstance(model, Decoder):
-        return None
-    path, vocabulary = folder / "tokenizer.json", model.config.vocabulary
-    if not path.exists():
-        if vocabulary == BYTES:
-            return None
-        raise CheckpointError(
-            str(path),
-            expected=f"a tokenizer for a vocabulary of {vocabulary}",
-            got="no such file",
-            remedy="Save the fast tokenizer into the folder. Only models of 256 bytes need none.",
-        )
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise ArgumentError(
-            "checkpoint",
-            expected="the tokenizers library, which reads its tokenizer.json",
-            got="none installed",
-            remedy="pip install 'posenc[extend]'",
-        ) from error
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(
-            str(path),
-            expected="a tokenizer",
-            got=error,
-            remedy="Save the tokenizer again; nothing was loaded.",
-        ) from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        if ids and max(ids) >= vocabulary:
-            raise CheckpointError(
-                str(path),
-                expected=f"ids below {vocabulary}, the model's vocabulary",
-                got=max(ids),
-                remedy="Model and tokenizer do not belong together.",
-            )
-        return ids
-
-    return encode
+        return max(model.config.size)
+    records = encodings_of(model)
+    table = records[0].embedding if records else None
+    return table.max_length if isinstance(table, Learned) else None

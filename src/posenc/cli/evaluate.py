@@ -16,6 +16,7 @@ from rich.text import Text
 from posenc.cli.checkpoints import open_checkpoint, publish, require_free
 from posenc.cli.console import EXIT_CODES, OUT, print_json
 from posenc.cli.extend import Display, print_study, subject_of
+from posenc.cli.material import material_of
 from posenc.errors import ArgumentError
 
 __all__ = ["evaluate"]
@@ -26,9 +27,15 @@ def evaluate(
     text: Annotated[
         Path | None, typer.Option(help="A file or folder to measure on; else Python's own source.")
     ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="For a ViT: a folder of image files, or a .npy or .npz file of arrays."),
+    ] = None,
     lengths: Annotated[
         str | None,
-        typer.Option(help="Of contexts, joined by commas; half, once and twice its own."),
+        typer.Option(
+            help="Of contexts (sides of images), joined by commas; half, once and twice its own."
+        ),
     ] = None,
     trained_length: Annotated[
         int | None, typer.Option(help="If it is not max_position_embeddings.")
@@ -41,15 +48,19 @@ def evaluate(
 ) -> None:
     """Measure a checkpoint as it is: what posenc extend measures, of one model.
 
+    Text encoders (BERT) are given no more than their table has positions for; a ViT sees larger
+    images with its table interpolated.
+
     Examples:
 
         posenc evaluate llama-folder --text book.txt
 
         posenc evaluate longer --lengths 512,1024,2048,4096
+
+        posenc evaluate vit-folder --images photos
     """
     from posenc.lab.stretching.page import write_study
     from posenc.lab.stretching.running import evaluate as measure
-    from posenc.lab.stretching.texts import read_ids
 
     require_free(out)
     wanted = None if lengths is None else _numbers(lengths)
@@ -57,15 +68,8 @@ def evaluate(
         opened = open_checkpoint(
             checkpoint, trained_length=trained_length, device=device, to_write=False
         )
-        if not opened.causal:
-            raise ArgumentError(
-                "checkpoint",
-                expected="a model that predicts the next token",
-                got=f"a {opened.family}",
-                remedy="Supported are llama, mistral, qwen2, gpt_neox and bloom.",
-            )
-        read = read_ids(text, encode=opened.encode, training=False)
-        study = measure(subject_of(opened), read, lengths=wanted, seed=seed, tell=display.tell)
+        material = material_of(opened, text=text, images=images, training=False)
+        study = measure(subject_of(opened), material, lengths=wanted, seed=seed, tell=display.tell)
     study = replace(study, command=shlex.join(["posenc", *sys.argv[1:]]))
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:

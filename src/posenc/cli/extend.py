@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -17,10 +18,13 @@ from rich.text import Text
 
 from posenc.cli.checkpoints import Opened, open_checkpoint, publish, require_free, write_checkpoint
 from posenc.cli.console import ERRORS, EXIT_CODES, OUT, print_json
+from posenc.cli.material import material_of
 from posenc.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from posenc.lab.stretching.results import Study
+    from posenc.lab.stretching.contenders import Method
+    from posenc.lab.stretching.finetuning import Tuning
+    from posenc.lab.stretching.results import Metric, Study
     from posenc.lab.stretching.running import Subject
 
 __all__ = ["Display", "extend", "print_study", "subject_of"]
@@ -41,6 +45,17 @@ def extend(
     text: Annotated[
         Path | None, typer.Option(help="A file or folder to measure on; else Python's own source.")
     ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            help="To measure a ViT on: a folder of image files (in subfolders called like the "
+            "classes, if these are known), or a .npy or .npz file of arrays."
+        ),
+    ] = None,
+    report: Annotated[
+        bool,
+        typer.Option("--report/--no-report", help="Measure; without, one method is just written."),
+    ] = True,
     out: Annotated[Path, typer.Option(help="New folder for checkpoint and report.")] = Path(
         "posenc-extend"
     ),
@@ -69,7 +84,9 @@ def extend(
 
     OUT becomes a checkpoint folder with a report in it: loss by length and position on the same
     tokens, needles by depth and length, copying, time and memory, beside the model as it was and a
-    plain sliding window. The input is never touched. An option of a method follows an @.
+    plain sliding window. Of models of masked tokens (BERT) it is the loss of these; of sentence
+    encoders how well long documents are found; of ViT classes and features at larger sizes. The
+    input is never touched. An option of a method follows an @.
 
     Examples:
 
@@ -81,6 +98,10 @@ def extend(
 
         posenc extend llama-folder --method longrope --search 200 --text book.txt --out longer
 
+        posenc extend bert-folder --method all --factor 4 --text book.txt --out longer
+
+        posenc extend vit-folder --method all --factor 2 --images photos --out larger
+
         posenc extend --method all --factor 2 --finetune-steps 50
     """
     from posenc.extension.fitting import require_factor
@@ -89,7 +110,7 @@ def extend(
     from posenc.lab.stretching.finetuning import Tuning
     from posenc.lab.stretching.running import stretch
     from posenc.lab.stretching.searching import require_search, searched
-    from posenc.lab.stretching.texts import read_ids
+    from posenc.lab.stretching.texts import Text as Read
 
     require_free(out)
     require_factor(factor)
@@ -102,23 +123,23 @@ def extend(
         )
         methods = methods_for(method, opened.model, length=opened.length)
         require_search(search, methods)
-        if not opened.causal:
-            if len(methods) != 1:
-                raise ArgumentError(
-                    "--method",
-                    expected="one method, for a model that does not predict the next token",
-                    got=method,
-                    remedy="Nothing is measured of such a model, so that none could be chosen.",
-                )
-            _extend_unmeasured(opened, methods[0].spec, factor=factor, out=out)
+        if not report:
+            known = _write_unmeasured(opened, methods, tuning, factor=factor, out=out)
+            if json:
+                print_json({"out": str(out), "transformers": known})
+            else:
+                _print_written(out, methods[0].spec, known)
             return
         subject = subject_of(opened)
-        read = read_ids(text, encode=opened.encode, training=bool(finetune_steps or search))
+        material = material_of(
+            opened, text=text, images=images, training=bool(finetune_steps or search)
+        )
         if search:
             with interruptible() as stop:
+                assert isinstance(material, Read)  # what is searched for fits decoders alone
                 methods = searched(
                     subject,
-                    read,
+                    material,
                     methods,
                     factor=factor,
                     budget=search,
@@ -128,7 +149,7 @@ def extend(
                 )
         outcome = stretch(
             subject,
-            read,
+            material,
             methods,
             factor=factor,
             tuning=tuning,
@@ -145,7 +166,7 @@ def extend(
             "posenc evaluate measures a model as it is.",
         )
     known = write_checkpoint(
-        opened, outcome.model, outcome.method, factor=factor, out=out, study=study
+        opened, outcome.model, outcome.method, factor=outcome.factor, out=out, study=study
     )
     if json:
         print_json(study.to_json() | {"out": str(out), "transformers": known})
@@ -182,21 +203,33 @@ def print_study(study: Study) -> None:
     for tuned in (False, True) if study.tuned else (False,):
         table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
         table.add_column("method", style="bold", no_wrap=True)
-        for length in study.lengths:
-            table.add_column(f"loss at {length}", justify="right")
-        table.add_column(f"needles at {study.goal}", justify="right")
-        table.add_column(f"copied at {study.goal}", justify="right")
-        table.add_column("tokens/s", justify="right")
+        for metric in study.metrics:
+            for length in _shown(study, metric):
+                deciding = metric == study.deciding
+                name = f"at {study.called(length)}" if deciding else metric.name
+                table.add_column(name, justify="right")
+        table.add_column(f"{study.counted}/s", justify="right")
         for each, reading in study.ranked(tuned=tuned):
-            losses = [f"{reading.loss[length]:.3f}" for length in study.lengths]
-            rest = [f"{reading.found(study.goal):.0%}", f"{reading.copied[study.goal]:.0%}"]
-            table.add_row(each.key, *losses, *rest, f"{reading.tokens_per_second:,.0f}")
+            values = [
+                metric.shown(reading.of(metric)[length])
+                for metric in study.metrics
+                for length in _shown(study, metric)
+            ]
+            table.add_row(each.key, *values, f"{reading.per_second:,.0f}")
         when = ", after fine-tuning" if tuned else ", without training" if study.tuned else ""
-        OUT.print(Text(f"\nBits per {study.unit}{when}", "dim"))
+        title = f"\n{study.deciding.name.capitalize()}, {study.deciding.axis}{when}"
+        if len(study.metrics) > 1:
+            title += f"; the others at {study.called(study.goal)}"
+        OUT.print(Text(title, "dim"))
         OUT.print(table)
     for each in study.findings:
         if each.refusal:
             OUT.print(Text(f"{each.key} does not go: {each.refusal}.", "dim"))
+
+
+def _shown(study: Study, metric: Metric) -> tuple[int, ...]:
+    """Lengths that the table has: all of what decides, of others the last."""
+    return study.lengths if metric == study.deciding else study.lengths[-1:]
 
 
 def _print_written(out: Path, spec: str, known: bool) -> None:
@@ -209,13 +242,22 @@ def _print_written(out: Path, spec: str, known: bool) -> None:
     OUT.print(f"\nCheckpoint: {out} ({spec}). {where}", soft_wrap=True)
 
 
-def _extend_unmeasured(opened: Opened, spec: str, *, factor: float, out: Path) -> None:
-    """Stretch a model that predicts no next token, of which nothing is measured."""
+def _write_unmeasured(
+    opened: Opened, methods: Sequence[Method], tuning: Tuning, *, factor: float, out: Path
+) -> bool:
+    """Stretch a model by one method, and write it; whether transformers runs it so."""
     from posenc.extension import extend_layers
-    from posenc.lab.stretching.contenders import Method
     from posenc.models.replacing import encodings_of, with_encodings
 
-    method = Method.parse(spec)
+    if len(methods) != 1 or methods[0].of_model or tuning.steps:
+        raise ArgumentError(
+            "--no-report",
+            expected="one method that a checkpoint can hold, and no fine-tuning",
+            got=", ".join(method.spec for method in methods)
+            + (f" and {tuning.steps} steps" if tuning.steps else ""),
+            remedy="Without measuring none can be chosen.",
+        )
+    (method,) = methods
     stretched = extend_layers(
         encodings_of(opened.model),
         method.name,
@@ -224,9 +266,7 @@ def _extend_unmeasured(opened: Opened, spec: str, *, factor: float, out: Path) -
         **method.options,
     )
     model = with_encodings(opened.model, stretched)
-    known = write_checkpoint(opened, model, method, factor=factor, out=out, study=None)
-    _print_written(out, spec, known)
-    OUT.print("No report: it predicts no next token, which is what posenc extend measures.")
+    return write_checkpoint(opened, model, method, factor=factor, out=out, study=None)
 
 
 def _subject(out: Path, text: Path | None, display: Display) -> Path:

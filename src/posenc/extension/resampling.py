@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,7 @@ from posenc.errors import ArgumentError, UnknownNameError
 
 __all__ = [
     "Align",
+    "Mode",
     "_require_prefix",
     "longer_count",
     "resampled_grid",
@@ -23,6 +24,8 @@ __all__ = [
 ]
 
 Align = Literal["corners", "centers"]
+
+Mode = Literal["bicubic", "bilinear"]
 
 
 def resampled_rows(
@@ -35,15 +38,22 @@ def resampled_rows(
 
 
 def resampled_grid(
-    table: Float[Tensor, "H W C"], size: Sequence[int], *, align: Align, antialias: bool
+    table: Float[Tensor, "H W C"],
+    size: Sequence[int],
+    *,
+    align: Align,
+    antialias: bool,
+    mode: Mode = "bicubic",
 ) -> Float[Tensor, "h w C"]:
-    """A grid of ``size`` cells read from the table by bicubic interpolation, in its dtype."""
+    """A grid of ``size`` cells read from the table by interpolation, in its dtype."""
+    if mode not in get_args(Mode):
+        raise UnknownNameError.of("mode", mode, get_args(Mode))
     if tuple(table.shape[:2]) == tuple(size):
         return table.detach().clone()
     planes = table.detach().to(_wide(table)).movedim(-1, 0).unsqueeze(0)
     corners = _corners(align)
     grid = interpolate(
-        planes, size=tuple(size), mode="bicubic", align_corners=corners, antialias=antialias
+        planes, size=tuple(size), mode=mode, align_corners=corners, antialias=antialias
     )
     return grid[0].movedim(0, -1).to(table.dtype).contiguous()
 

@@ -1,4 +1,4 @@
-"""Loss of next-token models: on the same targets at every length, and by position."""
+"""Loss of models of text: on the same targets at every length, and by position."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Profile", "Targets", "byte_entropy", "losses", "predictions", "rows_a_call"]
+__all__ = ["Profile", "Targets", "byte_entropy", "losses", "predictions", "restored", "rows_a_call"]
 
 Model = Callable[[Tensor], Tensor]
-"""Tokens ``[B, L]`` to logits ``[B, L, V]`` of the token after each."""
+"""Tokens ``[B, L]`` to logits ``[B, L, V]`` of the token after each (``restored``: of each)."""
+
+Each = Callable[[Tensor], Tensor]
+"""Windows of indices to values; see ``Profile.curve``."""
 
 TOKENS_A_CALL = 4096
 """Tokens evaluated at a time: enough to fill one core, little enough for any memory."""
@@ -104,17 +107,24 @@ class Profile:
 
     def loss(self, model: Model, text: Int[Tensor, " T"]) -> list[tuple[float, float]]:
         """(middle of the bin, bits a byte) for every bin."""
+        return self.curve(lambda rows: losses(model, text[rows].long(), last=self.length))
+
+    def curve(self, each: Each) -> list[tuple[float, float]]:
+        """(middle of the bin, mean) for every bin.
+
+        Args:
+            each: of windows ``[W, length + 1]``, as indices of the text, a value for each of the
+                last ``length``; NaN: there is none.
+        """
         slides = torch.arange(-(self.bins - 1), self.run) * self.width
         begins = (self.starts.unsqueeze(1) + slides).flatten()
-        windows = text[begins.unsqueeze(1) + torch.arange(-1, self.length)].long()
-        each = losses(model, windows, last=self.length)
-        shape = (len(self.starts), len(slides), self.bins, self.width)
-        binned = each.reshape(shape).mean(-1)
+        values = each(begins.unsqueeze(1) + torch.arange(-1, self.length))
+        binned = values.reshape(len(self.starts), len(slides), self.bins, self.width)
         found = []
         for index in range(self.bins):
             # Segment s lies in this bin of the window that slid to s - index.
             first = self.bins - 1 - index
-            value = binned[:, first : first + self.run, index].mean()
+            value = binned[:, first : first + self.run, index].nanmean()
             found.append(((index + 0.5) * self.width, float(value)))
         return found
 
@@ -129,6 +139,34 @@ def losses(model: Model, windows: Int[Tensor, "W L1"], *, last: int) -> Float[Te
         each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
         parts.append(each.reshape(targets.shape).cpu())
     return torch.cat(parts) / math.log(2)
+
+
+@torch.inference_mode()
+def restored(
+    model: Model,
+    inputs: Int[Tensor, "W L"],
+    wanted: Int[Tensor, "W L"],
+    chosen: Bool[Tensor, "W L"],
+) -> tuple[Float[Tensor, "W L"], Float[Tensor, "W L"]]:
+    """Bits that each chosen token costs, and 1 or 0 for right or wrong; NaN for all others.
+
+    Args:
+        model: of the token at each place.
+        inputs: what it sees, chosen tokens masked.
+        wanted: what stands there.
+        chosen: which tokens are asked for.
+    """
+    bits = torch.full(wanted.shape, torch.nan)
+    right = bits.clone()
+    rows = rows_a_call(wanted.shape[1])
+    for begin in range(0, len(inputs), rows):
+        part = slice(begin, begin + rows)
+        asked = chosen[part]
+        logits = model(inputs[part])[asked].float().cpu()
+        answers = wanted[part][asked]
+        bits[part][asked] = F.cross_entropy(logits, answers, reduction="none") / math.log(2)
+        right[part][asked] = (logits.argmax(-1) == answers).float()
+    return bits, right
 
 
 @torch.inference_mode()

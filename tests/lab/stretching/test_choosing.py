@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from posenc.lab.stretching.answer import findings, headline
 from posenc.lab.stretching.choosing import choose, gap
+from posenc.lab.stretching.measuring import Ruler
+from posenc.lab.stretching.probes import ByteNeedles, letters
 from posenc.lab.stretching.results import Findings, Reading, Study
 
 STRETCHES = 64
+RULER = Ruler(torch.zeros(64), (16, 32), ByteNeedles(), letters(), seed=0, windows=1)
 NOISE = [0.01 * ((7 * n) % 5 - 2) for n in range(STRETCHES)]
 
 
@@ -22,7 +26,7 @@ def reading(loss: float, found: float = 0.5, spread: float = 0.0) -> Reading:
         by_position=((4.0, 2.0),),
         needles={16: (0.9,), 32: (found,)},
         copied={16: 0.9, 32: 0.9},
-        tokens_per_second=1.0,
+        per_second=1.0,
         peak_memory_bytes=1,
         windows=tuple(loss + noise + mine for noise, mine in zip(NOISE, own, strict=True)),
     )
@@ -47,6 +51,8 @@ def study(**readings: Reading) -> Study:
         length=16,
         factor=2.0,
         lengths=(16, 32),
+        metrics=RULER.facts("byte")["metrics"],
+        guide="",
         depths=(0.5,),
         unit="byte",
         needles="needles",
@@ -93,7 +99,7 @@ def test_the_gap_is_paired() -> None:
 
 
 def test_what_a_method_costs_is_said_where_it_is_much() -> None:
-    slow = replace(reading(2.3, 0.9), tokens_per_second=0.25, peak_memory_bytes=9_000_000)
+    slow = replace(reading(2.3, 0.9), per_second=0.25, peak_memory_bytes=9_000_000)
     assert (
         "rerope takes 4.0 times as long as the model not stretched"
         in headline(study(**BASE, rerope=slow))[1]

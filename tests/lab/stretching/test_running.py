@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, DataError, UnknownNameError
 from posenc.extension import Misfit
-from posenc.lab.stretching.answer import expectation, findings, headline
+from posenc.lab.stretching.answer import findings, headline
+from posenc.lab.stretching.causal import expectation
 from posenc.lab.stretching.contenders import Method, methods_for
 from posenc.lab.stretching.finetuning import Tuning, finetuned
 from posenc.lab.stretching.measuring import Ruler, lengths_to
@@ -250,7 +251,7 @@ def reading(loss: float) -> Reading:
         by_position=((4.0, 2.0),),
         needles={8: (1.0,), 16: (1.0,), 32: (0.5,)},
         copied={8: 1.0, 16: 1.0, 32: 1.0},
-        tokens_per_second=1.0,
+        per_second=1.0,
         peak_memory_bytes=1,
     )
 

@@ -21,6 +21,7 @@ from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import Misfit, replaced, require_factor
 from posenc.extension.resampling import (
     Align,
+    Mode,
     longer_count,
     resampled_grid,
     resampled_rows,
@@ -39,6 +40,7 @@ def interpolate(
     prefix: int = 0,
     align: Align | None = None,
     antialias: bool = False,
+    mode: Mode = "bicubic",
 ) -> Encoding:
     """Position interpolation: positions are divided by ``factor``, tables resampled.
 
@@ -46,7 +48,7 @@ def interpolate(
     - sinusoidal, radix: read at ``p / factor``.
     - learned: a table of ``factor`` times the rows, by linear interpolation; ``prefix`` rows stay.
     - learned2d, swin: a table for images (windows) of ``size``, by bicubic interpolation (a = -¾,
-      torch's); special tokens' rows stay.
+      torch's) or bilinear; special tokens' rows stay.
 
     Each part that can be interpolated is; all others stay. Cost: none. Differs from the papers in
     nothing; ViT, Swin and DeiT resample as here with the default options, timm with
@@ -62,7 +64,8 @@ def interpolate(
         align: ``"corners"``: first and last rows stay first and last; ``"centers"``: cells keep
             their share of the whole (torch's ``align_corners=False``). By default corners for
             texts and Swin's offsets, centers for images.
-        antialias: smooth before making an image smaller.
+        antialias: smooth before making an image smaller; bicubic, a is -½ then.
+        mode: ``"bicubic"`` or ``"bilinear"``, for images and windows.
 
     Raises:
         ArgumentError: when no part can be interpolated, ``factor`` is below 1, or what an encoding
@@ -80,7 +83,7 @@ def interpolate(
         factor = require_factor(factor)
     stretched = encoding
     for part in encoding.parts():
-        changed = _interpolated(part, factor, size, prefix, align, antialias)
+        changed = _interpolated(part, factor, size, prefix, align, (antialias, mode))
         if changed is not None:
             stretched = replaced(stretched, part, changed)
     if stretched is encoding:
@@ -94,15 +97,14 @@ def _interpolated(
     size: Sequence[int] | None,
     prefix: int,
     align: Align | None,
-    antialias: bool,
+    kernel: tuple[bool, Mode],
 ) -> Part | None:
     if isinstance(part, Learned2d):
         sides = _size(part.table.shape[:2], factor, size)
-        return _resized(part, sides, align or "centers", antialias)
+        return _resized(part, sides, align or "centers", kernel)
     if isinstance(part, Swin):
-        return _rewindowed(
-            part, _size(part.window.sides, factor, size), align or "centers", antialias
-        )
+        sides = _size(part.window.sides, factor, size)
+        return _rewindowed(part, sides, align or "centers", kernel)
     if isinstance(part, Rope):
         by = _factor(factor)
         before = part.divisors or (1.0,) * (part.turned // 2)
@@ -142,12 +144,15 @@ def _size(
     return int(size[0]), int(size[1])
 
 
-def _resized(part: Learned2d, size: tuple[int, int], align: Align, antialias: bool) -> Learned2d:
+def _resized(
+    part: Learned2d, size: tuple[int, int], align: Align, kernel: tuple[bool, Mode]
+) -> Learned2d:
     with torch.device("meta"):
         resized = Learned2d(
             dim=part.table.shape[-1], size=size, special=len(part.special), std=part.std
         )
-    table = resampled_grid(part.table, size, align=align, antialias=antialias)
+    antialias, mode = kernel
+    table = resampled_grid(part.table, size, align=align, antialias=antialias, mode=mode)
     resized.table = nn.Parameter(table, requires_grad=part.table.requires_grad)
     resized.special = nn.Parameter(
         part.special.detach().clone(), requires_grad=part.special.requires_grad
@@ -155,12 +160,17 @@ def _resized(part: Learned2d, size: tuple[int, int], align: Align, antialias: bo
     return resized.train(part.training)
 
 
-def _rewindowed(part: Swin, window: tuple[int, int], align: Align, antialias: bool) -> Swin:
+def _rewindowed(
+    part: Swin, window: tuple[int, int], align: Align, kernel: tuple[bool, Mode]
+) -> Swin:
     heads = part.table.shape[0]
     with torch.device("meta"):
         rewindowed = Swin(heads=heads, window=window)
     planes = part.table.T.reshape(*part.window.spans, heads)
-    resampled = resampled_grid(planes, rewindowed.window.spans, align=align, antialias=antialias)
+    antialias, mode = kernel
+    resampled = resampled_grid(
+        planes, rewindowed.window.spans, align=align, antialias=antialias, mode=mode
+    )
     rewindowed.table = nn.Parameter(
         resampled.flatten(0, 1).T.contiguous(), requires_grad=part.table.requires_grad
     )

@@ -97,6 +97,7 @@ def write(model: nn.Module, like: Fields) -> Written:
         biases="all",
         merged=False,
         special=1,
+        overlap=0,
         positions="input",
         scale=None,
     )

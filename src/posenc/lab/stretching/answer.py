@@ -4,39 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
+from posenc.lab.stretching.causal import (
+    copying,
+    expectation,
+    listed,
+    needles_found,
+    window_beaten,
+)
 from posenc.lab.stretching.choosing import choose, gap, has_needles
-from posenc.lab.stretching.contenders import WINDOW
+from posenc.lab.stretching.contenders import CUT, SCALED, WINDOW
 from posenc.lab.stretching.results import Findings, Reading, Study
 
-__all__ = ["EXPECTED", "expectation", "findings", "headline"]
-
-EXPECTED: tuple[tuple[str, ...], ...] = (
-    ("direct",),
-    ("interpolate",),
-    ("ntk",),
-    ("yarn", "yarn@alpha=0.5@beta=4"),
-    ("rerope", "self_extend"),
-)
-"""From worst to best at twice the trained length, before any training."""
-
-TIE = 0.01
-"""Losses that differ by a smaller share of themselves are called equal."""
+__all__ = ["at", "findings", "headline", "setting"]
 
 SAME = 0.02
-"""A loss at short contexts that is at most so much larger has not suffered."""
-
+"""What is worse by at most so much (a loss by this share of itself) at short contexts has not
+suffered."""
 
 SLOWER = 1.5
 """A method that takes so many times as long is said to."""
+
+
+def setting(study: Study) -> str:
+    """What was measured, on what."""
+    lengths = ", ".join(study.called(length) for length in study.lengths)
+    told = f"A {study.family} of {study.parameters:,} parameters, trained at "
+    told += f"{at(study, study.length)}, "
+    if study.unit == "pixel":
+        return f"{told}was shown {study.text} at {lengths} pixels."
+    told += f"read {study.text} in {'contexts' if study.causal else 'texts'} of {lengths}."
+    if study.finetune:
+        told += (
+            " Everything was measured without training, and after "
+            f"{study.finetune['steps']} equal steps of fine-tuning at "
+            f"{study.finetune['positions']} positions."
+        )
+    return told
 
 
 def headline(study: Study) -> list[str]:
     """Which method to use, and how sure that is; of a model that was not stretched its figures."""
     if study.factor == 1.0:
         return list(_alone(study))
-    return [*_advised(study, tuned=study.tuned), *_certainty(study)]
+    told = [*_advised(study, tuned=study.tuned), *_certainty(study)]
+    return told or ["Nothing that a checkpoint can hold was measured: see below."]
 
 
 def findings(study: Study) -> list[tuple[str, list[str]]]:
@@ -46,11 +58,17 @@ def findings(study: Study) -> list[tuple[str, list[str]]]:
     groups: list[tuple[str, list[str]]] = []
     for tuned in (False, True) if study.tuned else (False,):
         told = [] if tuned or not study.tuned else [*_advised(study, tuned=False)]
-        for part in (_ranking, _window, _needles):
-            told += part(study, tuned=tuned)
+        told += _ranking(study, tuned=tuned)
+        if study.causal:
+            told += [*window_beaten(study, tuned=tuned), *needles_found(study, tuned=tuned)]
+        else:
+            told += _baseline(study)
         groups.append(("After fine-tuning" if tuned else "Without training", told))
-    groups.append(("In contexts no longer than before", [*_short(study), *_copying(study)]))
-    groups.append(("Against what is expected", expectation(study)))
+    if study.unit != "pixel":  # at the trained size a table of images is what it was
+        short = [*_short(study), *(copying(study) if study.causal else ())]
+        groups.append(("In contexts no longer than before", short))
+    if study.causal:
+        groups.append(("Against what is expected", expectation(study)))
     if study.chosen is not None:
         written = [f"Written: {study.chosen}. {study.reason}", *_noted(study)]
     else:
@@ -59,63 +77,36 @@ def findings(study: Study) -> list[tuple[str, list[str]]]:
     return [(title, told) for title, told in groups if told]
 
 
-def expectation(study: Study) -> list[str]:
-    """The order that is expected before training, and where it is not so."""
-    found = {each.key: reading for each, reading in study.ranked()}
-    steps = [(group, [key for key in group if key in found]) for group in EXPECTED]
-    known = [(group, keys) for group, keys in steps if keys]
-    if len(known) < 3 or study.length * 2 not in study.lengths:
-        return []
-    at = study.length * 2
-
-    def best(keys: Sequence[str]) -> float:
-        return min(found[key].loss[at] for key in keys)
-
-    order = ", then ".join(" and ".join(keys) for _, keys in known)
-    sentences = [f"Expected at twice the length before any training, from worst to best: {order}."]
-    wrong = [
-        (worse, better)
-        for (_, worse), (_, better) in pairwise(known)
-        if best(better) > best(worse) * (1 + TIE)
-    ]
-    same = [
-        (worse, better)
-        for (_, worse), (_, better) in pairwise(known)
-        if abs(best(better) - best(worse)) <= best(worse) * TIE
-    ]
-    if not wrong and not same:
-        sentences.append(f"So it is here, at {at} {study.unit}s.")
-    for worse, better in same:
-        sentences.append(
-            f"{_names(worse)} and {_names(better)} do not differ by more than {TIE:.0%} here."
-        )
-    for worse, better in wrong:
-        told = f"{best(better):.3f} against {best(worse):.3f}"
-        sentences.append(
-            f"Not so here: {_names(better)} {'are' if len(better) > 1 else 'is'} worse than "
-            f"{_names(worse)} ({told})."
-        )
-        for key in better:
-            each = study.of(key)
-            if each is not None and each.advice:
-                sentences.append(f"{key}: {' '.join(each.advice)}")
-    return sentences
+def at(study: Study, length: int) -> str:
+    """A length with its unit."""
+    side = " a side" if study.unit == "pixel" and length not in study.labels else ""
+    return f"{study.called(length)} {study.unit}s{side}"
 
 
 def _alone(study: Study) -> Iterator[str]:
-    reading = study.findings[0].untuned
+    each = study.findings[0]
+    reading = each.untuned
     assert reading is not None  # a study of one model has measured it
-    yield (
-        f"{study.checkpoint}, trained at {study.length} {study.unit}s, "
-        + "; ".join(f"at {n}: {v:.3f} bits a {study.unit}" for n, v in reading.loss.items())
-        + "."
-    )
-    found = "; ".join(f"at {n}: {reading.found(n):.0%}" for n in study.lengths)
-    yield f"Needles found, {found} (a guess finds {study.chance:.1%})."
+    for metric in study.metrics:
+        if metric.brief:
+            continue
+        told = "; ".join(
+            f"at {study.called(n)} {metric.told(value)}" for n, value in reading.of(metric).items()
+        )
+        beyond = study.goal > study.length
+        how = {
+            CUT: f", given the first {at(study, study.length)} of longer ones",
+            "interpolate": ", its table interpolated for larger images",
+        }.get(each.key, "")
+        guess = f" (a guess finds {study.chance:.1%})" if metric.key == "needles" else ""
+        yield (
+            f"{study.checkpoint}, trained at {at(study, study.length)}{how if beyond else ''}: "
+            f"{told}{guess}."
+        )
 
 
 def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
-    """What to use, beside the model as it is and a plain window."""
+    """What to use, beside the model as it is and what can be done without stretching."""
     key, _ = choose(study, tuned=tuned)
     readings = {each.key: reading for each, reading in study.ranked(tuned=tuned)}
     if key is None:
@@ -123,28 +114,68 @@ def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
     when = "Without any training"
     if tuned:
         when = f"After {study.finetune['steps']} steps of fine-tuning"
-    chosen = readings[key]
+    chosen, metric, goal = readings[key], study.deciding, study.goal
     others = [
-        (name, readings[other])
-        for other, name in (("direct", "not stretched"), (WINDOW, "a plain sliding window"))
-        if other in readings
+        (name, readings[other]) for other, name in _without(study).items() if other in readings
     ]
-    lost = ", ".join(f"{name} {reading.loss[study.goal]:.3f}" for name, reading in others)
-    told = (
-        f"{when}, use {key}: at {study.goal} {study.unit}s, {study.factor:g} times the trained "
-        f"length, its loss is {_bits(chosen, study)} ({lost})"
-    )
+
+    def beside(shown: Sequence[str]) -> str:
+        pairs = ", ".join(f"{name} {value}" for (name, _), value in zip(others, shown, strict=True))
+        return f" ({pairs})" if pairs else ""
+
+    what = "size" if study.unit == "pixel" else "length"
+    told = f"{when}, use {key}: at {at(study, goal)}, {study.factor:g} times the trained {what}, "
+    told += metric.told(chosen.of(metric)[goal])
+    told += beside([metric.shown(reading.of(metric)[goal]) for _, reading in others])
     if has_needles(study):
-        missed = ", ".join(f"{name} {reading.found(study.goal):.0%}" for name, reading in others)
-        told += f", and it finds {chosen.found(study.goal):.0%} of the needles ({missed})"
+        found = f"{chosen.found(goal):.0%} of the needles"
+        told += f", and it finds {found}{beside([f'{r.found(goal):.0%}' for _, r in others])}"
+    base = next(
+        (readings[k] for k in (CUT, SCALED) if k in _without(study) and k in readings), None
+    )
+    loss = None if base is None else gap(chosen, base, lower=metric.lower)
+    if base is not None and loss is not None and loss.sure and loss.mean > 0:
+        name = others[0][0]
+        told = (
+            f"Better not stretched: {name}, {metric.told(base.of(metric)[goal])}; {key} at "
+            f"{at(study, goal)}, {metric.shown(chosen.of(metric)[goal])}"
+        )
     yield f"{told}."
+    yield from _cost(study, key, readings)
+
+
+def _without(study: Study) -> dict[str, str]:
+    """The baselines that a method is told beside: key, and what it is called in a sentence."""
+    names = {
+        "direct": "not stretched",
+        WINDOW: "a plain sliding window",
+        CUT: f"cut at {study.length}",
+    }
+    if study.deciding.key == "right":  # of the others it is the measure
+        names[SCALED] = f"scaled to {study.called(study.length)}"
+    return names
+
+
+def _cost(study: Study, key: str, readings: dict[str, Reading]) -> Iterator[str]:
+    """What the chosen method costs, where that is much; beside shorter texts, always."""
+    chosen, goal = readings[key], study.goal
+    megabytes = f"takes {chosen.peak_memory_bytes / 1e6:.0f} MB beside "
     plain = readings.get("direct")
-    if plain is not None and chosen.tokens_per_second * SLOWER <= plain.tokens_per_second:
+    if plain is not None and chosen.per_second * SLOWER <= plain.per_second:
         yield (
-            f"{key} takes {plain.tokens_per_second / chosen.tokens_per_second:.1f} times as long "
-            f"as the model not stretched to read {study.goal} {study.unit}s here, and takes "
-            f"{chosen.peak_memory_bytes / 1e6:.0f} MB beside "
+            f"{key} takes {plain.per_second / chosen.per_second:.1f} times as long as the model "
+            f"not stretched to read {goal} {study.unit}s here, and {megabytes}"
             f"{plain.peak_memory_bytes / 1e6:.0f} MB."
+        )
+    base = readings.get(CUT) or readings.get(SCALED)
+    if base is not None:
+        longer = 1.0 if study.unit == "pixel" else goal / study.length
+        what = ("an image of ", "one of ") if study.unit == "pixel" else ("", "")
+        yield (
+            f"{key} takes {longer * base.per_second / chosen.per_second:.1f} times as long for "
+            f"{what[0]}{at(study, goal)} as the model as trained for "
+            f"{what[1]}{study.called(study.length)} here, and {megabytes}"
+            f"{base.peak_memory_bytes / 1e6:.0f} MB."
         )
 
 
@@ -154,8 +185,11 @@ def _certainty(study: Study) -> Iterator[str]:
     readings = {each.key: reading for each, reading in study.ranked(tuned=study.tuned)}
     if key is None:
         return
+    metric = study.deciding
     chosen = readings.pop(key)
-    gaps = {name: gap(reading, chosen) for name, reading in readings.items()}
+    if SCALED not in _without(study):
+        readings.pop(SCALED, None)
+    gaps = {name: gap(reading, chosen, lower=metric.lower) for name, reading in readings.items()}
     known = {name: found for name, found in gaps.items() if found is not None}
     same = [name for name, found in known.items() if not found.sure]
     better = [name for name, found in known.items() if found.sure and found.mean < 0]
@@ -163,31 +197,34 @@ def _certainty(study: Study) -> Iterator[str]:
     told = []
     if same:
         told.append(
-            f"{_names(same)} cannot be told from it by {'their' if len(same) > 1 else 'its'} loss"
+            f"{listed(same)} cannot be told from it by {'their' if len(same) > 1 else 'its'} "
+            f"{metric.name}"
         )
     if worse:
         name, found = min(worse, key=lambda pair: pair[1].mean)
-        told.append(
-            f"{name}, {'the next' if not better else 'the next that loses more'}, costs "
-            f"{found.mean:.3f} ± {found.half_width:.3f} bits a {study.unit} more"
-        )
+        rank = "the next"
+        if better:
+            rank += " that loses more" if metric.lower else " below it"
+        told.append(f"{name}, {rank}, {metric.difference(found)}")
     if better:
-        told.append(f"{_names(better)} {'have' if len(better) > 1 else 'has'} less loss")
-    read = f"{len(chosen.windows)} stretches of text, 95% intervals"
+        told.append(
+            f"{listed(better)} {'have' if len(better) > 1 else 'has'} "
+            f"{'less' if metric.lower else 'a higher'} {metric.name}"
+        )
     if told:
-        yield f"How sure: {'; '.join(told)} ({read})."
+        yield (
+            f"How sure: {'; '.join(told)} ({len(chosen.windows)} {study.sample}, 95% intervals)."
+        )
+    one = "one trained model and one seed"
     if has_needles(study):
         asked = study.asked * len(study.depths)
         half = 1.96 * math.sqrt(0.25 / asked)
         yield (
-            f"Shares of needles are of {asked} and sure to {half:.0%} at worst. All this is one "
-            "trained model and one seed: where methods are close, another may order them otherwise."
+            f"Shares of needles are of {asked} and sure to {half:.0%} at worst. All this is {one}: "
+            "where methods are close, another may order them otherwise."
         )
     else:
-        yield (
-            "All this is one trained model and one seed: where methods are close, another may "
-            "order them otherwise."
-        )
+        yield (f"All this is {one}: where methods are close, another may order them otherwise.")
 
 
 def _noted(study: Study) -> Iterator[str]:
@@ -199,110 +236,74 @@ def _noted(study: Study) -> Iterator[str]:
 
 def _ranking(study: Study, *, tuned: bool) -> Iterator[str]:
     ranked = study.ranked(tuned=tuned)
+    metric = study.deciding
+    if SCALED not in _without(study):
+        ranked = [pair for pair in ranked if pair[0].key != SCALED]
     if len(ranked) < 2:
         return
-    told = f"Least loss at {study.goal} {study.unit}s: {_listed(ranked[:4], study)}"
+
+    def told(pairs: Sequence[tuple[Findings, Reading]]) -> str:
+        return ", ".join(f"{e.key} {metric.shown(r.of(metric)[study.goal])}" for e, r in pairs)
+
+    best, rest = ("Least", "most") if metric.lower else ("Highest", "lowest")
+    sentence = f"{best} {metric.name} at {at(study, study.goal)}: {told(ranked[:4])}"
     if len(ranked) > 4:
-        told += f"; most: {_listed(ranked[-1:], study)}"
-    yield f"{told} bits a {study.unit}."
+        sentence += f"; {rest}: {told(ranked[-1:])}"
+    yield f"{sentence} {metric.axis}." if metric.lower else f"{sentence}."
 
 
-def _window(study: Study, *, tuned: bool) -> Iterator[str]:
-    ranked = study.ranked(tuned=tuned)
-    window = next((reading for each, reading in ranked if each.key == WINDOW), None)
-    if window is None:
-        return
-    limit = window.loss[study.goal]
-    beaten = [e.key for e, r in ranked if r.loss[study.goal] < limit * (1 - TIE)]
-    who = _names(beaten) if beaten else "No method"
-    verb = "have" if len(beaten) > 1 else "has"
-    yield (
-        f"A plain sliding window of {study.length}, which sees nothing farther back, reaches "
-        f"{limit:.3f}. {who} {verb} less loss than it by more than {TIE:.0%}."
-    )
-
-
-def _needles(study: Study, *, tuned: bool) -> Iterator[str]:
-    original = study.of("direct")
-    if original is None or original.untuned is None:
-        return
-    base = original.untuned.found(study.length)
-    if not has_needles(study):
-        if not tuned:
-            yield (
-                f"The model finds {base:.0%} of the needles at its own length, where a guess finds "
-                f"{study.chance:.1%}: what it finds at others says nothing of the methods."
-            )
-        return
-    ranked = study.ranked(tuned=tuned)
-    others = [pair for pair in ranked if pair[0].key != WINDOW]
-    ordered = sorted(others, key=lambda pair: -pair[1].found(study.goal))
-    told = ", ".join(f"{e.key} {r.found(study.goal):.0%}" for e, r in ordered[:4])
-    window = next((r for e, r in ranked if e.key == WINDOW), None)
-    rest = "" if window is None else f"; the window {window.found(study.goal):.0%}"
-    yield (
-        f"Most needles found at {study.goal}: {told}{rest}. At {study.length} the original finds "
-        f"{base:.0%}, and a guess {study.chance:.1%}."
-    )
+def _baseline(study: Study) -> Iterator[str]:
+    """What is surely better than not to stretch."""
+    metric = study.deciding
+    for key in (CUT, SCALED):
+        base = study.of(key)
+        if key not in _without(study) or base is None or base.untuned is None:
+            continue
+        better = []
+        for each, reading in study.ranked():
+            found = gap(base.untuned, reading, lower=metric.lower)
+            if found is not None and found.sure and found.mean > 0:
+                better.append(each.key)
+        yield (
+            f"{_without(study)[key].capitalize()}, as the model was trained, "
+            f"{metric.told(base.untuned.of(metric)[study.goal])}. "
+            f"{listed(better) if better else 'No method'} {'do' if len(better) > 1 else 'does'} "
+            "surely better."
+        )
 
 
 def _short(study: Study) -> Iterator[str]:
     """What stretching costs where the text is no longer than before."""
-    original = study.of("direct")
+    original = study.of("direct" if study.causal else CUT)
     if original is None or original.untuned is None:
         return
+    metric = study.deciding
     for tuned in (False, True) if study.tuned else (False,):
         base = original.reading(tuned) or original.untuned
-        at = base.loss[study.length]
-        worse = [
-            (each.key, reading.loss[study.length] / at - 1)
+        before = base.of(metric)[study.length]
+        now = {
+            each.key: reading.of(metric)[study.length]
             for each, reading in study.ranked(tuned=tuned)
             if each.role == "method"
-        ]
-        suffering = [(key, by) for key, by in worse if by > SAME]
+        }
+        if metric.lower:
+            verb, much = "rises", f"{SAME:.0%}"
+            worse = {key: value / before - 1 for key, value in now.items()}
+            shown = {key: f"{by:+.1%}" for key, by in worse.items()}
+        else:
+            verb, much = "falls", f"{100 * SAME:.0f} points"
+            worse = {key: before - value for key, value in now.items()}
+            shown = {key: f"{-100 * by:+.0f}" for key, by in worse.items()}
         if not worse:
             continue
         when = " after fine-tuning" if tuned else ""
-        told = ", ".join(f"{key} {by:+.1%}" for key, by in suffering)
-        if suffering:
+        told = ", ".join(f"{key} {shown[key]}" for key, by in worse.items() if by > SAME)
+        if told:
             yield (
-                f"At the trained length{when} the loss rises by more than {SAME:.0%} with {told}."
+                f"At the trained length{when} the {metric.name} {verb} by more than {much} with "
+                f"{told}."
             )
         else:
-            yield f"At the trained length{when} no method's loss rises by more than {SAME:.0%}."
-
-
-def _copying(study: Study) -> Iterator[str]:
-    """What stretching does to near distances."""
-    original = study.of("direct")
-    if original is None or original.untuned is None:
-        return
-    base = original.untuned.copied[study.length]
-    if base < 3 * study.copy_chance:
-        yield (
-            f"The model copies {base:.0%} of a repeated word at its own length, where a guess "
-            f"copies {study.copy_chance:.1%}: it has not learned to, so that what it copies at "
-            "others says nothing."
-        )
-        return
-    ranked = [(e, r) for e, r in study.ranked() if e.role == "method"]
-    worst = sorted(ranked, key=lambda pair: pair[1].copied[study.length])[:3]
-    told = ", ".join(f"{e.key} {r.copied[study.length]:.0%}" for e, r in worst)
-    if told:
-        yield (
-            f"Of a word repeated right after itself the original copies {base:.0%} at the trained "
-            f"length; what blurs near distances copies less: {told}."
-        )
-
-
-def _bits(reading: Reading, study: Study) -> str:
-    return f"{reading.loss[study.goal]:.3f} bits a {study.unit}"
-
-
-def _listed(ranked: Sequence[tuple[Findings, Reading]], study: Study) -> str:
-    return ", ".join(f"{each.key} {reading.loss[study.goal]:.3f}" for each, reading in ranked)
-
-
-def _names(names: Sequence[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
+            yield (
+                f"At the trained length{when} no method's {metric.name} {verb} by more than {much}."
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import altair as alt
@@ -10,7 +11,7 @@ import pandas as pd
 
 from posenc.lab.colours import COLOURS
 from posenc.lab.report.charts import CONTROL_COLOUR, Chart
-from posenc.lab.stretching.results import Reading, Study
+from posenc.lab.stretching.results import Metric, Reading, Study
 
 __all__ = ["draw_charts"]
 
@@ -25,49 +26,54 @@ Points = Callable[[Reading], Iterable[tuple[float, float]]]
 def draw_charts(study: Study) -> list[Chart]:
     """All charts, the deciding one first."""
     artist = _Artist(study)
-    bits = f"bits per {study.unit}"
-    lengths = f"context length ({study.unit}s)"
     charts = []
     for tuned in (False, True) if study.tuned else (False,):
         end = "-tuned" if tuned else ""
         when = ""
         if study.tuned:
             when = " after fine-tuning" if tuned else " without training"
-        charts += [
-            artist.draw(
-                f"loss{end}",
-                f"Loss by length{when}",
-                f"The same {study.targets:,} {study.unit}s at every length: a longer context only "
-                "adds what stands before them. The dashed rule is the trained length. Click a "
-                "name to single it out.",
-                lambda reading: reading.loss.items(),
-                (lengths, bits),
-                tuned=tuned,
-                log=True,
-            ),
-            artist.draw(
-                f"position{end}",
-                f"Loss by position{when}",
-                f"In contexts of {study.goal}, the same {study.unit}s at every position. A line "
-                "that jumps at the dashed rule is misled by positions it was not trained at; one "
-                "that goes on falling uses the farther context.",
-                lambda reading: reading.by_position,
-                (f"position ({study.unit}s)", bits),
-                tuned=tuned,
-            ),
-            artist.draw(
-                f"copying{end}",
-                f"Copying what is near{when}",
-                "A random word of 16 stands twice at the end of a context: how much of the second "
-                "is foreseen? It shows whether stretching has blurred near distances.",
-                lambda reading: reading.copied.items(),
-                (lengths, "share copied"),
-                tuned=tuned,
-                log=True,
-                percent=True,
-            ),
-        ]
+        for metric in study.metrics:
+            if metric.title:
+                charts.append(
+                    artist.draw(
+                        f"{metric.key}{end}",
+                        f"{metric.title}{when}",
+                        metric.guide,
+                        partial(_by_length, metric),
+                        (_across(study), metric.axis),
+                        tuned=tuned,
+                        log=True,
+                        percent=metric.percent,
+                        lower=metric.lower,
+                    )
+                )
+            if metric.key == "loss":
+                charts.append(_by_position(artist, end, when, metric, tuned=tuned))
     return charts
+
+
+def _by_length(metric: Metric, reading: Reading) -> Iterable[tuple[float, float]]:
+    return reading.of(metric).items()
+
+
+def _by_position(artist: _Artist, end: str, when: str, metric: Metric, *, tuned: bool) -> Chart:
+    study = artist.study
+    return artist.draw(
+        f"position{end}",
+        f"Loss by position{when}",
+        f"In contexts of {study.goal}, the same {study.unit}s at every position. A line "
+        "that jumps at the dashed rule is misled by positions it was not trained at; one "
+        "that goes on falling uses the farther context.",
+        lambda reading: reading.by_position,
+        (f"position ({study.unit}s)", metric.axis),
+        tuned=tuned,
+    )
+
+
+def _across(study: Study) -> str:
+    if study.unit == "pixel":
+        return "size (pixels, the longer side)" if study.labels else "size (pixels a side)"
+    return f"{'context' if study.causal else 'text'} length ({study.unit}s)"
 
 
 class _Artist:
@@ -116,6 +122,7 @@ class _Artist:
         tuned: bool,
         log: bool = False,
         percent: bool = False,
+        lower: bool = True,
     ) -> Chart:
         found = {each.key: reading for each, reading in self.study.ranked(tuned=tuned)}
 
@@ -130,7 +137,7 @@ class _Artist:
 
         if self.grey:
             guide += (
-                f" Coloured: the {MOST} with the least loss at {self.study.goal} and what is "
+                f" Coloured: the {MOST} best at {self.study.goal} and what is "
                 f"written; grey: the other {self.grey}, named when pointed at."
             )
         across, up = axes
@@ -150,7 +157,7 @@ class _Artist:
         )
         named = alt.Chart(table(self.named)).encode(x=x, y=y, color=self.colour, opacity=self.dim)
         layers: list[Any] = [
-            *self._rule(),
+            *self._rule(top=lower),
             rest.mark_line(strokeWidth=1, color=REST_COLOUR),
             rest.mark_point(size=26, filled=True, color=REST_COLOUR).encode(tooltip=tooltip),
             named.mark_line(strokeWidth=2.4).encode(strokeDash=self.dash),
@@ -160,11 +167,18 @@ class _Artist:
         spec.pop("config", None)
         return Chart(key, title, guide, spec)
 
-    def _rule(self) -> list[Any]:
+    def _rule(self, *, top: bool) -> list[Any]:
+        """The trained length, labelled where lines do not begin."""
         base = alt.Chart(pd.DataFrame({"x": [self.study.length], "label": ["trained"]}))
         base = base.encode(x="x:Q")
-        text = base.mark_text(align="left", baseline="top", dx=5, dy=3, color=CONTROL_COLOUR)
+        text = base.mark_text(
+            align="left",
+            baseline="top" if top else "bottom",
+            dx=5,
+            dy=3 if top else -12,
+            color=CONTROL_COLOUR,
+        )
         return [
             base.mark_rule(strokeDash=[5, 4], color=CONTROL_COLOUR, strokeWidth=1),
-            text.encode(y=alt.value(0), text="label:N"),
+            text.encode(y=alt.value(0 if top else "height"), text="label:N"),
         ]

@@ -22,6 +22,10 @@ def choose(study: Study, *, tuned: bool) -> tuple[str | None, str]:
         return None, "No method that a checkpoint can hold was measured."
     if sum(each.writable for each in study.findings) == 1:
         return found[0][0].key, "It was the one asked for."
+    if not study.causal:
+        most = "least" if study.deciding.lower else "highest"
+        where = "length" if study.unit != "pixel" else "size"
+        return found[0][0].key, f"It has the {most} {study.deciding.name} at the new {where}."
     if not has_needles(study):
         return found[0][0].key, "It has the least loss at the new length."
     best = max(reading.found(study.goal) for _, reading in found)
@@ -34,16 +38,21 @@ def choose(study: Study, *, tuned: bool) -> tuple[str | None, str]:
 
 def has_needles(study: Study) -> bool:
     """Whether the original finds needles at its own length, so that others can be told by them."""
-    original = study.of("direct")
+    original = study.of("direct") if study.causal else None
     if original is None or original.untuned is None:
         return False
     return original.untuned.found(study.length) >= LEARNED * study.chance
 
 
-def gap(one: Reading, other: Reading) -> Estimate | None:
-    """How many more bits a token ``one`` costs at the goal, over the stretches of text read.
+def gap(one: Reading, other: Reading, *, lower: bool = True) -> Estimate | None:
+    """How much worse ``one`` is at the goal, over the stretches of text (documents, images) seen.
 
-    Both read the same, so that what makes a stretch hard cancels. The interval is that of other
-    stretches of such text, not of other models.
+    Both saw the same, so that what makes a stretch hard cancels. The interval is that of other
+    such stretches, not of other models.
+
+    Args:
+        one, other: what is compared.
+        lower: whether less is better.
     """
-    return estimate(a - b for a, b in zip(one.windows, other.windows, strict=True))
+    pairs = zip(one.windows, other.windows, strict=True)
+    return estimate(a - b if lower else b - a for a, b in pairs)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
+from posenc.encoding import Encoding
+from posenc.encodings.embedding.learned import Learned
+from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.extension import (
@@ -22,17 +25,40 @@ from posenc.extension import (
 )
 from posenc.models.replacing import encodings_of, with_encodings, with_window
 
-__all__ = ["ALL", "WINDOW", "Contender", "Method", "assemble", "methods_for"]
+__all__ = [
+    "ALL",
+    "CUT",
+    "SCALED",
+    "WINDOW",
+    "Contender",
+    "Method",
+    "assemble",
+    "contend",
+    "each_of",
+    "methods_for",
+]
 
 ALL = "all"
 
-WINDOW = "window"
-"""The baseline: attention cut to the trained length."""
+WINDOW, CUT, SCALED = "window", "cut", "scaled"
+"""The baselines: attention, texts or the size of images cut to what was trained at."""
 
 SHORT = 1024
 """Below so many trained tokens YaRN's defaults do not mean what they say."""
 
 SHORT_YARN = "yarn@alpha=0.5@beta=4"
+
+TEXT_TABLES = (
+    *("interpolate@prefix=1", "hierarchical@prefix=1", "random_tail@prefix=1", "segments"),
+    *("interpolate+log_n@prefix=1", "hierarchical+log_n@prefix=1"),
+)
+"""What ``all`` means for a table of positions in a text, whose first row is that of [CLS]."""
+
+IMAGE_TABLES = (
+    *("interpolate", "interpolate@antialias=True", "interpolate@mode=bilinear"),
+    "interpolate@align=corners",
+)
+"""What ``all`` means for a table of positions in an image."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +120,8 @@ class Contender:
         model: stretched; its weights are shared with the original.
         refusal: why there is no model.
         advice: what to know of the method before it is used like this.
+        factor: how far it was stretched; None: as far as was asked for.
+        limit: the longest input it is given.
     """
 
     key: str
@@ -102,6 +130,8 @@ class Contender:
     model: nn.Module | None
     refusal: str = ""
     advice: tuple[str, ...] = ()
+    factor: float | None = None
+    limit: int | None = None
 
     @property
     def trainable(self) -> bool:
@@ -110,12 +140,14 @@ class Contender:
 
     @property
     def served(self) -> str:
-        """The ``rope_type`` that transformers runs it as; empty: only posenc runs it.
+        """The ``rope_type`` that transformers runs it as, or ``table``; empty: only posenc runs it.
 
         LongRoPE's says any division of frequencies.
         """
         if self.model is None or self.method is None or self.method.of_model:
             return ""
+        if _only_table(encodings_of(self.model)[0]):
+            return "table"
         if len(self.method.entries) == 1 and self.method.entries[0].claims.transformers:
             return self.method.entries[0].claims.transformers
         encoding = encodings_of(self.model)[0]
@@ -134,9 +166,15 @@ def methods_for(names: str, model: nn.Module, *, length: int) -> list[Method]:
         ArgumentError: when there is none.
     """
     listed = _listed(names)
-    fitting = applicable(encodings_of(model)[0])
+    encoding = encodings_of(model)[0]
+    fitting = applicable(encoding)
     if ALL in listed:
-        listed = [name for name in fitting if name != "direct"] + [n for n in listed if n != ALL]
+        every = [name for name in fitting if name != "direct"]
+        if isinstance(encoding.embedding, Learned2d):
+            every = list(IMAGE_TABLES)
+        elif isinstance(encoding.embedding, Learned):
+            every = list(TEXT_TABLES)
+        listed = every + [n for n in listed if n != ALL]
         if "yarn" in fitting and length < SHORT and SHORT_YARN not in listed:
             listed.append(SHORT_YARN)
     if not listed:
@@ -160,13 +198,36 @@ def assemble(
     Raises:
         ArgumentError: with ``strict``, what does not fit.
     """
-    yield Contender("direct", "baseline", Method.parse("direct"), model)
-    yield Contender(WINDOW, "baseline", None, with_window(model, length))
+    told = f"The model as trained, with attention cut to the last {length} tokens. It ties most "
+    told += "methods on local text, so that loss alone does not show use of the far past."
+    yield Contender(
+        "direct",
+        "baseline",
+        Method.parse("direct"),
+        model,
+        advice=("The model as trained, at positions that it has not seen.",),
+    )
+    yield Contender(WINDOW, "baseline", None, with_window(model, length), advice=(told,))
+
+    def make(method: Method) -> Contender:
+        return contend(model, method, factor=factor, length=length)
+
+    yield from each_of(model, methods, make, strict=strict)
+
+
+def each_of(
+    model: nn.Module,
+    methods: Sequence[Method],
+    make: Callable[[Method], Contender],
+    *,
+    strict: bool,
+) -> Iterator[Contender]:
+    """What each method makes of a model, or why it does not."""
     for method in methods:
         if method.spec == "direct":
             continue
         try:
-            yield _contender(model, method, factor=factor, length=length)
+            yield make(method)
         except ArgumentError as error:
             if strict:
                 if isinstance(error, Misfit):
@@ -177,7 +238,17 @@ def assemble(
             yield Contender(method.spec, "method", method, None, reason)
 
 
-def _contender(model: nn.Module, method: Method, *, factor: float, length: int) -> Contender:
+def _only_table(encoding: Encoding) -> bool:
+    """Whether positions are those of a learned table alone, which any checkpoint can hold."""
+    return [type(part) for part in encoding.parts()] in ([Learned], [Learned2d])
+
+
+def contend(model: nn.Module, method: Method, *, factor: float, length: int) -> Contender:
+    """A model of text stretched by one method.
+
+    Raises:
+        ArgumentError: when it does not fit.
+    """
     if method.of_model:
         if method.name != "segments":
             raise ArgumentError(

@@ -1,10 +1,11 @@
-"""Measuring one model: loss by length and position, needles, copying, time and memory."""
+"""Measuring a model of the next token: loss, needles, copying, time and memory."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Int
@@ -15,9 +16,9 @@ from posenc.lab.machine import PeakMemory
 from posenc.lab.measure import Profile, Targets
 from posenc.lab.seeding import generator
 from posenc.lab.stretching.probes import DEPTHS, Needles, copying, share_right
-from posenc.lab.stretching.results import Reading
+from posenc.lab.stretching.results import Metric, Reading
 
-__all__ = ["Ruler", "lengths_to"]
+__all__ = ["BUDGET", "FEWEST", "MOST", "Gauge", "Ruler", "bins_and_run", "cost", "lengths_to"]
 
 Model = Callable[[Tensor], Tensor]
 
@@ -31,9 +32,32 @@ BINS, RUN = 16, 8
 """Of the loss by position; fewer where contexts are long."""
 
 
+class Gauge(Protocol):
+    """What every model of one kind is measured with, the same for all."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """At which it measures, the one that was asked for last."""
+
+    def measure(
+        self, model: nn.Module, *, limit: int | None = None, steps: int = 0, seconds: float = 0.0
+    ) -> Reading:
+        """All that is measured of one model.
+
+        Args:
+            model: stretched, or not.
+            limit: the longest input that the model is given; longer ones are cut to it (images
+                scaled to it).
+            steps, seconds: of fine-tuning, as they are to be reported.
+        """
+
+    def facts(self, unit: str) -> dict[str, Any]:
+        """Fields of a ``Study`` that say what was measured, for tokens that are called so."""
+
+
 @dataclass(frozen=True, eq=False)
 class Ruler:
-    """What every model is measured with: the same tokens, needles and words for all.
+    """What every causal model is measured with: the same tokens, needles and words for all.
 
     Args:
         text: ``[T]`` ids to read.
@@ -85,8 +109,10 @@ class Ruler:
         width = max(1, self.lengths[0] // 2)
         return Targets.spread(len(self.text), width=width, longest=longest, count=self.windows)
 
-    def measure(self, model: nn.Module, *, steps: int = 0, seconds: float = 0.0) -> Reading:
-        """All that is measured of one model."""
+    def measure(
+        self, model: nn.Module, *, limit: int | None = None, steps: int = 0, seconds: float = 0.0
+    ) -> Reading:
+        """See ``Gauge``. There is no limit: every causal model reads texts of any length."""
         device = next(model.parameters()).device
         longest = self.lengths[-1]
 
@@ -95,11 +121,10 @@ class Ruler:
             return output
 
         text = self.text
-        speed, memory = self._cost(model, device)
+        speed, memory = cost(model, self._windows(longest, 1), count=longest)
         targets = self.targets
         bits = {length: targets.each(run, text, length) for length in self.lengths}
-        few = BUDGET // longest < BINS + RUN
-        bins, row = (BINS // 2, RUN // 4) if few else (BINS, RUN)
+        bins, row = bins_and_run(longest)
         profile = Profile.spread(
             len(text),
             length=longest,
@@ -112,7 +137,7 @@ class Ruler:
             by_position=tuple(profile.loss(run, text)),
             needles={length: self._needles(run, length) for length in self.lengths},
             copied={length: self._copied(run, length) for length in self.lengths},
-            tokens_per_second=speed,
+            per_second=speed,
             peak_memory_bytes=memory,
             steps=steps,
             seconds=seconds,
@@ -141,20 +166,74 @@ class Ruler:
         whole, answers = copying(windows, self.pool, generator(self.seed, length))
         return share_right(run, whole, answers, whole=False)
 
-    @torch.inference_mode()
-    def _cost(self, model: nn.Module, device: torch.device) -> tuple[float, int]:
-        """Tokens a second and bytes of a pass over one context of the longest length."""
-        tokens = self._windows(self.lengths[-1], 1).to(device)
-        model(tokens)
-        memory = PeakMemory(device)
-        times = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            model(tokens)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            times.append(time.perf_counter() - begin)
-        return tokens.numel() / sorted(times)[1], memory.used()
+    def facts(self, unit: str) -> dict[str, Any]:
+        """See ``Gauge``."""
+        targets = self.targets
+        count = len(targets.ends) * targets.width
+        loss = Metric(
+            key="loss",
+            name="loss",
+            axis=f"bits per {unit}",
+            does=f"its loss is {{}} bits a {unit}",
+            worse=f"costs {{}} bits a {unit} more",
+            title="Loss by length",
+            guide=f"The same {count:,} {unit}s at every length: a longer context only adds what "
+            "stands before them. The dashed rule is the trained length. Click a name to single "
+            "it out.",
+            lower=True,
+            percent=False,
+        )
+        found = Metric(
+            key="needles",
+            name="needles found",
+            axis="share found",
+            does="it finds {} of the needles",
+        )
+        copied = Metric(
+            key="copied",
+            name="copied",
+            axis="share copied",
+            does="it copies {}",
+            title="Copying what is near",
+            guide="A random word of 16 stands twice at the end of a context: how much of the "
+            "second is foreseen? It shows whether stretching has blurred near distances.",
+            brief=True,
+        )
+        return {
+            "metrics": (loss, found, copied),
+            "guide": f"Least loss at {self.lengths[-1]} first. Losses are bits per {unit} on the "
+            f"same {count:,} {unit}s at every length; needles are the share found over "
+            f"{len(DEPTHS)} depths; one seed, {self.asked} needles a depth and length.",
+            "depths": DEPTHS,
+            "needles": self.needles.description,
+            "chance": self.needles.chance,
+            "copy_chance": 1 / len(self.pool),
+            "targets": count,
+            "asked": self.asked,
+        }
+
+
+@torch.inference_mode()
+def cost(model: nn.Module, inputs: Tensor, *, count: int) -> tuple[float, int]:
+    """What a pass over some inputs costs: ``count`` by the seconds it takes, and bytes."""
+    device = next(model.parameters()).device
+    inputs = inputs.to(device)
+    model(inputs)
+    memory = PeakMemory(device)
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        model(inputs)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return count / sorted(times)[1], memory.used()
+
+
+def bins_and_run(longest: int) -> tuple[int, int]:
+    """Of the loss by position."""
+    few = BUDGET // longest < BINS + RUN
+    return (BINS // 2, RUN // 4) if few else (BINS, RUN)
 
 
 def lengths_to(length: int, factor: float) -> tuple[int, ...]:

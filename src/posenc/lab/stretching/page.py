@@ -14,7 +14,7 @@ from markupsafe import Markup
 from posenc.lab.html import environment, source
 from posenc.lab.report.charts import Chart
 from posenc.lab.report.files import LIGHT, PICTURE_WIDTH
-from posenc.lab.stretching.answer import findings, headline
+from posenc.lab.stretching.answer import at, findings, headline, setting
 from posenc.lab.stretching.charts import draw_charts
 from posenc.lab.stretching.results import Study
 from posenc.storage import make_folder, write_bytes
@@ -44,8 +44,14 @@ def render_page(study: Study, charts: list[Chart]) -> str:
     return templates.get_template("study.html.jinja").render(
         study=study,
         whens=(False, True) if study.tuned else (False,),
+        at=at(study, study.goal),
+        setting=setting(study),
         headline=headline(study),
         findings=findings(study),
+        lengths=lambda metric: (
+            study.lengths[:: len(study.lengths) - 1 or 1] if metric.brief else study.lengths
+        ),
+        found=next((metric for metric in study.metrics if metric.key == "needles"), None),
         charts=charts,
         specs={chart.key: chart.spec for chart in charts},
         style=source(templates, "style.css"),
@@ -74,15 +80,17 @@ def _table(study: Study) -> str:
     for tuned in (False, True):
         for each, reading in study.ranked(tuned=tuned):
             start = [each.key, int(tuned)]
-            for length, value in reading.loss.items():
-                table.writerow([*start, "loss", length, "", value])
+            for metric in study.metrics:
+                if metric.key == "needles":
+                    continue
+                for length, value in reading.of(metric).items():
+                    table.writerow([*start, metric.key, length, "", value])
             for position, value in reading.by_position:
                 table.writerow([*start, "loss_by_position", study.goal, position, value])
             for length, shares in reading.needles.items():
                 for depth, share in zip(study.depths, shares, strict=True):
                     table.writerow([*start, "needles", length, depth, share])
-            for length, value in reading.copied.items():
-                table.writerow([*start, "copied", length, "", value])
-            table.writerow([*start, "tokens_per_second", study.goal, "", reading.tokens_per_second])
+            per_second = [f"{study.counted}_per_second", study.goal, "", reading.per_second]
+            table.writerow([*start, *per_second])
             table.writerow([*start, "peak_memory_bytes", study.goal, "", reading.peak_memory_bytes])
     return text.getvalue()

@@ -102,6 +102,11 @@ class Digits:
         self.metrics = self._metrics()
         self.subjects = describe(settings.variants, references=settings.references, axes=2)
 
+    @property
+    def held_out(self) -> Images:
+        """The images that are never trained on."""
+        return self._test
+
     def build(self, encoding: str) -> VisionTransformer:
         """A ``VisionTransformer``; tables end where the trained image ends."""
         recipe = Recipe.parse(encoding, axes=2)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from posenc.errors import DataError
 from posenc.lab.corpus import read_corpus
 from posenc.lab.fitting import fit_note, fitted_options
 from posenc.lab.footprint import require_step, stack_bytes
-from posenc.lab.measure import byte_entropy, rows_a_call
+from posenc.lab.measure import byte_entropy, restored, rows_a_call
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal
 from posenc.lab.subjects import describe
 from posenc.lab.tasks.pairs import plain_recipe
@@ -161,24 +160,21 @@ class MaskedBytes:
         """Write the model; ``MaskedLM.load`` reads it."""
         cast(MaskedLM, model).save(folder)
 
-    @torch.inference_mode()
     def _score(self, model: nn.Module, length: int) -> tuple[float, float]:
         device = next(model.parameters()).device
         begin = (self._windows.shape[1] - length) // 2
         windows = self._windows[:, begin : begin + length]
         masked = self._masked[:, begin : begin + length]
-        inputs = windows.masked_fill(masked, MASK)
         first, scored = self._middle(length)
-        bits, right = [], []
-        rows = rows_a_call(length)
-        for row in range(0, len(windows), rows):
-            part = slice(row, row + rows), slice(first, first + scored)
-            logits = model(inputs[row : row + rows].to(device))[:, first : first + scored]
-            chosen = masked[part]
-            asked, wanted = logits.float().cpu()[chosen], windows[part][chosen]
-            bits.append(F.cross_entropy(asked, wanted, reduction="none") / math.log(2))
-            right.append(asked.argmax(-1) == wanted)
-        return float(torch.cat(bits).mean()), float(torch.cat(right).double().mean())
+        chosen = masked.clone()
+        chosen[:, :first] = chosen[:, first + scored :] = False
+        bits, right = restored(
+            lambda tokens: model(tokens.to(device)),
+            windows.masked_fill(masked, MASK),
+            windows,
+            chosen,
+        )
+        return float(bits.nanmean()), float(right.double().nanmean())
 
     def _middle(self, length: int) -> tuple[int, int]:
         """Where in windows of ``length`` the scored bytes begin, and how many there are."""

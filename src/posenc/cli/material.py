@@ -1,0 +1,154 @@
+"""What a checkpoint is measured on: a text by its tokenizer, or images as it takes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posenc.cli.checkpoints import Opened
+from posenc.errors import ArgumentError, CheckpointError
+
+if TYPE_CHECKING:
+    from posenc.lab.stretching.images import ImageSource
+    from posenc.lab.stretching.running import Material
+    from posenc.lab.stretching.texts import Marks
+
+__all__ = ["material_of"]
+
+BYTES = 256
+
+MASKS = ("[MASK]", "<mask>")
+"""What hides a token, where the folder does not say."""
+
+Encode = Callable[[str], Sequence[int]]
+
+
+def material_of(
+    opened: Opened, *, text: Path | None, images: Path | None, training: bool
+) -> Material:
+    """What a checkpoint is measured on.
+
+    Args:
+        opened: the checkpoint.
+        text: a file or folder; the standard library's source by default.
+        images: a folder of image files, or a file of arrays.
+        training: whether anything is to be trained on the text.
+
+    Raises:
+        ArgumentError: when a model that sees images is given a text, or the reverse, or the
+            tokenizers library is missing.
+        CheckpointError: when its tokenizer is missing or not its own.
+        DataError: when the text is unusable.
+    """
+    from posenc.lab.stretching.texts import read_ids
+    from posenc.models import Decoder, Encoder, ImageEncoder, MaskedLM, VisionTransformer
+
+    model = opened.model
+    sees = isinstance(model, ImageEncoder | VisionTransformer)
+    wrong, right, given = ("--text", "--images", text) if sees else ("--images", "--text", images)
+    if given is not None:
+        what = "sees images" if sees else "reads text"
+        raise ArgumentError(
+            wrong,
+            expected=f"none, for a {opened.family}, which {what}",
+            got=str(given),
+            remedy=f"Give {right}.",
+        )
+    if sees:
+        return _image_source(opened.folder, images)
+    assert isinstance(model, Decoder | Encoder | MaskedLM)  # no others are opened
+    encode, marks = _tokenizer(opened.folder, model.config.vocabulary)
+    return read_ids(text, encode=encode, training=training, marks=marks)
+
+
+def _image_source(folder: Path, images: Path | None) -> ImageSource:
+    """Images as ``preprocessor_config.json`` says the model takes them, else as ViT does."""
+    from posenc.lab.stretching.images import ImageSource
+
+    labels = _read_json(folder / "config.json").get("label2id") or {}
+    fields = _read_json(folder / "preprocessor_config.json")
+    normalised = fields.get("do_normalize", True)
+    return ImageSource(
+        images,
+        classes={str(name): int(number) for name, number in labels.items()},
+        scale=float(fields.get("rescale_factor", 1 / 255)) if fields.get("do_rescale", True) else 1,
+        mean=fields.get("image_mean", [0.5]) if normalised else [0.0],
+        std=fields.get("image_std", [0.5]) if normalised else [1.0],
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The fields of a file; none where there is no file.
+
+    Raises:
+        CheckpointError: when it is no JSON object.
+    """
+    if not path.exists():
+        return {}
+    try:
+        fields = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        fields = error
+    if not isinstance(fields, dict):
+        raise CheckpointError(
+            str(path), expected="a JSON object", got=fields, remedy="Save it again."
+        )
+    return fields
+
+
+def _tokenizer(folder: Path, vocabulary: int) -> tuple[Encode | None, Marks]:
+    """The tokenizer in a folder, and what it adds to a text; None where ids are bytes."""
+    from posenc.lab.stretching.texts import Marks
+
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        if vocabulary in (BYTES, BYTES + 1):
+            return None, Marks(mask=BYTES if vocabulary > BYTES else None)
+        raise CheckpointError(
+            str(path),
+            expected=f"a tokenizer for a vocabulary of {vocabulary}",
+            got="no such file",
+            remedy="Save the fast tokenizer into the folder. Only models of 256 bytes (and a mask) "
+            "need none.",
+        )
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ArgumentError(
+            "checkpoint",
+            expected="the tokenizers library, which reads its tokenizer.json",
+            got="none installed",
+            remedy="pip install 'posenc[extend]'",
+        ) from error
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(
+            str(path),
+            expected="a tokenizer",
+            got=error,
+            remedy="Save the tokenizer again; nothing was loaded.",
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        if ids and max(ids) >= vocabulary:
+            raise CheckpointError(
+                str(path),
+                expected=f"ids below {vocabulary}, the model's vocabulary",
+                got=max(ids),
+                remedy="Model and tokenizer do not belong together.",
+            )
+        return ids
+
+    around = tokenizer.encode("").ids
+    named = _read_json(folder / "tokenizer_config.json").get("mask_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    masks = [tokenizer.token_to_id(name) for name in (named, *MASKS) if name]
+    mask = next((number for number in masks if number is not None), None)
+    half = len(around) // 2
+    return encode, Marks(tuple(around[:half]), tuple(around[half:]), mask)

@@ -1,0 +1,198 @@
+"""Images of the user's at several sizes, as a model takes them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from posenc.errors import ArgumentError, DataError
+
+__all__ = ["ImageSource", "Images", "Size"]
+
+Size = tuple[int, int]
+"""(height, width) in pixels."""
+
+FEWEST = 2
+"""Images: with one, nothing is known of others."""
+
+NUMBERS = 1 << 27
+"""Of all images at all sizes that are kept in memory."""
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+ARRAYS = (".npy", ".npz")
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """The same images at several sizes.
+
+    Args:
+        pixels: (height, width) → ``[N, P, height, width]``, normalised.
+        labels: ``[N]`` numbers of classes; None: not known.
+        name: of all, in a phrase.
+        sha256: of their files.
+    """
+
+    pixels: Mapping[Size, Float[Tensor, "N P Y X"]]
+    labels: Int[Tensor, " N"] | None
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Where images are, and what a model is given of them.
+
+    Whole images are resized to the size asked for, whatever their shape, as transformers does for
+    ViT; by bilinear interpolation, smoothed where they become smaller.
+
+    Args:
+        path: a folder of image files, in which subfolders may be called like classes; or a file of
+            NumPy arrays: ``.npy`` of images, or ``.npz`` of ``images`` and, if known, ``labels``.
+            Arrays are ``[N, Y, X]``, ``[N, Y, X, P]`` or ``[N, P, Y, X]``: whole numbers from 0 to
+            255, or floating ones that are taken as they are.
+        classes: name → number.
+        scale: of whole numbers, before anything else.
+        mean, std: of each channel, by which scaled images are normalised.
+    """
+
+    path: Path | None
+    classes: Mapping[str, int] = field(default_factory=dict)
+    scale: float = 1 / 255
+    mean: Sequence[float] = (0.5,)
+    std: Sequence[float] = (0.5,)
+
+    def read(self, sizes: Sequence[Size], *, channels: int, most: int) -> Images:
+        """The images at some sizes: all, or at most so many, evenly spread, and as memory allows.
+
+        Raises:
+            ArgumentError: when there is no path, or Pillow is missing, which reads image files.
+            DataError: when there are no images, or one cannot be read (it is named).
+        """
+        path = self._there()
+        numbers = channels * sum(height * width for height, width in sizes)
+        most = max(FEWEST, min(most, NUMBERS // numbers))
+        digest = hashlib.sha256()
+        rows: dict[Size, list[Tensor]] = {size: [] for size in sizes}
+        labels: list[int | None] = []
+        found = self._arrays(path, most) if path.is_file() else self._files(path, most, channels)
+        for where, image, label, content in found:
+            digest.update(content)
+            labels.append(label)
+            normal = self._normalised(where, image, channels)
+            for size in sizes:
+                resized = interpolate(normal[None], size=size, mode="bilinear", antialias=True)
+                rows[size].append(normal if tuple(normal.shape[1:]) == size else resized[0])
+        if len(labels) < FEWEST:
+            raise _unusable(path, f"{len(labels)}", f"Give at least {FEWEST}.")
+        known = [label for label in labels if label is not None]
+        named = f"{len(labels)} images of {path.resolve().name}"
+        return Images(
+            pixels={size: torch.stack(each) for size, each in rows.items()},
+            labels=torch.tensor(known) if len(known) == len(labels) else None,
+            name=named if len(known) == len(labels) else f"{named}, whose classes are not known",
+            sha256=digest.hexdigest(),
+        )
+
+    def _there(self) -> Path:
+        if self.path is None:
+            raise ArgumentError(
+                "--images",
+                expected="images, which such a model is measured on",
+                got="none",
+                remedy="Give a folder of image files, or a .npy or .npz file of arrays; or "
+                "--no-report.",
+            )
+        if not self.path.exists():
+            raise _unusable(self.path, "nothing there", "Check the path for a typing error.")
+        if self.path.is_file() and self.path.suffix.lower() not in ARRAYS:
+            raise _unusable(self.path, "another file", "Give the folder that it lies in.")
+        return self.path
+
+    def _files(
+        self, folder: Path, most: int, channels: int
+    ) -> Iterator[tuple[Path, Tensor, int | None, bytes]]:
+        """Path, ``[P, Y, X]``, class and content of each image file, evenly over all."""
+        paths = sorted(
+            path
+            for path in folder.rglob("*")
+            if path.suffix.lower() in SUFFIXES
+            and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        )
+        if not paths:
+            raise _unusable(folder, "none", f"Their names end in {', '.join(SUFFIXES)}.")
+        try:
+            from PIL import Image, ImageOps
+        except ImportError as error:
+            raise ArgumentError(
+                "--images",
+                expected="the package Pillow, which reads image files",
+                got="none installed",
+                remedy="pip install 'posenc[extend]', or give a .npy or .npz file of arrays.",
+            ) from error
+        for index in range(min(most, len(paths))):
+            path = paths[index * len(paths) // min(most, len(paths))]
+            try:
+                content = path.read_bytes()
+                with Image.open(path) as opened:
+                    upright = ImageOps.exif_transpose(opened)
+                    image = np.asarray(upright.convert("L" if channels == 1 else "RGB"))
+            except Exception as error:  # Pillow raises whatever its decoders do
+                raise DataError(
+                    "--images",
+                    expected=f"a readable image at {path}",
+                    got=str(error) or type(error).__name__,
+                    remedy="Take the file out of the folder, or save it again.",
+                ) from error
+            pixels = torch.from_numpy(image.copy()).reshape(*image.shape[:2], -1).movedim(-1, 0)
+            yield path, pixels, self.classes.get(path.parent.name), content
+
+    def _arrays(self, path: Path, most: int) -> Iterator[tuple[Path, Tensor, int | None, bytes]]:
+        """As ``_files``, of a file of arrays."""
+        try:
+            loaded = np.load(path, allow_pickle=False)
+            held = {"images": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+            images = held["images"]
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            raise _unusable(path, error, "Write it by numpy.savez(path, images=…).") from error
+        labels = held.get("labels")
+        if images.ndim not in (3, 4) or (labels is not None and labels.shape != images.shape[:1]):
+            raise _unusable(
+                path,
+                f"arrays of shapes {', '.join(str(each.shape) for each in held.values())}",
+                "Images are [N, Y, X], [N, Y, X, P] or [N, P, Y, X], labels [N].",
+            )
+        for index in range(min(most, len(images))):
+            at = index * len(images) // min(most, len(images))
+            image = np.ascontiguousarray(images[at])
+            label = None if labels is None else int(labels[at])
+            pixels = torch.from_numpy(image)
+            if image.ndim == 2:
+                pixels = pixels[None]
+            elif image.shape[-1] in (1, 3):
+                pixels = pixels.movedim(-1, 0)
+            yield path, pixels, label, image.tobytes()
+
+    def _normalised(self, where: Path, image: Tensor, channels: int) -> Float[Tensor, "P Y X"]:
+        if image.shape[0] == 1 < channels:
+            image = image.expand(channels, -1, -1)
+        if image.shape[0] != channels:
+            raise _unusable(
+                where, f"{image.shape[0]} channels", f"The model takes {channels} channels."
+            )
+        if image.is_floating_point():
+            return image.float()
+        mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
+        return (image.float() * self.scale - mean) / std
+
+
+def _unusable(path: Path, got: object, remedy: str) -> DataError:
+    return DataError("--images", expected=f"images at {path}", got=str(got), remedy=remedy)
