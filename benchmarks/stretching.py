@@ -3,11 +3,14 @@
     python benchmarks/stretching.py [--lengths 64 128] [--seeds 2] [--steps 1200] [--threads 2]
 
 Models of bytes are trained on the standard library's source as ``posenc extend`` trains its own
-(kept in ``posenc-stretching/``, so that a second run only measures). Three tables:
+(kept in ``posenc-stretching/``, so that a second run only measures). Four tables:
 
 - *order*: bits a byte at twice the trained length by each method, on the same bytes;
 - *ramp*: YaRN at factor 4 with other ramps and temperatures, and other methods: how much worse than
   the original they are at the trained length, and their bits a byte at four times that;
+- *masked*: a BERT of bytes with a table of positions, stretched by factor 4: bits a masked byte by
+  length. For its report: ``posenc extend posenc-stretching/masked-0/bert
+  --method all --factor 4``;
 - *images*: a ViT that learned 8×8 digits with a table of positions: the share it classifies right
   when they are shown larger, the table interpolated. What ``posenc extend`` reports of one is at
   ``posenc extend posenc-stretching/digits-0/vit --images posenc-stretching/digits-0/images.npz
@@ -37,9 +40,11 @@ from posenc.lab.stretching.finetuning import Tuning
 from posenc.lab.stretching.images import ImageSource
 from posenc.lab.stretching.running import Subject, stretch
 from posenc.lab.stretching.subject import Repetition, train_subject
+from posenc.lab.stretching.texts import Marks, read_ids
 from posenc.lab.tasks.digits import Digits
+from posenc.lab.tasks.masked import MASK, MaskedBytes
 from posenc.lab.train import train
-from posenc.models import Decoder
+from posenc.models import Decoder, EncoderConfig, MaskedLM
 from posenc.models.replacing import encodings_of, with_encodings, with_window
 
 FOLDER = Path("posenc-stretching")
@@ -50,7 +55,7 @@ RAMPS += ("yarn@alpha=0.5@beta=3@truncate=False", "yarn@alpha=0.4@beta=1.2@trunc
 RAMPS += ("yarn@alpha=0.25@beta=2@truncate=False", "yarn@alpha=0.1@beta=1@truncate=False")
 RAMPS += ("interpolate", "ntk", "dynamic_ntk", "longrope", "llama3", "self_extend", "rerope")
 WINDOWS = 192
-DIGITS = 8
+DIGITS, BERT_LENGTH = 8, 64
 
 
 def main() -> None:
@@ -67,6 +72,7 @@ def main() -> None:
         models = [trained(length, seed, options.steps) for seed in range(options.seeds)]
         rows += order(models, text, length)
         rows += ramps(models, text, length)
+    rows += masked(options.seeds, options.steps)
     rows += images(options.seeds)
     path = write_results("stretching", rows, steps=options.steps, seeds=options.seeds)
     print(f"Written to {path}.")
@@ -133,6 +139,53 @@ def ramps(models: list[Decoder], text: torch.Tensor, length: int) -> list[dict[s
             {"table": "ramp", "length": length, "method": spec, "worse": short, "bits": long}
         )
     return rows
+
+
+def masked(seeds: int, steps: int) -> list[dict[str, object]]:
+    """Masked bytes by a table of positions, as ``posenc extend`` measures them."""
+    text = read_ids(None, encode=None, training=False, marks=Marks(mask=MASK))
+    found: dict[str, dict[int, list[float]]] = {}
+    for seed in range(seeds):
+        folder = FOLDER / f"masked-{seed}"
+        if not (folder / "bert").exists():
+            work = folder / "training"
+            work.mkdir(parents=True, exist_ok=True)
+            task = BertBytes(Settings(out=FOLDER, task="masked", train_length=BERT_LENGTH))
+            plan = Plan(encoding="learned", seed=seed, steps=steps, rate=1e-3, folder=work)
+            save(train(task, plan).model, folder / "bert", family="bert")
+        model = load(folder / "bert")
+        subject = Subject("masked", "bert", model, BERT_LENGTH)
+        methods = methods_for("all", model, length=BERT_LENGTH)
+        outcome = stretch(subject, text, methods, factor=4, tuning=Tuning(steps=0))
+        for each, reading in outcome.study.ranked():
+            for length, bits in reading.loss.items():
+                found.setdefault(each.key, {}).setdefault(length, []).append(bits)
+    print(f"\nmasked bytes restored, learned at {BERT_LENGTH}; bits each")
+    for key, lengths in found.items():
+        print(f"  {key:28} {'   '.join(f'{n}: {shown(b)}' for n, b in lengths.items())}")
+    return [
+        {"table": "masked", "method": key, "length": length, "bits": bits}
+        for key, lengths in found.items()
+        for length, bits in lengths.items()
+    ]
+
+
+class BertBytes(MaskedBytes):
+    """The lab's task of masked bytes, learned by a model that is shaped like BERT."""
+
+    def build(self, encoding: str) -> MaskedLM:
+        return MaskedLM(
+            EncoderConfig(
+                vocabulary=MASK + 1,
+                dim=96,
+                layers=3,
+                heads=4,
+                types=1,
+                embedding_scale=1.0,
+                encoding=encoding,
+                max_length=BERT_LENGTH,
+            )
+        )
 
 
 def images(seeds: int) -> list[dict[str, object]]:

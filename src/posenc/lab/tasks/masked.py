@@ -32,7 +32,7 @@ from posenc.models import EncoderConfig, MaskedLM, mask_tokens, token_loss
 if TYPE_CHECKING:
     from posenc.lab.settings import Settings
 
-__all__ = ["ENTRY"]
+__all__ = ["ENTRY", "MASK", "MaskedBytes"]
 
 MASK, VOCABULARY = 256, 257
 RATE = 0.15
