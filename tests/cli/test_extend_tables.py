@@ -128,7 +128,7 @@ def test_a_roberta_is_measured_as_it_is(posenc: Run, text: Path, tmp_path: Path)
         *("evaluate", made(tmp_path, "roberta"), "--text", text, "--out", tmp_path / "seen")
     )
     assert code == 0, said
-    assert "trained at 16 tokens, given the first 16 tokens of longer ones" in printed
+    assert "trained at 16 tokens, given 16 tokens of longer texts" in printed
     assert "bits a masked token" in printed
 
 

@@ -132,3 +132,12 @@ def test_the_answer_names_the_method_and_says_how_sure_it_is() -> None:
         "Written: yarn. Because.",
         "yarn: yarn has a ramp.",
     ]
+
+
+def test_what_runs_the_model_as_it_is_is_named_where_it_does_better() -> None:
+    found = replace(study(**BASE, segments=reading(2.0), ntk=reading(2.3)), chosen="ntk")
+    assert (
+        "posenc.extension.segments(model, length=16" in dict(findings(found))["The checkpoint"][1]
+    )
+    found = replace(study(**BASE, segments=reading(2.5), ntk=reading(2.3)), chosen="ntk")
+    assert len(dict(findings(found))["The checkpoint"]) == 1

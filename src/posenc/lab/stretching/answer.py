@@ -95,7 +95,7 @@ def _alone(study: Study) -> Iterator[str]:
         )
         beyond = study.goal > study.length
         how = {
-            CUT: f", given the first {at(study, study.length)} of longer ones",
+            CUT: f", given {at(study, study.length)} of longer texts",
             "interpolate": ", its table interpolated for larger images",
         }.get(each.key, "")
         guess = f" (a guess finds {study.chance:.1%})" if metric.key == "needles" else ""
@@ -232,6 +232,14 @@ def _noted(study: Study) -> Iterator[str]:
     chosen = study.of(study.chosen or "")
     if chosen is not None:
         yield from (f"{chosen.key}: {sentence}" for sentence in chosen.advice)
+    ahead = study.of("segments")
+    best, other = (each and each.reading(study.tuned) for each in (chosen, ahead))
+    found = gap(best, other, lower=study.deciding.lower) if best and other else None
+    if found is not None and found.sure and found.mean > 0:
+        yield (
+            f"segments does better and needs no other checkpoint: posenc.extension.segments(model, "
+            f"length={study.length}, …) reads with the model as it is."
+        )
 
 
 def _ranking(study: Study, *, tuned: bool) -> Iterator[str]:
