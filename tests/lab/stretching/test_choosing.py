@@ -119,8 +119,8 @@ def test_the_answer_names_the_method_and_says_how_sure_it_is() -> None:
     first, sure, chance = headline(found)
     assert first == (
         "Without any training, use yarn: at 32 bytes, 2 times the trained length, its loss is "
-        "2.500 bits a byte (not stretched 4.000, a plain sliding window 2.400), and it finds "
-        "50% of the needles (not stretched 10%, a plain sliding window 5%)."
+        "2.500 bits a byte (not stretched: 4.000, a plain sliding window: 2.400), and it finds "
+        "50% of the needles (not stretched: 10%, a plain sliding window: 5%)."
     )
     assert "ntk cannot be told from it by its loss" in sure
     assert "rerope, the next that loses more, costs 0.200 ± 0.000 bits a byte more" in sure

@@ -120,7 +120,9 @@ def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
     ]
 
     def beside(shown: Sequence[str]) -> str:
-        pairs = ", ".join(f"{name} {value}" for (name, _), value in zip(others, shown, strict=True))
+        pairs = ", ".join(
+            f"{name}: {value}" for (name, _), value in zip(others, shown, strict=True)
+        )
         return f" ({pairs})" if pairs else ""
 
     what = "size" if study.unit == "pixel" else "length"
