@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.backends.tiled import blockwise, engine, images, plan, tiles
+from posenc.attention.backends.tiled import blockwise, engine, images, passes, plan, tiles
+from posenc.attention.backends.tiled.memory import Skewed
 from posenc.attention.backends.tiled.plan import Band
-from posenc.attention.backends.tiled.tiles import Pitched
 from posenc.errors import BackendRefusal
 
 METHODS = (
@@ -54,7 +54,7 @@ def _tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
             ("TILE", (16, 24)),
             ("LANES", 4),
         ):
-            monkeypatch.setattr(engine, name, value)
+            monkeypatch.setattr(passes if name != "LANES" else engine, name, value)
         monkeypatch.setattr(tiles, "PIECE", 7)
         monkeypatch.setattr(plan, "LEAST", 4)
         monkeypatch.setattr(blockwise, "BUDGET", 2000)
@@ -120,7 +120,7 @@ def test_without_structured_form_by_blocks(name: str) -> None:
     got, expected = (run(encoding, grid, tensors, way) for way in ("tiled", "reference"))
     for mine, theirs in zip(got, expected, strict=True):
         # Offsets are float32, and with them what their function's parameters get.
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("sides", [(7, 9), (1, 13), (13, 1), (20, 17)])
@@ -221,9 +221,9 @@ def test_the_same_twice() -> None:
             assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["t5", "shaw", "deberta", "transformer_xl"])
+@pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "deberta", "transformer_xl"])
 def test_side_by_side_equals_alone(name: str) -> None:
-    """Workers share nothing that they write, and sums do not depend on who is first."""
+    """Workers (ALiBi's heads have bands of their own) share nothing that they write."""
     grid = Grid.of(Layout.sequence(300))
     encoding, tensors = make(name, causal=False), inputs(grid)
     threads = torch.get_num_threads()
@@ -303,7 +303,19 @@ def test_the_operators_are_well_registered() -> None:
     nothing = [None] * 6
     torch.library.opcheck(
         torch.ops.posenc.tiled.default,
-        (q.detach().requires_grad_(), k, v, line, *nothing, [0, 1, -1, -1], 0.0, 0, True, False),
+        (
+            q.detach().requires_grad_(),
+            k,
+            v,
+            line,
+            *nothing,
+            0.4,
+            [0, 1, -1, -1],
+            0.0,
+            0,
+            True,
+            False,
+        ),
     )
 
 
@@ -345,15 +357,15 @@ def test_refuses_irregular_layouts_while_compiling() -> None:
 
 def test_a_product_in_the_skewed_reading_is_shifted_row_by_row() -> None:
     """Two queries, three keys, worked by hand: row r of the product moves r places to the left."""
-    memory = Pitched(1, 2, 3, like=torch.empty(0))
-    memory.skewed(2, 3).copy_(torch.tensor([[[1.0, 2, 3, 4], [5, 6, 7, 8]]]))
-    assert memory.tile(2, 3).tolist() == [[[1, 2, 3], [6, 7, 8]]]
-    memory.clear()
-    memory.tile(2, 3).copy_(torch.tensor([[[1.0, 2, 3], [4, 5, 6]]]))
-    assert memory.skewed(2, 3).sum(1).tolist() == [[1, 6, 8, 6]]
-    turned = Pitched(1, 3, 2, like=torch.empty(0))
-    turned.full(3, 4).copy_(torch.arange(12.0).view(1, 3, 4))
-    assert turned.turned(2, 3).tolist() == [[[0, 5, 10], [1, 6, 11]]]
+    memory = Skewed("by hand", torch.empty(0))
+    memory.memory.of(8).fill_(torch.nan)
+    tile, whole = memory.of(1, 2, 3)
+    whole.copy_(torch.tensor([[[1.0, 2, 3, 4], [5, 6, 7, 8]]]))
+    assert tile.tolist() == [[[1, 2, 3], [6, 7, 8]]]
+    for rows, columns, sums in ((2, 3, [1, 6, 8, 6]), (1, 2, [1, 2]), (2, 3, [1, 6, 8, 6])):
+        tile, whole = memory.of(1, rows, columns, cleared=True)
+        tile.copy_(torch.tensor([[[1.0, 2, 3], [4, 5, 6]]])[:, :rows, :columns])
+        assert whole.sum(1).tolist() == [sums]
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -176,9 +176,24 @@ class TransformerXL(ScoreTerm):
         return (k @ self.biases.content.to(k).unsqueeze(-1)).squeeze(-1)
 
     def _rows(self, grid: Grid, like: Tensor) -> Float[Tensor, "H N D"]:
-        """``W r(-Δ)`` at every offset Δ of a regular grid, ascending."""
-        sine, cosine = self._waves(-grid.line(device=like.device).to(torch.float32))
-        return torch.cat([sine, cosine], dim=-1).to(like) @ self.weight.to(like).mT
+        """``W r(-Δ)`` at every offset Δ of a regular grid, ascending.
+
+        The sines' part of ``W r(x)`` is odd and the cosines' even: each distance is projected once.
+        """
+        first, last = _first(grid), grid.require_shift() + grid.key.length - 1
+        if first >= 0 or last <= 0:
+            odd, even = self._projected(-grid.line(device=like.device).to(torch.float32), like)
+            return odd + even
+        distances = torch.arange(max(-first, last) + 1.0, device=like.device)
+        odd, even = self._projected(distances, like)
+        behind = (even + odd)[:, 1 : 1 - first].flip(1)
+        return torch.cat([behind, (even - odd)[:, : last + 1]], dim=1)
+
+    def _projected(self, x: Float[Tensor, "N"], like: Tensor) -> tuple[Tensor, Tensor]:
+        """The sines' part and the cosines' part of ``W r(x)``, ``[H, N, D]`` each."""
+        for_sines, for_cosines = self.weight.to(like).chunk(2, dim=-1)
+        sine, cosine = self._waves(x)
+        return sine.to(like) @ for_sines.mT, cosine.to(like) @ for_cosines.mT
 
     def _factors(
         self, q: Float[Tensor, "B H Q D"], grid: Grid

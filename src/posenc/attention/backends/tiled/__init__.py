@@ -88,7 +88,10 @@ def _attend_regular(problem: Problem) -> Tensor:
     heads, wide = problem.heads, torch.promote_types(problem.q.dtype, torch.float32)
     terms = read_offsets(problem.lowered, problem.grid, device=problem.q.device)
     q, k, v = (x.to(wide) for x in (problem.q, problem.k, problem.v))
-    q, k, v = _widen(q * problem.scale, repeat_heads(k, heads), repeat_heads(v, heads), terms)
+    k, v, scale = repeat_heads(k, heads), repeat_heads(v, heads), problem.scale
+    if terms.factors:
+        q, k, v = _widen(q * scale, k, v, terms)
+        scale = 1.0
     line = None if terms.line is None else terms.line.to(wide)
     place = [
         problem.grid.require_shift(),
@@ -98,23 +101,24 @@ def _attend_regular(problem: Problem) -> Tensor:
     ]
     batch = q.shape[0]
     output: Tensor = tiled(
-        q.flip(2),
+        q,
         k,
         v,
         line,
-        None if terms.left is None else terms.left.to(wide).expand(batch, -1, -1, -1).flip(2),
+        None if terms.left is None else terms.left.to(wide).expand(batch, -1, -1, -1),
         _contiguous(terms.left_rows, wide),
         None if terms.right is None else terms.right.to(wide).expand(batch, -1, -1, -1),
         _contiguous(terms.right_rows, wide),
         None if terms.column is None else terms.column.to(wide).expand(batch, -1, -1),
         _contiguous(terms.value_rows, wide),
+        scale,
         place,
         problem.dropout,
         int(torch.randint(2**31, ()).item()) if problem.dropout else 0,
         line is not None and line.requires_grad and torch.is_grad_enabled(),
         not problem.grid.causal and _wants_sums(line, terms),
     )[0]
-    return output[..., : problem.v.shape[-1]].flip(2).to(problem.v.dtype)
+    return output[..., : problem.v.shape[-1]].to(problem.v.dtype)
 
 
 def _attend_images(problem: Problem) -> Tensor:
@@ -146,8 +150,6 @@ def _wants_sums(line: Tensor | None, terms: Regular) -> bool:
 
 def _widen(q: Tensor, k: Tensor, v: Tensor, terms: Regular) -> tuple[Tensor, Tensor, Tensor]:
     """Low-rank terms as extra columns; then all of one width, which the fused kernel wants."""
-    if not terms.factors:
-        return q, k, v
     size = (*q.shape[:2], -1, -1)
     q = torch.cat([q, *(f.query.to(q).expand(size) for f in terms.factors)], dim=-1)
     k = torch.cat([k, *(f.key.to(k).expand(size) for f in terms.factors)], dim=-1)

@@ -8,7 +8,6 @@ with a gap after each image row, read with a stride one less, and along rows sli
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,8 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.attention.backends.tiled.memory import Memory
 from posenc.attention.backends.tiled.stock import Partial, join, stock_backward, stock_forward
-from posenc.attention.backends.tiled.workers import side_by_side, workers
+from posenc.attention.backends.tiled.workers import side_by_side
 from posenc.encoding import Gathered, Lowered
 from posenc.layout import Grid
 
@@ -27,7 +27,7 @@ TILE = (256, 2048)
 """Queries and keys, about, of a piece of the bias."""
 
 LANES = 4
-"""Heads at a time at most."""
+"""Heads at a time at most on one core."""
 
 
 def serves_images(grid: Grid, lowered: Sequence[Lowered] | None) -> bool:
@@ -75,7 +75,7 @@ class _Image:
         self.q, self.k, self.v, self.table = q, k, v, table
         self.rows, self.columns, self.key_rows, self.key_columns = extents
         self.heads = q.shape[1]
-        self.memory = _Memory(q)
+        self.memory = Memory("logits", q)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """The image rows of queries, a tile's at a time."""
@@ -104,7 +104,8 @@ class _Image:
                 mask = self.bias(begin, end, low, high).unsqueeze(0)
                 q, k, v = self.q[:, :, at], self.k[:, :, to], self.v[:, :, to]
                 parts.append(stock_forward(q, k, v, mask))
-            into.put(at.start, at.stop, join(parts))
+            whole = join(parts)
+            into.output[:, :, at], into.total[:, :, at] = whole.output, whole.total
 
     def backward(
         self, whole: Partial, gradient: Tensor, into: Sequence[Tensor], *, table: bool
@@ -130,7 +131,7 @@ class _Image:
         gradients = torch.cat([gradient, -inner], dim=-1)[0]
         keys, values = (torch.nn.functional.pad(x, (0, 1), value=1.0)[0] for x in (self.k, self.v))
         q, k, plain = self.q[0], self.k[0], gradient[0]
-        room, sums = _Memory(q), _TableSums(self)
+        room, sums = Memory("slopes", q), _TableSums(self)
         for begin, end in self.blocks():
             at = slice(begin * self.columns, end * self.columns)
             for low, high in self.stretches():
@@ -143,20 +144,6 @@ class _Image:
                 into[0][0, :, at].baddbmm_(slopes, k[:, to])
                 into[1][0, :, to].baddbmm_(slopes.mT, q[:, at])
                 sums.add(slopes, begin, end, low, high, into[3])
-
-
-class _Memory:
-    """Memory that is used again and again: new memory is slow to touch."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.numbers = like.new_empty(0)
-
-    def of(self, *size: int) -> Tensor:
-        """The beginning of it in this shape, with anything in it."""
-        count = math.prod(size)
-        if self.numbers.numel() < count:
-            self.numbers = self.numbers.new_empty(count)
-        return self.numbers[:count].view(size)
 
 
 def _ranges(rows: int, tokens: int, columns: int) -> Iterator[tuple[int, int]]:
@@ -210,25 +197,21 @@ def tiled_image(
     """
     into = Partial(torch.empty_like(q), q.new_empty(q.shape[:3]))
 
-    def work(_: int, shares: Sequence[tuple[int, slice]]) -> None:
-        for batch, heads in shares:
+    def work(heads: slice) -> None:
+        for batch in range(q.shape[0]):
             row = slice(batch, batch + 1)
             image = _Image(q[row, heads], k[row, heads], v[row, heads], table[heads], extents)
             image.forward(into.part(batch, (heads.start, heads.stop)))
 
-    side_by_side(work, _shares(q))
+    side_by_side(work, _lanes(q))
     return into.output, into.total
 
 
-def _shares(q: Tensor) -> list[tuple[int, slice]]:
-    """Heads of a batch row that are done together."""
-    rows, heads = q.shape[:2]
-    lanes = min(LANES, -(-rows * heads // workers(rows * heads)))
-    return [
-        (batch, slice(begin, min(begin + lanes, heads)))
-        for batch in range(rows)
-        for begin in range(0, heads, lanes)
-    ]
+def _lanes(q: Tensor) -> list[slice]:
+    """Heads that are done together, in all batch rows."""
+    heads = q.shape[1]
+    most = min(LANES, -(-heads // torch.get_num_threads()))
+    return [slice(begin, min(begin + most, heads)) for begin in range(0, heads, most)]
 
 
 @tiled_image.register_fake
@@ -250,24 +233,20 @@ def tiled_image_backward(
 ) -> list[Tensor]:
     """Gradients of q, k, v and of the table, which is zero where it is not wanted."""
     into = [torch.zeros_like(x) for x in (q, k, v, table)]
-    whole, shares = Partial(output, total), _shares(q)
-    # Batch rows share the table: each worker sums its gradient apart.
-    tables = [into[3], *(torch.zeros_like(table) for _ in range(workers(len(shares)) - 1))]
+    whole = Partial(output, total)
 
-    def work(worker: int, mine: Sequence[tuple[int, slice]]) -> None:
-        for batch, heads in mine:
+    def work(heads: slice) -> None:
+        for batch in range(q.shape[0]):
             row = slice(batch, batch + 1)
             image = _Image(q[row, heads], k[row, heads], v[row, heads], table[heads], extents)
             image.backward(
                 whole.part(batch, (heads.start, heads.stop)),
                 gradient[row, heads],
-                [*(x[row, heads] for x in into[:3]), tables[worker][heads]],
+                [*(x[row, heads] for x in into[:3]), into[3][heads]],
                 table=table_wanted,
             )
 
-    side_by_side(work, shares)
-    for other in tables[1:]:
-        into[3].add_(other)
+    side_by_side(work, _lanes(q))
     return into
 
 

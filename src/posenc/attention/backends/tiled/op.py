@@ -13,6 +13,7 @@ from torch import Tensor
 
 from posenc.attention.backends.tiled import engine
 from posenc.attention.backends.tiled.operands import Operands
+from posenc.attention.backends.tiled.passes import Saved
 from posenc.attention.backends.tiled.plan import Band
 from posenc.attention.backends.tiled.stock import Partial
 from posenc.attention.backends.tiled.tiles import Dropout
@@ -34,6 +35,7 @@ def tiled(
     right_rows: Tensor | None,
     column: Tensor | None,
     value_rows: Tensor | None,
+    scale: float,
     place: Sequence[int],
     dropout: float,
     seed: int,
@@ -42,10 +44,12 @@ def tiled(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Attention over a regular grid: output, totals, and the same for the keys far ahead.
 
+    All but the first are for the backward pass.
+
     Args: as ``Operands``; ``line_wanted`` tells that the line's gradient will be wanted;
-        ``keep_ahead`` keeps the last two for the backward pass, which are empty otherwise.
+        ``keep_ahead`` keeps the last two, which are empty otherwise.
     """
-    x = Operands(q, k, v, line, left, left_rows, right, right_rows, column, value_rows)
+    x = Operands(q, k, v, line, left, left_rows, right, right_rows, column, value_rows, scale)
     saved = engine.forward(
         x,
         _band(q, k, place),
@@ -104,6 +108,7 @@ def tiled_backward(
     right_rows: Tensor | None,
     column: Tensor | None,
     value_rows: Tensor | None,
+    scale: float,
     place: Sequence[int],
     dropout: float,
     seed: int,
@@ -115,17 +120,18 @@ def tiled_backward(
         gradient: of the output; saved: what ``tiled`` returned.
         line_wanted: whether that of the line is wanted; it is empty otherwise.
     """
-    x = Operands(q, k, v, line, left, left_rows, right, right_rows, column, value_rows)
+    x = Operands(q, k, v, line, left, left_rows, right, right_rows, column, value_rows, scale)
     output, total, *ahead = saved
+    whole = Partial(output, total)
     into = engine.backward(
         x,
         _band(q, k, place),
-        engine.Saved(Partial(output, total), Partial(*ahead) if ahead[1].numel() else None),
-        gradient.contiguous(),
+        Saved(whole, Partial(*ahead) if ahead[1].numel() else None),
+        gradient,
         _dropout(dropout, seed),
         line=line_wanted,
     )
-    found = [into.q, into.k, into.v]
+    found = [into.q.mul_(scale), into.k, into.v]
     for name in TERMS:
         if getattr(x, name) is not None:
             given: Tensor | None = getattr(into, name)
@@ -147,9 +153,9 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, (place, dropout, seed, line_wanted, _) = inputs[:10], inputs[10:]
+    tensors, (scale, place, dropout, seed, line_wanted, _) = inputs[:10], inputs[10:]
     ctx.save_for_backward(*tensors, *output)
-    ctx.rest = (place, dropout, seed, line_wanted)
+    ctx.rest = (scale, place, dropout, seed, line_wanted)
     ctx.mark_non_differentiable(*output[1:])
 
 
@@ -160,7 +166,7 @@ def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tenso
     gradients = [None if tensor is None else next(found) for tensor in tensors]
     if not ctx.rest[-1]:
         gradients[3] = None
-    return (*gradients, None, None, None, None, None)
+    return (*gradients, None, None, None, None, None, None)
 
 
 tiled.register_autograd(_differentiate, setup_context=_keep)

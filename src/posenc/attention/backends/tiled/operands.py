@@ -1,8 +1,10 @@
-"""What the tiled backend computes with: everything in one dtype, queries from the last to first."""
+"""What the tiled backend computes with: everything in one dtype."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,23 +12,23 @@ from torch import Tensor
 
 from posenc.attention.backends.tiled.plan import Band, Kind
 
-__all__ = ["Operands"]
+__all__ = ["Operands", "put_reversed", "reversed_rows"]
 
-SHARED = ("line", "left_rows", "right_rows", "value_rows")
-"""What several heads or batch rows read."""
+ROWS = ("left_rows", "right_rows", "value_rows")
 
 
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """Queries (reversed and scaled), keys, values and terms of one regular problem; or gradients.
+    """Queries, keys, values and terms of one regular problem; or gradients of them.
 
     Args:
         q: ``[B, H, Q, D]``; k: ``[B, H, K, D]``; v: ``[B, H, K, E]``.
         line: ``[H, W]``.
-        left: ``[B, H, Q, F]``, reversed as q; left_rows ``[h, W, F]`` with h = H or 1.
+        left: ``[B, H, Q, F]``; left_rows ``[h, W, F]`` with h = H or 1.
         right: ``[B, H, K, F]``; right_rows ``[h, W, F]``.
         column: ``[B, H, K]``.
         value_rows: ``[h, W, E]``.
+        scale: factor of the products of q and k.
     """
 
     q: Float[Tensor, "B H Q D"]
@@ -39,6 +41,7 @@ class Operands:
     right_rows: Float[Tensor, "h W F"] | None = None
     column: Float[Tensor, "B H K"] | None = None
     value_rows: Float[Tensor, "h W E"] | None = None
+    scale: float = 1.0
 
     @property
     def table_only(self) -> bool:
@@ -55,22 +58,50 @@ class Operands:
                 return tensor if shared else tensor[slice(*heads)]
             return tensor[batch : batch + 1, slice(*heads)]
 
+        return self._with({name: choose(name, x) for name, x in self._tensors().items()})
+
+    def block(self, begin: int, end: int) -> Operands:
+        """With these queries alone, counted from the last one, reversed and scaled."""
+        q = reversed_rows(self.q, begin, end).mul_(self.scale)
+        left = None if self.left is None else reversed_rows(self.left, begin, end)
+        return replace(self, q=q, left=left, scale=1.0)
+
+    def empty_block(self, rows: int) -> Operands:
+        """The same memory, but zeros for the gradients of a block of queries."""
+        q = self.q.new_zeros(*self.q.shape[:2], rows, self.q.shape[3])
+        left = self.left
+        if left is not None:
+            left = left.new_zeros(*left.shape[:2], rows, left.shape[3])
+        return replace(self, q=q, left=left)
+
+    def put_block(self, begin: int, end: int, block: Operands) -> None:
+        """Write gradients of a block of queries where they belong."""
+        put_reversed(self.q, begin, end, block.q)
+        if self.left is not None and block.left is not None:
+            put_reversed(self.left, begin, end, block.left)
+
+    def _tensors(self) -> dict[str, Tensor]:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{n: choose(n, t) for n, t in given.items() if t is not None})
+        return {name: value for name, value in given.items() if isinstance(value, Tensor)}
+
+    def _with(self, tensors: Mapping[str, Any]) -> Operands:
+        return replace(self, **tensors)
 
     def far_place(self, kind: Kind) -> int:
         """A place in the outermost bucket of one side."""
-        return 0 if kind == "behind" else self.q.shape[2] + self.k.shape[2] - 2
+        if kind == "behind":
+            return 0
+        read = (self.line, self.left_rows, self.right_rows, self.value_rows)
+        return next(x.shape[1] for x in read if x is not None) - 1
 
-    def far_query(self, kind: Kind, begin: int, end: int) -> Float[Tensor, "B H R"]:
-        """What is added to the logits of queries against keys far on one side."""
-        place = self.far_place(kind)
-        added = self.q.new_zeros(*self.q.shape[:2], end - begin)
+    def far_query(self, kind: Kind) -> Float[Tensor, "B H R"]:
+        """What is added to the logits of a block's queries against keys far on one side."""
+        added = self.q.new_zeros(self.q.shape[:3])
         if self.line is not None:
-            added = added + self.line[:, place].unsqueeze(-1)
+            added = added + self.line[:, self.far_place(kind)].unsqueeze(-1)
         if self.left is not None and self.left_rows is not None:
-            row = self.left_rows[:, place].unsqueeze(-1)
-            added = added + (self.left[:, :, begin:end] @ row).squeeze(-1)
+            row = self.left_rows[:, self.far_place(kind)].unsqueeze(-1)
+            added = added + (self.left @ row).squeeze(-1)
         return added
 
     def far_right(self, kind: Kind, begin: int, end: int) -> Float[Tensor, "B H C"]:
@@ -96,7 +127,7 @@ class Operands:
 
     def masked_line(self, band: Band) -> Float[Tensor, "h W"]:
         """The line with -inf where the band hides pairs; zeros for a line where there is none."""
-        width = self.q.shape[2] + self.k.shape[2] - 1
+        width = band.queries + band.keys - 1
         line = self.q.new_zeros(1, width) if self.line is None else self.line
         places = torch.arange(width, device=line.device)
         hidden = (places < band.first) | (places > band.last)
@@ -104,20 +135,44 @@ class Operands:
 
     def zeros(self, *, line: bool) -> Operands:
         """Room for the gradients of all there is, that of the line only if asked for."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = self._tensors()
         if not line:
-            del given["line"]
-        return Operands(**{n: torch.zeros_like(t) for n, t in given.items() if t is not None})
+            given.pop("line", None)
+        zeros: Mapping[str, Any] = {name: torch.zeros_like(x) for name, x in given.items()}
+        return Operands(**zeros)
 
-    def apart(self) -> Operands:
-        """The same memory, but other zeros for what batch rows and heads share."""
-        shared = {name: getattr(self, name) for name in SHARED}
-        zeros = {n: torch.zeros_like(t) for n, t in shared.items() if t is not None}
-        return replace(self, **zeros)
+    def whole_mask(self) -> Float[Tensor, "B H Q K"] | None:
+        """The line as the fused kernel's mask over all pairs, through a view; None: no line."""
+        if self.line is None:
+            return None
+        line = self.line.contiguous()
+        size = (self.q.shape[0], line.shape[0], self.q.shape[2], self.k.shape[2])
+        return line.as_strided(size, (0, line.stride(0), 1, 1))
 
-    def add_shared(self, other: Operands) -> None:
-        """Add what ``apart`` has summed."""
-        for name in SHARED:
+    def own_rows(self) -> Operands:
+        """The same memory, but other zeros for rows that all heads share."""
+        rows = {name: getattr(self, name) for name in ROWS}
+        return self._with({n: torch.zeros_like(t) for n, t in rows.items() if _shared(t)})
+
+    def add_rows(self, other: Operands) -> None:
+        """Add what is summed in ``own_rows``."""
+        for name in ROWS:
             mine, theirs = getattr(self, name), getattr(other, name)
-            if mine is not None:
+            if _shared(mine):
                 mine.add_(theirs)
+
+
+def _shared(rows: Tensor | None) -> bool:
+    return rows is not None and rows.shape[0] == 1
+
+
+def reversed_rows(x: Float[Tensor, "B H Q *F"], begin: int, end: int) -> Float[Tensor, "B H R *F"]:
+    """Queries ``begin`` to ``end`` counted from the last one, in that order; a copy."""
+    return x[:, :, x.shape[2] - end : x.shape[2] - begin].flip(2)
+
+
+def put_reversed(
+    x: Float[Tensor, "B H Q *F"], begin: int, end: int, rows: Float[Tensor, "B H R *F"]
+) -> None:
+    """Write them back."""
+    x[:, :, x.shape[2] - end : x.shape[2] - begin] = rows.flip(2)

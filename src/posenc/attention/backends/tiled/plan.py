@@ -89,6 +89,11 @@ class Band:
         behind, ahead = (None, None) if reach is None else (zero - reach, zero + reach)
         return cls(queries, keys, zero, first, last, behind, ahead)
 
+    @property
+    def whole(self) -> bool:
+        """Whether every query sees every key."""
+        return self.first <= 0 and self.last >= self.queries + self.keys - 2
+
     def blocks(self, size: int) -> Iterator[tuple[int, int]]:
         """Ranges of queries, counted from the last one."""
         for begin in range(0, self.queries, size):

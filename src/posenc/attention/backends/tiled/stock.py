@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.attention.backends.tiled.operands import put_reversed, reversed_rows
+
 __all__ = ["Partial", "join", "stock_backward", "stock_forward"]
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -38,10 +40,14 @@ class Partial:
         row = slice(batch, batch + 1)
         return Partial(self.output[row, slice(*heads)], self.total[row, slice(*heads)])
 
+    def block(self, begin: int, end: int) -> Partial:
+        """Of queries counted from the last one, reversed."""
+        return Partial(*(reversed_rows(x, begin, end) for x in (self.output, self.total)))
+
     def put(self, begin: int, end: int, part: Partial) -> None:
-        """Write queries ``begin`` to ``end``."""
-        self.output[:, :, begin:end] = part.output
-        self.total[:, :, begin:end] = part.total
+        """Write them back."""
+        put_reversed(self.output, begin, end, part.output)
+        put_reversed(self.total, begin, end, part.total)
 
 
 def stock_forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Partial:
@@ -53,13 +59,14 @@ def stock_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, whole: Partial, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v through these keys, given the output and total over all keys."""
+    total = whole.total.masked_fill(whole.total == -torch.inf, torch.inf)
     given: tuple[Tensor, Tensor, Tensor] = _BACKWARD(
         gradient,
         q,
         k,
         v,
         whole.output,
-        whole.total,
+        total,
         0.0,
         False,
         attn_mask=mask,

@@ -16,37 +16,28 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["side_by_side", "workers"]
+__all__ = ["side_by_side"]
 
 Item = TypeVar("Item")
 
 
-def workers(items: int) -> int:
-    """How many would work on so many items."""
-    return max(1, min(torch.get_num_threads(), items))
-
-
-def side_by_side(work: Callable[[int, Sequence[Item]], None], items: Sequence[Item]) -> None:
-    """Call ``work(worker, its items)`` for every worker; each has every n-th item.
-
-    Which worker has which items depends on their numbers alone, so sums come out the same each
-    time.
-    """
-    count = workers(len(items))
-    shares = [items[worker::count] for worker in range(count)]
+def side_by_side(work: Callable[[Item], None], items: Sequence[Item]) -> None:
+    """Call ``work(item)`` for every item, as many at a time as there are cores."""
+    count = max(1, min(torch.get_num_threads(), len(items)))
     if count == 1:
-        work(0, shares[0])
+        for item in items:
+            work(item)
         return
     pool = _pool(os.getpid(), count)
     with _one_core_each():
-        running = [pool.submit(_work, work, worker, share) for worker, share in enumerate(shares)]
+        running = [pool.submit(_work, work, item) for item in items]
         for each in running:
             each.result()
 
 
-def _work(work: Callable[[int, Sequence[Item]], None], worker: int, items: Sequence[Item]) -> None:
+def _work(work: Callable[[Item], None], item: Item) -> None:
     with torch.no_grad():  # what the operators of a new thread would otherwise record
-        work(worker, items)
+        work(item)
 
 
 _lock = threading.Lock()
