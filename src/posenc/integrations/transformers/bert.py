@@ -6,12 +6,14 @@ from typing import Any
 
 from torch import nn
 
+from posenc.encodings.embedding.learned import Learned
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.family import Family, Written, require_config, stored_tensors
 from posenc.integrations.transformers.fields import Fields
 from posenc.integrations.transformers.table import Table
 from posenc.models import Encoder, EncoderConfig, MaskedLM
 from posenc.models.block import Activation
+from posenc.models.replacing import encodings_of
 
 __all__ = ["ACTIVATIONS", "BERT", "SIZES", "encoder_table", "with_head"]
 
@@ -112,6 +114,14 @@ def write(model: nn.Module, like: Fields) -> Written:
     if config.activation not in activations or config.types < 1:
         require_config(config, activation="gelu", types=2)
     encoder = model.encoder if isinstance(model, MaskedLM) else model
+    for encoding in encodings_of(model):
+        if not isinstance(encoding.embedding, Learned) or len(encoding.parts()) > 1:
+            raise ArgumentError(
+                "model",
+                expected="one encoded by learned alone",
+                got=" and ".join(type(part).__name__ for part in encoding.parts()) or "none",
+                remedy="Save it by model.save(folder), which keeps every encoding.",
+            )
     first = encoder.blocks.get_submodule("0.attention.encoding.embedding")
     fields = {
         **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
