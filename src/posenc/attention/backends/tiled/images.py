@@ -29,6 +29,9 @@ TILE = (256, 2048)
 LANES = 4
 """Heads at a time at most on one core."""
 
+FEW = 2**24
+"""Logits in all up to which all cores share each operator: to wake a thread would take longer."""
+
 
 def serves_images(grid: Grid, lowered: Sequence[Lowered] | None) -> bool:
     """Whether all there is are tables over the offsets between whole images that see each other."""
@@ -203,14 +206,16 @@ def tiled_image(
             image = _Image(q[row, heads], k[row, heads], v[row, heads], table[heads], extents)
             image.forward(into.part(batch, (heads.start, heads.stop)))
 
-    side_by_side(work, _lanes(q))
+    side_by_side(work, _lanes(q, k))
     return into.output, into.total
 
 
-def _lanes(q: Tensor) -> list[slice]:
+def _lanes(q: Tensor, k: Tensor) -> list[slice]:
     """Heads that are done together, in all batch rows."""
     heads = q.shape[1]
     most = min(LANES, -(-heads // torch.get_num_threads()))
+    if heads * q.shape[2] * k.shape[2] <= FEW:
+        most = heads
     return [slice(begin, min(begin + most, heads)) for begin in range(0, heads, most)]
 
 
@@ -246,7 +251,7 @@ def tiled_image_backward(
                 table=table_wanted,
             )
 
-    side_by_side(work, _lanes(q))
+    side_by_side(work, _lanes(q, k))
     return into
 
 
