@@ -177,6 +177,19 @@ def test_gradients_with_dropout_are_of_what_was_computed(name: str) -> None:
     assert loss(*tensors) == loss(*tensors)
 
 
+def test_dropout_is_the_same_with_any_number_of_threads() -> None:
+    encoding, (q, k, v) = make("shaw", causal=False), inputs(GRIDS["square"])
+    threads, outputs = torch.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            torch.manual_seed(0)
+            outputs.append(attend(q, k, v, GRIDS["square"], encoding, backend="tiled", dropout=0.3))
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(*outputs, atol=1e-12, rtol=1e-12)
+
+
 def test_dropout_drops_its_share() -> None:
     grid = Grid.of(Layout.sequence(300))
     q, k = torch.zeros(1, 2, 300, 8), torch.zeros(1, 2, 300, 8)

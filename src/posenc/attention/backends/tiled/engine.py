@@ -56,7 +56,7 @@ def forward(
         line: whether the gradient of the line will be wanted.
         keep_ahead: keep what the backward pass will need for an outermost bucket ahead.
     """
-    lanes = _lanes(x, band, constant=not line and dropout is None)
+    lanes = _lanes(x, band, dropout, line=line)
     apart = line and near.serves(x, band, dropout)
     keep_ahead = keep_ahead and (apart or not x.table_only)
     keep_ahead = keep_ahead and band.ahead is not None and band.behind is not None
@@ -95,7 +95,7 @@ def backward(
     Args:
         line: whether the gradient of the line is wanted; without it far less has to be done.
     """
-    lanes = _lanes(x, band, constant=not line and dropout is None)
+    lanes = _lanes(x, band, dropout, line=line)
     apart = line and near.serves(x, band, dropout)
     if (apart or not line) and _one_call(x, band, lanes, dropout):
         block, whole = x.block(0, band.queries), saved.whole.block(0, band.queries)
@@ -163,14 +163,19 @@ def _one_call(x: Operands, band: Band, lanes: Sequence[_Lane], dropout: Dropout 
     return all(lane.band == band for lane in lanes)
 
 
-def _lanes(x: Operands, band: Band, *, constant: bool) -> list[_Lane]:
-    """All heads, in groups that are done together."""
+def _lanes(x: Operands, band: Band, dropout: Dropout | None, *, line: bool) -> list[_Lane]:
+    """All heads, in groups that are done together.
+
+    What is dropped depends on the groups: those are then the same with any number of threads, which
+    may not be the same on the way back.
+    """
     most = TOGETHER
     if not x.table_only and x.q.device.type == "cpu":
-        most = min(LANES, -(-x.q.shape[1] // torch.get_num_threads()))
+        threads = torch.get_num_threads() if dropout is None else 1
+        most = min(LANES, -(-x.q.shape[1] // threads))
     return [
         _Lane(begin, min(begin + most, last), part)
-        for (first, last), part in _narrowed(x, band, constant=constant)
+        for (first, last), part in _narrowed(x, band, constant=not line and dropout is None)
         for begin in range(first, last, most)
     ]
 
