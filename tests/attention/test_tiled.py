@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.tiled import blockwise, engine, images, passes, plan, tiles
-from posenc.attention.backends.tiled.memory import Skewed
+from posenc.attention.backends.tiled.memory import Memory, Skewed, _Kept, release
 from posenc.attention.backends.tiled.plan import Band
 from posenc.errors import BackendRefusal
 
@@ -366,6 +366,18 @@ def test_refuses_irregular_layouts_while_compiling() -> None:
     compiled = torch.compile(step, backend="eager")
     with pytest.raises(BackendRefusal, match="inside a compiled graph"):
         compiled(q, k, v)
+
+
+def test_memory_is_kept_until_it_is_released() -> None:
+    grid, encoding = Grid.of(Layout.sequence(300)), make("t5", causal=False)
+    release()
+    run(encoding, grid, inputs(grid), "tiled")
+    first = Memory("logits", torch.empty(0, dtype=torch.float64)).of(10)
+    again = Memory("logits", torch.empty(0, dtype=torch.float64)).of(10)
+    assert first.data_ptr() == again.data_ptr()
+    assert sum(tensor.numel() for kept in _Kept.every for tensor in kept.values()) > 10
+    release()
+    assert not any(_Kept.every)
 
 
 def test_a_product_in_the_skewed_reading_is_shifted_row_by_row() -> None:

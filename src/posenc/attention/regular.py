@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.encoding import Gathered, Lowered, LowRank, Product
@@ -103,6 +103,14 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor | None:
     return sum(tensors[1:], tensors[0]) if tensors else None
 
 
+def _read(rows: Float[Tensor, "h N F"], place: Int[Tensor, "W"]) -> Float[Tensor, "h W F"]:
+    """``rows[:, place]``; on the CPU no copy where these are all the rows in their order."""
+    plain = place.device.type == "cpu" and not torch.compiler.is_compiling()
+    if plain and torch.equal(place, torch.arange(rows.shape[1], dtype=place.dtype)):
+        return rows
+    return rows[:, place]
+
+
 def _stack(
     products: Sequence[tuple[Product | None, Tensor]],
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -110,7 +118,7 @@ def _stack(
     found = [(product, place) for product, place in products if product is not None]
     if not found:
         return None, None
-    rows = [product.rows[:, place] for product, place in found]
+    rows = [_read(product.rows, place) for product, place in found]
     heads = max(each.shape[0] for each in rows)
     tokens = [product.tokens for product, _ in found]
     if len(found) == 1:

@@ -17,13 +17,14 @@ from types import TracebackType
 
 import torch
 
+from posenc.attention.backends.tiled.memory import release
 from posenc.lab.bench.case import Case
 from posenc.lab.bench.contenders import Contender
 from posenc.lab.machine import PeakMemory
 
 __all__ = ["MemoryMeter", "Peak"]
 
-WARM_LENGTH = 64
+WARM_LENGTH = 512
 """Tokens of a call made first, for what libraries allocate once."""
 
 SEPARATE_BLOCKS = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -138,6 +139,7 @@ def _measure(contender: Contender, case: Case) -> Peak | str:
     contender.prepare(case.at(min(case.length, WARM_LENGTH)).build()).both()
     prepared = contender.prepare(call)
     gc.collect()
+    release()  # or what an earlier call has kept would not count
     meter = PeakMemory(torch.device(case.device))
     output = prepared.run()
     forward = meter.used()
