@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.backends.tiled import blockwise, engine, images, passes, plan, tiles
+from posenc.attention.backends.tiled import blockwise, engine, images, near, passes, plan, tiles
 from posenc.attention.backends.tiled.memory import Memory, Skewed, _Kept, release
 from posenc.attention.backends.tiled.plan import Band
 from posenc.errors import BackendRefusal
@@ -58,6 +58,7 @@ def _tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(tiles, "PIECE", 7)
         monkeypatch.setattr(plan, "LEAST", 4)
         monkeypatch.setattr(blockwise, "BUDGET", 2000)
+        monkeypatch.setattr(near, "SHARE", 0.5)
 
 
 def make(name: str, *, causal: bool) -> Encoding:
