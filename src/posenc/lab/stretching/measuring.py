@@ -39,16 +39,13 @@ class Gauge(Protocol):
     def lengths(self) -> tuple[int, ...]:
         """At which it measures, the one that was asked for last."""
 
-    def measure(
-        self, model: nn.Module, *, limit: int | None = None, steps: int = 0, seconds: float = 0.0
-    ) -> Reading:
+    def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
         """All that is measured of one model.
 
         Args:
             model: stretched, or not.
             limit: the longest input that the model is given; longer ones are cut to it (images
                 scaled to it).
-            steps, seconds: of fine-tuning, as they are to be reported.
         """
 
     def facts(self, unit: str) -> dict[str, Any]:
@@ -109,9 +106,7 @@ class Ruler:
         width = max(1, self.lengths[0] // 2)
         return Targets.spread(len(self.text), width=width, longest=longest, count=self.windows)
 
-    def measure(
-        self, model: nn.Module, *, limit: int | None = None, steps: int = 0, seconds: float = 0.0
-    ) -> Reading:
+    def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
         """See ``Gauge``. There is no limit: every causal model reads texts of any length."""
         device = next(model.parameters()).device
         longest = self.lengths[-1]
@@ -139,8 +134,6 @@ class Ruler:
             copied={length: self._copied(run, length) for length in self.lengths},
             per_second=speed,
             peak_memory_bytes=memory,
-            steps=steps,
-            seconds=seconds,
             windows=tuple(round(float(each), 5) for each in bits[longest].mean(1)),
         )
 

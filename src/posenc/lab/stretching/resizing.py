@@ -72,9 +72,7 @@ class ImageRuler:
         """The sizes' longer sides."""
         return tuple(self.sizes)
 
-    def measure(
-        self, model: nn.Module, *, limit: int | None = None, steps: int = 0, seconds: float = 0.0
-    ) -> Reading:
+    def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
         """See ``Gauge``. With a limit images are shown at that size, however large they are."""
         features, classes = self._outputs(self.original, self.lengths[0])
         values: dict[str, dict[int, Tensor]] = {"right": {}, "agreement": {}, "cosine": {}}
@@ -99,8 +97,6 @@ class ImageRuler:
             cosine=means["cosine"],
             per_second=speed,
             peak_memory_bytes=memory,
-            steps=steps,
-            seconds=seconds,
             windows=tuple(round(float(each), 5) for each in deciding),
         )
 

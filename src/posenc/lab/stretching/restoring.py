@@ -68,9 +68,7 @@ class MaskedRuler:
         windows = min(MOST, max(FEWEST, BUDGET // longest), len(ids) // longest)
         return cls(ids, masked, text.marks, lengths, windows)
 
-    def measure(
-        self, model: nn.Module, *, limit: int | None = None, steps: int = 0, seconds: float = 0.0
-    ) -> Reading:
+    def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
         """See ``Gauge``. With a limit a context is cut to so many tokens around what is scored."""
         read = {length: min(length, limit or length) for length in self.lengths}
         bits = {length: self._bits(model, *self._middle(length)) for length in set(read.values())}
@@ -92,8 +90,6 @@ class MaskedRuler:
             by_position=tuple((place + begins, value) for place, value in by_position),
             per_second=speed,
             peak_memory_bytes=memory,
-            steps=steps,
-            seconds=seconds,
             windows=tuple(round(float(each), 5) for each in last[~last.isnan()]),
         )
 

@@ -73,9 +73,7 @@ class RetrievalRuler:
         documents = ids[begins.unsqueeze(1) + torch.arange(size)]
         return cls(documents, text.marks, lengths, passage)
 
-    def measure(
-        self, model: nn.Module, *, limit: int | None = None, steps: int = 0, seconds: float = 0.0
-    ) -> Reading:
+    def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
         """See ``Gauge``. With a limit only the first so many tokens of a document are read."""
         hits = {length: self._hits(model, length, limit) for length in self.lengths}
         longest = self.lengths[-1]
@@ -85,8 +83,6 @@ class RetrievalRuler:
             needles={n: tuple(hit.double().mean(1).tolist()) for n, hit in hits.items()},
             per_second=speed,
             peak_memory_bytes=memory,
-            steps=steps,
-            seconds=seconds,
             windows=tuple(hits[longest].double().mean(0).tolist()),
         )
 

@@ -315,7 +315,8 @@ def _examine(
     except ArgumentError as error:
         return replace(found, failed=str(error)), None
     say("measuring again")
-    return replace(found, tuned=gauge.measure(model, steps=tuning.steps, seconds=seconds)), model
+    tuned = replace(gauge.measure(model), steps=tuning.steps, seconds=seconds)
+    return replace(found, tuned=tuned), model
 
 
 def _claims(contender: Contender) -> tuple[Claimed, ...]:
