@@ -13,10 +13,10 @@ import pytest
 from samples import ACCURACY, sample
 
 from posenc.errors import OutputError
+from posenc.lab.answer import summarise
 from posenc.lab.report import write_report
 from posenc.lab.report.charts import draw_charts
 from posenc.lab.results import Comparison
-from posenc.lab.statistics import summarise
 
 
 def test_files(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from samples import ACCURACY, LOSS, sample
 
+from posenc.lab.answer import Summary, summarise
 from posenc.lab.results import Measurement, Refusal
-from posenc.lab.statistics import Summary, estimate, paired_difference, summarise
+from posenc.lab.statistics import estimate, paired_difference
 
 
 def row_of(summary: Summary, name: str):  # type: ignore[no-untyped-def]

@@ -19,10 +19,11 @@ from posenc.cli.console import ERRORS, EXIT_CODES, OUT, print_json
 from posenc.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from posenc.lab.answer import Summary
     from posenc.lab.progress import Event
     from posenc.lab.results import Comparison, Metric
     from posenc.lab.settings import Settings
-    from posenc.lab.statistics import Estimate, Summary
+    from posenc.lab.statistics import Estimate
 
 __all__ = ["compare"]
 
@@ -117,9 +118,9 @@ def compare(
     settings = _settings(
         out, {k: v for k, v in given.items() if v is not None}, resume=resume, replace=replace
     )
+    from posenc.lab.answer import summarise
     from posenc.lab.compare import compare as carry_out
     from posenc.lab.report import write_report
-    from posenc.lab.statistics import summarise
 
     command = shlex.join(["posenc", *sys.argv[1:]])
     with _Display(shown=not quiet and not json) as display:

@@ -7,7 +7,7 @@ A script that compares, writes the report and prints the answer::
     from posenc.lab.compare import compare
     from posenc.lab.report import write_report
     from posenc.lab.settings import Settings
-    from posenc.lab.statistics import summarise
+    from posenc.lab.answer import summarise
 
     if __name__ == "__main__":  # compare starts processes, which import this script
         comparison = compare(Settings(out=Path("out"), encodings=("rope", "alibi")))

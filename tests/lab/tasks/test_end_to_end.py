@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from posenc.lab.answer import summarise
 from posenc.lab.compare import compare
 from posenc.lab.jobs import Job, carry_out
 from posenc.lab.progress import Event
 from posenc.lab.report.charts import draw_charts
 from posenc.lab.report.page import render_page
 from posenc.lab.settings import Settings
-from posenc.lab.statistics import summarise
 from posenc.lab.tasks import TASKS
 from posenc.lab.workers import Done
 

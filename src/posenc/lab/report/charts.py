@@ -10,9 +10,10 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from posenc.lab.answer import Summary
 from posenc.lab.colours import COLOURS
 from posenc.lab.results import Comparison, Metric
-from posenc.lab.statistics import Summary, estimate
+from posenc.lab.statistics import estimate
 
 __all__ = ["Chart", "draw_charts"]
 

@@ -15,10 +15,10 @@ from typing import Any
 import vl_convert
 
 from posenc.errors import OutputError
+from posenc.lab.answer import Summary, summarise
 from posenc.lab.report.charts import Chart, draw_charts
 from posenc.lab.report.page import render_page
 from posenc.lab.results import Comparison
-from posenc.lab.statistics import Summary, summarise
 from posenc.storage import make_folder, write_bytes
 
 __all__ = ["ReportFiles", "write_report"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import vl_convert
 from markupsafe import Markup
 
+from posenc.lab.answer import Summary
 from posenc.lab.html import environment, source
 from posenc.lab.report.charts import Chart
 from posenc.lab.results import Comparison
-from posenc.lab.statistics import Estimate, Summary
+from posenc.lab.statistics import Estimate
 
 __all__ = ["render_page"]
 
