@@ -13,14 +13,15 @@ import posenc
 
 PACKAGE = Path(posenc.__file__).parent
 
-FOUNDATION = {"errors", "layout", "encoding", "entry"}
+FOUNDATION = {"errors", "layout", "grid", "encoding", "entry"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "layout": {"errors"},
-    "encoding": {"errors", "layout"},
+    "grid": {"errors", "layout"},
+    "encoding": {"errors", "layout", "grid"},
     "entry": {"errors", "encoding"},
     "storage": {"errors"},
-    "transforms": {"errors", "layout"},
+    "transforms": {"errors", "layout", "grid"},
     "encodings": FOUNDATION,
     "attention": FOUNDATION - {"entry"},
     "registry": FOUNDATION | {"encodings"},

@@ -8,7 +8,8 @@ from posenc.encoding import (
     ScoreTerm,
     ValueTerm,
 )
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 from posenc.registry import ENCODINGS, create, create_layers
 
 __all__ = [

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc import Layout
 from posenc.errors import ArgumentError, LengthError
-from posenc.layout import Grid
+from posenc.grid import Grid
 from posenc.models import Decoder, DecoderConfig, in_segments
 from posenc.registry import ENCODINGS
 

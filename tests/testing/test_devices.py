@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 from posenc.registry import ENCODINGS
 from posenc.testing import Subject
 from posenc.testing.subject import DIM, HEAD_DIM, HEADS, LENGTH

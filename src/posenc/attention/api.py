@@ -19,7 +19,7 @@ from posenc.attention.posing import Posing
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding
 from posenc.errors import BackendRefusal, UnknownNameError
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["BACKENDS", "VARIANTS", "Explanation", "attend", "explain"]
 

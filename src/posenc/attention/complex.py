@@ -12,7 +12,7 @@ from posenc.attention.api import attend
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding, ScoreTerm
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["ComplexProduct", "attend_complex"]
 

@@ -15,7 +15,8 @@ from posenc.attention.prefix_sums import Keys, LinearState, Queries, weighted_me
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["FEATURES", "FeatureMap", "LinearAttention", "LinearState", "attend_linear"]
 

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import Encoding, Gathered, Lowered, LowRank
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["is_constant_table", "lower", "offset_line", "reads_tokens", "repeat_heads"]
 

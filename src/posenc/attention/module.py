@@ -12,7 +12,8 @@ from posenc.attention.api import attend
 from posenc.attention.cache import LayerCache
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["Attention", "Context", "Rows"]
 

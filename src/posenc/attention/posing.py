@@ -8,7 +8,7 @@ from torch import Tensor
 from posenc.attention.backends.base import Backend, Problem
 from posenc.attention.lowering import lower, reads_tokens, repeat_heads
 from posenc.encoding import Encoding, Rotation
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["Posing"]
 

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.encoding import Gathered, Lowered, LowRank, Product
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["Regular", "reach_of", "read_offsets", "reads_offsets"]
 

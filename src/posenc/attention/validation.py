@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["validate"]
 

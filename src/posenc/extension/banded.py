@@ -14,7 +14,8 @@ from torch import Tensor
 from posenc.encoding import ScoreTerm
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rotation import require_width, rotate, still_where_special
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["Band", "BandedRope", "within"]
 

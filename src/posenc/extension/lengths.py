@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["seen_lengths"]
 

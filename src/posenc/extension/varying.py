@@ -16,7 +16,8 @@ from posenc.encodings.query_key.rotation import (
     still_where_special,
 )
 from posenc.extension.lengths import seen_lengths
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["VaryingRope"]
 

@@ -13,7 +13,8 @@ from posenc.attention.api import BACKENDS, explain
 from posenc.encoding import Encoding
 from posenc.entry import Entry
 from posenc.errors import BackendRefusal
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 from posenc.registry import ENCODINGS, create
 
 __all__ = ["SITES", "SIZES", "Document", "Sheet", "group", "sheet"]

@@ -8,7 +8,8 @@ import torch
 
 from posenc.attention import explain
 from posenc.errors import ArgumentError
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 from posenc.models import Decoder
 from posenc.models.stack import StackConfig
 

@@ -10,8 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding, Gathered, Lowered
+from posenc.grid import Grid
 from posenc.lab.panels import Curves, Heat, Panel, Trail
-from posenc.layout import Grid, Layout
+from posenc.layout import Layout
 
 __all__ = ["Sitter"]
 

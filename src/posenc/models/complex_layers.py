@@ -16,7 +16,8 @@ from posenc.attention import LayerCache, attend_complex
 from posenc.attention.complex import ComplexProduct, side_by_side
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["ComplexAttention", "ComplexConv", "ComplexFeedForward", "ComplexLinear", "folded"]
 

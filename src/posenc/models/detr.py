@@ -14,7 +14,8 @@ from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.encodings.embedding.row_column import RowColumn
 from posenc.encodings.embedding.sine2d import Sine2d
 from posenc.errors import ArgumentError
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["AtAttention", "at_attention"]
 

@@ -12,7 +12,8 @@ from posenc.attention import BACKENDS, attend, explain
 from posenc.encoding import Encoding, Gathered, Lowered
 from posenc.encodings.query_key.rotation import turn
 from posenc.errors import BackendRefusal
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 from posenc.testing.subject import HEADS, LENGTH, Subject, agree, heads_of, observed
 
 __all__ = ["backends_agree", "grouped_heads_are_repeated", "lowered_is_forward"]

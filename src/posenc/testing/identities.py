@@ -19,7 +19,8 @@ from posenc.encodings.score.kerple import Kerple
 from posenc.encodings.score.sandwich import Sandwich
 from posenc.encodings.score.shaw import shaw
 from posenc.encodings.score.t5 import T5
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 from posenc.testing.subject import LawBroken, agree
 
 __all__ = ["IDENTITIES", "Identity"]

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from posenc.attention import LayerCache, attend
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 from posenc.testing.backend_laws import (
     backends_agree,
     grouped_heads_are_repeated,

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["attention_by_loops", "rotate_by_loops", "sinusoid_by_loops", "t5_bucket_by_loops"]
 

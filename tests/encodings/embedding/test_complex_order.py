@@ -15,7 +15,7 @@ from posenc import Layout
 from posenc.encodings.embedding.complex_order import ENTRY, ComplexOrder, Shared
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.layout import Grid
+from posenc.grid import Grid
 from posenc.testing import LAWS, Subject
 
 VOCABULARY = 7

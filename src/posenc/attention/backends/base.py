@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import Encoding, Lowered, Rotation
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["Backend", "Problem"]
 

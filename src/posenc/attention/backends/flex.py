@@ -19,7 +19,8 @@ from torch import Tensor
 from posenc.attention.backends.base import Backend, Problem
 from posenc.attention.regular import reads_offsets
 from posenc.encoding import Gathered, Lowered, LowRank, Product
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 if TYPE_CHECKING:  # takes 25 ms to import
     from torch.nn.attention.flex_attention import BlockMask

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from posenc.attention.backends.base import Backend, Problem
 from posenc.attention.lowering import is_constant_table, offset_line
 from posenc.encoding import Gathered, LowRank
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["Sdpa"]
 

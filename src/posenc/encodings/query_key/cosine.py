@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import QueryKeyTransform
 from posenc.errors import ArgumentError
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["CosineLogits"]
 

@@ -17,7 +17,8 @@ from posenc.encodings.running import Ranks
 from posenc.encodings.signals import require_signal
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["GrapeContextual"]
 

@@ -11,7 +11,8 @@ from posenc.encodings.frequencies import geometric_frequencies
 from posenc.encodings.query_key.rotation import Rotary, require_base, still_where_special
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["GrapeMultiplicative"]
 

@@ -13,7 +13,8 @@ from posenc.encoding import QueryKeyTransform
 from posenc.encodings.precision import without_autocast
 from posenc.encodings.query_key.rotation import one_a_head, require_width
 from posenc.errors import ArgumentError
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["MatrixRotary"]
 

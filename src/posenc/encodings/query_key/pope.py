@@ -19,7 +19,8 @@ from posenc.encodings.query_key.rotation import (
 )
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["Pope"]
 

@@ -13,7 +13,7 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rotation import Pairing
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["RopePp"]
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = [
     "Pairing",

@@ -14,7 +14,8 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rotation import Pairing
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["Xpos"]
 

@@ -10,7 +10,7 @@ from posenc.encodings.score.clipped import ClippedTable
 from posenc.encodings.score.gathering import gather_rows
 from posenc.encodings.score.shaw import ShawValues
 from posenc.entry import Citation, Claims, Entry
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["ContextualScores", "contextual"]
 

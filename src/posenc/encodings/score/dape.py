@@ -15,7 +15,7 @@ from posenc.encodings.score.fire import Fire
 from posenc.encodings.score.kerple import Kerple
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["Bias", "Dape"]
 

@@ -13,7 +13,7 @@ from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm
 from posenc.encodings.score.gathering import gather_rows
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["Clamp", "Deberta", "Lookup", "Projections", "RelativeEmbeddings", "deberta"]
 

@@ -10,7 +10,7 @@ from posenc.encoding import ScoreTerm
 from posenc.encodings.precision import wide_linear
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["Fire"]
 

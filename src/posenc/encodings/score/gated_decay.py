@@ -14,7 +14,8 @@ from posenc.encodings.precision import wide_linear
 from posenc.encodings.running import Ranks
 from posenc.encodings.signals import require_signal
 from posenc.errors import ArgumentError
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["GatedDecay"]
 

@@ -14,7 +14,7 @@ from posenc.encodings.score.piecewise import Buckets, Method, Piecewise, buckets
 from posenc.encodings.score.special import has_special, special_pairs
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["IrpeScore", "IrpeValue", "Mode", "irpe"]
 

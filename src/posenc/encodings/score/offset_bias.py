@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.encoding import Gathered, Lowered, ScoreTerm
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["OffsetBias"]
 

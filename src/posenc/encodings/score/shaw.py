@@ -9,7 +9,7 @@ from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm, Val
 from posenc.encodings.score.clipped import ClippedTable
 from posenc.encodings.score.gathering import gather_rows, sum_by_bucket
 from posenc.entry import Citation, Claims, Entry
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["ShawKeys", "ShawValues", "shaw"]
 

@@ -13,7 +13,7 @@ from posenc.encoding import ScoreTerm
 from posenc.encodings.running import Ranks
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import UnknownNameError
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["Remainder", "StickBreaking"]
 

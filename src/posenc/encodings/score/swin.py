@@ -14,7 +14,7 @@ from posenc.encodings.score.special import has_special, special_pairs
 from posenc.encodings.score.window import Window
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["Swin"]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from posenc.encoding import Gathered, Lowered, ScoreTerm
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["T5", "log_boundaries"]
 

@@ -14,7 +14,7 @@ from posenc.encodings.frequencies import geometric_frequencies
 from posenc.encodings.score.gathering import gather_rows
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["GlobalBiases", "TransformerXL", "transformer_xl"]
 

@@ -14,7 +14,8 @@ from posenc.encodings.precision import wide_linear
 from posenc.encodings.score.t5 import T5
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["Tupe"]
 

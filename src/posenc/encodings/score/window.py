@@ -11,7 +11,8 @@ from torch import Tensor
 
 from posenc.encodings.score.special import special_pairs
 from posenc.errors import ArgumentError, LengthError
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["Window"]
 

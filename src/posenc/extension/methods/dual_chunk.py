@@ -19,7 +19,7 @@ from posenc.extension.fitting import (
     require_length,
     require_rope,
 )
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["DualChunk", "dual_chunk"]
 

@@ -22,7 +22,8 @@ from posenc.entry import Citation
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import Misfit, require_length
 from posenc.extension.lengths import seen_lengths
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["LogN", "LogNScore", "log_n"]
 

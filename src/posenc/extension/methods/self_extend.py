@@ -19,7 +19,7 @@ from posenc.extension.fitting import (
     require_rope,
 )
 from posenc.extension.methods.rerope import require_window
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["SelfExtend", "self_extend"]
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from posenc.attention import attend
 from posenc.encoding import Encoding
+from posenc.grid import Grid
 from posenc.lab.bench.case import Call, parse_name
 from posenc.lab.bench.contenders import Contender, Plain, Prepared
-from posenc.layout import Grid
 from posenc.registry import ENCODINGS
 
 __all__ = ["Errors", "Expected", "expect"]

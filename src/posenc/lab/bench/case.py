@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
+from posenc.grid import Grid
 from posenc.lab.subjects import Recipe, require_encoding
-from posenc.layout import Grid, Layout
+from posenc.layout import Layout
 from posenc.registry import ENCODINGS, create
 
 __all__ = ["FROZEN", "Call", "Case", "parse_name", "past_only"]

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from posenc.attention.backends.base import Problem
 from posenc.attention.backends.definition import attend_by_definition
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["attend_blockwise"]
 

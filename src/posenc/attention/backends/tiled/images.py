@@ -19,7 +19,7 @@ from posenc.attention.backends.tiled.memory import Memory
 from posenc.attention.backends.tiled.stock import Partial, join, stock_backward, stock_forward
 from posenc.attention.backends.tiled.workers import side_by_side
 from posenc.encoding import Gathered, Lowered
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["image_table", "serves_images", "tiled_image"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from posenc.layout import Grid
+from posenc.grid import Grid
 
 __all__ = ["Band", "Kind", "Stretch"]
 

@@ -8,7 +8,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["Spacing", "labels_of", "spacing", "summary_of"]
 

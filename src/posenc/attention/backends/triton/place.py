@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = ["FAR", "Place"]
 

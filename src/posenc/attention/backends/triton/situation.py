@@ -15,7 +15,8 @@ from posenc.attention.backends.triton.place import Place
 from posenc.attention.lowering import lower
 from posenc.attention.regular import reach_of, reads_offsets
 from posenc.encoding import Gathered, Lowered, LowRank
-from posenc.layout import Grid, Layout
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 __all__ = [
     "Situation",

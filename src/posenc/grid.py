@@ -1,0 +1,135 @@
+"""Queries against keys: offsets, and who sees whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+
+__all__ = ["Grid"]
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Queries against keys: the offset of every pair, and which pairs may see each other.
+
+    Args:
+        query, key: the layouts of both sides.
+        causal: a query sees keys of equal or lower order only.
+        window: a query sees keys fewer than ``window`` steps of order away: itself and
+            ``window - 1`` before it (and as many after it unless causal).
+
+    Raises:
+        ArgumentError: on a window below 1, or layouts with different numbers of axes.
+    """
+
+    query: Layout
+    key: Layout
+    causal: bool = False
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ArgumentError(
+                "window", expected="1 or more", got=self.window, remedy="Use None for no window."
+            )
+        if self.query.axes != self.key.axes:
+            raise ArgumentError(
+                "grid",
+                expected="queries and keys with equally many axes",
+                got=f"{self.query.axes} and {self.key.axes}",
+                remedy="Give cross-attention layouts of one kind.",
+            )
+
+    @classmethod
+    def of(cls, layout: Layout, *, causal: bool = False, window: int | None = None) -> Grid:
+        """Self-attention: ``layout`` on both sides."""
+        return cls(layout, layout, causal, window)
+
+    @property
+    def offset(self) -> Float[Tensor, "b Q K A"]:
+        """Δ = key position − query position, ``[B|1, Q, K, A]``."""
+        return self.key.positions.unsqueeze(1) - self.query.positions.unsqueeze(2)
+
+    @property
+    def visible(self) -> Bool[Tensor, "b 1 Q K"]:
+        """Which keys each query may see, ``[B|1, 1, Q, K]``."""
+        query, key = self.query, self.key
+        ahead = key.order.unsqueeze(1) - query.order.unsqueeze(2)
+        seen = torch.ones_like(ahead, dtype=torch.bool)
+        if self.causal:
+            seen = seen & (ahead <= 0)
+        if self.window is not None:
+            seen = seen & (ahead.abs() < self.window)
+        if query.document is not None or key.document is not None:
+            seen = seen & (_documents(query).unsqueeze(2) == _documents(key).unsqueeze(1))
+        if key.valid is not None:
+            seen = seen & key.valid.unsqueeze(1)
+        if query.valid is not None:
+            seen = seen & query.valid.unsqueeze(2)
+        return seen.unsqueeze(1)
+
+    @property
+    def marked(self) -> bool:
+        """Whether documents or padding hide pairs (known without reading the device)."""
+        return any(
+            mark is not None
+            for side in (self.query, self.key)
+            for mark in (side.document, side.valid)
+        )
+
+    @property
+    def shift(self) -> int | None:
+        """Position of the first key less that of the first query, where both sides are regular."""
+        if self.query.start is None or self.key.start is None:
+            return None
+        return self.key.start - self.query.start
+
+    def require_shift(self) -> int:
+        """``shift`` of a grid that has to be regular.
+
+        Raises:
+            ArgumentError: where it is not.
+        """
+        if self.shift is None:
+            raise ArgumentError(
+                "grid",
+                expected="regular layouts on both sides",
+                got="an irregular one",
+                remedy="Use Grid.offset, or layouts from Layout.sequence.",
+            )
+        return self.shift
+
+    @property
+    def dense(self) -> bool:
+        """Whether every query is known to see every key."""
+        if self.marked:
+            return False
+        if not self.causal and self.window is None:
+            return True
+        if self.shift is None:
+            return False
+        first, last = self.shift - (self.query.length - 1), self.shift + self.key.length - 1
+        reach = float("inf") if self.window is None else self.window
+        return (not self.causal or last <= 0) and -reach < first and last < reach
+
+    def line(self, *, device: torch.device | None = None) -> Int[Tensor, " offsets"]:
+        """Every offset of a regular grid in ascending order, ``[Q + K - 1]`` int64.
+
+        Pair (i, j) has the offset at index ``j - i + Q - 1``.
+
+        Raises:
+            ArgumentError: where the grid is not regular.
+        """
+        first = self.require_shift() - (self.query.length - 1)
+        count = self.query.length + self.key.length - 1
+        return torch.arange(first, first + count, device=device or self.query.device)
+
+
+def _documents(layout: Layout) -> Tensor:
+    return torch.zeros_like(layout.order) if layout.document is None else layout.document
