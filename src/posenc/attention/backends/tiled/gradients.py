@@ -11,7 +11,6 @@ from posenc.attention.backends.tiled.operands import Operands
 from posenc.attention.backends.tiled.plan import Kind, Stretch
 from posenc.attention.backends.tiled.stock import Partial
 from posenc.attention.backends.tiled.tiles import (
-    Dropout,
     Tiles,
     pieces,
     with_column,
@@ -24,15 +23,8 @@ __all__ = ["BackwardTiles", "far_terms"]
 class BackwardTiles(Tiles):
     """The tiles of some heads of one batch row, on the way back."""
 
-    def __init__(
-        self,
-        x: Operands,
-        line: Float[Tensor, "h W"] | None,
-        size: tuple[int, int],
-        dropout: Dropout | None,
-        lane: int,
-    ) -> None:
-        super().__init__(x, line, size, dropout, lane)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.flat_slopes = Memory("slopes", self.k)
         self.slopes, self.slope_side = Skewed("slopes askew", self.k), Skewed("slopes", self.k)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -34,6 +35,7 @@ class Dropout:
         return keep.bernoulli_(1 - self.probability, generator=generator).div_(1 - self.probability)
 
 
+@dataclass(eq=False)
 class Tiles:
     """The tiles of some heads of one batch row.
 
@@ -49,15 +51,14 @@ class Tiles:
         lane: a number that tells these heads from others, for the dropout.
     """
 
-    def __init__(
-        self,
-        x: Operands,
-        line: Float[Tensor, "h W"] | None,
-        size: tuple[int, int],
-        dropout: Dropout | None,
-        lane: int,
-    ) -> None:
-        self.x, self.line, self.dropout, self.lane, self.size = x, line, dropout, lane, size
+    x: Operands
+    line: Float[Tensor, "h W"] | None
+    size: tuple[int, int]
+    dropout: Dropout | None
+    lane: int
+
+    def __post_init__(self) -> None:
+        x = self.x
         self.k, self.v, self.heads = x.k[0], x.v[0], x.k.shape[1]
         self.flat, self.product = Memory("logits", self.k), Memory("product", self.k)
         self.scores, self.side = Skewed("logits askew", self.k), Skewed("right", self.k)

@@ -1,7 +1,8 @@
 """Independent pieces of work side by side, each on one core.
 
-A tile is too small to be shared between cores: each of its operators would wait for all of them.
-So every worker takes tiles of its own, and its operators run on its own core alone.
+What one head alone does leaves cores idle, and tiles that hold more than a line of offsets are best
+kept in the cache of one core. So every worker takes heads of its own, and its operators run on its
+own core alone. To wake it may take some milliseconds, until OpenMP's thread has left that core.
 """
 
 from __future__ import annotations
