@@ -40,7 +40,7 @@ $(VENV)/.installed-bench: requirements-bench.lock $(VENV)/.installed-test
 	@$(PIP) -r requirements-bench.lock
 	@touch $@
 
-demo: $(VENV)/.installed ## compare encodings on the embedded corpus; prints where the report is
+demo: $(VENV)/.installed ## compare encodings on the shipped text; prints where the report is
 	$(BIN)/posenc compare --out posenc-demo --replace
 
 demo-extend: $(VENV)/.installed ## stretch a small model by every method; prints where the report is

@@ -2,7 +2,7 @@
 
     python benchmarks/stretching.py [--lengths 64 128] [--seeds 2] [--steps 1200] [--threads 2]
 
-Models of bytes are trained on the standard library's source as ``posenc extend`` trains its own
+Models of bytes are trained on the shipped text as ``posenc extend`` trains its own
 (kept in ``posenc-stretching/``, so that a second run only measures). Four tables:
 
 - *order*: bits a byte at twice the trained length by each method, on the same bytes;

@@ -1,80 +1,74 @@
-"""The embedded corpus, and texts of the user's."""
+"""The shipped text, and texts of the user's."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
+import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from posenc.errors import DataError
 from posenc.lab import corpus
-from posenc.lab.corpus import Corpus, read_corpus, read_text, standard_library
+from posenc.lab.corpus import Corpus, read_corpus, read_text, shipped_text
 
 
 @pytest.fixture(scope="module")
-def embedded() -> Corpus:
-    return standard_library()
+def shipped() -> Corpus:
+    return shipped_text()
 
 
-def test_embedded_corpus_is_large_text_with_a_tenth_held_out(embedded: Corpus) -> None:
-    total = len(embedded.train) + len(embedded.held_out)
-    assert 3e6 < total < 12e6
-    assert 0.05 < len(embedded.held_out) / total < 0.15
-    assert b"import os" in embedded.train
-    assert b"def __init__(self" in embedded.held_out
-    assert str(embedded.files) in embedded.describe()
+def test_shipped_text_is_large_with_a_tenth_held_out(shipped: Corpus) -> None:
+    total = len(shipped.train) + len(shipped.held_out)
+    assert total == 3_151_597
+    assert 0.05 < len(shipped.held_out) / total < 0.15
+    assert b"import torch" in shipped.train
+    assert b"def __init__(self" in shipped.held_out
+    assert b"\r" not in shipped.train + shipped.held_out
+    assert "578 files, 2.8 MB to train on, 357.9 kB held out" in shipped.describe()
 
 
-def test_embedded_corpus_is_the_same_every_time(embedded: Corpus) -> None:
-    assert read_corpus(None) == embedded
-
-
-def library(root: Path, extra: dict[str, bytes]) -> Path:
-    """A folder that looks like a standard library."""
-    names = sorted(sys.stdlib_module_names - corpus.LEFT_OUT)[:60]
-    files = {f"{name}.py": f"# {name}\r\nx = 1\n".encode() for name in names} | extra
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
-    return root
-
-
-def test_embedded_corpus_leaves_out_what_other_machines_may_lack(tmp_path: Path) -> None:
-    left_out = {
-        "idlelib/editor.py": b"IDLE",
-        "json/tests/test_json.py": b"TEST",
-        "test/test_os.py": b"TEST",
-        "site-packages/numpy.py": b"PACKAGE",
-        "_sysconfigdata_x86.py": b"BUILD",
-        "json/data.txt": b"DATA",
-    }
-    plain = standard_library(library(tmp_path / "plain", {}))
-    crowded = standard_library(library(tmp_path / "crowded", left_out))
-    assert crowded == plain
-
-
-def test_embedded_corpus_has_one_kind_of_line_end(tmp_path: Path) -> None:
-    found = standard_library(library(tmp_path, {}))
-    assert b"\r" not in found.train + found.held_out
-
-
-def test_embedded_corpus_holds_out_whole_files(tmp_path: Path) -> None:
-    found = standard_library(library(tmp_path, {}))
-    train, held_out = (
-        {line for line in part.splitlines() if line.startswith(b"# ")}
-        for part in (found.train, found.held_out)
+def test_shipped_text_is_pinned_by_its_checksum_here(shipped: Corpus) -> None:
+    """Of the bytes, counted here, so that neither the text nor the constant changes unnoticed."""
+    digest = hashlib.sha256()
+    for part in (shipped.train, shipped.held_out):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    assert digest.hexdigest() == (
+        "05500652d0c645721f5ef3b1a3f444adc4ff4eb43f852bb2d83a7a68f1a4ca99"
     )
-    assert train
-    assert held_out
-    assert not train & held_out
-    assert len(train) + len(held_out) == found.files == 60
+    assert shipped.sha256 == digest.hexdigest()
+    assert read_corpus(None) == shipped
 
 
-def test_interpreter_without_source_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no \.py files.*--text"):
-        standard_library(tmp_path)
+def test_shipped_text_does_not_depend_on_the_interpreter(
+    shipped: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": "/nowhere"})
+    monkeypatch.setattr(sys, "version_info", (3, 99, 0))
+    assert shipped_text() == shipped
+
+
+def test_another_text_in_its_place_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "source.zip"
+    monkeypatch.setattr(corpus, "SHIPPED", other)
+    with pytest.raises(DataError, match=r"No such file.*Install posenc again"):
+        shipped_text()
+    other.write_bytes(b"PK damaged")
+    with pytest.raises(DataError, match="not a zip file"):
+        shipped_text()
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("train.txt", "import antigravity")
+    with pytest.raises(DataError, match=r"held_out\.txt"):
+        shipped_text()
+    with zipfile.ZipFile(other, "a") as archive:
+        archive.writestr("held_out.txt", "import this")
+    with pytest.raises(DataError, match="got the SHA-256"):
+        shipped_text()
 
 
 def test_last_tenth_of_a_file_is_held_out(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def compare(
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="A file or folder of text, for language; else Python's own source."),
+        typer.Option(help="A file or folder of text, for language; else posenc's own source."),
     ] = None,
     encodings: Annotated[
         str | None, typer.Option(help="Joined by commas: rope,t5+sinusoidal,sinusoidal@randomized.")

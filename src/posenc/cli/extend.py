@@ -43,7 +43,7 @@ def extend(
     ] = "yarn",
     factor: Annotated[float, typer.Option(help="How many times the trained length.")] = 4.0,
     text: Annotated[
-        Path | None, typer.Option(help="A file or folder to measure on; else Python's own source.")
+        Path | None, typer.Option(help="A file or folder to measure on; else posenc's own source.")
     ] = None,
     images: Annotated[
         Path | None,

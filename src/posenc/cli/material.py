@@ -32,7 +32,7 @@ def material_of(
 
     Args:
         opened: the checkpoint.
-        text: a file or folder; the standard library's source by default.
+        text: a file or folder; the shipped text by default.
         images: a folder of image files, or a file of arrays.
         training: whether anything is to be trained on the text.
 

@@ -1,4 +1,4 @@
-"""Text to train and test on: the standard library's source, or a file or folder of the user's.
+"""Text to train and test on: the one that the package ships, or a file or folder of the user's.
 
 Text is bytes throughout, so no encoding can be wrong.
 """
@@ -6,16 +6,14 @@ Text is bytes throughout, so no encoding can be wrong.
 from __future__ import annotations
 
 import hashlib
-import platform
-import sys
-import sysconfig
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from posenc.errors import DataError
 
-__all__ = ["MOST_BYTES", "Corpus", "read_corpus", "read_text", "standard_library"]
+__all__ = ["MOST_BYTES", "SHIPPED", "Corpus", "read_corpus", "read_text", "shipped_text"]
 
 HELD_OUT = 0.1
 """Share of the bytes that is kept for testing."""
@@ -23,22 +21,13 @@ HELD_OUT = 0.1
 MOST_BYTES = 1 << 30
 """A larger text would not fit beside a model in the memory of a small machine."""
 
-LEFT_OUT = frozenset(
-    {
-        # Absent from some distributions of Python, or packaged apart.
-        "distutils",
-        "ensurepip",
-        "idlelib",
-        "lib2to3",
-        "tkinter",
-        "turtledemo",
-        "venv",
-        # Tables rather than text.
-        "encodings",
-        "pydoc_data",
-    }
-)
-"""Parts of the standard library that the embedded corpus leaves out."""
+SHIPPED = Path(__file__).with_name("data") / "source.zip"
+"""``train.txt`` and ``held_out.txt``: posenc's own source, tests and documentation at one commit,
+files one after another, a tenth of them (by the hash of their names) held out."""
+
+SHIPPED_FILES = 578
+SHIPPED_SHA256 = "05500652d0c645721f5ef3b1a3f444adc4ff4eb43f852bb2d83a7a68f1a4ca99"
+"""``Corpus.sha256`` of ``SHIPPED``; it never changes, so that results stay comparable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,45 +67,30 @@ class Corpus:
 
 
 def read_corpus(path: Path | None) -> Corpus:
-    """The text at ``path``, or the standard library's source where there is none.
+    """The text at ``path``, or the shipped one where there is none.
 
     Raises:
-        DataError: as ``read_text`` and ``standard_library``.
+        DataError: as ``read_text`` and ``shipped_text``.
     """
-    return standard_library() if path is None else read_text(path)
+    return shipped_text() if path is None else read_text(path)
 
 
-def standard_library(root: Path | None = None) -> Corpus:
-    """The source of the running interpreter's standard library, about 5 MB of real text.
-
-    Only modules that every distribution of Python has, without their tests and with line ends
-    made ``\\n``, so that machines with the same Python have the same text (``sha256`` tells). A
-    tenth of the files, chosen by the hash of their names, is held out.
-
-    Args:
-        root: the library's folder; that of the running interpreter by default.
+def shipped_text() -> Corpus:
+    """The text that the package ships, 3.2 MB of Python and Markdown, the same everywhere.
 
     Raises:
-        DataError: when the interpreter comes without its source.
+        DataError: when it is missing from the installation, or not what was shipped.
     """
-    root = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
-    named = {path.relative_to(root).as_posix(): path for path in _modules(root)}
-    if not named:
-        raise DataError(
-            "text",
-            expected=f"the standard library's source in {root}",
-            got="no .py files",
-            remedy="Give a text of your own (--text FILE_OR_FOLDER).",
-        )
-    train, held_out = bytearray(), bytearray()
-    for name in sorted(named):
-        content = _read(named[name]).replace(b"\r\n", b"\n")
-        part = held_out if _drawn(name) < HELD_OUT else train
-        part += content
-    version = ".".join(platform.python_version_tuple()[:3])
-    return Corpus.of(
-        f"source of Python {version}'s standard library", bytes(train), bytes(held_out), len(named)
-    )
+    try:
+        with zipfile.ZipFile(SHIPPED) as archive:
+            train, held_out = archive.read("train.txt"), archive.read("held_out.txt")
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise _not_as_shipped(error) from error
+    name = "posenc's own source and documentation"
+    corpus = Corpus.of(name, train, held_out, SHIPPED_FILES)
+    if corpus.sha256 != SHIPPED_SHA256:
+        raise _not_as_shipped(f"the SHA-256 {corpus.sha256}")
+    return corpus
 
 
 def read_text(path: Path) -> Corpus:
@@ -152,16 +126,6 @@ def read_text(path: Path) -> Corpus:
         raise _unusable(path, what, "Give a text of at least a few thousand bytes.")
     train, held_out = _split(contents)
     return Corpus.of(path.resolve().name, train, held_out, len(contents))
-
-
-def _modules(root: Path) -> Iterator[Path]:
-    """Files of the standard modules; what the machine's owner or build added is not named so."""
-    for name in sys.stdlib_module_names - LEFT_OUT:
-        if (root / f"{name}.py").is_file():
-            yield root / f"{name}.py"
-        for path in (root / name).rglob("*.py"):
-            if not {"test", "tests"} & set(path.relative_to(root).parts):
-                yield path
 
 
 def _drawn(name: str) -> float:
@@ -214,6 +178,15 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 
 def _unusable(path: Path, got: str, remedy: str) -> DataError:
     return DataError("text", expected=f"readable text at {path}", got=got, remedy=remedy)
+
+
+def _not_as_shipped(got: object) -> DataError:
+    return DataError(
+        "text",
+        expected=f"the text that posenc ships, {SHIPPED.name} of SHA-256 {SHIPPED_SHA256}",
+        got=got,
+        remedy="Install posenc again, or give a text of your own (--text FILE_OR_FOLDER).",
+    )
 
 
 def _size(count: int) -> str:

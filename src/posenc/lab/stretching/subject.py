@@ -74,7 +74,7 @@ def train_subject(
 
     Args:
         work: an existing folder for the training's checkpoint.
-        text: what to train on; the standard library's source by default.
+        text: what to train on; the shipped one by default.
         length: of the contexts, in bytes; a batch has as many bytes whatever it is.
         steps: of training.
         seed: of weights and data.

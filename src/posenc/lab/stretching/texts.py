@@ -81,13 +81,13 @@ class Text:
 def read_ids(
     path: Path | None, *, encode: Encode | None, training: bool, marks: Marks | None = None
 ) -> Text:
-    """The text at ``path``, or the standard library's source, as ids.
+    """The text at ``path``, or the shipped one, as ids.
 
     Args:
         path: a file or folder.
         encode: of the tokenizer; None: ids are bytes.
-        training: whether anything is to be trained: then what is measured is held out. The
-            standard library's is always held out, since models of the lab were trained on it.
+        training: whether anything is to be trained: then what is measured is held out. Of
+            the shipped text it always is, since models of the lab were trained on the rest.
         marks: which the tokenizer adds; none by default.
 
     Raises:

@@ -341,7 +341,7 @@ def _device(model: Decoder) -> torch.device:
 ENTRY = TaskEntry(
     make=LanguageModelling,
     summary="Predict each byte of real text, at longer contexts than trained on",
-    data="the Python standard library's source, or a text of your own (--text)",
+    data="posenc's own source, shipped, or a text of your own (--text)",
     metric="bits per byte on the same bytes at every length; loss by position; needles found",
     expectation="ALiBi, KERPLE and other biases that fade with distance hold at 8 times the "
     "training length; RoPE and NoPE degrade; sinusoids break, a learned table has no positions "

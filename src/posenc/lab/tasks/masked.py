@@ -245,7 +245,7 @@ class MaskedBytes:
 ENTRY = TaskEntry(
     make=MaskedBytes,
     summary="Restore masked bytes of real text from both sides, at longer contexts than trained on",
-    data="the Python standard library's source, or a text of your own (--text)",
+    data="posenc's own source, shipped, or a text of your own (--text)",
     metric="bits per byte on the same masked bytes at every length; share of them restored",
     expectation="Without positions a bidirectional encoder knows only which bytes are near: the "
     "control nope must stay close to the entropy of single bytes, far behind all others, which "
