@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.tiled import blockwise, engine, images, near, passes, plan, tiles
-from posenc.attention.backends.tiled.memory import Memory, Skewed, _Kept, release
+from posenc.attention.backends.tiled.memory import Memory, Skewed, kept_bytes, release
 from posenc.attention.backends.tiled.plan import Band
 from posenc.errors import BackendRefusal
 
@@ -376,9 +377,31 @@ def test_memory_is_kept_until_it_is_released() -> None:
     first = Memory("logits", torch.empty(0, dtype=torch.float64)).of(10)
     again = Memory("logits", torch.empty(0, dtype=torch.float64)).of(10)
     assert first.data_ptr() == again.data_ptr()
-    assert sum(tensor.numel() for kept in _Kept.every for tensor in kept.values()) > 10
+    assert kept_bytes() > 80
     release()
-    assert not any(_Kept.every)
+    assert kept_bytes() == 0
+
+
+def test_memory_of_a_thread_goes_when_it_ends() -> None:
+    grid, encoding = Grid.of(Layout.sequence(300)), make("shaw", causal=False)
+    tensors = [x.detach() for x in inputs(grid)]
+    during: list[int] = []
+
+    def work() -> None:
+        attend(*tensors, grid, encoding.requires_grad_(False), backend="tiled")
+        during.append(kept_bytes())
+
+    release()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)  # no workers, whose threads stay
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    finally:
+        torch.set_num_threads(threads)
+    assert during[0] > 0
+    assert kept_bytes() == 0
 
 
 def test_a_product_in_the_skewed_reading_is_shifted_row_by_row() -> None:

@@ -70,12 +70,16 @@ def _images(problem: Problem) -> bool:
 
 
 def _runs(problem: Problem) -> dict[tuple[Run, ...], list[int]] | None:
-    """Documents of a marked grid that the structured form serves one by one."""
+    """Documents of a marked grid that the structured form serves one by one.
+
+    None where there are none at all, so that gradients of zero reach all that is given.
+    """
     grid = problem.grid
     alone = grid.shift is not None and not grid.marked
     if alone or problem.dropout or problem.q.device.type != "cpu" or not _lowerable(problem):
         return None
-    return regular_runs(grid)
+    runs = regular_runs(grid)
+    return runs if runs is None or any(runs) else None
 
 
 def _lowerable(problem: Problem) -> bool:

@@ -178,10 +178,11 @@ class BackwardTiles(Tiles):
         slopes: Float[Tensor, "H R C"],
     ) -> None:
         """Gradients of the outermost bucket of one side."""
-        into, place = self.into, self.x.far_place(kind)
+        into = self.into
         far_terms(self.x, into, kind, slopes.sum(-1).unsqueeze(0))
         if self.x.right is not None and self.x.right_rows is not None and into.right is not None:
             assert into.right_rows is not None
+            place = self.x.far_place(kind)
             sums = slopes.sum(-2).unsqueeze(-1)
             row = self.x.right_rows[:, place : place + 1]
             into.right[0, :, low:high] += sums * row
@@ -189,6 +190,7 @@ class BackwardTiles(Tiles):
                 into.right_rows[:, place : place + 1], sums.mT @ self.x.right[0, :, low:high]
             )
         if into.value_rows is not None:
+            place = self.x.far_place(kind)
             weight = kept.sum(-1, keepdim=True)
             gradient = self.gradient
             _sum_heads(into.value_rows[:, place : place + 1], weight.mT @ gradient)
@@ -196,11 +198,11 @@ class BackwardTiles(Tiles):
 
 def far_terms(x: Operands, into: Operands, kind: Kind, sums: Float[Tensor, "B H R"]) -> None:
     """Gradients of the line and the left rows of one outermost bucket, from a block's sums."""
-    place = x.far_place(kind)
     if into.line is not None:
-        into.line[:, place] += sums.sum((0, 2))
+        into.line[:, x.far_place(kind)] += sums.sum((0, 2))
     if x.left is not None and x.left_rows is not None and into.left is not None:
         assert into.left_rows is not None
+        place = x.far_place(kind)
         left, row = x.left, x.left_rows[:, place : place + 1]
         into.left.add_(sums.unsqueeze(-1) * row)
         products = (sums.unsqueeze(-2) @ left).sum(0)

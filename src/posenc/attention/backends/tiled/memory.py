@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Memory", "Skewed", "add_product", "release"]
+__all__ = ["Memory", "Skewed", "add_product", "kept_bytes", "release"]
 
 _Key = tuple[str, torch.dtype, torch.device]
 
@@ -25,23 +26,44 @@ KEPT = 2**22
 slow to touch: at 1024 tokens it took an eighth of all the time."""
 
 
+class _Memories:
+    """The memories of one thread, which go when it ends."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[_Key, Tensor] = {}
+
+
 class _Kept(threading.local):
     """The memories of each thread."""
 
-    every: ClassVar[list[dict[_Key, Tensor]]] = []
+    lock: ClassVar[threading.Lock] = threading.Lock()
+    every: ClassVar[weakref.WeakSet[_Memories]] = weakref.WeakSet()
 
     def __init__(self) -> None:
-        self.memories: dict[_Key, Tensor] = {}
-        self.every.append(self.memories)
+        self.memories = _Memories()
+        with self.lock:
+            self.every.add(self.memories)
+
+    @classmethod
+    def of_all_threads(cls) -> list[_Memories]:
+        """Those of all threads that have not ended."""
+        with cls.lock:
+            return list(cls.every)
 
 
 _kept = _Kept()
 
 
+def kept_bytes() -> int:
+    """Bytes that all threads keep for their next calls."""
+    memories = _Kept.of_all_threads()
+    return sum(x.nbytes for each in memories for x in list(each.by_key.values()))
+
+
 def release() -> None:
     """Give back what all threads keep; safe at any time, since those at work hold theirs."""
-    for memories in _Kept.every:
-        memories.clear()
+    for memories in _Kept.of_all_threads():
+        memories.by_key.clear()
 
 
 class Memory:
@@ -54,7 +76,7 @@ class Memory:
 
     def __init__(self, name: str, like: Tensor) -> None:
         self.key, self.like = (name, like.dtype, like.device), like
-        self.numbers = _kept.memories.get(self.key)
+        self.numbers = _kept.memories.by_key.get(self.key)
 
     def of(self, *size: int) -> Tensor:
         """The beginning of it in this shape, with anything in it."""
@@ -63,7 +85,7 @@ class Memory:
             with torch.inference_mode(False):
                 self.numbers = self.like.new_empty(count)
             if count <= KEPT and self.like.device.type == "cpu":
-                _kept.memories[self.key] = self.numbers
+                _kept.memories.by_key[self.key] = self.numbers
         return self.numbers[:count].view(size)
 
 

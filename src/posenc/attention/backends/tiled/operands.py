@@ -88,7 +88,7 @@ class Operands:
         return replace(self, **tensors)
 
     def far_place(self, kind: Kind) -> int:
-        """A place in the outermost bucket of one side."""
+        """A place in the outermost bucket of one side; only where some term has places."""
         if kind == "behind":
             return 0
         read = (self.line, self.left_rows, self.right_rows, self.value_rows)

@@ -1,0 +1,67 @@
+"""The tiled backend at the edges: no terms, no keys, widths that differ, padding alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import posenc
+from posenc import Encoding, Grid, Layout, ScoreTerm, attend
+from posenc.encoding import Gathered, Lowered
+
+
+class OfKeys(ScoreTerm):
+    """``s_ij += k_j · w``: a number a key, and nothing that depends on the offset."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, width, dtype=torch.float64))
+
+    def forward(self, q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> Tensor:
+        column = (k @ self.weight).unsqueeze(-2)
+        return column.expand(-1, -1, q.shape[2], -1)
+
+    def lower(self, q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> tuple[Lowered, ...]:
+        return (Gathered(bucket=lambda offset: offset[..., 0].long(), column=k @ self.weight),)
+
+
+def gradients(
+    grid: Grid, encoding: Encoding, tensors: list[Tensor], backend: str
+) -> tuple[Tensor, ...]:
+    """The output, and the gradients of queries, keys, values and parameters."""
+    output = attend(*tensors, grid, encoding, backend=backend)  # type: ignore[arg-type]
+    wanted = [*tensors, *encoding.parameters()]
+    return (output, *torch.autograd.grad(output.sin().sum(), wanted))
+
+
+def draw(queries: int, keys: int, width: int = 8, *, values: int = 8) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((queries, width), (keys, width), (keys, values))
+    return [
+        torch.randn(2, 2, *shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in shapes
+    ]
+
+
+@pytest.mark.parametrize("values", [8, 5])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("encoding", [Encoding(), Encoding(score=OfKeys(8))], ids=["none", "keys"])
+def test_without_terms_of_the_offset(encoding: Encoding, causal: bool, values: int) -> None:
+    grid = Grid.of(Layout.sequence(600), causal=causal)
+    tensors = draw(600, 600, values=values)
+    got, expected = (gradients(grid, encoding, tensors, way) for way in ("tiled", "reference"))
+    torch.testing.assert_close(got, expected, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["nope", "t5", "shaw", "kerple", "deberta", "cope"])
+def test_padding_alone_stays_in_the_graph(name: str) -> None:
+    layout = Layout.sequence(7)
+    grid = Grid.of(replace(layout, valid=torch.zeros(2, 7, dtype=torch.bool)), causal=True)
+    encoding = posenc.create(name, dim=16, heads=2, head_dim=8, max_length=9, causal=True).double()
+    tensors = draw(7, 7)
+    assert attend(*tensors, grid, encoding, backend="tiled").requires_grad  # type: ignore[arg-type]
+    for found in gradients(grid, encoding, tensors, "tiled"):
+        assert torch.equal(found, torch.zeros_like(found))
