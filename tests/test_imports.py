@@ -16,9 +16,10 @@ PACKAGE = Path(posenc.__file__).parent
 FOUNDATION = {"errors", "layout", "grid", "encoding", "entry"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "layout": {"errors"},
-    "grid": {"errors", "layout"},
-    "encoding": {"errors", "layout", "grid"},
+    "display": set(),
+    "layout": {"errors", "display"},
+    "grid": {"errors", "display", "layout"},
+    "encoding": {"errors", "display", "layout", "grid"},
     "entry": {"errors", "encoding"},
     "storage": {"errors"},
     "transforms": {"errors", "layout", "grid"},

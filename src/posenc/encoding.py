@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.display import encoding_html
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -323,6 +324,11 @@ class Encoding(nn.Module):
 
     def __add__(self, other: Encoding) -> Encoding:
         return Encoding.of(*self.parts(), *other.parts())
+
+    def _repr_html_(self) -> str:
+        note = "For causal attention only." if self.causal_only else ""
+        parts = [(site, getattr(self, site)) for site in self.SITES]
+        return encoding_html("Encoding", parts, note=note)
 
     def parts(self) -> tuple[Part, ...]:
         """The parts present, in the order embedding, query_key, score, value."""

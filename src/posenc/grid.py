@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from posenc.display import grid_html, grid_line
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
@@ -50,6 +51,12 @@ class Grid:
     def of(cls, layout: Layout, *, causal: bool = False, window: int | None = None) -> Grid:
         """Self-attention: ``layout`` on both sides."""
         return cls(layout, layout, causal, window)
+
+    def __repr__(self) -> str:
+        return grid_line(self)
+
+    def _repr_html_(self) -> str:
+        return grid_html(self)
 
     @property
     def offset(self) -> Float[Tensor, "b Q K A"]:

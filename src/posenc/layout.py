@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from posenc.display import layout_html, layout_line
 from posenc.errors import ArgumentError
 
 __all__ = ["Layout"]
@@ -253,6 +254,12 @@ class Layout:
     @property
     def device(self) -> torch.device:
         return self.positions.device
+
+    def __repr__(self) -> str:
+        return layout_line(self)
+
+    def _repr_html_(self) -> str:
+        return layout_html(self)
 
     def _tensors(self) -> dict[str, Tensor]:
         names = ("positions", "order", "document", "valid", "special", "signal")

@@ -1,0 +1,290 @@
+"""How layouts, grids and encodings are shown: in a line of text, and as HTML in notebooks.
+
+The line reads shapes only, never values, so that no device is waited for. The HTML has no scripts,
+style sheets or addresses; text and lines take the notebook's colour (``currentColor``) and fills
+are mid-tones, so that it reads on light and dark backgrounds alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from html import escape
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+__all__ = ["encoding_html", "grid_html", "grid_line", "layout_html", "layout_line"]
+
+CELLS = 64
+"""Most cells along an axis of a picture; of more tokens, evenly spaced ones are drawn."""
+
+DOTS = 576
+"""Most tokens of an image that are drawn."""
+
+SIDE = 192
+"""Height of a picture in pixels."""
+
+FILLS = ("#3584c6", "#d9742b", "#2c9c6a", "#c2508c", "#8a6ed0", "#a3892a")
+PADDING = "#8a929b"
+
+EDGE = 14
+"""Pixels around what is drawn, for its labels."""
+
+
+class Tokens(Protocol):
+    """The part of a ``Layout`` that is shown."""
+
+    @property
+    def positions(self) -> Tensor: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def start(self) -> int | None: ...
+    @property
+    def extent(self) -> tuple[int, int] | None: ...
+
+
+class Pairs(Protocol):
+    """The part of a ``Grid`` that is shown."""
+
+    @property
+    def query(self) -> Tokens: ...
+    @property
+    def key(self) -> Tokens: ...
+    @property
+    def causal(self) -> bool: ...
+    @property
+    def window(self) -> int | None: ...
+    @property
+    def visible(self) -> Tensor: ...
+
+
+MARKS = ("document", "valid", "special", "signal")
+"""Tensors that a layout may lack."""
+
+
+def layout_line(layout: Tokens) -> str:
+    """``Layout(length=1024, batch=1, axes=1, document=…)``; ``…`` is a tensor that is there."""
+    _, length, axes = layout.positions.shape
+    said = [f"length={length}", f"batch={layout.batch}", f"axes={axes}"]
+    said += [f"start={layout.start}"] if layout.start is not None else []
+    said += [f"extent={layout.extent}"] if layout.extent is not None else []
+    said += [f"{name}=…" for name in MARKS if getattr(layout, name) is not None]
+    dtype, device = layout.positions.dtype, layout.positions.device
+    said += [f"dtype={dtype}"] if dtype != torch.float32 else []
+    said += [f"device={device}"] if device.type != "cpu" else []
+    return f"Layout({', '.join(said)})"
+
+
+def grid_line(grid: Pairs) -> str:
+    """Both layouts, one where they are the same, and what hides pairs."""
+    same = grid.query is grid.key
+    sides = f"of({grid.query}" if same else f"query={grid.query}, key={grid.key}"
+    window = "" if grid.window is None else f", window={grid.window}"
+    return f"Grid{'.' if same else '('}{sides}, causal={grid.causal}{window})"
+
+
+def layout_html(layout: Tokens) -> str:
+    """Where the tokens of the first row are, at most ``CELLS`` of them."""
+    _, length, axes = layout.positions.shape
+    most = CELLS if axes == 1 else DOTS
+    at = _evenly(length, most)
+    marks = {name: getattr(layout, name) for name in ("document", "valid")}
+    shown = {n: None if mark is None else mark[0, at].cpu() for n, mark in marks.items()}
+    note = _left_out([(length, "tokens")], layout.batch, most)
+    positions = layout.positions[0, at].detach().cpu()
+    return _places(repr(layout), positions, **shown, indices=at, note=note)
+
+
+def grid_html(grid: Pairs) -> str:
+    """Which keys each query of the first row sees, at most ``CELLS`` of either."""
+    lengths = grid.query.positions.shape[1], grid.key.positions.shape[1]
+    few: Any = grid
+    few = replace(few, query=_few(grid.query), key=_few(grid.key))
+    note = _left_out(
+        list(zip(lengths, ("queries", "keys"), strict=True)),
+        max(grid.query.batch, grid.key.batch),
+    )
+    return _mask(repr(grid), few.visible[0, 0].cpu(), note=note, lengths=lengths)
+
+
+def encoding_html(title: str, parts: Iterable[tuple[str, nn.Module | None]], *, note: str) -> str:
+    """A table of (site, part)."""
+    rows = []
+    for site, part in parts:
+        if part is None:
+            rows.append((site, "–", "", ""))
+            continue
+        numbers = sum(parameter.numel() for parameter in part.parameters())
+        rows.append((site, type(part).__name__, part.extra_repr(), f"{numbers:,}"))
+    return _table(title, ("site", "part", "settings", "parameters"), rows, note=note)
+
+
+def _few(layout: Any) -> Any:
+    """The layout of at most ``CELLS`` of the tokens."""
+    at = _evenly(layout.length)
+    names = ("positions", "order", "document", "valid")
+    parts = {n: getattr(layout, n) for n in names}
+    chosen = {n: None if part is None else part[:, at] for n, part in parts.items()}
+    return replace(layout, **chosen, special=None, signal=None, start=None, extent=None)
+
+
+def _evenly(length: int, most: int = CELLS) -> list[int]:
+    """At most ``most`` indices below ``length``, evenly spaced, first and last among them."""
+    if length <= most:
+        return list(range(length))
+    return [round(n * (length - 1) / (most - 1)) for n in range(most)]
+
+
+def _left_out(lengths: Sequence[tuple[int, str]], batch: int, most: int = CELLS) -> str:
+    """A sentence on what is not drawn."""
+    shown = [f"{most} of {length:,} {name}" for length, name in lengths if length > most]
+    shown += [f"the first of {batch} rows"] if batch > 1 else []
+    return f"Shown: {', '.join(shown)}." if shown else ""
+
+
+def _mask(
+    title: str, visible: Bool[Tensor, "queries keys"], *, note: str, lengths: tuple[int, int]
+) -> str:
+    """A map of which keys (across) each query (down) sees.
+
+    Args:
+        title, note: above and below; escaped here.
+        visible: ``[rows, columns]``, of the pairs drawn.
+        lengths: queries and keys that there are, for the labels of the axes.
+    """
+    rows, columns = visible.shape
+    size = SIDE / max(rows, columns, 1)
+    runs = [
+        f'<rect x="{EDGE + begin * size:.2f}" y="{EDGE + number * size:.2f}" '
+        f'width="{(end - begin) * size:.2f}" height="{size:.2f}"/>'
+        for number, row in enumerate(visible.tolist())
+        for begin, end in _runs(row)
+    ]
+    width, height = columns * size, rows * size
+    shapes = [
+        f'<g fill="{FILLS[0]}" shape-rendering="crispEdges">{"".join(runs)}</g>',
+        f'<rect x="{EDGE}" y="{EDGE}" width="{width:.2f}" height="{height:.2f}" '
+        'fill="none" stroke="currentColor" stroke-opacity="0.5"/>',
+        _text(EDGE, EDGE - 4, f"keys 0 … {lengths[1] - 1} →"),
+        _turned(f"queries 0 … {lengths[0] - 1} →"),
+    ]
+    described = f"{title}: {note}" if note else title
+    return _figure(title, _svg(shapes, width, height, described), note)
+
+
+def _places(
+    title: str,
+    positions: Float[Tensor, "L A"],
+    *,
+    document: Int[Tensor, " L"] | None,
+    valid: Bool[Tensor, " L"] | None,
+    indices: Sequence[int],
+    note: str,
+) -> str:
+    """Where tokens are: position over index for one axis, columns and rows for more.
+
+    Args:
+        title, note: above and below; escaped here.
+        positions: ``[tokens drawn, axes]``; the first two axes are drawn.
+        document: ``[tokens drawn]``, a colour each.
+        valid: ``[tokens drawn]``; padding is grey.
+        indices: which tokens are drawn.
+    """
+    down = [float(row[0]) for row in positions.tolist()]
+    across = (
+        [float(n) for n in indices]
+        if positions.shape[1] == 1
+        else [float(row[1]) for row in positions.tolist()]
+    )
+    order = list(dict.fromkeys(document.tolist())) if document is not None else []
+    width = SIDE if positions.shape[1] > 1 else 2 * SIDE
+    dots = []
+    for token, (x, y) in enumerate(zip(_spread(across, width), _spread(down, SIDE), strict=True)):
+        fill = FILLS[0]
+        if document is not None:
+            fill = FILLS[order.index(int(document[token])) % len(FILLS)]
+        if valid is not None and not bool(valid[token]):
+            fill = PADDING
+        # Rows of an image count downwards, positions in a text upwards.
+        height = y if positions.shape[1] > 1 else SIDE - y
+        dots.append(f'<circle cx="{EDGE + x:.1f}" cy="{EDGE + height:.1f}" r="2" fill="{fill}"/>')
+    if positions.shape[1] == 1:
+        labels = [
+            _text(EDGE, EDGE - 4, f"position {_ends(down)} ↑"),
+            _text(EDGE, EDGE + SIDE + 11, f"token {_ends(across)} →"),
+        ]
+    else:
+        labels = [
+            _text(EDGE, EDGE - 4, f"columns {_ends(across)} →"),
+            _turned(f"rows {_ends(down)} →"),
+        ]
+    frame = (
+        f'<path d="M{EDGE} {EDGE}V{EDGE + SIDE}H{EDGE + width}" fill="none" '
+        'stroke="currentColor" stroke-opacity="0.4"/>'
+    )
+    described = f"{title}: {note}" if note else title
+    return _figure(title, _svg([frame, *labels, *dots], width, SIDE, described), note)
+
+
+def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, note: str) -> str:
+    """A table with everything escaped."""
+    start = ' style="text-align:left;padding:2px 12px 2px 0"'
+    head = "".join(f'<th scope="col"{start}>{escape(text)}</th>' for text in heads)
+    body = "".join(
+        "<tr>" + "".join(f"<td{start}>{escape(text)}</td>" for text in row) + "</tr>"
+        for row in rows
+    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return _figure(title, table, note)
+
+
+def _figure(title: str, picture: str, note: str) -> str:
+    below = f'<div style="opacity:0.75;font-size:85%">{escape(note)}</div>' if note else ""
+    return f"<div><div><code>{escape(title)}</code></div>{picture}{below}</div>"
+
+
+def _svg(shapes: Iterable[str], width: float, height: float, description: str) -> str:
+    total = f"{width + 2 * EDGE:.0f}", f"{height + 2 * EDGE:.0f}"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total[0]}" height="{total[1]}" '
+        f'viewBox="0 0 {total[0]} {total[1]}" role="img" aria-label="{escape(description)}" '
+        f'style="max-width:100%;height:auto">{"".join(shapes)}</svg>'
+    )
+
+
+def _text(x: float, y: float, text: str) -> str:
+    return (
+        f'<text x="{x}" y="{y}" font-size="10" font-family="sans-serif" '
+        f'fill="currentColor">{escape(text)}</text>'
+    )
+
+
+def _turned(text: str) -> str:
+    """Down the left side."""
+    at = EDGE - 4
+    return f'<g transform="rotate(90 {at} {EDGE})">{_text(at, EDGE + 7, text)}</g>'
+
+
+def _ends(values: Sequence[float]) -> str:
+    return f"{min(values):g} … {max(values):g}" if values else "none"
+
+
+def _runs(row: Sequence[bool]) -> Iterable[tuple[int, int]]:
+    """Stretches of True as (begin, end)."""
+    begin = None
+    for place, seen in enumerate([*row, False]):
+        if seen and begin is None:
+            begin = place
+        elif not seen and begin is not None:
+            yield begin, place
+            begin = None
+
+
+def _spread(values: Sequence[float], size: float) -> list[float]:
+    """Values as pixels from 0 to ``size``."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    return [(value - low) / (high - low) * size if high > low else size / 2 for value in values]
