@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+import torch
+
 from posenc.registry import ENCODINGS
 from posenc.testing import IDENTITIES, LAWS
 
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
+README = (ROOT / "README.md").read_text()
 BUGS = (ROOT / "docs" / "bugs-others-had.md").read_text()
 
 
@@ -52,13 +56,30 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_readme_names_every_encoding() -> None:
-    readme = (ROOT / "README.md").read_text()
     for name in ENCODINGS:
-        assert f"`{name}`" in readme, name
+        assert f"`{name}`" in README, name
 
 
 def test_the_readmes_example_runs() -> None:
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert code
     for example in code:
         exec(compile(example, "README.md", "exec"), {"print": lambda *_: None})
+
+
+TEXT = [*(name for name, entry in ENCODINGS.items() if entry.claims.serves(1)), "rope+alibi"]
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_the_readmes_example_runs_with_every_encoding_of_text(name: str) -> None:
+    (example,) = re.findall(r"## In ten lines\n\n```python\n(.*?)```", README, re.DOTALL)
+    smaller = {'"rope"': f'"{name}"', "700, 324": "40, 24", "1024": "64"}
+    for old, new in smaller.items():
+        assert old in example
+        example = example.replace(old, new)
+    names: dict[str, object] = {"print": lambda *_: None}
+    exec(compile(example, "README.md", "exec"), names)
+    out = names["out"]
+    assert isinstance(out, torch.Tensor)
+    assert out.shape == (1, 8, 64, 64)
+    assert out.isfinite().all()

@@ -132,3 +132,19 @@ def test_import_loads_nothing_optional() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_subpackages_are_there_after_import_posenc() -> None:
+    """Without an import of their own, and not loaded before they are used."""
+    program = (
+        "import sys, posenc;"
+        "assert 'posenc.models' not in sys.modules and 'models' in dir(posenc);"
+        "posenc.models.Decoder, posenc.extension.extend, posenc.testing.LAWS;"
+        "print(posenc.__version__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == posenc.__version__
+    with pytest.raises(AttributeError, match="no attribute 'modles'"):
+        posenc.modles  # type: ignore[attr-defined]  # noqa: B018

@@ -19,6 +19,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import posenc
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCKS = ["requirements.lock", "requirements-test.lock"]
@@ -36,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
     done = subprocess.run([*command, str(ROOT)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = folder.iterdir()
-    assert file.name == f"posenc-{PROJECT['version']}-py3-none-any.whl"
+    assert file.name == f"posenc-{posenc.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(file) as archive:
         yield archive
 

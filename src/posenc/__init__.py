@@ -1,5 +1,8 @@
 """Positional encodings for Transformers: exact, in every model, at the speed of attention."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from posenc.attention import Attention, Cache, attend, explain
 from posenc.encoding import (
     EmbeddingEncoding,
@@ -11,6 +14,12 @@ from posenc.encoding import (
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS, create, create_layers
+
+if TYPE_CHECKING:
+    from posenc import extension as extension
+    from posenc import integrations as integrations
+    from posenc import models as models
+    from posenc import testing as testing
 
 __all__ = [
     "ENCODINGS",
@@ -28,3 +37,18 @@ __all__ = [
     "create_layers",
     "explain",
 ]
+
+__version__ = "0.1.0"
+
+_LAZY = ("extension", "integrations", "models", "testing")
+"""Subpackages that are imported at their first use as ``posenc.NAME``."""
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return import_module(f"posenc.{name}")
+    raise AttributeError(f"module 'posenc' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])
