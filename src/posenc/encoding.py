@@ -14,6 +14,7 @@ from posenc.display import encoding_html
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.padding import zero_invalid
 
 __all__ = [
     "EmbeddingEncoding",
@@ -363,16 +364,24 @@ class Encoding(nn.Module):
         *,
         tokens: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L C"]:
-        """``x`` with this encoding's embedding part applied, if it has one."""
-        return x if self.embedding is None else self.embedding(x, layout, tokens=tokens)
+        """``x`` with this encoding's embedding part applied, if it has one.
+
+        The part reads zeros at tokens that ``layout`` marks invalid, whatever ``x`` holds there.
+        """
+        if self.embedding is None:
+            return x
+        embedded: Tensor = self.embedding(zero_invalid(x, layout), layout, tokens=tokens)
+        return embedded
 
     def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
         """The layout with the signals that the attention parts read from ``x``.
 
+        They read zeros at tokens that the layout marks invalid, whatever ``x`` holds there.
+
         Raises:
             ArgumentError: when two parts would write a signal.
         """
-        observed = layout
+        observed, x = layout, zero_invalid(x, layout)
         for part in (self.query_key, self.score, self.value):
             if part is None:
                 continue

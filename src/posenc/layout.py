@@ -40,7 +40,8 @@ class Layout:
         positions: ``[B|1, L, A]`` float32 or float64; what encodings see. Any finite reals.
         order: ``[B|1, L]`` int64; what causality sees (a token sees those of equal or lower order).
         document: ``[B|1, L]`` int64; tokens see only their own document. None: one document.
-        valid: ``[B|1, L]`` bool; False marks padding, which neither sees nor is seen. None: all.
+        valid: ``[B|1, L]`` bool; False marks padding, which neither sees nor is seen, and may
+            hold anything, NaN included. None: all.
         special: ``[B|1, L]`` bool; tokens that stand nowhere, such as a class token. None: none.
         signal: ``[B, L, S]``; what a part has read from the tokens (a forget gate, say). It
             travels with the keys into the cache.

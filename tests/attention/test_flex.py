@@ -135,3 +135,16 @@ def test_refuses_gradients_in_no_fixed_order(monkeypatch: pytest.MonkeyPatch) ->
         assert "no fixed order" in str(Flex().refusal(problem))
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_not_compiled")
+def test_padding_holds_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex, "DEVICE", "cpu")
+    grid, outputs = MARKED["padded"], []
+    torch.manual_seed(0)
+    given = inputs(grid)
+    assert PADDED.valid is not None
+    for fill in (0.0, torch.nan):
+        filled = [x.masked_fill(~PADDED.valid.view(3, 1, 33, 1), fill) for x in given]
+        outputs.append(attend(*filled, grid, ENCODINGS["rope"], backend="flex"))
+    assert torch.equal(*outputs)

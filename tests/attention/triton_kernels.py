@@ -383,3 +383,19 @@ def test_refuses_with_the_reason(
 ) -> None:
     with pytest.raises(BackendRefusal, match=reason):
         attend(*inputs(grid, **options), grid, encoding, backend="triton")  # type: ignore[arg-type]
+
+
+def test_padding_holds_anything() -> None:
+    """NaN in q, k and v of invalid tokens reaches no value and no gradient."""
+    grid, results = Grid.of(Layout.padded([20], 33, side="left"), causal=True), []
+    encoding = everything()
+    for fill in (0.0, torch.nan):
+        given = [x.detach().clone() for x in inputs(grid)]
+        for x in given:
+            x[:, :, :13] = fill
+            x.requires_grad_()
+        output = attend(*given, grid, encoding, backend="triton")
+        learned = [*given, *encoding.parameters()]
+        results.append([output, *torch.autograd.grad(output.sin().sum(), learned)])
+    for plain, poisoned in zip(*results, strict=True):
+        assert torch.equal(plain, poisoned)

@@ -20,6 +20,7 @@ from posenc.attention.validation import validate
 from posenc.encoding import Encoding
 from posenc.errors import BackendRefusal, UnknownNameError
 from posenc.grid import Grid
+from posenc.padding import zero_invalid, zero_invalid_signals
 
 __all__ = ["BACKENDS", "VARIANTS", "Explanation", "attend", "explain"]
 
@@ -73,7 +74,9 @@ def attend(
     Args:
         q: ``[B, H, Q, D]``, not yet transformed (unrotated, for RoPE).
         k: ``[B, G, K, D]`` likewise; v: ``[B, G, K, E]``. H is a multiple of G.
-        grid: where queries and keys are, and who sees whom.
+        grid: where queries and keys are, and who sees whom. Tokens that its layouts mark invalid
+            may hold anything in q, k and v, NaN and infinities included: no other token's output
+            or gradient depends on them, and their own gradients are zero.
         encoding: which encoding; ``Encoding()`` for none.
         backend: ``"auto"`` takes the fastest that serves the call; a named one does the job or
             refuses. ``"triton"`` rotates queries and keys as it reads them, where the encoding
@@ -93,7 +96,7 @@ def attend(
     validate(q, k, v, grid, encoding, dropout=dropout, scale=scale)
     q, k, v = _autocast(q, k, v)
     with torch.autocast(q.device.type, enabled=False):
-        posing = Posing(q, k, v, grid, encoding, dropout, scale)
+        posing = _pose(q, k, v, grid, encoding, dropout, scale)
         chosen = _choose(posing, backend)[0]
         return chosen.run(posing.problem(chosen))
 
@@ -116,13 +119,28 @@ def explain(
     validate(q, k, v, grid, encoding, dropout=dropout, scale=scale)
     q, k, v = _autocast(q, k, v)
     with torch.autocast(q.device.type, enabled=False):
-        posing = Posing(q, k, v, grid, encoding, dropout, scale)
+        posing = _pose(q, k, v, grid, encoding, dropout, scale)
         chosen, rule, refusals = _choose(posing, backend)
         if backend == "auto":
             others = {name: each.refusal(posing.problem(each)) for name, each in BACKENDS.items()}
             refusals |= {name: reason for name, reason in others.items() if reason is not None}
         how = chosen.describe(posing.problem(chosen))
         return Explanation(chosen.name, how, rule, refusals)
+
+
+def _pose(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grid: Grid,
+    encoding: Encoding,
+    dropout: float,
+    scale: float | None,
+) -> Posing:
+    """The call with zeros at invalid tokens, so that no backend meets what padding holds."""
+    q = zero_invalid(q, grid.query, dim=2)
+    k, v = (zero_invalid(x, grid.key, dim=2) for x in (k, v))
+    return Posing(q, k, v, zero_invalid_signals(grid), encoding, dropout, scale)
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

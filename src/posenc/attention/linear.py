@@ -17,6 +17,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.padding import zero_invalid
 
 __all__ = ["FEATURES", "FeatureMap", "LinearAttention", "LinearState", "attend_linear"]
 
@@ -86,7 +87,7 @@ def attend_linear(
         q: ``[B, H, Q, D]``, not yet transformed; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``. H is a
             multiple of G.
         grid: where queries and keys are, and who sees whom; documents, padding and any order are
-            fine, windows are not.
+            fine, windows are not. Tokens marked invalid may hold anything, NaN included.
         encoding: one without score and value parts.
         features: φ, see ``FEATURES``.
         chunk: tokens whose products are written out at a time.
@@ -106,6 +107,8 @@ def attend_linear(
     if features not in FEATURES:
         raise UnknownNameError.of("feature map", features, FEATURES)
     wide = torch.promote_types(q.dtype, torch.float32)
+    q = zero_invalid(q, grid.query, dim=2)
+    k, v = (zero_invalid(x, grid.key, dim=2) for x in (k, v))
     with torch.autocast(q.device.type, enabled=False):
         plain_q = FEATURES[features].query(q.to(wide))
         plain_k, level = FEATURES[features].key(k.to(wide))
@@ -208,6 +211,7 @@ class LinearAttention(nn.Module):
         self, x: Float[Tensor, "B L C"], layout: Layout, *, state: LinearState | None = None
     ) -> Float[Tensor, "B L C"]:
         """Attend from ``x`` to itself, and to what is in the state, which it then joins."""
+        x = zero_invalid(x, layout)
         q, k, v = (
             project(x).unflatten(-1, (heads, -1)).transpose(1, 2)
             for project, heads in (

@@ -14,6 +14,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.padding import zero_invalid
 
 __all__ = ["Attention", "Context", "Rows"]
 
@@ -135,7 +136,8 @@ class Attention(nn.Module):
 
         Args:
             x: ``[B, Q, C]`` token vectors.
-            layout: where they are; with a cache, where the new tokens are.
+            layout: where they are; with a cache, where the new tokens are. Tokens that it marks
+                invalid may hold anything, NaN included, here and in ``context`` and the cache.
             context: ``[B, K, C]``, what to look at instead, with its ``context_layout``; or what
                 ``project`` made of both.
             cache: the past; it is extended by these tokens.
@@ -150,6 +152,7 @@ class Attention(nn.Module):
                 got="one of them",
                 remedy="Say where the context's tokens are; a projected Context knows.",
             )
+        x = zero_invalid(x, layout)
         if context is None and self.merged is not None:
             layout = self.encoding.observe(x, layout)
             parts = self.merged(x).split(self.widths, dim=-1)
@@ -181,6 +184,7 @@ class Attention(nn.Module):
 
     def project(self, context: Float[Tensor, "B K C"], layout: Layout) -> Context:
         """Keys and values of ``context``, which stands at ``layout``."""
+        context = zero_invalid(context, layout)
         keys, values = self.key(context), self.value(context)
         return Context(
             self._split(keys, self.kv_heads),

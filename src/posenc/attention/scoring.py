@@ -235,15 +235,19 @@ class MultiHeadScoring(nn.Module):
         Args:
             queries, keys, values: token vectors.
             lengths: ``[B]`` or ``[B, Q]``, how many keys, from the first, may be seen.
-            visible: broadcastable to ``[B, Q, K]``, which keys may be seen (as well).
+            visible: broadcastable to ``[B, Q, K]``, which keys may be seen (as well). Keys and
+                values that no query sees may hold anything, NaN included.
         """
-        q, k, v = self.query(queries), self.key(keys), self.value(values)
-        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k, v))
-        seen = torch.ones(1, 1, k.shape[2], dtype=torch.bool, device=k.device)
+        seen = torch.ones(1, 1, keys.shape[1], dtype=torch.bool, device=keys.device)
         if lengths is not None:
-            seen = seen & within_lengths(lengths, k.shape[2])
+            seen = seen & within_lengths(lengths, keys.shape[1])
         if visible is not None:
             seen = seen & visible
+        if lengths is not None or visible is not None:
+            unseen = ~seen.any(1).unsqueeze(-1)
+            keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
+        q, k, v = self.query(queries), self.key(keys), self.value(values)
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k, v))
         weights = masked_softmax(self.score(q, k), seen.unsqueeze(1))
         weights = torch.dropout(weights, self.dropout, train=self.training)
         merged: Tensor = self.output((weights @ v).transpose(1, 2).flatten(2))

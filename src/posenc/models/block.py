@@ -13,6 +13,7 @@ from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
 from posenc.models.complex_layers import ComplexAttention, ComplexFeedForward
 from posenc.models.norm import Norm, make_norm, normalize
+from posenc.padding import zero_invalid
 
 __all__ = ["Activation", "Block", "FeedForward"]
 
@@ -134,7 +135,8 @@ class Block(nn.Module):
 
         Args:
             x: ``[B, L, C]`` token vectors; with a cache, those that follow the cached ones.
-            layout: where they are.
+            layout: where they are. Tokens that it marks invalid may hold anything, NaN included;
+                here they count as zeros.
             cache: the past of the self-attention.
             source: what keys and values of the self-attention are made of, at the same places,
                 instead of ``x`` (DeBERTa's decoding layers).
@@ -150,6 +152,8 @@ class Block(nn.Module):
                 got="none" if context is None else "one",
                 remedy="Pass block.cross.project(vectors, layout), or leave it out.",
             )
+        x = zero_invalid(x, layout)
+        source = None if source is None else zero_invalid(source, layout)
         if self.norm_first:
             if source is not None:
                 source = normalize(self.attention_norm, source, layout)

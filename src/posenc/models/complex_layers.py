@@ -18,6 +18,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.padding import zero_invalid
 
 __all__ = ["ComplexAttention", "ComplexConv", "ComplexFeedForward", "ComplexLinear", "folded"]
 
@@ -153,6 +154,7 @@ class ComplexAttention(nn.Module):
                 got="one",
                 remedy="Use posenc.Attention with real vectors.",
             )
+        x = zero_invalid(x, layout)
         layout = self.encoding.observe(side_by_side(x), layout)
         q, k, v = (
             part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)

@@ -16,7 +16,7 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.testing.subject import HEADS, LENGTH, Subject, agree, heads_of, observed
 
-__all__ = ["backends_agree", "grouped_heads_are_repeated", "lowered_is_forward"]
+__all__ = ["backends_agree", "grouped_heads_are_repeated", "lowered_is_forward", "serving"]
 
 
 def grouped_heads_are_repeated(subject: Subject) -> None:
@@ -28,7 +28,7 @@ def grouped_heads_are_repeated(subject: Subject) -> None:
         heads_of(3, LENGTH, seed=4),
     )
     grid = Grid.of(observed(subject, encoding, Layout.sequence(LENGTH)), causal=True)
-    for backend in _serving(q, k, v, grid, encoding):
+    for backend in serving(q, k, v, grid, encoding):
         grouped = attend(q, k, v, grid, encoding, backend=backend)
         every_k, every_v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
         agree(
@@ -155,7 +155,7 @@ def _one_grid(subject: Subject, encoding: Encoding, layout: Layout, queries: int
         return output, list(found)
 
     expected, wanted = run("reference")
-    for backend in _serving(q, k, v, grid, encoding):
+    for backend in serving(q, k, v, grid, encoding):
         output, gradients = run(backend)
         agree(law, f"{backend} with {queries}×{keys}", output, expected, tolerance=1e-5)
         for got, want in zip(gradients, wanted, strict=True):
@@ -168,7 +168,7 @@ def _one_grid(subject: Subject, encoding: Encoding, layout: Layout, queries: int
             agree(law, f"a gradient of {backend}", got, want, tolerance=1e-5)
 
 
-def _serving(q: Tensor, k: Tensor, v: Tensor, grid: Grid, encoding: Encoding) -> list[str]:
+def serving(q: Tensor, k: Tensor, v: Tensor, grid: Grid, encoding: Encoding) -> list[str]:
     """The backends that do not refuse."""
     found = []
     for name in BACKENDS:

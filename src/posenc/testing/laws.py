@@ -21,6 +21,7 @@ from posenc.testing.backend_laws import (
     grouped_heads_are_repeated,
     lowered_is_forward,
 )
+from posenc.testing.padding_laws import invalid_tokens_hold_anything
 from posenc.testing.subject import (
     HEADS,
     LENGTH,
@@ -331,6 +332,7 @@ LAWS: dict[str, Law] = {
         grouped_heads_are_repeated,
         half_precision_keeps_positions,
         hidden_tokens_change_nothing,
+        invalid_tokens_hold_anything,
         irregular_is_regular,
         lowered_is_forward,
         packed_is_separate,

@@ -1,0 +1,112 @@
+"""Laws about padding: what invalid tokens hold, NaN and infinities included, reaches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from posenc.attention import LayerCache, attend
+from posenc.encoding import Encoding
+from posenc.grid import Grid
+from posenc.layout import Layout
+from posenc.testing.backend_laws import serving
+from posenc.testing.subject import (
+    HEADS,
+    LENGTH,
+    Layer,
+    Subject,
+    agree,
+    heads_of,
+    inputs,
+    observed,
+)
+
+__all__ = ["invalid_tokens_hold_anything"]
+
+LAW = "invalid_tokens_hold_anything"
+
+POISON = (torch.nan, torch.inf, -torch.inf)
+
+
+def invalid_tokens_hold_anything(subject: Subject) -> None:
+    """NaN and infinities at tokens marked invalid reach no other value and no gradient.
+
+    In the layer's input, also where a cache keeps it, and in q, k and v under every backend. The
+    gradients at the invalid tokens themselves are zero.
+    """
+    layer = subject.layer()
+    learned = [p for p in layer.parameters() if p.requires_grad]
+    layout = subject.place(Layout.padded([LENGTH, 8], side="left"))
+    _compare("a cached layer", partial(_cached, layer, layout, 8), [inputs()], [layout], learned)
+    encoding = subject.layer().encoding
+    learned = [p for p in encoding.parameters() if p.requires_grad]
+    key = observed(subject, encoding, Layout.padded([LENGTH, 8], side="left"))
+    if key.signal is not None:
+        key = replace(key, signal=_filled(key.signal.detach(), key, POISON))
+    query = key.slice(LENGTH - 9, LENGTH)
+    q, k, v = heads_of(HEADS, 9, seed=2), heads_of(3, LENGTH, seed=3), heads_of(3, LENGTH, seed=4)
+    sides, grid = [query, key, key], Grid(query, key, causal=True)
+    given = [x.transpose(1, 2) for x in (q, k, v)]
+    for backend in serving(q, k, v, grid, encoding):
+        compute = partial(_attended, grid, encoding, backend)
+        _compare(f"q, k and v of {backend}", compute, given, sides, learned)
+
+
+def _cached(layer: Layer, layout: Layout, first: int, x: Tensor) -> Tensor:
+    """The layer's outputs ``[B, L, C]``: of the ``first`` tokens, then of the others."""
+    tokens = torch.arange(x.shape[0] * x.shape[1]).reshape(x.shape[:2]) % 5
+    cache, outputs = LayerCache(), []
+    for part in (slice(0, first), slice(first, layout.length)):
+        where = layout.slice(part.start, part.stop)
+        outputs.append(layer(x[:, part], where, tokens=tokens[:, part], cache=cache))
+    return torch.cat(outputs, dim=1)
+
+
+def _attended(
+    grid: Grid, encoding: Encoding, backend: str, q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """The output ``[B, Q, H, E]`` of queries, keys and values ``[B, L, H, D]``."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return attend(q, k, v, grid, encoding, backend=backend).transpose(1, 2)
+
+
+def _compare(
+    what: str,
+    compute: Callable[..., Tensor],
+    given: Sequence[Tensor],
+    layouts: Sequence[Layout],
+    learned: Sequence[Tensor],
+) -> None:
+    """Refuse where invalid tokens of NaN and infinities do not give what zeros there give.
+
+    Args:
+        compute: from tensors ``[B, L, …]`` to one with the first of the ``layouts``.
+        given: what to compute from, a layout each.
+        learned: parameters, whose gradients are compared as well.
+    """
+    found = []
+    for fill in ((0.0,), POISON):
+        pairs = zip(given, layouts, strict=True)
+        taken = [_filled(x, at, fill).requires_grad_() for x, at in pairs]
+        output = _filled(compute(*taken), layouts[0], (0.0,))
+        gradients = torch.autograd.grad(output.sin().sum(), [*taken, *learned], allow_unused=True)
+        found.append([output, *gradients])
+        for gradient, at in zip(gradients[: len(layouts)], layouts, strict=True):
+            if gradient is not None:
+                outside = gradient - _filled(gradient, at, (0.0,))
+                agree(LAW, f"the gradient of padding ({what})", outside, torch.zeros_like(outside))
+    for plain, poisoned in zip(*found, strict=True):
+        if plain is not None and poisoned is not None:
+            agree(LAW, f"a value or gradient ({what})", poisoned, plain)
+
+
+def _filled(x: Tensor, layout: Layout, fill: Sequence[float]) -> Tensor:
+    """``x`` with the numbers of ``fill``, in turn, at invalid tokens."""
+    assert layout.valid is not None
+    valid = layout.valid.view(*layout.valid.shape, *(1 for _ in x.shape[2:]))
+    numbers = (list(fill) * x.shape[-1])[: x.shape[-1]]
+    return torch.where(valid, x, torch.tensor(numbers, dtype=x.dtype))
