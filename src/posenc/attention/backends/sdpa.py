@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention.backends.base import Backend, Problem
 from posenc.attention.lowering import is_constant_table, offset_line
+from posenc.attention.views import strided_view
 from posenc.encoding import Gathered, LowRank
 from posenc.grid import Grid
 
@@ -154,11 +155,8 @@ def _attend_line(
             outputs.append(_nothing(q[:, :, begin:end], k, v))
             continue
         # Row r of the reversed block is query end-1-r, so the pair (r, j) is at r + j + Q - end.
-        view = line.as_strided(
-            (1, line.shape[0], end - begin, high - low),
-            (0, line.stride(0), 1, 1),
-            queries - end + low,
-        )
+        size = (1, line.shape[0], end - begin, high - low)
+        view = strided_view(line, size, (0, line.shape[1], 1, 1), queries - end + low)
         part = (q[:, :, begin:end].flip(2), k[:, :, low:high], v[:, :, low:high])
         outputs.append(_kernel(*part, problem, mask=view).flip(2))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)

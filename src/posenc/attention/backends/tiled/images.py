@@ -18,6 +18,7 @@ from torch import Tensor
 from posenc.attention.backends.tiled.memory import Memory
 from posenc.attention.backends.tiled.stock import Partial, join, stock_backward, stock_forward
 from posenc.attention.backends.tiled.workers import side_by_side
+from posenc.attention.views import strided_view
 from posenc.encoding import Gathered, Lowered
 from posenc.grid import Grid
 
@@ -68,7 +69,7 @@ class _Image:
 
     Args:
         q: ``[1, H, Q, D]`` reversed and scaled; k: ``[1, H, K, D]``; v: ``[1, H, K, E]``.
-        table: ``[H, Y, X]``.
+        table: ``[H, Y, X]``, contiguous.
         extents: rows and columns of the queries' image, then of the keys'.
     """
 
@@ -91,9 +92,9 @@ class _Image:
     def bias(self, begin: int, end: int, low: int, high: int) -> Float[Tensor, "H R C"]:
         """Bias of rows of queries (from the last) and rows of keys, until the next call."""
         size = (self.heads, end - begin, self.columns, high - low, self.key_columns)
-        head, row, _ = self.table.stride()
-        offset = self.table.storage_offset() + (begin + low) * row
-        view = self.table.as_strided(size, (head, row, 1, row, 1), offset)
+        _, height, row = self.table.shape
+        strides = (height * row, row, 1, row, 1)
+        view = strided_view(self.table, size, strides, (begin + low) * row)
         written = self.memory.of(*size).copy_(view)
         return written.view(self.heads, size[1] * size[2], size[3] * size[4])
 
@@ -177,7 +178,7 @@ class _TableSums:
         )
         head, row, column, key_row, _ = self.memory.stride()
         size = (len(tile), count, self.columns, key_count, self.width - 1)
-        skewed = self.memory.as_strided(size, (head, row, column - 1, key_row, 1))
+        skewed = strided_view(self.memory, size, (head, row, column - 1, key_row, 1))
         if self.memory.shape[3] != key_count:
             # The end of a column's last row is not the gap before the next column's first.
             self.memory[:, :, :, key_count:] = 0
@@ -198,12 +199,12 @@ def tiled_image(
         table: ``[H, Y, X]``; extents: rows and columns of queries, then of keys.
         table_wanted: whether the gradient of the table will be wanted.
     """
-    into = Partial(torch.empty_like(q), q.new_empty(q.shape[:3]))
+    into, lines = Partial(torch.empty_like(q), q.new_empty(q.shape[:3])), table.contiguous()
 
     def work(heads: slice) -> None:
         for batch in range(q.shape[0]):
             row = slice(batch, batch + 1)
-            image = _Image(q[row, heads], k[row, heads], v[row, heads], table[heads], extents)
+            image = _Image(q[row, heads], k[row, heads], v[row, heads], lines[heads], extents)
             image.forward(into.part(batch, (heads.start, heads.stop)))
 
     side_by_side(work, _lanes(q, k))
@@ -238,12 +239,12 @@ def tiled_image_backward(
 ) -> list[Tensor]:
     """Gradients of q, k, v and of the table, which is zero where it is not wanted."""
     into = [torch.zeros_like(x) for x in (q, k, v, table)]
-    whole = Partial(output, total)
+    whole, lines = Partial(output, total), table.contiguous()
 
     def work(heads: slice) -> None:
         for batch in range(q.shape[0]):
             row = slice(batch, batch + 1)
-            image = _Image(q[row, heads], k[row, heads], v[row, heads], table[heads], extents)
+            image = _Image(q[row, heads], k[row, heads], v[row, heads], lines[heads], extents)
             image.backward(
                 whole.part(batch, (heads.start, heads.stop)),
                 gradient[row, heads],

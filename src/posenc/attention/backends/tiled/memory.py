@@ -17,6 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.attention.views import strided_view
+
 __all__ = ["Memory", "Skewed", "add_product", "kept_bytes", "release"]
 
 _Key = tuple[str, torch.dtype, torch.device]
@@ -110,9 +112,9 @@ class Skewed:
         whole = self.memory.of(heads, rows, width)
         strides = (rows * width, width + 1, 1)
         if cleared and self.cleared != whole.shape:
-            whole.as_strided((heads, rows - 1, rows), strides, columns).zero_()
+            strided_view(whole, (heads, rows - 1, rows), strides, columns).zero_()
         self.cleared = whole.shape if cleared else None
-        return whole.as_strided((heads, rows, columns), strides), whole
+        return strided_view(whole, (heads, rows, columns), strides), whole
 
 
 def add_product(

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.tiled.plan import Band, Kind
+from posenc.attention.views import strided_view
 
 __all__ = ["Operands", "put_reversed", "reversed_rows"]
 
@@ -126,12 +127,15 @@ class Operands:
         return self.value_rows[:, self.far_place(kind)].unsqueeze(1)
 
     def masked_line(self, band: Band) -> Float[Tensor, "h W"]:
-        """The line with -inf where the band hides pairs; zeros for a line where there is none."""
+        """The line with -inf where the band hides pairs; zeros for a line where there is none.
+
+        Contiguous, so that tiles can be views of it.
+        """
         width = band.queries + band.keys - 1
         line = self.q.new_zeros(1, width) if self.line is None else self.line
         places = torch.arange(width, device=line.device)
         hidden = (places < band.first) | (places > band.last)
-        return line.masked_fill(hidden, -torch.inf)
+        return line.masked_fill(hidden, -torch.inf).contiguous()
 
     def zeros(self, *, line: bool) -> Operands:
         """Room for the gradients of all there is, that of the line only if asked for."""
@@ -147,7 +151,7 @@ class Operands:
             return None
         line = self.line.contiguous()
         size = (self.q.shape[0], line.shape[0], self.q.shape[2], self.k.shape[2])
-        return line.as_strided(size, (0, line.stride(0), 1, 1))
+        return strided_view(line, size, (0, line.shape[1], 1, 1))
 
     def own_rows(self) -> Operands:
         """The same memory, but other zeros for rows that all heads share."""

@@ -24,6 +24,7 @@ from posenc.attention.backends.tiled.operands import Operands, reversed_rows
 from posenc.attention.backends.tiled.plan import Band, Kind, Stretch
 from posenc.attention.backends.tiled.stock import Partial, join, stock_backward, stock_forward
 from posenc.attention.backends.tiled.tiles import Dropout, Tiles
+from posenc.attention.views import strided_view
 
 __all__ = ["TILE", "BackwardPass", "ForwardPass", "Saved", "fused", "sums_ahead"]
 
@@ -105,7 +106,7 @@ class Pass:
         if self.line is None:
             return None
         size = (1, self.line.shape[0], end - begin, high - low)
-        return self.line.as_strided(size, (0, self.line.stride(0), 1, 1), begin + low)
+        return strided_view(self.line, size, (0, self.line.shape[1], 1, 1), begin + low)
 
 
 class ForwardPass(Pass):

@@ -13,6 +13,7 @@ from posenc.attention.backends.tiled.memory import Memory, Skewed, add_product
 from posenc.attention.backends.tiled.operands import Operands
 from posenc.attention.backends.tiled.plan import Kind, Stretch
 from posenc.attention.backends.tiled.stock import Partial
+from posenc.attention.views import strided_view
 
 __all__ = ["Dropout", "Tiles", "pieces", "with_column", "with_ones"]
 
@@ -45,7 +46,7 @@ class Tiles:
 
     Args:
         x: operands of one batch row.
-        line: of offsets, with -inf where the band hides pairs; None: nothing.
+        line: of offsets, with -inf where the band hides pairs, contiguous; None: nothing.
         size: queries and keys of the largest tile.
         dropout: of weights; None: none.
         lane: a number that tells these heads from others, for the dropout.
@@ -159,12 +160,9 @@ class Tiles:
     def hankel(self, low: int, high: int) -> Float[Tensor, "H R C"]:
         """The line, read by a tile."""
         assert self.line is not None
-        line = self.line
-        step = 0 if line.shape[0] == 1 else line.stride(0)
-        offset = line.storage_offset() + self.begin + low
-        return line.as_strided(
-            (self.heads, self.end - self.begin, high - low), (step, 1, 1), offset
-        )
+        size = (self.heads, self.end - self.begin, high - low)
+        step = 0 if self.line.shape[0] == 1 else self.line.shape[1]
+        return strided_view(self.line, size, (step, 1, 1), self.begin + low)
 
     def places(self, low: int, high: int) -> slice:
         """Those of all offsets in a tile."""

@@ -1,0 +1,209 @@
+"""Operands in memory of any strides, which ends where nothing may be read.
+
+Kernels that are given pointers read what is not theirs without a word: wrong strides show as wrong
+values, or end the process at the page behind the operand, which may not be read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.attention.backends.tiled.stock import stock_forward
+from posenc.attention.views import strided_view
+from posenc.errors import ArgumentError
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="mprotect is POSIX")
+
+LENGTH, HEADS, WIDTH = 24, 4, 8
+
+Form = Callable[[Tensor], Tensor]
+
+
+def _steps(x: Tensor, dim: int) -> Tensor:
+    """Every second element along ``dim`` of a tensor whose other elements are NaN."""
+    spaced = torch.full_like(x, torch.nan).unsqueeze(dim + 1).repeat_interleave(2, dim + 1)
+    spaced.select(dim + 1, 0).copy_(x)
+    whole = spaced.flatten(dim, dim + 1)
+    return whole.narrow(dim, 0, whole.shape[dim] - 1)[
+        (slice(None),) * dim + (slice(None, None, 2),)
+    ]
+
+
+def _behind(x: Tensor) -> Tensor:
+    """The same after three elements of NaN, so that it is aligned to nothing."""
+    room = torch.cat([x.new_full((3,), torch.nan), x.flatten()])
+    return room[3:].view(x.shape)
+
+
+FORMS: dict[str, Form] = {
+    "contiguous": lambda x: x.clone(),
+    "offset": _behind,
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "heads after tokens": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "tokens first": lambda x: x.movedim(-2, 0).contiguous().movedim(0, -2),
+    "every second feature": lambda x: _steps(x, x.dim() - 1),
+    "every second token": lambda x: _steps(x, x.dim() - 2),
+    "one feature": lambda x: x[..., :1].clone().expand_as(x),
+    "one token": lambda x: x[..., :1, :].clone().expand_as(x),
+    "one head": lambda x: x[..., :1, :, :].clone().expand_as(x) if x.dim() > 2 else x,
+    "one number": lambda x: x.flatten()[0].clone().expand_as(x),
+    "flipped": lambda x: x.mT.contiguous().flip(-1).mT,
+    "overlapping": lambda x: (
+        x.flatten()[: x.shape[-2] + x.shape[-1] - 1]
+        .clone()
+        .unfold(0, x.shape[-1], 1)
+        .expand(*x.shape)
+    ),
+    "negated": lambda x: torch._neg_view(x.clone()),
+}
+
+
+def guarded(x: Tensor) -> Tensor:
+    """The same values and strides in memory that ends with the last element; not to be resized."""
+    if x.is_neg():
+        return torch._neg_view(guarded(torch._neg_view(x)))
+    steps = [(size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)]
+    count = sum(steps) + 1
+    page, size = mmap.PAGESIZE, count * x.element_size()
+    pages = -(-size // page)
+    memory = mmap.mmap(-1, (pages + 1) * page)
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    end = ctypes.c_void_p(begin + pages * page)
+    assert libc.mprotect(end, ctypes.c_size_t(page), 0) == 0
+    room = torch.frombuffer(memory, dtype=x.dtype, count=count, offset=pages * page - size)
+    room.copy_(x.as_strided((count,), (1,)))
+    return room.as_strided(x.shape, x.stride(), room.storage_offset())
+
+
+@contextmanager
+def parameters_as(form: Form, encoding: Encoding) -> Iterator[None]:
+    """Parameters of two and more dimensions in other memory meanwhile."""
+    kept = {name: x.data for name, x in encoding.named_parameters() if x.dim() > 1}
+    for name, data in kept.items():
+        encoding.get_parameter(name).data = guarded(form(data))
+    try:
+        yield
+    finally:
+        for name, data in kept.items():
+            encoding.get_parameter(name).data = data
+
+
+def make(name: str, *, frozen: bool = False) -> Encoding:
+    torch.manual_seed(1)
+    options = {"swin": {"window": (6, 4)}}.get(name, {})
+    encoding = posenc.create(
+        name, dim=HEADS * WIDTH, heads=HEADS, head_dim=WIDTH, max_length=99, causal=False, **options
+    ).double()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return encoding.requires_grad_(not frozen)
+
+
+ENCODINGS = {
+    "nope": make("nope"),
+    "alibi": make("alibi"),
+    "t5": make("t5"),
+    "frozen t5": make("t5", frozen=True),
+    "shaw": make("shaw"),
+    "transformer_xl": make("transformer_xl"),
+    "deberta": make("deberta"),
+    "tupe": make("tupe"),
+    "swin": make("swin"),
+    "frozen swin": make("swin", frozen=True),
+}
+
+GRIDS = {
+    "dense": Grid.of(Layout.sequence(LENGTH)),
+    "causal": Grid.of(Layout.sequence(LENGTH), causal=True),
+    "image": Grid.of(Layout.image(6, 4)),
+}
+
+
+def run(
+    encoding: Encoding, grid: Grid, tensors: list[Tensor], gradient: Tensor, backend: str
+) -> tuple[Tensor, ...]:
+    q, k, v = (x.detach().requires_grad_() for x in tensors)
+    output = attend(q, k, v, grid, encoding, backend=backend)
+    wanted = [q, k, v, *(p for p in encoding.parameters() if p.requires_grad)]
+    return output, *torch.autograd.grad(
+        output, wanted, gradient, allow_unused=True, materialize_grads=True
+    )
+
+
+def draw() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(2, HEADS, LENGTH, WIDTH, generator=generator, dtype=torch.float64)
+        for _ in range(4)
+    ]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_memory_of_any_strides(name: str, form: str) -> None:
+    encoding, shape = ENCODINGS[name], FORMS[form]
+    grids = ["image"] if "swin" in name else ["dense", "causal"]
+    operands = [guarded(shape(x)) for x in draw()]
+    assert all(torch.equal(x, shape(y)) for x, y in zip(operands, draw(), strict=True))
+    for where in grids:
+        grid, ran = GRIDS[where], 0
+        with parameters_as(_behind if form == "negated" else shape, encoding):
+            plain = [x.clone(memory_format=torch.contiguous_format) for x in operands]
+            expected = run(encoding, grid, plain[:3], plain[3], "reference")
+            refusals = explain(*plain[:3], grid, encoding).refusals
+            for backend in ("sdpa", "tiled", "reference"):
+                if backend in refusals:
+                    continue
+                got = run(encoding, grid, operands[:3], operands[3], backend)
+                ran += 1
+                for mine, theirs in zip(got, expected, strict=True):
+                    torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=2e-6)
+        assert ran >= 2
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "offset"),
+    [
+        ((2, 3, 5), (6, 1, 1), 0),  # one past the end
+        ((8, 3, 4), (6, 1, 1), 0),  # more heads than there are
+        ((2, 3, 4), (6, 1, 1), 1),
+        ((2, 3, 4), (6, 1, 1), -1),
+        ((2, 3, 4), (6, -1, 1), 2),
+    ],
+)
+def test_no_view_reads_outside_its_tensor(
+    size: tuple[int, ...], stride: tuple[int, ...], offset: int
+) -> None:
+    line = torch.arange(36.0).view(3, 2, 6)[1]  # storage goes on behind it
+    with pytest.raises(ArgumentError, match="a view within the 12 elements"):
+        strided_view(line, size, stride, offset)
+    assert strided_view(line, (2, 3, 4), (6, 1, 1))[1, 2].tolist() == [20, 21, 22, 23]
+    with pytest.raises(ArgumentError, match="a contiguous tensor"):
+        strided_view(line.mT, (2, 2), (1, 1))
+
+
+def test_the_raw_kernel_is_given_what_fits_only() -> None:
+    q, k, v = torch.zeros(3, 1, 2, 5, 8)
+    mask = torch.zeros(1, 1, 5, 5)
+    assert stock_forward(q, k, v, mask).output.shape == q.shape
+    for wrong in (
+        (q, k[:, :1], v, None),
+        (q, k, v[:, :, :4], None),
+        (q, k, v[..., :4], None),
+        (q, k, v, torch.zeros(1, 8, 5, 5)),
+        (q, k, v, mask[..., :4]),
+    ):
+        with pytest.raises(ArgumentError, match="operands of one batch size"):
+            stock_forward(*wrong)
