@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 from posenc.attention.backends.base import Problem
+from posenc.attention.differentiation import is_transformed
 from posenc.encoding import LowRank
 
 __all__ = ["preference"]
@@ -36,6 +37,8 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     batch, heads, queries, _ = problem.q.shape
     keys = problem.k.shape[2]
     if batch * heads * queries * keys <= SMALL:
+        if is_transformed():  # vmap would call the fused kernel in a loop, with a warning
+            return "few logits, under a transform of torch.func", ["reference"]
         return "few logits", ["sdpa", "reference"]
     lowered = problem.lowered or ()
     if problem.grid.marked:

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.attention.backends.base import Backend, Problem
+from posenc.attention.differentiation import is_transformed
 from posenc.attention.regular import reads_offsets
 from posenc.encoding import Gathered, Lowered, LowRank, Product
 from posenc.grid import Grid
@@ -58,6 +59,8 @@ class Flex(Backend):
             return f"its kernels compute in float32 at most, not in {q.dtype}"
         if problem.dropout:
             return "it has no dropout"
+        if is_transformed():
+            return "its kernels are unknown to torch.func and forward-mode differentiation"
         narrowest, widest = sorted((q.shape[-1], v.shape[-1]))
         if narrowest < NARROWEST or widest > WIDEST:
             return f"it takes heads of width {NARROWEST} to {WIDEST}, not {narrowest} and {widest}"

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention.backends.base import Backend, Problem
+from posenc.attention.differentiation import differentiates_forward, is_transformed
 from posenc.attention.lowering import is_constant_table, offset_line
 from posenc.attention.views import strided_view
 from posenc.encoding import Gathered, LowRank
@@ -38,6 +39,8 @@ class Sdpa(Backend):
     def refusal(self, problem: Problem) -> str | None:
         if problem.encoding.value is not None:
             return "the fused kernel has no place for a value part"
+        if differentiates_forward():
+            return "the fused kernel has no forward-mode derivative"
         on_cpu = problem.q.device.type == "cpu"
         if problem.dropout and on_cpu:
             return "the fused CPU kernel has no dropout"
@@ -49,6 +52,8 @@ class Sdpa(Backend):
         if any(_low_rank(term) for term in lowered) and problem.q.dtype.itemsize < 4:
             return f"extra columns of positions would be rounded to {problem.q.dtype}"
         if any(_constant_table(term) for term in lowered):
+            if is_transformed():
+                return "under torch.func a table cannot be viewed as a bias"
             if not on_cpu:
                 return "only the CPU kernel reads a table through an unaligned view"
             if problem.grid.shift is None:

@@ -13,6 +13,7 @@ from posenc.attention.backends.tiled.blockwise import attend_blockwise
 from posenc.attention.backends.tiled.images import image_table, serves_images, tiled_image
 from posenc.attention.backends.tiled.op import tiled
 from posenc.attention.backends.tiled.runs import Run, regular_runs
+from posenc.attention.differentiation import is_transformed
 from posenc.attention.lowering import lower, repeat_heads
 from posenc.attention.regular import Regular, read_offsets
 
@@ -23,7 +24,8 @@ class Tiled(Backend):
     """Structured terms over regular grids in tiles; all else by definition, in blocks of queries.
 
     Packed and padded layouts are regular document by document. Gradients of everything, dropout
-    included; no second derivatives on the regular path.
+    included; no second derivatives on the regular path. Under ``torch.func`` and forward-mode
+    differentiation everything goes by definition, in blocks of queries.
     """
 
     name = "tiled"
@@ -32,7 +34,10 @@ class Tiled(Backend):
         if _regular(problem) or _images(problem):
             return None
         if torch.compiler.is_compiling():
-            return "inside a compiled graph only regular layouts can be tiled"
+            return (
+                "inside a compiled graph only regular layouts can be tiled, outside any transform "
+                "of torch.func"
+            )
         return None
 
     def describe(self, problem: Problem) -> str:
@@ -42,6 +47,8 @@ class Tiled(Backend):
             return "blocks of image rows with the table of their offsets"
         if _runs(problem) is not None:
             return "each document by itself, in tiles (memory linear in the length)"
+        if is_transformed():
+            return "the definition, some queries at a time, which torch.func can transform"
         return "the definition, some queries at a time (memory linear in the length)"
 
     def run(self, problem: Problem) -> Float[Tensor, "B H Q E"]:
@@ -57,12 +64,14 @@ class Tiled(Backend):
 
 def _regular(problem: Problem) -> bool:
     grid = problem.grid
+    if is_transformed():
+        return False
     return grid.shift is not None and not grid.marked and problem.lowered is not None
 
 
 def _images(problem: Problem) -> bool:
     """Whether tables between whole images are all there is, on the device of the fused kernel."""
-    if problem.q.device.type != "cpu" or problem.dropout:
+    if problem.q.device.type != "cpu" or problem.dropout or is_transformed():
         return False
     if problem.q.shape[-1] != problem.v.shape[-1]:
         return False
@@ -76,7 +85,9 @@ def _runs(problem: Problem) -> dict[tuple[Run, ...], list[int]] | None:
     """
     grid = problem.grid
     alone = grid.shift is not None and not grid.marked
-    if alone or problem.dropout or problem.q.device.type != "cpu" or not _lowerable(problem):
+    if alone or is_transformed() or problem.dropout or problem.q.device.type != "cpu":
+        return None
+    if not _lowerable(problem):
         return None
     runs = regular_runs(grid)
     return runs if runs is None or any(runs) else None

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from posenc.attention.backends.base import Problem
 from posenc.attention.backends.definition import attend_by_definition
+from posenc.attention.differentiation import is_transformed
 from posenc.grid import Grid
 
 __all__ = ["attend_blockwise"]
@@ -42,7 +43,9 @@ def _block(problem: Problem, begin: int, end: int) -> Tensor:
         return attend_by_definition(replace(part, q=q, k=k, v=v))
 
     q = problem.q[:, :, begin:end]
-    if not torch.is_grad_enabled() or (begin == 0 and end == problem.q.shape[2]):
+    whole_range = begin == 0 and end == problem.q.shape[2]
+    # torch.func's transforms do not take the hooks by which a checkpoint computes again.
+    if whole_range or not torch.is_grad_enabled() or is_transformed():
         return run(q, problem.k, problem.v)
     output: Tensor = checkpoint(run, q, problem.k, problem.v, use_reentrant=False)
     return output

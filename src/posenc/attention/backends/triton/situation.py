@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc.attention.backends.base import Problem
 from posenc.attention.backends.triton.marks import spacing
 from posenc.attention.backends.triton.place import Place
+from posenc.attention.differentiation import is_transformed
 from posenc.attention.lowering import lower
 from posenc.attention.regular import reach_of, reads_offsets
 from posenc.encoding import Gathered, Lowered, LowRank
@@ -57,6 +58,8 @@ def refuse_device(problem: Problem) -> str | None:
     device, dtype = problem.q.device, problem.q.dtype
     if not INSTALLED:
         return "Triton is not installed"
+    if is_transformed():
+        return "its kernels are unknown to torch.func and forward-mode differentiation"
     if device.type != "cuda" and not (device.type == "cpu" and INTERPRETED):
         return f"its kernels run on CUDA devices, not on {device.type}"
     if dtype not in DTYPES:

@@ -1,0 +1,191 @@
+"""Forward-mode derivatives and ``torch.func`` through every backend: right, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.attention.choice import SMALL
+from posenc.errors import BackendRefusal
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script` is deprecated",  # PyTorch's own, at the first forward derivative
+    "ignore:There is a performance drop",
+)
+
+HEADS, WIDTH = 3, 8
+
+BACKENDS = ("auto", "sdpa", "tiled", "reference")
+
+LONG = 600
+"""Tokens whose logits are more than the definition is preferred for."""
+
+NAMES = ("nope", "rope", "alibi", "kerple", "shaw", "deberta", "cope", "swin")
+
+CASES = [
+    *((name, 40, backend) for name in NAMES for backend in BACKENDS),
+    *(("shaw", LONG, backend) for backend in ("auto", "tiled")),
+    *(("nope", LONG, backend) for backend in ("auto", "sdpa")),
+]
+
+
+def make(name: str) -> Encoding:
+    torch.manual_seed(1)
+    options = {"window": (20, 30)} if name == "swin" else {}
+    made = posenc.create(
+        name,
+        dim=HEADS * WIDTH,
+        heads=HEADS,
+        head_dim=WIDTH,
+        max_length=999,
+        causal=True,
+        **options,  # type: ignore[arg-type]
+    ).double()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return made
+
+
+def where(name: str, length: int) -> Grid:
+    """A causal sequence; for tables of images an image of as many cells."""
+    if name == "swin":
+        return Grid.of(Layout.image(length // 10, 10))
+    return Grid.of(Layout.sequence(length), causal=True)
+
+
+def draw(length: int, batch: int = 1) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    size = (batch, HEADS, length, WIDTH)
+    return tuple(torch.randn(size, generator=generator, dtype=torch.float64) for _ in range(4))
+
+
+def refused(q: Tensor, k: Tensor, v: Tensor, grid: Grid, encoding: Encoding, way: str) -> bool:
+    """Whether a backend refuses the call by a clear error."""
+    try:
+        attend(q, k, v, grid, encoding, backend=way)
+    except BackendRefusal:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(("name", "length", "backend"), CASES)
+def test_forward_mode_is_the_difference_quotient(name: str, length: int, backend: str) -> None:
+    grid, encoding, step = where(name, length), make(name), 1e-5
+    q, k, v, tangent = draw(length)
+
+    def run(q: Tensor, way: str = backend) -> Tensor:
+        return attend(q, k + q, v * q.sin(), grid, encoding, backend=way)
+
+    ahead, behind = (run(q + sign * step * tangent, "reference") for sign in (1, -1))
+    expected = (ahead - behind) / (2 * step)
+    with forward_ad.dual_level():
+        if backend == "sdpa":
+            assert refused(q, k, v, grid, encoding, backend)
+            return
+        dual = forward_ad.unpack_dual(run(forward_ad.make_dual(q, tangent))).tangent
+    torch.testing.assert_close(dual, expected, atol=1e-6, rtol=1e-6)
+    got = torch.func.jvp(run, (q,), (tangent,))[1]
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "length", "backend"), CASES)
+def test_gradients_of_single_rows(name: str, length: int, backend: str) -> None:
+    grid, encoding = where(name, length), make(name)
+    tensors = draw(length, batch=2)[:3]
+
+    def loss(q: Tensor, k: Tensor, v: Tensor, way: str) -> Tensor:
+        return attend(q[None], k[None], v[None], grid, encoding, backend=way).sin().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)), in_dims=(0, 0, 0, None))
+    if backend == "sdpa" and name not in ("nope", "rope"):
+        with pytest.raises(BackendRefusal):
+            each(*tensors, backend)
+        return
+    wanted = [x.requires_grad_() for x in tensors]
+    whole = sum((loss(*row, "reference") for row in zip(*wanted, strict=True)), torch.zeros(()))
+    expected = torch.autograd.grad(whole, wanted)
+    got = each(*(x.detach() for x in tensors), backend)
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "shaw"])
+def test_jacobians_of_both_modes_agree(name: str) -> None:
+    grid, encoding = where(name, 4), make(name)
+    q, k, v, _ = draw(4)
+
+    def run(q: Tensor) -> Tensor:
+        return attend(q, k, v, grid, encoding, backend="tiled")
+
+    forward = torch.func.jacfwd(run)(q)
+    backward = torch.autograd.functional.jacobian(run, q)
+    torch.testing.assert_close(forward, backward, atol=1e-9, rtol=1e-9)
+    second = torch.func.hessian(lambda q: run(q).sin().sum())(q)
+    torch.testing.assert_close(second, second.movedim((0, 1, 2, 3), (4, 5, 6, 7)))
+    assert second.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["kerple", "t5", "shaw"])
+def test_derivatives_by_parameters(name: str) -> None:
+    """Tables that a transform has wrapped, as ensembles of models have them."""
+    grid, encoding = where(name, 40), make(name)
+    q, k, v, _ = draw(40)
+    given = {key: x.detach() for key, x in encoding.named_parameters()}
+    generator = torch.Generator().manual_seed(3)
+    tangent = {
+        key: torch.randn(x.shape, generator=generator, dtype=x.dtype) for key, x in given.items()
+    }
+
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoding = encoding
+
+        def forward(self, backend: str) -> Tensor:
+            return attend(q, k, v, grid, self.encoding, backend=backend).sin().sum()
+
+    module = Loss()
+
+    def loss(parameters: dict[str, Tensor], backend: str) -> Tensor:
+        named = {f"encoding.{key}": x for key, x in parameters.items()}
+        found: Tensor = torch.func.functional_call(module, named, (backend,))
+        return found
+
+    wanted = {key: x.clone().requires_grad_() for key, x in given.items()}
+    found = torch.autograd.grad(loss(wanted, "reference"), list(wanted.values()))
+    expected = sum((g * t).sum() for g, t in zip(found, tangent.values(), strict=True))
+    for backend in ("auto", "tiled"):
+        got = torch.func.jvp(lambda x, way=backend: loss(x, way), (given,), (tangent,))[1]
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+        stacked = {key: torch.stack([x, x + 1]) for key, x in given.items()}
+        rows = torch.func.vmap(lambda x, way=backend: loss(x, way))(stacked)
+        alone = (
+            loss(given, "reference"),
+            loss({key: x + 1 for key, x in given.items()}, "reference"),
+        )
+        torch.testing.assert_close(rows, torch.stack(alone), atol=1e-5, rtol=1e-5)
+
+
+def test_explain_says_why() -> None:
+    assert HEADS * LONG**2 > SMALL
+    grid, encoding = where("shaw", 40), make("shaw")
+    q, k, v, _ = draw(40)
+    with forward_ad.dual_level():
+        told = explain(q, k, v, grid, encoding)
+        assert told.backend == "reference"
+        assert "no forward-mode derivative" in explain(q, k, v, grid, Encoding()).refusals["sdpa"]
+        assert "torch.func can transform" in explain(q, k, v, grid, encoding, backend="tiled").how
+
+
+def test_second_derivatives_of_the_tiles_are_refused() -> None:
+    """An error of autograd's, not zeros."""
+    grid, encoding = where("shaw", 40), make("shaw")
+    q, k, v, _ = (x.requires_grad_() for x in draw(40))
+    output = attend(q, k, v, grid, encoding, backend="tiled")
+    first = torch.autograd.grad(output.sin().sum(), q, create_graph=True)[0]
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(first.sum(), q)
