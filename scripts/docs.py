@@ -15,6 +15,7 @@ from posenc.lab.catalogue import SIZES, Sheet, sheet
 from posenc.registry import ENCODINGS
 
 DOCS = Path(__file__).parent.parent / "docs"
+PLACES = {"cpu": "on the CPU", "cuda": "on CUDA"}
 MADE = "<!-- made by `make docs` from the registry: edit the docstring and the entry instead -->"
 
 
@@ -32,7 +33,7 @@ def overview(sheets: Sequence[Sheet]) -> str:
     heads += ["depends on the length", "past its training length"]
     promises = table(heads, ([link(told), *promise(told)] for told in sheets))
     costs = table(
-        ("method", "cost", "parameters", "backends", "backends in training", "source"),
+        ("method", "cost", "parameters", "on the CPU", "on CUDA", "source"),
         ([link(told), *cost(told)] for told in sheets),
     )
     return f"""{MADE}
@@ -54,9 +55,11 @@ tokens depends on how many others there are.
 ## What each costs
 
 B batch, H heads, Q queries, K keys, L tokens, D head width, C model width, N buckets. *Cost* is
-work and memory beside plain attention's; *parameters* are those of {size()}.
-*Backends* are those that serve it on the CPU without gradients, the one that `backend="auto"` takes
-first; a table that needs a gradient can go to fewer. `posenc.explain` says it for a call of yours.
+work and memory beside plain attention's; *parameters* are those of {size()};
+what layers share is counted once.
+*On the CPU* and *on CUDA* are the backends that can serve it there, whatever machine made this
+page; a table that needs a gradient can go to fewer. `triton` and `flex` have kernels for CUDA only.
+`posenc.explain` says which one `backend="auto"` takes for a call of yours, on your machine.
 
 {costs}
 """
@@ -99,16 +102,29 @@ def page(told: Sheet) -> str:
         blocks.append("\n".join(lines))
     rows = [("past its training length", claims.extrapolates)]
     rows += zip(
-        ("cost", "parameters", "backends", "backends in training", "source"),
+        ("cost", "parameters", "on the CPU", "on CUDA", "source"),
         cost(told),
         strict=True,
     )
     blocks.append(table(("", ""), rows))
-    blocks += [f"Not `{name}`: {reason}." for name, reason in told.refusals.items()]
+    blocks += refusals(told)
     if citation is not None:
         blocks += ["## Source", document.reference]
     blocks += ["## Example", f"```pycon\n{document.example}\n```", "[All methods](../methods.md)"]
     return "\n\n".join(blocks) + "\n"
+
+
+def refusals(told: Sheet) -> list[str]:
+    """Why backends cannot serve it, but for those of another device."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for device, reasons in told.refusals.items():
+        for name, reason in reasons.items():
+            if not reason.endswith(f"not on {device}"):
+                places.setdefault((name, reason), []).append(PLACES[device])
+    return [
+        f"Not `{name}` {' or '.join(devices)}: {reason}."
+        for (name, reason), devices in places.items()
+    ]
 
 
 def promise(told: Sheet) -> Iterable[str]:
@@ -125,10 +141,9 @@ def promise(told: Sheet) -> Iterable[str]:
 def cost(told: Sheet) -> Iterable[str]:
     citation = told.entry.citation
     yield told.entry.claims.cost
-    shared = " for all layers" if told.shared else " a layer"
-    yield f"{told.parameters:,}" + (shared if told.parameters else "")
-    yield ", ".join(told.inference)
-    yield ", ".join(told.training)
+    yield told.size
+    yield told.served("cpu")
+    yield told.served("cuda")
     yield "" if citation is None else f"[{citation.authors} {citation.year}]({citation.url})"
 
 

@@ -13,13 +13,14 @@ import posenc
 
 PACKAGE = Path(posenc.__file__).parent
 
-FOUNDATION = {"errors", "layout", "grid", "encoding", "entry"}
+FOUNDATION = {"errors", "layout", "grid", "padding", "encoding", "entry"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "display": set(),
     "layout": {"errors", "display"},
     "grid": {"errors", "display", "layout"},
-    "encoding": {"errors", "display", "layout", "grid"},
+    "padding": {"layout", "grid"},
+    "encoding": {"errors", "display", "layout", "grid", "padding"},
     "entry": {"errors", "encoding"},
     "storage": {"errors"},
     "transforms": {"errors", "layout", "grid"},

@@ -211,6 +211,9 @@ class ScoreTerm(Part, ABC):
     Only where it replaces the product too; weights then need not sum to 1.
     """
 
+    keys_by_keys: ClassVar[bool] = False
+    """Whether ``forward`` makes matrices of K×K, however few the queries are."""
+
     @abstractmethod
     def forward(
         self,

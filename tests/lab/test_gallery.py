@@ -42,16 +42,18 @@ def test_every_docstring_comes_apart(name: str) -> None:
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_every_sheet_says_which_backends_serve_it(name: str) -> None:
     told = sheet(name)
-    assert told.inference[-1] == "reference"
-    assert set(told.training) <= set(told.inference)
-    assert all(told.refusals.values())
-    assert (told.parameters > 0) == told.entry.claims.trainable
+    for device, ways in told.backends.items():
+        assert ways["inference"][-1] == "reference"
+        assert set(ways["training"]) <= set(ways["inference"])
+        assert all(told.refusals[device].values())
+        assert set(ways["inference"]).isdisjoint(told.refusals[device])
+    assert (told.size != "0") == told.entry.claims.trainable
 
 
 def test_numbers_of_a_sheet() -> None:
     t5 = sheet("t5")
-    assert t5.parameters == 32 * 8
-    assert t5.shared
+    assert (t5.shared_parameters, t5.parameters) == (32 * 8, 0)
+    assert t5.size == "256 for all layers"
     assert t5.traits == ["relative", "1 axis", "trainable"]
     assert "absolute" in sheet("sinusoidal").traits
 

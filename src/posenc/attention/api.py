@@ -122,7 +122,7 @@ def explain(
         posing = _pose(q, k, v, grid, encoding, dropout, scale)
         chosen, rule, refusals = _choose(posing, backend)
         if backend == "auto":
-            others = {name: each.refusal(posing.problem(each)) for name, each in BACKENDS.items()}
+            others = {name: _refusal(each, posing) for name, each in BACKENDS.items()}
             refusals |= {name: reason for name, reason in others.items() if reason is not None}
         how = chosen.describe(posing.problem(chosen))
         return Explanation(chosen.name, how, rule, refusals)
@@ -158,7 +158,7 @@ def _choose(posing: Posing, name: str) -> tuple[Backend, str, dict[str, str]]:
         named = BACKENDS.get(name) or VARIANTS.get(name)
         if named is None:
             raise UnknownNameError.of("backend", name, ["auto", *BACKENDS, *VARIANTS])
-        reason = named.refusal(posing.problem(named))
+        reason = _refusal(named, posing)
         if reason is not None:
             raise BackendRefusal(
                 "backend",
@@ -172,10 +172,15 @@ def _choose(posing: Posing, name: str) -> tuple[Backend, str, dict[str, str]]:
     for candidate in order:
         if candidate not in BACKENDS:
             continue
-        reason = BACKENDS[candidate].refusal(posing.problem(BACKENDS[candidate]))
+        reason = _refusal(BACKENDS[candidate], posing)
         if reason is None:
             return BACKENDS[candidate], rule, refusals
         refusals[candidate] = reason
     raise BackendRefusal(
         "backend", expected="one that can do this job", got=refusals, remedy="Report this."
     )
+
+
+def _refusal(backend: Backend, posing: Posing) -> str | None:
+    """Why a backend cannot do it, on this machine or at all."""
+    return backend.unavailable(posing.q.device) or backend.refusal(posing.problem(backend))

@@ -110,9 +110,10 @@ def _print_text(name: str) -> None:
     facts.add_row("claims", ", ".join(told.traits))
     facts.add_row("past its length", claims.extrapolates)
     facts.add_row("cost", claims.cost)
-    size = f"{told.parameters:,} at width {SIZES['dim']}, {SIZES['heads']} heads"
-    facts.add_row("parameters", size if told.parameters else "none")
-    facts.add_row("backends", ", ".join(told.inference))
+    size = f"{told.size}, at width {SIZES['dim']} with {SIZES['heads']} heads"
+    facts.add_row("parameters", "none" if told.size == "0" else size)
+    facts.add_row("on the CPU", told.served("cpu"))
+    facts.add_row("on CUDA", told.served("cuda"))
     if citation is not None:
         source = f"{citation.authors} {citation.year}. {citation.title}. {citation.url}"
         facts.add_row("cite", source)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from posenc.attention.api import BACKENDS, explain
-from posenc.encoding import Encoding
+from posenc.attention.api import BACKENDS
+from posenc.attention.posing import Posing
 from posenc.entry import Entry
-from posenc.errors import BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.registry import ENCODINGS, create
+from posenc.registry import ENCODINGS, create, create_layers
 
-__all__ = ["SITES", "SIZES", "Document", "Sheet", "group", "sheet"]
+__all__ = ["DEVICES", "SITES", "SIZES", "Document", "Sheet", "group", "sheet"]
 
 SIZES = {"dim": 512, "heads": 8, "head_dim": 64, "max_length": 512}
 """The model that parameters are counted in."""
+
+DEVICES = ("cpu", "cuda")
+"""Kinds of device that backends are asked about."""
 
 TOKENS = 48
 WINDOW = 7
@@ -91,21 +95,36 @@ class Sheet:
     Args:
         name: in the registry; entry: there.
         document: its docstring.
-        parameters: in one layer of a model of ``SIZES``.
-        shared: whether all layers of a model have one instance.
-        training, inference: the backends that serve it on the CPU when gradients are wanted and
-            when not, fastest first.
-        refusals: why the others do not serve it in inference.
+        parameters: that each layer of a model of ``SIZES`` has for itself.
+        shared_parameters: that all layers have together, counted once.
+        backends: those that can serve it, by device and then by ``"training"`` (gradients of all
+            that is learned are wanted) or ``"inference"``, whatever machine this is.
+        refusals: why the others cannot in inference, by device and backend.
     """
 
     name: str
     entry: Entry
     document: Document
     parameters: int
-    shared: bool
-    training: tuple[str, ...]
-    inference: tuple[str, ...]
-    refusals: dict[str, str]
+    shared_parameters: int
+    backends: Mapping[str, Mapping[str, tuple[str, ...]]]
+    refusals: Mapping[str, Mapping[str, str]]
+
+    @property
+    def size(self) -> str:
+        """Its parameters, those that layers share counted once."""
+        counts = []
+        if self.shared_parameters:
+            counts.append(f"{self.shared_parameters:,} for all layers")
+        if self.parameters:
+            counts.append(f"{self.parameters:,} a layer")
+        return " and ".join(counts) or "0"
+
+    def served(self, device: str) -> str:
+        """The backends on a device, and where they are fewer, those in training."""
+        inference, training = (self.backends[device][way] for way in ("inference", "training"))
+        told = ", ".join(inference)
+        return told if training == inference else f"{told}; in training {', '.join(training)}"
 
     @property
     def traits(self) -> list[str]:
@@ -126,22 +145,40 @@ class Sheet:
 def sheet(name: str) -> Sheet:
     """The sheet of a method of the registry."""
     entry = ENCODINGS[name]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        encoding = create(name, **SIZES, causal=entry.claims.serves(1))
-    training, _ = _served(encoding, entry)
-    with torch.no_grad():
-        inference, refusals = _served(encoding, entry)
+    first, second = (_count(name, entry, layers) for layers in (1, 2))
+    served = {
+        device: {
+            way: _served(name, entry, device, training=way == "training")
+            for way in ("training", "inference")
+        }
+        for device in DEVICES
+    }
     return Sheet(
         name=name,
         entry=entry,
         document=Document.of(entry),
-        parameters=sum(parameter.numel() for parameter in encoding.parameters()),
-        shared=entry.sharing == "layers",
-        training=training,
-        inference=inference,
-        refusals=refusals,
+        parameters=second - first,
+        shared_parameters=2 * first - second,
+        backends={
+            device: {
+                way: tuple(n for n, reason in found.items() if reason is None)
+                for way, found in ways.items()
+            }
+            for device, ways in served.items()
+        },
+        refusals={
+            device: {n: reason for n, reason in ways["inference"].items() if reason is not None}
+            for device, ways in served.items()
+        },
     )
+
+
+def _count(name: str, entry: Entry, layers: int) -> int:
+    """Parameters of the encodings of so many layers, each counted once."""
+    with torch.device("meta"):
+        encodings = create_layers(name, layers=layers, **SIZES, causal=entry.claims.serves(1))
+    found = {id(p): p.numel() for encoding in encodings for p in encoding.parameters()}
+    return sum(found.values())
 
 
 def group(names: tuple[str, ...]) -> dict[str, list[str]]:
@@ -152,23 +189,30 @@ def group(names: tuple[str, ...]) -> dict[str, list[str]]:
     return {site: found for site, found in groups.items() if found}
 
 
-def _served(encoding: Encoding, entry: Entry) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The backends that take it, and why the others do not."""
-    claims = entry.claims
-    layout = Layout.sequence(TOKENS) if claims.serves(1) else Layout.image(WINDOW, WINDOW)
-    if not claims.serves(1) and not claims.serves(2):
-        layout = Layout.at(torch.nn.functional.pad(layout.positions, (1, 0)))
-    heads, width = SIZES["heads"], SIZES["head_dim"]
-    q, k, v = torch.zeros(3, 1, heads, layout.length, width).unbind(0)
-    x = torch.zeros(1, layout.length, SIZES["dim"])
-    grid = Grid.of(encoding.observe(x, layout), causal=claims.serves(1))
-    refusals: dict[str, str] = {}
-    for backend in BACKENDS:
-        try:
-            explain(q, k, v, grid, encoding, backend=backend)
-        except BackendRefusal as refusal:
-            refusals[backend] = str(refusal.got).partition("because ")[2]
-    return tuple(name for name in BACKENDS if name not in refusals), refusals
+def _served(name: str, entry: Entry, device: str, *, training: bool) -> dict[str, str | None]:
+    """Why each backend cannot serve a method on a device, or None; asked of tensors without data.
+
+    So the answer is the same on machines that have the device and on those that have not.
+    """
+    claims, length = entry.claims, TOKENS if entry.claims.serves(1) else WINDOW**2
+    shape = (1, SIZES["heads"], length, SIZES["head_dim"])
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
+        encoding = create(name, **SIZES, causal=claims.serves(1))
+        layout = Layout.sequence(length) if claims.serves(1) else Layout.image(WINDOW, WINDOW)
+        if not claims.serves(1) and not claims.serves(2):
+            layout = layout.with_positions(torch.zeros(1, length, 3))
+        seen = encoding.observe(torch.zeros(1, length, SIZES["dim"]), layout)
+        grid = Grid.of(seen, causal=claims.serves(1))
+        posing = Posing(*torch.zeros(3, *shape).unbind(0), grid, encoding, 0.0, None)
+        refusals = {}
+        for backend, each in BACKENDS.items():
+            problem = posing.problem(each)
+            with FakeTensorMode():  # shapes on a device that need not be there
+                q, k, v = (
+                    torch.empty(x.shape, device=device) for x in (problem.q, problem.k, problem.v)
+                )
+            refusals[backend] = each.refusal(replace(problem, q=q, k=k, v=v))
+        return refusals
 
 
 def _flow(block: str) -> str:

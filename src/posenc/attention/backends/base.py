@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -51,6 +52,13 @@ class Backend(ABC):
 
     fuses: bool = False
     """Whether it takes queries and keys that are yet to be rotated."""
+
+    def unavailable(self, device: torch.device) -> str | None:
+        """Why this machine cannot run it on ``device``, as the end of "because …"; None if it can.
+
+        What depends on the machine is here, what depends on the problem in ``refusal``.
+        """
+        return None
 
     @abstractmethod
     def refusal(self, problem: Problem) -> str | None:

@@ -20,7 +20,9 @@ class Reference(Backend):
         return None
 
     def describe(self, problem: Problem) -> str:
-        return "materialises the logits from each part's own definition (memory of size Q×K)"
+        score = problem.encoding.score
+        size = "Q×K" if score is None or not score.keys_by_keys else "Q×K and K×K"
+        return f"materialises the logits from each part's own definition (memory of size {size})"
 
     def run(self, problem: Problem) -> Float[Tensor, "B H Q E"]:
         return attend_by_definition(problem)

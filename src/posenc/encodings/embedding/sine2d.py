@@ -28,9 +28,10 @@ class Sine2d(EmbeddingEncoding):
     With ``scale`` (radians) both are shares of the real cells of their column or row:
     ``y ← scale · y / (y_last + 1e-6)``; that takes whole images (``Layout.image``). Without, any
     layout of two axes is served: where it is not a whole image, y and x are positions + 1.
-    Special tokens pass unchanged. Claims: absolute, two axes, no parameters. Cost: L·C. Differs
-    from the paper, which adds them to queries and keys of every layer, in adding them to the
-    tokens once; sums are taken in float32 or better.
+    Special tokens pass unchanged. Claims: absolute, two axes, no parameters; with
+    ``scale`` it depends on the length (the image's sides). Cost: L·C. Differs from the paper,
+    which adds them to queries and keys of every layer, in adding them to the tokens once; sums are
+    taken in float32 or better.
 
     Args:
         dim: width C, a multiple of 4.
@@ -141,6 +142,7 @@ ENTRY = Entry(
         relative=False,
         axes=(2,),
         trainable=False,
+        length_dependent=True,
         extrapolates="To images of any size when scaled: the last cell is always 2π.",
         cost="L·C once",
     ),

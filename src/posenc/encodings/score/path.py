@@ -31,8 +31,9 @@ class Path(ScoreTerm):
     W of rank ``rank``, c ``[kernel, H·D]``. By order, over the document's real tokens. The signal
     kept for each token is its ``rank`` numbers in between and H for β. Claims: relative (it reads
     no positions at all), any number of axes, causal only, trainable. Cost of this definition:
-    K²·(K + D)·H. It differs from the paper in having a w for every query head, where the authors
-    share one among those that share keys, and has no forget gate (theirs is optional).
+    K²·(K + D)·H, and memory of K×K a head, however few the queries. It differs from the
+    paper in having a w for every query head, where the authors share one among those that share
+    keys, and has no forget gate (theirs is optional).
 
     Args:
         dim: width C of the layer's input.
@@ -55,6 +56,7 @@ class Path(ScoreTerm):
     """
 
     causal_only = True
+    keys_by_keys = True
     axes = None
 
     EPSILON = 1e-6
@@ -180,7 +182,7 @@ ENTRY = Entry(
         trainable=True,
         causal_only=True,
         extrapolates="Fair; the paper finds it better than RoPE, best with forget gates.",
-        cost="K²·(K + D)·H",
+        cost="K²·(K + D)·H; memory of K×K·H a batch row",
         exceptions={
             "windows_are_windows": "directions come from a convolution, which reaches two tokens "
             "past the window"

@@ -47,6 +47,9 @@ class Tiled(Backend):
             return "blocks of image rows with the table of their offsets"
         if _runs(problem) is not None:
             return "each document by itself, in tiles (memory linear in the length)"
+        score = problem.encoding.score
+        if score is not None and score.keys_by_keys:
+            return "the definition, some queries at a time (its score takes memory K×K)"
         if is_transformed():
             return "the definition, some queries at a time, which torch.func can transform"
         return "the definition, some queries at a time (memory linear in the length)"

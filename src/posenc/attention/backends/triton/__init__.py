@@ -14,6 +14,7 @@ from posenc.attention.backends.triton.situation import (
     Situation,
     is_single_query,
     refuse_device,
+    refuse_machine,
     refuse_single_query,
     situation,
     turns_of,
@@ -45,6 +46,9 @@ class Triton(Backend):
     def __init__(self, *, fuses: bool = True) -> None:
         self.fuses = fuses
         self.name = "triton" if fuses else "triton@unfused"
+
+    def unavailable(self, device: torch.device) -> str | None:
+        return refuse_machine(device)
 
     def refusal(self, problem: Problem) -> str | None:
         reason = refuse_device(problem)

@@ -23,6 +23,7 @@ __all__ = [
     "Situation",
     "is_single_query",
     "refuse_device",
+    "refuse_machine",
     "refuse_single_query",
     "situation",
     "turns_of",
@@ -53,21 +54,26 @@ class Situation:
     ordered: bool
 
 
-def refuse_device(problem: Problem) -> str | None:
-    """Why the kernels cannot run on these tensors at all; None if they can."""
-    device, dtype = problem.q.device, problem.q.dtype
+def refuse_machine(device: torch.device) -> str | None:
+    """Why this machine cannot run the kernels on a device; None if it can."""
     if not INSTALLED:
         return "Triton is not installed"
+    if device.type == "cuda" and torch.version.hip is None:
+        capability = torch.cuda.get_device_capability(device)
+        if capability < (8, 0):
+            return f"its kernels need compute capability 8.0, not {capability[0]}.{capability[1]}"
+    return None
+
+
+def refuse_device(problem: Problem) -> str | None:
+    """Why the kernels cannot run on tensors of this kind on any machine; None if they can."""
+    device, dtype = problem.q.device, problem.q.dtype
     if is_transformed():
         return "its kernels are unknown to torch.func and forward-mode differentiation"
     if device.type != "cuda" and not (device.type == "cpu" and INTERPRETED):
         return f"its kernels run on CUDA devices, not on {device.type}"
     if dtype not in DTYPES:
         return f"its kernels compute in float32 at most, not in {dtype}"
-    if device.type == "cuda" and torch.version.hip is None:
-        capability = torch.cuda.get_device_capability(device)
-        if capability < (8, 0):
-            return f"its kernels need compute capability 8.0, not {capability[0]}.{capability[1]}"
     widest = max(problem.q.shape[-1], problem.v.shape[-1])
     if widest > WIDEST:
         return f"its kernels hold heads of width {WIDEST} at most, not {widest}"

@@ -1,0 +1,149 @@
+"""Claims that are measured: what depends on the length, and memory that explain speaks of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.lab.catalogue import DEVICES, sheet
+from posenc.registry import ENCODINGS, create, create_layers
+from posenc.testing.subject import LENGTH, Subject, heads_of, inputs, observed, spread
+
+SMALL, LARGE = (3, 4), (5, 6)
+"""Images whose cells are compared."""
+
+
+def made(name: str) -> Encoding:
+    """The method with the options that it has by default."""
+    claims = ENCODINGS[name].claims
+    torch.manual_seed(0)
+    encoding = create(
+        name, dim=48, heads=6, head_dim=8, max_length=160, causal=claims.serves(1)
+    ).double()
+    spread(encoding)
+    return encoding.eval()
+
+
+def alone_and_among_others(name: str) -> tuple[list[Tensor], list[Tensor]]:
+    """What the parts make of some tokens alone, and of the same where more tokens come after.
+
+    Embeddings, products of transformed queries and keys, and scores.
+    """
+    encoding, claims = made(name), ENCODINGS[name].claims
+    if claims.serves(1):
+        few, many = Layout.sequence(LENGTH), Layout.sequence(3 * LENGTH)
+        chosen = torch.arange(LENGTH)
+    elif claims.serves(2):
+        few, many = Layout.image(*SMALL), Layout.image(*LARGE)
+        chosen = torch.tensor([r * LARGE[1] + c for r in range(SMALL[0]) for c in range(SMALL[1])])
+    else:
+        many = Layout.sequence(3 * LENGTH)
+        many = many.with_positions(many.positions.expand(-1, -1, 3))
+        few, chosen = many.slice(0, LENGTH), torch.arange(LENGTH)
+    x = inputs(1, many.length)
+    q, k = (heads_of(6, many.length, seed=seed, rows=1) for seed in (2, 3))
+    tokens = torch.arange(many.length).unsqueeze(0) % 5
+    results: list[list[Tensor]] = []
+    for layout, at in ((few, chosen), (many, torch.arange(many.length))):
+        seen = encoding.observe(x[:, at], layout)
+        grid = Grid.of(seen, causal=claims.serves(1))
+        queries, keys = q[:, :, at], k[:, :, at]
+        found = [encoding.embed(x[:, at], layout, tokens=tokens[:, at]).squeeze(0)]
+        if encoding.query_key is not None:
+            queries, keys = encoding.query_key(queries, keys, grid)
+            products = (queries @ keys.mT).masked_fill(~grid.visible, 0)
+            found.append(products.permute(2, 3, 0, 1))
+        if encoding.score is not None:
+            score = encoding.score(queries, keys, grid, scale=0.3).expand(1, 6, -1, -1)
+            hidden = score.masked_fill(~grid.visible, 0)
+            found.append(hidden.permute(2, 3, 0, 1))
+        results.append(found)
+    among = [part[chosen] if part.dim() == 2 else part[chosen][:, chosen] for part in results[1]]
+    return results[0], among
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_what_depends_on_the_length_says_so(name: str) -> None:
+    alone, among = alone_and_among_others(name)
+    same = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(alone, among, strict=True))
+    assert same != ENCODINGS[name].claims.length_dependent
+
+
+class Largest(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
+            if isinstance(x, Tensor):
+                self.bytes = max(self.bytes, x.untyped_storage().nbytes())
+        return made
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, entry in ENCODINGS.items() if "score" in entry.claims.sites]
+)
+def test_memory_is_as_explained(name: str) -> None:
+    """Of two queries: linear in the keys, unless the explanation says K×K."""
+    subject = Subject.of_entry(name, ENCODINGS[name])
+    encoding = subject.layer().encoding.requires_grad_(False)
+    sizes = []
+    for keys in (32, 128):
+        key = observed(subject, encoding, Layout.sequence(keys), rows=1)
+        if subject.axes == 2:  # tables of windows: everything in a few cells
+            key = key.with_positions(key.positions % 8)
+        grid = Grid(key.slice(keys - 2, keys), key, causal=True)
+        q, k, v = (
+            heads_of(heads, length, seed=heads, rows=1)
+            for heads, length in ((6, 2), (3, keys), (3, keys))
+        )
+        with Largest() as largest:
+            attend(q, k, v, grid, encoding, backend="reference")
+        sizes.append(largest.bytes)
+        told = str(explain(q, k, v, grid, encoding, backend="reference"))
+    assert (sizes[1] > 5 * sizes[0]) == ("K×K" in told)
+
+
+def test_path_says_that_its_memory_is_no_longer_linear() -> None:
+    encoding = create("path", dim=48, heads=6, head_dim=8)
+    seen = encoding.observe(torch.randn(1, 9, 48), Layout.sequence(9))
+    x = torch.randn(1, 6, 9, 8)
+    told = explain(x, x, x, Grid.of(seen, causal=True), encoding, backend="tiled")
+    assert "K×K" in told.how
+    assert "linear" not in told.how
+
+
+@pytest.mark.parametrize("name", ["floater", "deberta", "transformer_xl", "t5", "shaw", "rope"])
+def test_parameters_of_layers_are_those_of_a_sheet(name: str) -> None:
+    told, layers = sheet(name), 3
+    encodings = create_layers(
+        name, layers=layers, dim=512, heads=8, head_dim=64, max_length=512, causal=True
+    )
+    found = {id(p): p.numel() for encoding in encodings for p in encoding.parameters()}
+    assert sum(found.values()) == told.shared_parameters + layers * told.parameters
+    assert told.size.count("layer") == (told.shared_parameters > 0) + (told.parameters > 0)
+
+
+@pytest.mark.parametrize("name", ["rope", "t5", "cope"])
+def test_sheets_do_not_depend_on_the_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = sheet(name)
+    import posenc.attention.backends.triton as backend
+
+    monkeypatch.setattr(backend, "refuse_machine", lambda device: "Triton is not installed")
+    told = sheet.__wrapped__(name)
+    assert told.backends == expected.backends
+    assert set(told.backends) == set(DEVICES)
+    assert ("triton" in told.backends["cuda"]["inference"]) == (name != "cope")
+    assert "triton" not in told.backends["cpu"]["inference"]
