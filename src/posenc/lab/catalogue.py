@@ -203,7 +203,8 @@ def _served(name: str, entry: Entry, device: str, *, training: bool) -> dict[str
             layout = layout.with_positions(torch.zeros(1, length, 3))
         seen = encoding.observe(torch.zeros(1, length, SIZES["dim"]), layout)
         grid = Grid.of(seen, causal=claims.serves(1))
-        posing = Posing(*torch.zeros(3, *shape).unbind(0), grid, encoding, 0.0, None)
+        x = torch.zeros(shape)
+        posing = Posing(x, x, x, grid, encoding, 0.0, None)
         refusals = {}
         for backend, each in BACKENDS.items():
             problem = posing.problem(each)
