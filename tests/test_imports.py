@@ -13,17 +13,18 @@ import posenc
 
 PACKAGE = Path(posenc.__file__).parent
 
-FOUNDATION = {"errors", "layout", "grid", "padding", "encoding", "entry"}
+FOUNDATION = {"errors", "integers", "layout", "grid", "padding", "encoding", "entry"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "display": set(),
-    "layout": {"errors", "display"},
-    "grid": {"errors", "display", "layout"},
+    "integers": {"errors"},
+    "layout": {"errors", "integers", "display"},
+    "grid": {"errors", "integers", "display", "layout"},
     "padding": {"layout", "grid"},
     "encoding": {"errors", "display", "layout", "grid", "padding"},
     "entry": {"errors", "encoding"},
     "storage": {"errors"},
-    "transforms": {"errors", "layout", "grid"},
+    "transforms": {"errors", "integers", "layout", "grid"},
     "encodings": FOUNDATION,
     "attention": FOUNDATION - {"entry"},
     "registry": FOUNDATION | {"encodings"},

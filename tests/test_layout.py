@@ -57,6 +57,28 @@ def test_at_takes_any_real_times() -> None:
     assert times.grad is not None
 
 
+@pytest.mark.parametrize("start", [0, 2**24 - 2, 2**24 + 1, -(2**30), 2**53 - 3])
+def test_neighbours_never_merge(start: int) -> None:
+    """float32 cannot tell 2^24 from 2^24 + 1."""
+    given = Layout.at(torch.arange(start, start + 4))
+    for layout in (Layout.sequence(4, start), given, given.slice(0, 3).concat(given.slice(3, 4))):
+        assert layout.positions.flatten().long().tolist() == list(range(start, start + 4))
+        assert (layout.positions.dtype == torch.float64) == (abs(start) > 2**23)
+
+
+def test_the_next_position_is_another_one() -> None:
+    for layout in (Layout.sequence(2, 2**24 - 1), Layout.at(torch.tensor([2**24 - 1, 2**24]))):
+        assert int(layout.following().positions) == 2**24 + 1
+        assert int(layout.following().following().positions) == 2**24 + 2
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**63)])
+def test_integers_that_no_float_holds_are_refused(value: int) -> None:
+    for make in (lambda: Layout.at(torch.tensor([value])), lambda: Layout.sequence(2, value)):
+        with pytest.raises(ArgumentError, match=r"up to 2\^53.*Subtract"):
+            make()
+
+
 def test_slices_of_regular_layouts_are_regular() -> None:
     part = Layout.sequence(9, start=2).slice(4, 7)
     assert part.start == 6

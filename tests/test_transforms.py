@@ -138,3 +138,10 @@ def test_only_whole_images_are_fitted() -> None:
         fitted(Layout.sequence(4), cells=(2, 2))
     with pytest.raises(ArgumentError, match="cells"):
         fitted(Layout.image(2, 2), cells=(0, 2))
+
+
+def test_positions_drawn_from_a_long_range_stay_distinct() -> None:
+    layout = skipped(Layout.sequence(64), max_length=2**40, generator=torch.manual_seed(0))
+    positions = layout.positions.flatten()
+    assert (positions.diff() >= 1).all()
+    assert (positions == positions.round()).all()

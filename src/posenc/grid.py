@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc.display import grid_html, grid_line
 from posenc.errors import ArgumentError
+from posenc.integers import exact_dtype
 from posenc.layout import Layout
 
 __all__ = ["Grid"]
@@ -136,6 +137,17 @@ class Grid:
         first = self.require_shift() - (self.query.length - 1)
         count = self.query.length + self.key.length - 1
         return torch.arange(first, first + count, device=device or self.query.device)
+
+    def line_offsets(self, *, device: torch.device | None = None) -> Float[Tensor, " offsets"]:
+        """``line`` as floating-point offsets, ``[Q + K - 1]``; float64 where they need it.
+
+        Raises:
+            ArgumentError: where the grid is not regular.
+        """
+        line = self.line(device=device)
+        first = self.require_shift() - (self.query.length - 1)
+        last = self.require_shift() + self.key.length - 1
+        return line.to(exact_dtype(first, last, line.device))
 
 
 def _documents(layout: Layout) -> Tensor:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from posenc.display import layout_html, layout_line
 from posenc.errors import ArgumentError
+from posenc.integers import exact_dtype, exact_floats, successors
 
 __all__ = ["Layout"]
 
@@ -37,7 +38,8 @@ class Layout:
     Nothing in posenc assumes that tokens stand at 0, 1, 2, …; a layout says where they stand.
 
     Args:
-        positions: ``[B|1, L, A]`` float32 or float64; what encodings see. Any finite reals.
+        positions: ``[B|1, L, A]`` float32 or float64, whatever the features' dtype; what encodings
+            see. Any finite reals; float32 tells integers apart up to 2^24, float64 up to 2^53.
         order: ``[B|1, L]`` int64; what causality sees (a token sees those of equal or lower order).
         document: ``[B|1, L]`` int64; tokens see only their own document. None: one document.
         valid: ``[B|1, L]`` bool; False marks padding, which neither sees nor is seen, and may
@@ -115,10 +117,17 @@ class Layout:
     def sequence(
         cls, length: int, start: int = 0, *, device: torch.device | str | None = None
     ) -> Layout:
-        """Tokens at ``start, start + 1, …, start + length - 1``, the same in every row."""
+        """Tokens at ``start, start + 1, …, start + length - 1``, the same in every row.
+
+        Positions are float32 up to 2^24, which it tells apart, and float64 beyond.
+
+        Raises:
+            ArgumentError: for an empty sequence, and for positions beyond 2^53.
+        """
         _require_length(length)
         order = torch.arange(start, start + length, device=device).unsqueeze(0)
-        return cls(order.to(torch.float32).unsqueeze(-1), order, start=start)
+        dtype = exact_dtype(start, start + length - 1, order.device, argument="start")
+        return cls(order.to(dtype).unsqueeze(-1), order, start=start)
 
     @classmethod
     def packed(cls, lengths: Sequence[int], *, device: torch.device | str | None = None) -> Layout:
@@ -222,15 +231,18 @@ class Layout:
     def at(cls, times: Tensor, *, valid: Bool[Tensor, "b L"] | None = None) -> Layout:
         """Tokens at real positions ``times`` ([L], [B, L] or [B, L, A]), in the order given.
 
+        Integers become float32 where it holds all of them (up to 2^24), else float64.
+
         Raises:
-            ArgumentError: when a position is NaN or infinite, on whatever device.
+            ArgumentError: when a position is NaN or infinite, or an integer beyond 2^53, on
+                whatever device.
         """
         if times.dim() not in (1, 2, 3):
             raise ArgumentError(
                 "times", expected="1, 2 or 3 dimensions", got=times.dim(), remedy="See Layout.at."
             )
         if not times.is_floating_point():
-            times = times.to(torch.float32)
+            times = exact_floats(times, argument="times")
         positions = times.reshape(1, -1, 1) if times.dim() == 1 else times
         positions = positions.unsqueeze(-1) if positions.dim() == 2 else positions
         _require_finite(positions)
@@ -311,7 +323,7 @@ class Layout:
             last = last.masked_fill(others.unsqueeze(-1), -torch.inf)
         last = last[:, -1:] if self.axes == 1 else last.amax((1, 2), True)
         return Layout(
-            last.expand(-1, 1, self.axes) + 1,
+            successors(last.expand(-1, 1, self.axes)),
             self.order[:, -1:] + 1,
             document=None if self.document is None else self.document[:, -1:],
         )

@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from posenc.errors import ArgumentError
+from posenc.integers import exact_floats
 from posenc.layout import Layout
 
 __all__ = ["fitted", "interpolated", "randomized", "restarted", "skipped"]
@@ -185,4 +186,6 @@ def _integer_positions(layout: Layout) -> tuple[Int[Tensor, "b L"], int]:
 
 
 def _moved(layout: Layout, places: Int[Tensor, "b L"]) -> Layout:
-    return layout.with_positions(places.to(layout.positions.dtype).unsqueeze(-1))
+    positions = exact_floats(places)
+    dtype = torch.promote_types(positions.dtype, layout.positions.dtype)
+    return layout.with_positions(positions.to(dtype).unsqueeze(-1))

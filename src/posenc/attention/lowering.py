@@ -48,7 +48,7 @@ def lower(
 def offset_line(group: Gathered, grid: Grid) -> Float[Tensor, "H offsets"]:
     """A group's table read at every offset of a regular grid, ascending: ``[H, Q + K - 1]``."""
     assert group.table is not None  # callers choose groups that have one
-    line = grid.line(device=group.table.device).to(torch.float32)
+    line = grid.line_offsets(device=group.table.device)
     return group.table[:, group.bucket(line.unsqueeze(-1))]
 
 

@@ -64,7 +64,7 @@ def read_offsets(lowered: Iterable[Lowered], grid: Grid, *, device: torch.device
     Raises:
         ArgumentError: where the grid is not regular.
     """
-    offsets = grid.line(device=device).to(torch.float32).unsqueeze(-1)
+    offsets = grid.line_offsets(device=device).unsqueeze(-1)
     terms = list(lowered)
     groups = [term for term in terms if isinstance(term, Gathered)]
     places = [group.bucket(offsets) for group in groups]

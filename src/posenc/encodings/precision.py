@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["wide_linear", "wide_product", "widest", "without_autocast"]
+__all__ = ["wide_linear", "wide_product", "wider", "widest", "without_autocast"]
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
@@ -30,6 +30,11 @@ def wide_product(
     weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     with without_autocast(x.device):
         return nn.functional.linear(x, weight, bias)
+
+
+def wider(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    """``x`` in float64 where its device has it, else in float32."""
+    return x.to(widest(x.device))
 
 
 def widest(device: torch.device) -> torch.dtype:

@@ -12,6 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.encoding import ScoreTerm
+from posenc.encodings.frequencies import angles_at
+from posenc.encodings.precision import wider
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rotation import require_width, rotate, still_where_special
 from posenc.grid import Grid
@@ -77,7 +79,7 @@ class BandedRope(ScoreTerm, ABC):
         return turned @ self._turn(k, band.key, grid.key).mT
 
     def _turn(self, x: Tensor, places: Float[Tensor, "b L"], layout: Layout) -> Tensor:
-        angles = places.unsqueeze(-1) * self.rope.frequencies(like=places)
+        angles = angles_at(places.unsqueeze(-1), self.rope.frequencies(like=wider(places)))
         angles = still_where_special(angles, layout)
         return rotate(x, angles, self.rope.pairing, gain=self.rope.gain)
 

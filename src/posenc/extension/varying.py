@@ -8,6 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import QueryKeyTransform, Rotation
+from posenc.encodings.frequencies import angles_at
+from posenc.encodings.precision import wider
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rotation import (
     factors,
@@ -68,6 +70,6 @@ class VaryingRope(QueryKeyTransform, ABC):
         return Rotation(query, key, self.rope.pairing)
 
     def _angles(self, layout: Layout, lengths: Float[Tensor, "b l"]) -> Float[Tensor, "b L T"]:
-        positions = layout.positions[..., 0]
-        speeds = self.rope.frequencies(like=positions) / self.divisors(lengths)
-        return still_where_special(positions.unsqueeze(-1) * speeds, layout)
+        positions = layout.positions[..., :1]
+        speeds = self.rope.frequencies(like=wider(positions)) / self.divisors(lengths)
+        return still_where_special(angles_at(positions, speeds), layout)

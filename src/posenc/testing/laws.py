@@ -22,6 +22,10 @@ from posenc.testing.backend_laws import (
     lowered_is_forward,
 )
 from posenc.testing.padding_laws import invalid_tokens_hold_anything
+from posenc.testing.position_laws import (
+    double_positions_serve_any_features,
+    far_positions_are_exact,
+)
 from posenc.testing.subject import (
     HEADS,
     LENGTH,
@@ -326,8 +330,10 @@ LAWS: dict[str, Law] = {
         causal_is_causal,
         chunked_is_full,
         compiles_once,
+        double_positions_serve_any_features,
         empty_rows_are_zero,
         exports,
+        far_positions_are_exact,
         gradients_are_right,
         grouped_heads_are_repeated,
         half_precision_keeps_positions,

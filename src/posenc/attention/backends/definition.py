@@ -26,6 +26,7 @@ def attend_by_definition(problem: Problem) -> Float[Tensor, "B H Q E"]:
         logits = q @ k.mT * problem.scale
         if score is not None:
             logits = logits + score(q, k, problem.grid, scale=problem.scale)
+    logits = logits.to(wide)  # float64 positions give float64 scores
     if score is not None and score.replaces_softmax:
         weights = logits.exp().masked_fill(~problem.grid.visible, 0.0)
     else:

@@ -21,6 +21,7 @@ from posenc.attention.differentiation import is_transformed
 from posenc.attention.regular import reads_offsets
 from posenc.encoding import Gathered, Lowered, LowRank, Product
 from posenc.grid import Grid
+from posenc.integers import exact_dtype
 from posenc.layout import Layout
 
 if TYPE_CHECKING:  # takes 25 ms to import
@@ -148,7 +149,7 @@ class Entries:
         """The offset of each entry."""
         sizes = [mine + theirs - 1 for mine, theirs in zip(self.query, self.key, strict=True)]
         axes = [
-            torch.arange(low, low + size, device=device, dtype=torch.float32)
+            torch.arange(low, low + size, device=device, dtype=exact_dtype(low, low + size, device))
             for low, size in zip(self.lowest, sizes[-len(self.lowest) :], strict=True)
         ]
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.table import real_positions
+from posenc.encodings.frequencies import angles_at
+from posenc.encodings.precision import wider
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
@@ -143,13 +145,14 @@ class ComplexOrder(EmbeddingEncoding):
     def angles(
         self, layout: Layout, tokens: Int[Tensor, "B L"] | None = None
     ) -> Float[Tensor, "b L T"]:
-        """``ω p + θ`` in radians (``[..., 1]`` where dimensions share it)."""
+        """``ω p`` less whole turns ``+ θ`` in radians (``[..., 1]`` where dimensions share it)."""
         positions = real_positions(layout).unsqueeze(-1)
         wide = torch.promote_types(positions.dtype, self.departure.dtype)
         positions = positions.to(wide)
         words = self._words(tokens)
         departure = self.departure[words]
-        angles = positions * (self.initial(words, like=positions) + departure.to(wide))
+        frequencies = self.initial(words, like=wider(positions)) + wider(departure)
+        angles = angles_at(positions, frequencies)
         return angles if self.phase is None else angles + self.phase[words].to(wide)
 
     def _words(self, tokens: Int[Tensor, "B L"] | None) -> Int[Tensor, "b L"]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.frequencies import angles_at
 from posenc.encodings.precision import wide_linear
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
@@ -122,8 +123,7 @@ def waves(layout: Layout, frequencies: Float[Tensor, "T A"]) -> Float[Tensor, "b
             remedy=f"Create the encoding with axes={layout.axes}.",
         )
     # Not a matrix product: autocast would take it in bfloat16, where positions collide.
-    scaled = layout.positions.unsqueeze(-2) * frequencies.to(layout.positions.dtype)
-    angles = scaled.sum(-1)
+    angles = angles_at(layout.positions.unsqueeze(-2), frequencies).sum(-1)
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fourier import waves
 from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.precision import wider
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -93,7 +94,7 @@ class GaussianFourier(EmbeddingEncoding):
         tokens: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L C"]:
         turns = 2 * math.pi * self.sigma / self.span
-        numbers = self.drawn.view(torch.float32).to(layout.positions.dtype)
+        numbers = wider(self.drawn.view(torch.float32))
         vectors = waves(layout, turns * numbers)
         if layout.special is not None:
             vectors = vectors.masked_fill(layout.special.unsqueeze(-1), 0)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
-from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.precision import wider
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -129,8 +130,9 @@ class Sine2d(EmbeddingEncoding):
     def features(self, coordinates: Float[Tensor, "*dims 2"]) -> Float[Tensor, "*dims C"]:
         """Sines and cosines of y, then of x, in the coordinates' dtype."""
         half = self.dim // 2
-        frequencies = geometric_frequencies(half // 2, half, self.temperature, like=coordinates)
-        angles = coordinates.unsqueeze(-1) * frequencies
+        wide = wider(coordinates)
+        frequencies = geometric_frequencies(half // 2, half, self.temperature, like=wide)
+        angles = angles_at(coordinates.unsqueeze(-1), frequencies)
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-3)
 
 

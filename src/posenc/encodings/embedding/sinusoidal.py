@@ -10,7 +10,8 @@ from torch import Tensor
 
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import Fusion, fuse, require_fusion
-from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.precision import wider
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
@@ -97,8 +98,8 @@ class Sinusoidal(EmbeddingEncoding):
         """``P`` at any real positions, in their dtype."""
         sines = -(-self.dim // 2)
         width = 2 * (sines - 1) if self.arrangement == "whisper" else self.dim
-        frequencies = geometric_frequencies(sines, width, self.base, like=positions)
-        angles = positions.unsqueeze(-1) * frequencies
+        frequencies = geometric_frequencies(sines, width, self.base, like=wider(positions))
+        angles = angles_at(positions.unsqueeze(-1), frequencies)
         sine, cosine = angles.sin(), angles[..., : self.dim // 2].cos()
         if self.arrangement != "interleaved":
             return torch.cat([sine, cosine], dim=-1)

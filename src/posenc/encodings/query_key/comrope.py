@@ -101,6 +101,7 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Holds at resolutions above the trained one better than LieRE, as published.",
         cost="(Q + K)·D·H·b²",
+        exceptions={"angles": "matrix exponentials at position p are right to |p| · 2^-53"},
     ),
     citation=Citation(
         authors="Yu et al.",

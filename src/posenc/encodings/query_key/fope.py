@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encoding import QueryKeyTransform, Rotation
-from posenc.encodings.frequencies import geometric_frequencies
-from posenc.encodings.precision import wide_product
+from posenc.encodings.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.precision import wide_product, wider
 from posenc.encodings.query_key.rotation import (
     Pairing,
     one_a_head,
@@ -133,8 +133,8 @@ class Fope(QueryKeyTransform):
     ) -> tuple[Float[Tensor, "b H L D/2"], Float[Tensor, "b H L D/2"]]:
         """Real and imaginary part of F for every head, token and pair, float32 or float64."""
         positions = layout.positions
-        theta = geometric_frequencies(self.waves, self.head_dim, self.base, like=positions)
-        angles = positions * theta
+        theta = geometric_frequencies(self.waves, self.head_dim, self.base, like=wider(positions))
+        angles = angles_at(positions, theta)
         parts = []
         for wave, drawn, still in zip(
             (angles.cos(), angles.sin()), self.coefficients, (1.0, 0.0), strict=True

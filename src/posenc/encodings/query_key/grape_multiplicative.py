@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encoding import Rotation
-from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.precision import wider
 from posenc.encodings.query_key.rotation import Rotary, require_base, still_where_special
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
@@ -82,9 +83,9 @@ class GrapeMultiplicative(Rotary):
         return planes
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
-        positions = layout.positions[..., 0]
-        theta = self.log_frequencies.to(positions.dtype).exp()
-        return still_where_special(positions.unsqueeze(-1) * theta, layout)
+        positions = layout.positions[..., :1]
+        theta = wider(self.log_frequencies).exp()
+        return still_where_special(angles_at(positions, theta), layout)
 
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid

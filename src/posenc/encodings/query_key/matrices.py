@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import QueryKeyTransform
-from posenc.encodings.precision import without_autocast
+from posenc.encodings.precision import wider, without_autocast
 from posenc.encodings.query_key.rotation import one_a_head, require_width
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -68,12 +68,13 @@ class MatrixRotary(QueryKeyTransform, ABC):
 
     def rotations(self, layout: Layout) -> Float[Tensor, "b H L N b b"]:
         """The rotation of every token and block, in the positions' float32 or float64."""
-        positions = layout.positions / self.span
+        positions = wider(layout.positions) / self.span
         if layout.special is not None:
             positions = positions.masked_fill(layout.special.unsqueeze(-1), 0.0)
         made = self.generators(dtype=positions.dtype)
         skew = made - made.mT
-        return torch.matrix_exp(torch.einsum("bla,ahnij->bhlnij", positions, skew).contiguous())
+        exponents = torch.einsum("bla,ahnij->bhlnij", positions, skew).contiguous()
+        return torch.matrix_exp(exponents).to(layout.positions.dtype)
 
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.precision import wider
 from posenc.encodings.query_key.rotation import (
     Pairing,
     Rotary,
@@ -108,10 +109,12 @@ class Mrope(Rotary):
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
         positions = layout.positions
-        theta = geometric_frequencies(self.head_dim // 2, self.head_dim, self.base, like=positions)
+        theta = geometric_frequencies(
+            self.head_dim // 2, self.head_dim, self.base, like=wider(positions)
+        )
         axes = positions.unbind(-1)
         of_pair = torch.stack([axes[axis] for axis in self._axis_of_pair], dim=-1)
-        return still_where_special(of_pair * theta, layout)
+        return still_where_special(angles_at(of_pair, theta), layout)
 
 
 def _assign(sections: tuple[int, ...], pairs: int, arrangement: Arrangement) -> list[int]:

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.precision import wider
 from posenc.encodings.query_key.rotation import (
     Pairing,
     Rotary,
@@ -78,9 +79,9 @@ class PRope(Rotary):
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
         positions = layout.positions
-        theta = geometric_frequencies(self.turning, self.head_dim, self.base, like=positions)
+        theta = geometric_frequencies(self.turning, self.head_dim, self.base, like=wider(positions))
         still = theta.new_zeros(self.head_dim // 2 - self.turning)
-        return still_where_special(positions * torch.cat([theta, still]), layout)
+        return still_where_special(angles_at(positions, torch.cat([theta, still])), layout)
 
 
 ENTRY = Entry(

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encoding import QueryKeyTransform
-from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.precision import wider
 from posenc.encodings.query_key.rotation import (
     one_a_head,
     require_base,
@@ -91,8 +92,10 @@ class Pope(QueryKeyTransform):
     def angles(self, layout: Layout) -> Float[Tensor, "b 1 L D"]:
         """Angle of every token and feature in radians, in the positions' float32 or float64."""
         positions = layout.positions
-        theta = geometric_frequencies(self.head_dim, 2 * self.head_dim, self.base, like=positions)
-        return still_where_special(positions * theta, layout).unsqueeze(1)
+        theta = geometric_frequencies(
+            self.head_dim, 2 * self.head_dim, self.base, like=wider(positions)
+        )
+        return still_where_special(angles_at(positions, theta), layout).unsqueeze(1)
 
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid

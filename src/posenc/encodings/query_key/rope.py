@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.precision import wider
 from posenc.encodings.query_key.rotation import (
     Pairing,
     Rotary,
@@ -126,9 +127,9 @@ class Rope(Rotary):
         return theta / torch.tensor(self.divisors, dtype=like.dtype, device=like.device)
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
-        positions = layout.positions[..., 0]
-        theta = self.frequencies(like=positions)
-        return still_where_special(positions.unsqueeze(-1) * theta, layout)
+        positions = layout.positions[..., :1]
+        theta = self.frequencies(like=wider(positions))
+        return still_where_special(angles_at(positions, theta), layout)
 
     def stretched(self, divisors: Sequence[float], *, gain: float = 1.0) -> Rope:
         """The same with pairs slower by ``divisors``, and ``gain``; learned frequencies shared.

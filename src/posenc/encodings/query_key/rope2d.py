@@ -7,7 +7,8 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.precision import wider
 from posenc.encodings.query_key.rotation import (
     Pairing,
     Rotary,
@@ -75,9 +76,9 @@ class Rope2d(Rotary):
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
         positions = layout.positions
         theta = geometric_frequencies(
-            self.head_dim // 4, self.head_dim / 2, self.base, like=positions
+            self.head_dim // 4, self.head_dim / 2, self.base, like=wider(positions)
         )
-        angles = (positions.unsqueeze(-1) * theta).flatten(-2)
+        angles = angles_at(positions.unsqueeze(-1), theta).flatten(-2)
         return still_where_special(angles, layout)
 
 

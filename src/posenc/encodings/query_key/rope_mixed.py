@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.query_key.rope2d import require_quarters
 from posenc.encodings.query_key.rotation import (
     Pairing,
@@ -89,8 +89,8 @@ class RopeMixed(Rotary):
 
     def angles(self, layout: Layout) -> Float[Tensor, "b H L T"]:
         positions = layout.positions[:, None, :, :, None]
-        rows, columns = self.frequencies.to(positions.dtype).unsqueeze(2)
-        angles = positions[..., 0, :] * rows + positions[..., 1, :] * columns
+        rows, columns = self.frequencies.unsqueeze(2)
+        angles = angles_at(positions[..., 0, :], rows) + angles_at(positions[..., 1, :], columns)
         return still_where_special(angles, layout)
 
 

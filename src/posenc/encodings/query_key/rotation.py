@@ -145,6 +145,7 @@ class Rotary(QueryKeyTransform, ABC):
     def angles(self, layout: Layout) -> Float[Tensor, "b *h L T"]:
         """Angle of every token and pair in radians, in the positions' float32 or float64.
 
+        Less whole turns (``angles_at``), so that they are exact at any integer position.
         ``[B|1, L, T]``, or ``[B|1, H, L, T]`` where each head has its own; 0 for special tokens.
         """
 

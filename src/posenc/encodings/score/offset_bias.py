@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -50,4 +51,5 @@ class OffsetBias(ScoreTerm, ABC):
         def bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
             return offset[..., 0].long() - first
 
-        return (Gathered(bucket, table=self.bias(line.to(grid.key.positions.dtype))),)
+        dtype = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
+        return (Gathered(bucket, table=self.bias(line.to(dtype))),)

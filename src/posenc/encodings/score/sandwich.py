@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.precision import wider
 from posenc.encodings.score.offset_bias import OffsetBias
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
@@ -59,10 +60,11 @@ class Sandwich(OffsetBias):
         return f"heads={self.heads}, width={self.width}, base={self.base:g}"
 
     def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, "H *dims"]:
-        frequencies = geometric_frequencies(self.width // 2, self.width, self.base, like=offset)
+        wide = wider(offset)
+        frequencies = geometric_frequencies(self.width // 2, self.width, self.base, like=wide)
         similarity = torch.zeros_like(offset)
         for frequency in frequencies.unbind():  # a frequency at a time, to hold no Q×K×d̄
-            similarity = similarity + torch.cos(offset * frequency)
+            similarity = similarity + angles_at(offset, frequency).cos()
         heads = torch.arange(1, self.heads + 1, dtype=offset.dtype, device=offset.device)
         ratios = (heads * (8 / self.heads)).view(-1, *(1,) * offset.dim())
         return similarity / ratios

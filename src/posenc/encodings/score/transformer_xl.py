@@ -10,7 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding, Gathered, Lowered, LowRank, Product, ScoreTerm
-from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.precision import wider
 from posenc.encodings.score.gathering import gather_rows
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
@@ -182,7 +183,7 @@ class TransformerXL(ScoreTerm):
         """
         first, last = _first(grid), grid.require_shift() + grid.key.length - 1
         if first >= 0 or last <= 0:
-            odd, even = self._projected(-grid.line(device=like.device).to(torch.float32), like)
+            odd, even = self._projected(-grid.line_offsets(device=like.device), like)
             return odd + even
         distances = torch.arange(max(-first, last) + 1.0, device=like.device)
         odd, even = self._projected(distances, like)
@@ -216,9 +217,9 @@ class TransformerXL(ScoreTerm):
 
     def _waves(self, x: Float[Tensor, "*dims"]) -> tuple[Tensor, Tensor]:
         """``sin(x · ω)`` and ``cos(x · ω)``, ``[..., C/2]``, in float64 where there is one."""
-        wide = x if x.device.type == "mps" else x.double()
+        wide = wider(x)
         frequencies = geometric_frequencies(self.dim // 2, self.dim, self.base, like=wide)
-        angles = wide.unsqueeze(-1) * frequencies
+        angles = angles_at(wide.unsqueeze(-1), frequencies)
         return angles.sin(), angles.cos()
 
 

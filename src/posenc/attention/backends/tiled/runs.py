@@ -40,7 +40,10 @@ class Run:
 
 
 def _wide(layout: Layout, like: Tensor) -> Layout:
-    return replace(layout, positions=layout.positions.to(like.dtype))
+    return replace(
+        layout,
+        positions=layout.positions.to(torch.promote_types(layout.positions.dtype, like.dtype)),
+    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,86 @@
+"""Laws about positions as numbers: any float dtype beside any features', near and far."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from posenc.attention import BACKENDS
+from posenc.errors import BackendRefusal, LengthError
+from posenc.layout import Layout
+from posenc.testing.subject import LENGTH, LawBroken, Layer, Subject, agree, fold, inputs
+
+__all__ = ["double_positions_serve_any_features", "far_positions_are_exact"]
+
+FAR = (2**20, 2**24 - 5, 2**24 + 1, 2**40)
+"""Starts of sequences; the second passes the end of float32's integers half-way."""
+
+FARTHEST = 2**53 - 32
+"""Where float64's integers end, for all whose angles are exact there."""
+
+
+def double_positions_serve_any_features(subject: Subject) -> None:
+    """float64 positions give what float32 ones do, in the features' dtype, by every backend."""
+    law, tokens = "double_positions_serve_any_features", _tokens()
+    for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 0.06)):
+        layer, x = subject.layer(dtype=dtype), inputs().to(dtype)
+        for layout in _layouts(subject)[: None if dtype == torch.float32 else 1]:
+            double = replace(layout, positions=layout.positions.double())
+            for backend in BACKENDS:
+                layer.attention.backend = backend
+                with contextlib.suppress(BackendRefusal):
+                    expected = layer(x, layout, tokens=tokens)
+                    got = layer(x, double, tokens=tokens)
+                    if got.dtype != dtype:
+                        raise LawBroken(f"{law}: {dtype} came out as {got.dtype} by {backend}")
+                    agree(law, f"{dtype} by {backend}", got, expected, tolerance=tolerance)
+
+
+def _layouts(subject: Subject) -> list[Layout]:
+    """Regular and padded, with integers that float32 holds; for images a whole one too."""
+    layouts = [Layout.sequence(LENGTH), Layout.padded([LENGTH, 8])]
+    placed = [subject.place(layout) for layout in layouts]
+    return [*placed, Layout.image(3, 4, prefix=1)] if subject.axes == 2 else placed
+
+
+def far_positions_are_exact(subject: Subject) -> None:
+    """Far out, up to 2^53, float32 features give what float64 ones do.
+
+    Relative encodings give what they give near the start: no neighbours merge, and no angle is
+    rounded with its whole turns. An encoding may say where its positions end by a ``LengthError``.
+    """
+    if "positions" in subject.claims.exceptions:
+        return
+    law, wide, x, tokens = "far_positions_are_exact", subject.layer(), inputs(), _tokens()
+    near = _at(wide, x, 0, subject, tokens)
+    single = copy.deepcopy(wide).float()
+    for start in FAR if "angles" in subject.claims.exceptions else (*FAR, FARTHEST):
+        try:
+            far = _at(wide, x, start, subject, tokens)
+        except LengthError:
+            return
+        if subject.claims.relative:  # beside float64 features they are given in float64
+            agree(law, f"the output from {start} on", far, near, tolerance=2e-5)
+        got = _at(single, x.float(), start, subject, tokens)
+        agree(law, f"float32 features from {start} on", got, far, tolerance=2e-5)
+
+
+def _at(layer: Layer, x: Tensor, start: int, subject: Subject, tokens: Tensor) -> Tensor:
+    if subject.axes == 1:
+        layout = Layout.sequence(LENGTH, start=start)
+    else:
+        cells = fold(Layout.sequence(LENGTH), subject.axes)
+        layout = Layout.at(cells.positions.long() + start)
+    layout = replace(
+        layout, positions=layout.positions.to(torch.promote_types(layout.positions.dtype, x.dtype))
+    )
+    output: Tensor = layer(x, layout, tokens=tokens)
+    return output
+
+
+def _tokens() -> Tensor:
+    return torch.arange(2 * LENGTH).reshape(2, LENGTH) % 5
