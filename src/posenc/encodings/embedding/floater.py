@@ -64,7 +64,8 @@ class Floater(EmbeddingEncoding):
     token. Claims: absolute, one axis, trainable; p(t) does not depend on what other times are
     asked for. Solved once a call and block for the sorted distinct times, in float64. Cost: C·E for
     each of ``max |t| / step`` steps, one after the other (as many as the tolerance asks for with
-    "dopri5"), however many rows and tokens there are.
+    "dopri5"), however many rows and tokens there are; memory grows with the distinct times, and a
+    state every 64 steps. No more than 2^20 steps are taken.
 
     Differs from the official code in where it enters, which gives queries, keys and values of a
     block flows of their own after the projections; here one flow enters before, as the paper
@@ -90,6 +91,7 @@ class Floater(EmbeddingEncoding):
     Raises:
         ArgumentError: when an option is out of its domain, or torchdiffeq is not installed.
         UnknownNameError: for another ``start``, ``activation``, ``method`` or ``gradient``.
+        LengthError: in ``forward``, for a time more than 2^20 steps from 0.
 
     Reference: Liu et al. 2020, "Learning to Encode Position for Transformer with Continuous
     Dynamical Model".

@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from posenc.encodings.frequencies import geometric_frequencies
 from posenc.encodings.opaque import opaque
-from posenc.errors import ArgumentError
+from posenc.errors import ArgumentError, LengthError
 
 __all__ = ["Activation", "Flow", "Gradient", "Method", "flow_at", "load_solvers"]
 
@@ -24,6 +25,13 @@ SEGMENT = 64
 
 The bounds of segments are fixed, so that no time depends on which others are asked for.
 """
+
+DIRECT = 16 * SEGMENT
+"""Up to so many steps the graph is kept for the backward pass. Beyond, that of a segment is made
+again, so that memory grows with the times asked for, and a state a segment."""
+
+FARTHEST = 2**20
+"""Most steps, or tokens, from 0: they are taken one after the other."""
 
 Method = Literal["euler", "midpoint", "rk4", "dopri5"]
 Gradient = Literal["direct", "adjoint"]
@@ -92,15 +100,8 @@ class Flow:
             return self._adaptive(times, field, start, weights)
         # Whole steps from 0, then a shorter one from the last knot before each time.
         steps = (times / self.step).trunc()
-        count = int(steps[-1].abs())
-        knots = torch.arange(count + 1, dtype=times.dtype, device=times.device) * self.step
-        knots = knots * steps[-1].sign()
-        chunks = [start.unsqueeze(0)]
-        for begin in range(0, count, SEGMENT):
-            asked = knots[begin : begin + SEGMENT + 1]
-            chunks.append(self._solve(field, chunks[-1][-1], asked, weights)[1:])
-        states = torch.cat(chunks)
-        reached = states[steps.abs().long()]
+        distinct, index = steps.abs().long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        reached = self._knots(distinct, steps[-1].sign(), field, start, weights)[index]
         knot = steps * self.step
         rest = times - knot
         if not bool(rest.any()):
@@ -111,22 +112,56 @@ class Flow:
 
         return self._solve(shorter, reached, times.new_tensor([0.0, 1.0]), weights)[1]
 
+    def _knots(
+        self,
+        wanted: Int[Tensor, " N"],
+        sign: Float[Tensor, ""],
+        field: Field,
+        start: Tensor,
+        weights: Sequence[Tensor],
+    ) -> Float[Tensor, "N C"]:
+        """``z`` after so many whole steps from 0: sorted, distinct numbers of steps.
+
+        Of each segment only the wanted states are kept, and the last.
+        """
+        count = int(wanted[-1])
+        long = require_near(count) > DIRECT
+        found = [start.unsqueeze(0)] if bool(wanted[0] == 0) else []
+        for begin in range(0, count, SEGMENT):
+            end = min(begin + SEGMENT, count)
+            knots = torch.arange(begin, end + 1, device=start.device).to(start) * self.step * sign
+            inside = wanted[(wanted > begin) & (wanted <= end)] - begin
+
+            def segment(z: Tensor, knots: Tensor = knots, inside: Tensor = inside) -> Tensor:
+                states = self._solve(field, z, knots, weights)
+                return torch.cat([states[inside], states[-1:]])
+
+            states = _recomputed(segment, start) if long else segment(start)
+            found.append(states[:-1])
+            start = states[-1]
+        return torch.cat(found)
+
     def _adaptive(
         self, times: Float[Tensor, " N"], field: Field, start: Tensor, weights: Sequence[Tensor]
     ) -> Float[Tensor, "N C"]:
         """Segment by segment; the solver chooses its first step anew in each."""
         found = []
         sign = -1 if bool(times[-1] < 0) else 1
-        segment = (times.abs() / SEGMENT).floor()
-        for number in range(int(segment[-1]) + 1):
+        numbers = (times.abs() / SEGMENT).floor()
+        long = require_near(int(numbers[-1]) * SEGMENT) > DIRECT
+        for number in range(int(numbers[-1]) + 1):
             begin = times.new_tensor([sign * SEGMENT * number])
-            end = begin + sign * SEGMENT
-            inside = times[segment == number]
+            inside = times[numbers == number]
             skipped = int(not len(inside) or bool(inside[0] != begin))
             asked = torch.cat([begin, inside] if skipped else [inside])
-            solved = self._solve(field, start, torch.cat([asked, end]), weights)
-            found.append(solved[skipped:-1])
-            start = solved[-1]
+            asked = torch.cat([asked, begin + sign * SEGMENT])
+
+            def segment(z: Tensor, asked: Tensor = asked, skipped: int = skipped) -> Tensor:
+                return self._solve(field, z, asked, weights)[skipped:]
+
+            states = _recomputed(segment, start) if long else segment(start)
+            found.append(states[:-1])
+            start = states[-1]
         return torch.cat(found)
 
     def _solve(
@@ -148,6 +183,28 @@ class Flow:
         else:
             states = solvers.odeint(field, start, times, **options)
         return states
+
+
+def require_near(count: int) -> int:
+    """``count`` steps, or tokens, if they can be gone one after the other.
+
+    Raises:
+        LengthError: when there are too many.
+    """
+    if count > FARTHEST:
+        raise LengthError(
+            "positions",
+            expected=f"up to {FARTHEST} steps from 0, which the solver takes one by one",
+            got=f"{count}",
+            remedy="Subtract the first time, use a larger unit of time, or raise `step`.",
+        )
+    return count
+
+
+def _recomputed(segment: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """``segment(start)``, computed again for the backward pass rather than remembered."""
+    states: Tensor = checkpoint(segment, start, use_reentrant=False, preserve_rng_state=False)
+    return states
 
 
 class Field:
