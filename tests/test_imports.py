@@ -13,7 +13,7 @@ import posenc
 
 PACKAGE = Path(posenc.__file__).parent
 
-FOUNDATION = {"errors", "integers", "layout", "grid", "padding", "encoding", "entry"}
+FOUNDATION = {"errors", "integers", "layout", "grid", "padding", "part", "encoding", "entry"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "display": set(),
@@ -21,7 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "layout": {"errors", "integers", "display"},
     "grid": {"errors", "integers", "display", "layout"},
     "padding": {"layout", "grid"},
-    "encoding": {"errors", "display", "layout", "grid", "padding"},
+    "part": {"layout"},
+    "encoding": {"errors", "display", "layout", "grid", "padding", "part"},
     "entry": {"errors", "encoding"},
     "storage": {"errors"},
     "transforms": {"errors", "integers", "layout", "grid"},

@@ -15,6 +15,7 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.padding import zero_invalid
+from posenc.part import Part
 
 __all__ = [
     "EmbeddingEncoding",
@@ -111,30 +112,6 @@ class Rotation:
     def has_gradient(self) -> bool:
         """Whether anything behind the factors is to be given a gradient."""
         return any(factor.requires_grad for factor in (*self.query, *self.key))
-
-
-class Part(nn.Module):
-    """What all four kinds of part have in common."""
-
-    causal_only: ClassVar[bool] = False
-    """Meaningless unless queries see the past only."""
-
-    axes: ClassVar[tuple[int, ...] | None] = (1,)
-    """Numbers of position axes the part can read; None: any."""
-
-    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
-        """Read the layer's input ``[B, L, C]`` and note a small signal a token in the layout.
-
-        Most parts read nothing. The signal reaches ``forward`` in ``grid.query.signal`` and
-        ``grid.key.signal``, and is cached beside the keys.
-        """
-        return layout
-
-    def attach(self, query: nn.Linear, key: nn.Linear) -> None:
-        """Be told of the projections of the layer that the part is put in.
-
-        Most parts have no use for them; DeBERTa projects its relative embeddings by them.
-        """
 
 
 class EmbeddingEncoding(Part, ABC):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.padding import zero_invalid
 
-__all__ = ["Attention", "Context", "Rows"]
+__all__ = ["Attention", "Context"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Attention(nn.Module):
         bias: the projections have biases.
         output_bias: whether the last one has; as the others by default.
         merged: one matrix makes queries, keys and values: a product instead of three in
-            self-attention, and one tensor ``merged`` in checkpoints.
+            self-attention, and one layer ``merged`` in place of ``query``, ``key`` and ``value``.
         dropout: probability of dropping an attention weight in training.
         scale: factor of the logits; ``(terms · D) ** -0.5`` by default.
         backend: see ``attend``.
@@ -105,23 +105,28 @@ class Attention(nn.Module):
                 got=causal,
                 remedy="Use causal=True, or another encoding.",
             )
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.dim, self.heads, self.kv_heads, self.head_dim = dim, heads, kv_heads, head_dim
         self.queries = queries
         self.causal, self.window = causal, window
         self.dropout, self.scale, self.backend = dropout, scale, backend
         self.widths = (queries * head_dim, kv_heads * head_dim, kv_heads * head_dim)
-        if merged:
-            self.merged: nn.Linear | None = nn.Linear(dim, sum(self.widths), bias=bias)
-            projections = _rows(self.merged, self.widths)
-        else:
-            self.merged = None
-            projections = tuple(nn.Linear(dim, width, bias=bias) for width in self.widths)
-        self.query, self.key, self.value = projections
+        self.merged = nn.Linear(dim, sum(self.widths), bias=bias) if merged else None
+        self.query, self.key, self.value = (
+            None if merged else nn.Linear(dim, width, bias=bias) for width in self.widths
+        )
         output_bias = bias if output_bias is None else output_bias
         self.output = nn.Linear(heads * head_dim, dim, bias=output_bias)
         self.encoding = encoding
-        for part in encoding.parts():
-            part.attach(self.query, self.key)
+        self.lend_projections()
+
+    def lend_projections(self) -> None:
+        """Give the encoding's parts this layer's projections of queries and of keys.
+
+        Raises:
+            ArgumentError: from a part that they do not fit.
+        """
+        for part in self.encoding.parts():
+            part.attach(LayerProjection(self, "query"), LayerProjection(self, "key"))
 
     def forward(
         self,
@@ -162,7 +167,7 @@ class Attention(nn.Module):
             if not isinstance(context, Context):
                 context = self.project(x if context is None else context, context_layout or layout)
             layout = self.encoding.observe(x, layout)
-            q = self._split(self.query(x), self.queries)
+            q = self._split(self._projected(x, "query"), self.queries)
             k, v, key_layout = context.keys, context.values, context.layout
         if cache is not None:
             k, v, key_layout = cache.append(k, v, key_layout)
@@ -185,36 +190,54 @@ class Attention(nn.Module):
     def project(self, context: Float[Tensor, "B K C"], layout: Layout) -> Context:
         """Keys and values of ``context``, which stands at ``layout``."""
         context = zero_invalid(context, layout)
-        keys, values = self.key(context), self.value(context)
+        if self.merged is None:
+            keys, values = self._projected(context, "key"), self._projected(context, "value")
+        else:
+            _, keys, values = self.merged(context).split(self.widths, dim=-1)
         return Context(
             self._split(keys, self.kv_heads),
             self._split(values, self.kv_heads),
             self.encoding.observe(context, layout),
         )
 
+    def _projected(
+        self, x: Float[Tensor, "*places C"], name: Literal["query", "key", "value"]
+    ) -> Float[Tensor, "*places width"]:
+        """``x`` through the layer called ``name``, or through its rows of the merged one."""
+        if self.merged is None:
+            projected: Tensor = self.get_submodule(name)(x)
+            return projected
+        place = ("query", "key", "value").index(name)
+        part: Tensor = self.merged(x).split(self.widths, dim=-1)[place]
+        return part
+
     def _split(self, x: Float[Tensor, "B L HD"], heads: int) -> Float[Tensor, "B H L D"]:
         return x.view(*x.shape[:2], heads, self.head_dim).transpose(1, 2)
 
 
-class Rows(nn.Linear):
-    """A projection that is some rows of a larger one, and holds no weights itself."""
+@dataclass(frozen=True)
+class LayerProjection:
+    """The queries or keys of an attention layer, by the modules that it has when this is called.
 
-    def __init__(self, whole: nn.Linear, begin: int, end: int) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = whole.in_features, end - begin
-        self.begin, self.end = begin, end
-        self._whole = (whole,)  # in a tuple, so that no state dict holds it twice
+    Modules may be replaced after the layer was made (adapters, quantisation).
+
+    Args:
+        layer: the attention layer.
+        name: which of its projections.
+    """
+
+    layer: Attention
+    name: Literal["query", "key"]
 
     @property
-    def weight(self) -> Tensor:  # type: ignore[override]
-        return self._whole[0].weight[self.begin : self.end]
+    def in_features(self) -> int:
+        """Width C of the layer's input."""
+        return self.layer.dim
 
     @property
-    def bias(self) -> Tensor | None:  # type: ignore[override]
-        bias: Tensor | None = self._whole[0].bias
-        return None if bias is None else bias[self.begin : self.end]
+    def out_features(self) -> int:
+        """Width of all heads together."""
+        return self.layer.widths[0 if self.name == "query" else 1]
 
-
-def _rows(whole: nn.Linear, widths: tuple[int, ...]) -> tuple[nn.Linear, ...]:
-    ends = list(accumulate(widths))
-    return tuple(Rows(whole, end - width, end) for end, width in zip(ends, widths, strict=True))
+    def __call__(self, x: Float[Tensor, "*places C"], /) -> Float[Tensor, "*places HD"]:
+        return self.layer._projected(x, self.name)

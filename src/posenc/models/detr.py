@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from posenc.encoding import EmbeddingEncoding, Encoding, QueryKeyTransform
 from posenc.encodings.embedding.fourier import Fourier
@@ -16,6 +16,7 @@ from posenc.encodings.embedding.sine2d import Sine2d
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.part import Projection
 
 __all__ = ["AtAttention", "at_attention"]
 
@@ -50,9 +51,9 @@ class AtAttention(QueryKeyTransform):
                 remedy=f"Or use one of {', '.join(kind.__name__ for kind in ADDED)}.",
             )
         self.embedding = embedding
-        self._attached: tuple[nn.Linear, nn.Linear] | None = None
+        self._attached: tuple[Projection, Projection] | None = None
 
-    def attach(self, query: nn.Linear, key: nn.Linear) -> None:
+    def attach(self, query: Projection, key: Projection) -> None:
         """Borrow the layer's projections."""
         self._attached = (query, key)  # in a tuple, so that no state dict holds them twice
 
@@ -69,9 +70,11 @@ class AtAttention(QueryKeyTransform):
         query, key = self._attached
         return self._added(q, query, grid.query), self._added(k, key, grid.key)
 
-    def _added(self, heads: Tensor, projection: nn.Linear, layout: Layout) -> Tensor:
+    def _added(self, heads: Tensor, projection: Projection, layout: Layout) -> Tensor:
         nowhere = heads.new_zeros(layout.batch, layout.length, projection.in_features)
-        projected = nn.functional.linear(self.embedding(nowhere, layout), projection.weight)
+        # The projection's bias is in the queries and keys already.
+        bias = projection(nowhere[:1, :1])
+        projected = projection(self.embedding(nowhere, layout)) - bias
         split = projected.view(*projected.shape[:2], heads.shape[1], heads.shape[3])
         return heads + split.transpose(1, 2)
 

@@ -47,8 +47,7 @@ def with_encodings(model: Model, encodings: Sequence[Encoding]) -> Model:
     twin = _twin(model)
     for layer, encoding in zip(_layers(twin), encodings, strict=True):
         layer.encoding = encoding
-        for part in encoding.parts():
-            part.attach(layer.query, layer.key)
+        layer.lend_projections()
     for module in twin.modules():
         if isinstance(module, ImageEncoder):
             module.encoding = encodings[0]

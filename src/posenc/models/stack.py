@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.attention import Attention, LayerCache
-from posenc.attention.module import Rows
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
@@ -240,8 +239,6 @@ def draw_blocks(blocks: nn.ModuleList) -> None:
     layers = sum(2 if block.cross is None else 3 for block in blocks if isinstance(block, Block))
     for name, linear in blocks.named_modules():
         if isinstance(linear, nn.Linear) and ".encoding." not in name:
-            if isinstance(linear, Rows):
-                continue  # drawn with the whole that they are rows of
             gain = layers**-0.5 if name.endswith(".output") else 1.0
             nn.init.normal_(linear.weight, std=gain * linear.in_features**-0.5)
             if linear.bias is not None:

@@ -90,13 +90,19 @@ class Subject:
 
         return cls(name, make, entry.claims)
 
-    def layer(self, *, dtype: torch.dtype = torch.float64, window: int | None = None) -> Layer:
+    def layer(
+        self,
+        *,
+        dtype: torch.dtype = torch.float64,
+        window: int | None = None,
+        merged: bool = False,
+    ) -> Layer:
         """A causal attention layer with this encoding, the same at every call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)
             encoding = self.make()
             spread(encoding)
-            return Layer(encoding, window=window).to(dtype).eval()
+            return Layer(encoding, window=window, merged=merged).to(dtype).eval()
 
     @property
     def axes(self) -> int:
@@ -134,7 +140,9 @@ def spread(encoding: Encoding) -> None:
 class Layer(nn.Module):
     """An encoding in the smallest model there is: embedding part, then causal attention."""
 
-    def __init__(self, encoding: Encoding, *, window: int | None = None) -> None:
+    def __init__(
+        self, encoding: Encoding, *, window: int | None = None, merged: bool = False
+    ) -> None:
         super().__init__()
         self.attention = Attention(
             dim=DIM,
@@ -143,6 +151,7 @@ class Layer(nn.Module):
             encoding=encoding,
             causal=True,
             window=window,
+            merged=merged,
         )
 
     @property

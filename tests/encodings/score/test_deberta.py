@@ -297,9 +297,13 @@ def test_borrowed_projections_are_in_no_state_dict_twice() -> None:
     assert [name for name in layer.state_dict() if "encoding" in name] == [
         "encoding.score.relative.rows"
     ]
-    assert part._attached == (layer.query, layer.key)
-    copied = copy.deepcopy(layer)
-    assert copied.encoding.score._attached == (copied.query, copied.key)  # type: ignore[union-attr]
+    copied, x = copy.deepcopy(layer), torch.randn(1, 5, 12)
+    with torch.no_grad():
+        layer.query.weight.zero_()  # type: ignore[union-attr]
+    assert not torch.equal(copied(x, Layout.sequence(5)), layer(x, Layout.sequence(5)))
+    rows = copied.encoding.score._projected()[0]  # type: ignore[union-attr, operator]
+    expected = copied.query(part.relative.rows)  # type: ignore[misc]
+    torch.testing.assert_close(rows.transpose(0, 1).flatten(1), expected)
 
 
 def test_borrowed_projections_must_be_there_and_fit() -> None:

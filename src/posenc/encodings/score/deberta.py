@@ -14,6 +14,7 @@ from posenc.encodings.score.gathering import gather_rows
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.grid import Grid
+from posenc.part import Projection
 
 __all__ = ["Clamp", "Deberta", "Lookup", "Projections", "RelativeEmbeddings", "deberta"]
 
@@ -240,7 +241,7 @@ class Deberta(ScoreTerm):
         self.query = nn.Linear(dim, heads * head_dim) if own else None
         # A bias of the keys would be alike for all keys of a query, and the softmax lose it.
         self.key = nn.Linear(dim, heads * head_dim, bias=False) if own else None
-        self._attached: tuple[nn.Linear, nn.Linear] | None = None
+        self._attached: tuple[Projection, Projection] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -254,7 +255,7 @@ class Deberta(ScoreTerm):
     def extra_repr(self) -> str:
         return f"heads={self.heads}, projections={self.projections}, lookup={self.lookup}"
 
-    def attach(self, query: nn.Linear, key: nn.Linear) -> None:
+    def attach(self, query: Projection, key: Projection) -> None:
         """Borrow the layer's projections, if those are to be the content's.
 
         Raises:
@@ -262,7 +263,7 @@ class Deberta(ScoreTerm):
         """
         if self.projections == "own":
             return
-        if self._attached is not None and self._attached[0] is not query:
+        if self._attached is not None and self._attached[0] != query:
             raise ArgumentError(
                 "encoding",
                 expected="one that is in no other layer, whose projections it uses",
@@ -314,7 +315,8 @@ class Deberta(ScoreTerm):
 
     def _projected(self) -> tuple[Float[Tensor, "H N D"], Float[Tensor, "H N D"]]:
         """``W_Q P`` and ``W_K P``, grouped key heads repeated."""
-        query, key = self.query, self.key
+        query: Projection | None = self.query
+        key: Projection | None = self.key
         if query is None or key is None:
             if self._attached is None:
                 raise ArgumentError(
@@ -326,7 +328,8 @@ class Deberta(ScoreTerm):
             query, key = self._attached
         rows = self.relative()
         heads = [
-            layer(rows).unflatten(-1, (-1, self.head_dim)).transpose(0, 1) for layer in (query, key)
+            projected.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
+            for projected in (query(rows), key(rows))
         ]
         return heads[0], heads[1].repeat_interleave(self.heads // heads[1].shape[0], dim=0)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from posenc.encoding import (
     Encoding,
@@ -24,6 +24,7 @@ from posenc.extension.fitting import Misfit, require_length
 from posenc.extension.lengths import seen_lengths
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.part import Projection
 
 __all__ = ["LogN", "LogNScore", "log_n"]
 
@@ -94,7 +95,7 @@ class LogN(QueryKeyTransform):
     def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
         return layout if self.inner is None else self.inner.observe(x, layout)
 
-    def attach(self, query: nn.Linear, key: nn.Linear) -> None:
+    def attach(self, query: Projection, key: Projection) -> None:
         if self.inner is not None:
             self.inner.attach(query, key)
 
@@ -121,7 +122,7 @@ class LogNScore(ScoreTerm):
     def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
         return self.inner.observe(x, layout)
 
-    def attach(self, query: nn.Linear, key: nn.Linear) -> None:
+    def attach(self, query: Projection, key: Projection) -> None:
         self.inner.attach(query, key)
 
     def forward(

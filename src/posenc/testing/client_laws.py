@@ -1,0 +1,55 @@
+"""Laws about what other libraries do with a model's modules: adapters, offloading, quantisation.
+
+Each needs the library that it is about.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from posenc.layout import Layout
+from posenc.testing.subject import LENGTH, LawBroken, Layer, Subject, agree, inputs
+
+__all__ = ["adapters_merge"]
+
+
+def adapters_merge(subject: Subject) -> None:
+    """LoRA adapters (peft) on every linear layer have an effect, a gradient, and can be merged."""
+    law = "adapters_merge"
+    for merged in (False, True):
+        layer = subject.layer(merged=merged)
+        before = _output(subject, layer)
+        names = [name for name, module in layer.named_modules() if isinstance(module, nn.Linear)]
+        model = _adapted(layer, names)
+        adapters = {n: p for n, p in model.named_parameters() if "lora_B" in n}
+        _output(subject, model).sin().sum().backward()
+        for name, parameter in adapters.items():
+            if parameter.grad is None:
+                raise LawBroken(f"{law}: {name} has no gradient")
+        with torch.no_grad():
+            generator = torch.Generator().manual_seed(3)
+            for parameter in adapters.values():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        adapted = _output(subject, model)
+        if torch.allclose(adapted, before, atol=1e-4):
+            raise LawBroken(f"{law}: adapters on {', '.join(names)} change nothing")
+        unloaded = copy.deepcopy(model).merge_and_unload()
+        agree(law, "the model with its adapters merged", _output(subject, unloaded), adapted)
+
+
+def _adapted(layer: Layer, names: list[str]) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        config = LoraConfig(r=2, target_modules=names, bias="none")
+        return get_peft_model(layer, config).double()
+
+
+def _output(subject: Subject, model: nn.Module) -> Tensor:
+    tokens = torch.arange(2 * LENGTH).reshape(2, LENGTH) % 5
+    output: Tensor = model(inputs(), subject.place(Layout.sequence(LENGTH)), tokens=tokens)
+    return output
