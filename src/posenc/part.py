@@ -2,14 +2,55 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ClassVar, Protocol
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.layout import Layout
 
-__all__ = ["Part", "Projection"]
+__all__ = ["Hooked", "Part", "Projection"]
+
+Method = Callable[..., Any]
+
+
+class Hooked(nn.Module):
+    """A module of which several methods, not ``forward`` alone, run inside its hooks.
+
+    Hooks bring a module's parameters to where they are needed before a call and take them away
+    after it (accelerate's offloading, FSDP's gathering). A method that reads parameters outside a
+    call finds none. So where a subclass overrides a method named in ``hooked``, it runs as a call
+    of the module.
+    """
+
+    hooked: ClassVar[tuple[str, ...]] = ()
+    """Methods that run inside the hooks, beside ``forward``."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "forward" in cls.__dict__:
+            cls.forward = _dispatching(cls.__dict__["forward"])
+        for name in cls.hooked:
+            if name in cls.__dict__ and any(hasattr(base, name) for base in cls.__bases__):
+                setattr(cls, name, _as_call(cls.__dict__[name]))
+
+
+def _as_call(method: Method) -> Method:
+    @wraps(method)
+    def call(self: Hooked, *args: Any, **kwargs: Any) -> Any:
+        return self(*args, method=method, **kwargs)
+
+    return call
+
+
+def _dispatching(forward: Method) -> Method:
+    @wraps(forward)
+    def dispatch(self: Hooked, *args: Any, method: Method = forward, **kwargs: Any) -> Any:
+        return method(self, *args, **kwargs)
+
+    return dispatch
 
 
 class Projection(Protocol):
@@ -27,8 +68,10 @@ class Projection(Protocol):
         """The projected vectors."""
 
 
-class Part(nn.Module):
+class Part(Hooked):
     """What all four kinds of part have in common."""
+
+    hooked: ClassVar[tuple[str, ...]] = ("lower", "observe")
 
     causal_only: ClassVar[bool] = False
     """Meaningless unless queries see the past only."""

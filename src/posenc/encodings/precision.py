@@ -8,7 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["wide_linear", "wide_product", "wider", "widest", "without_autocast"]
+__all__ = [
+    "WideLayerNorm",
+    "WideLinear",
+    "wide_product",
+    "wider",
+    "widest",
+    "with_zero_gradient",
+    "without_autocast",
+]
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
@@ -16,9 +24,19 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
-def wide_linear(x: Float[Tensor, "*dims I"], layer: nn.Linear) -> Float[Tensor, "*dims O"]:
-    """``layer`` applied in the dtype of ``x``, whatever the dtype of its weights or autocast's."""
-    return wide_product(x, layer.weight, layer.bias)
+class WideLinear(nn.Linear):
+    """``nn.Linear`` in the dtype of its input, whatever the dtype of its weights or autocast's."""
+
+    def forward(self, x: Float[Tensor, "*dims I"]) -> Float[Tensor, "*dims O"]:
+        return wide_product(x, self.weight, self.bias)
+
+
+class WideLayerNorm(nn.LayerNorm):
+    """``nn.LayerNorm`` in the dtype of its input, whatever the dtype of its weights."""
+
+    def forward(self, x: Float[Tensor, "*dims I"]) -> Float[Tensor, "*dims I"]:
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        return nn.functional.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
 
 def wide_product(
@@ -35,6 +53,14 @@ def wide_product(
 def wider(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
     """``x`` in float64 where its device has it, else in float32."""
     return x.to(widest(x.device))
+
+
+def with_zero_gradient(x: Tensor, parameter: Tensor) -> Tensor:
+    """``x``, with a gradient of zero for a parameter that a call does not use.
+
+    DistributedDataParallel waits for a gradient of every parameter.
+    """
+    return x + 0.0 * parameter.sum().to(x.dtype)
 
 
 def widest(device: torch.device) -> torch.dtype:

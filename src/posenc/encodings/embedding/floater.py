@@ -30,14 +30,27 @@ __all__ = ["Dynamics", "Floater", "Start"]
 Start = Literal["sinusoidal", "random"]
 
 
+class Affine(nn.Module):
+    """Weight ``[O, I]`` and bias ``[O]`` of an affine map that a solver applies."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs))
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias."""
+        return self.weight, self.bias
+
+
 class Dynamics(nn.Module):
     """The weights of the trained part of h: two layers that are both told the time."""
 
     def __init__(self, dim: int, hidden: int, *, still: bool) -> None:
         super().__init__()
         self.still = still
-        self.first = nn.Linear(dim + 1, hidden)
-        self.second = nn.Linear(hidden + 1, dim)
+        self.first = Affine(dim + 1, hidden)
+        self.second = Affine(hidden + 1, dim)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -48,9 +61,9 @@ class Dynamics(nn.Module):
         if self.still:
             nn.init.zeros_(self.second.weight)
 
-    def weights(self) -> list[Tensor]:
+    def forward(self) -> list[Tensor]:
         """Weight and bias of the first layer, then of the second."""
-        return [self.first.weight, self.first.bias, self.second.weight, self.second.bias]
+        return [*self.first(), *self.second()]
 
 
 class Floater(EmbeddingEncoding):
@@ -181,7 +194,7 @@ class Floater(EmbeddingEncoding):
     def path(self, times: Float[Tensor, "b L"]) -> Float[Tensor, "b L C"]:
         """``p`` at real times, in float64 where the device has it."""
         wide = widest(times.device)
-        weights = [weight.to(wide) for weight in (self.start, *self.dynamics.weights())]
+        weights = [weight.to(wide) for weight in (self.start, *self.dynamics())]
         with torch.autocast(times.device.type, enabled=False):
             return flow_at(times.to(wide), weights, self._settings)
 

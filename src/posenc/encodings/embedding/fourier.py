@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
 from posenc.encodings.frequencies import angles_at
-from posenc.encodings.precision import wide_linear
+from posenc.encodings.precision import WideLinear
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -81,7 +81,7 @@ class Fourier(EmbeddingEncoding):
             )
         self.gamma = gamma
         self.frequencies = nn.Parameter(torch.empty(features // 2, axes))
-        self.input, self.output = nn.Linear(features, hidden), nn.Linear(hidden, dim)
+        self.input, self.output = WideLinear(features, hidden), WideLinear(hidden, dim)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -102,7 +102,7 @@ class Fourier(EmbeddingEncoding):
         tokens: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L C"]:
         features = waves(layout, self.frequencies) * self.input.in_features**-0.5
-        vectors = wide_linear(nn.functional.gelu(wide_linear(features, self.input)), self.output)
+        vectors = self.output(nn.functional.gelu(self.input(features)))
         if layout.special is not None:
             vectors = vectors.masked_fill(layout.special.unsqueeze(-1), 0)
         return fuse(x, vectors, "add")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -19,6 +19,7 @@ from posenc.encodings.precision import widest
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError, LengthError, UnknownNameError
 from posenc.layout import Layout
+from posenc.part import Hooked
 
 __all__ = ["FreeStep", "GatedStep", "Recursive", "RotationStep", "Step", "StepKind"]
 
@@ -26,8 +27,10 @@ StepKind = Literal["linear", "free", "gru"]
 Turn = Callable[[Tensor], Tensor]
 
 
-class Step(nn.Module, ABC):
+class Step(Hooked, ABC):
     """What leads from a position's vector to the next."""
+
+    hooked: ClassVar[tuple[str, ...]] = ("along", "at")
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -36,6 +39,10 @@ class Step(nn.Module, ABC):
     @abstractmethod
     def reset_parameters(self) -> None:
         """Set the initial values."""
+
+    def forward(self) -> list[Tensor]:
+        """``weights``."""
+        return self.weights()
 
     @abstractmethod
     def weights(self) -> list[Tensor]:

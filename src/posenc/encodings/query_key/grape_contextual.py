@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import QueryKeyTransform
 from posenc.encodings.frequencies import geometric_frequencies
-from posenc.encodings.precision import wide_linear
+from posenc.encodings.precision import WideLinear
 from posenc.encodings.query_key.rotation import require_base, require_width, rotate
 from posenc.encodings.running import Ranks
 from posenc.encodings.signals import require_signal
@@ -76,7 +76,7 @@ class GrapeContextual(QueryKeyTransform):
                 "length", expected="a positive number", got=length, remedy="The paper has 0.001."
             )
         self.head_dim, self.base, self.length = head_dim, require_base(base), length
-        self.gate = nn.Linear(dim, 1)
+        self.gate = WideLinear(dim, 1)
         self.log_frequencies = nn.Parameter(torch.empty(head_dim // 2))
         self.reset_parameters()
 
@@ -97,7 +97,7 @@ class GrapeContextual(QueryKeyTransform):
 
     def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return replace(layout, signal=nn.functional.softplus(wide_linear(wide, self.gate)))
+        return replace(layout, signal=nn.functional.softplus(self.gate(wide)))
 
     def phases(self, grid: Grid) -> tuple[Float[Tensor, "b Q"], Float[Tensor, "b K"]]:
         """Φ of every query and key."""

@@ -40,6 +40,10 @@ class ClippedTable(nn.Module):
         """Draw the initial values."""
         nn.init.xavier_uniform_(self.rows)
 
+    def forward(self) -> Float[Tensor, "N D"]:
+        """The rows."""
+        return self.rows
+
     def bucket(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
         """Row of each offset Δ ``[..., 1]``: ``clip(round(Δ), -k, k) + k``."""
         clipped = offset[..., 0].round().clamp(-self.max_distance, self.max_distance)

@@ -66,11 +66,12 @@ class ContextualScores(ScoreTerm):
         *,
         scale: float,
     ) -> Float[Tensor, "B H Q K"]:
-        bucket = self.key.bucket(grid.offset)
-        position_to_position = (self.query.rows * self.key.rows).sum(-1)[bucket].unsqueeze(1)
-        content_to_position = gather_rows(q, self.key.rows[None], bucket)
-        position_to_content = gather_rows(k, self.query.rows[None], bucket.mT).mT
-        return scale * (position_to_position + content_to_position + position_to_content)
+        bucket, queries, keys = self.key.bucket(grid.offset), self.query(), self.key()
+        position_to_position = (queries * keys).sum(-1)[bucket].unsqueeze(1)
+        content_to_position = gather_rows(q, keys[None], bucket)
+        position_to_content = gather_rows(k, queries[None], bucket.mT).mT
+        total: Tensor = position_to_position + content_to_position + position_to_content
+        return scale * total
 
     def lower(
         self,
@@ -80,13 +81,14 @@ class ContextualScores(ScoreTerm):
         *,
         scale: float,
     ) -> tuple[Lowered, ...] | None:
-        table = scale * (self.query.rows * self.key.rows).sum(-1)
+        queries, keys = self.query(), self.key()
+        table = scale * (queries * keys).sum(-1)
         return (
             Gathered(
                 self.key.bucket,
                 table=table.expand(q.shape[1], -1),
-                left=Product(q * scale, self.key.rows[None]),
-                right=Product(k * scale, self.query.rows[None]),
+                left=Product(q * scale, keys[None]),
+                right=Product(k * scale, queries[None]),
                 reach=self.key.max_distance,
             ),
         )

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encoding import ScoreTerm
-from posenc.encodings.precision import wide_linear
+from posenc.encodings.precision import WideLinear
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.fire import Fire
 from posenc.encodings.score.kerple import Kerple
@@ -64,7 +64,7 @@ class Dape(ScoreTerm):
         if bias not in BIASES:
             raise UnknownNameError.of("bias", bias, BIASES)
         self.bias = BIASES[bias](heads=heads)
-        self.input, self.output = nn.Linear(2 * heads, hidden), nn.Linear(hidden, heads)
+        self.input, self.output = WideLinear(2 * heads, hidden), WideLinear(hidden, heads)
 
     def reset_parameters(self) -> None:
         """Draw the bias and the network anew, each as at first."""
@@ -82,8 +82,8 @@ class Dape(ScoreTerm):
         logits = q @ k.mT * scale
         bias: Tensor = self.bias(q, k, grid, scale=scale).to(logits.dtype).expand_as(logits)
         both = torch.cat([logits, bias], dim=1).movedim(1, -1)
-        hidden = nn.functional.leaky_relu(wide_linear(both, self.input))
-        correction: Tensor = wide_linear(hidden, self.output).movedim(-1, 1)
+        hidden = nn.functional.leaky_relu(self.input(both))
+        correction: Tensor = self.output(hidden).movedim(-1, 1)
         return bias + correction
 
 

@@ -328,7 +328,7 @@ class Deberta(ScoreTerm):
             query, key = self._attached
         rows = self.relative()
         heads = [
-            projected.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
+            projected.view(len(rows), -1, self.head_dim).transpose(0, 1)
             for projected in (query(rows), key(rows))
         ]
         return heads[0], heads[1].repeat_interleave(self.heads // heads[1].shape[0], dim=0)

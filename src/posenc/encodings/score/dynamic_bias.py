@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.encodings.precision import wide_linear
+from posenc.encodings.precision import WideLayerNorm, WideLinear
 from posenc.encodings.score.offset_bias import OffsetBias
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
@@ -66,7 +66,7 @@ class DynamicBias(OffsetBias):
         self.layers = nn.ModuleList(
             _Hidden(hidden if place else 1, hidden, norm=norm) for place in range(depth)
         )
-        self.output = nn.Linear(hidden, heads)
+        self.output = WideLinear(hidden, heads)
 
     def reset_parameters(self) -> None:
         """Draw initial values, as PyTorch does for linear layers."""
@@ -84,7 +84,8 @@ class DynamicBias(OffsetBias):
         features = read.unsqueeze(-1)
         for layer in self.layers:
             features = layer(features)
-        return wide_linear(features, self.output).movedim(-1, 0)
+        logits: Tensor = self.output(features)
+        return logits.movedim(-1, 0)
 
 
 class _Hidden(nn.Module):
@@ -92,14 +93,13 @@ class _Hidden(nn.Module):
 
     def __init__(self, width: int, hidden: int, *, norm: bool) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, hidden)
-        self.norm = nn.LayerNorm(hidden) if norm else None
+        self.linear = WideLinear(width, hidden)
+        self.norm = WideLayerNorm(hidden) if norm else None
 
     def forward(self, x: Float[Tensor, "*dims I"]) -> Float[Tensor, "*dims O"]:
-        x = wide_linear(x, self.linear)
+        x = self.linear(x)
         if self.norm is not None:
-            weight, bias = self.norm.weight.to(x.dtype), self.norm.bias.to(x.dtype)
-            x = nn.functional.layer_norm(x, x.shape[-1:], weight, bias, self.norm.eps)
+            x = self.norm(x)
         return nn.functional.silu(x)
 
 

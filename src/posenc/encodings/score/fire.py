@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encoding import ScoreTerm
-from posenc.encodings.precision import wide_linear
+from posenc.encodings.precision import WideLinear
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -59,9 +59,9 @@ class Fire(ScoreTerm):
                     name, expected="more than 0", got=number, remedy="The paper has 0.1 and 512."
                 )
         self.initial = (scale, threshold)
-        self.input, self.output = nn.Linear(1, hidden), nn.Linear(hidden, heads)
-        self.scale = nn.Parameter(torch.empty(()))
-        self.stretch = nn.Parameter(torch.empty(()))
+        self.input, self.output = WideLinear(1, hidden), WideLinear(hidden, heads)
+        self.scale = nn.Parameter(torch.empty(1))
+        self.stretch = nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -97,8 +97,9 @@ class Fire(ScoreTerm):
         share = torch.log((scale * offset).abs() + 1) / (
             torch.log((scale * reach).abs() + 1) + self.EPSILON
         )
-        hidden = torch.relu(wide_linear(share.unsqueeze(-1), self.input))
-        return wide_linear(hidden, self.output).movedim(-1, 1)
+        hidden = torch.relu(self.input(share.unsqueeze(-1)))
+        logits: Tensor = self.output(hidden)
+        return logits.movedim(-1, 1)
 
 
 ENTRY = Entry(

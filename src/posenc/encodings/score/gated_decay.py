@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.encoding import Gathered, Lowered, ScoreTerm
-from posenc.encodings.precision import wide_linear
+from posenc.encodings.precision import WideLinear
 from posenc.encodings.running import Ranks
 from posenc.encodings.signals import require_signal
 from posenc.errors import ArgumentError
@@ -45,7 +45,7 @@ class GatedDecay(ScoreTerm, ABC):
                 raise ArgumentError(
                     name, expected="1 or more", got=value, remedy="Use the model's."
                 )
-        self.gate = nn.Linear(dim, heads)
+        self.gate = WideLinear(dim, heads)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -59,7 +59,7 @@ class GatedDecay(ScoreTerm, ABC):
 
     def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return replace(layout, signal=self.steps(wide_linear(wide, self.gate)))
+        return replace(layout, signal=self.steps(self.gate(wide)))
 
     def sums(self, grid: Grid) -> tuple[Float[Tensor, "b H Q"], Float[Tensor, "b H K"]]:
         """c at each query and each key, in float64."""

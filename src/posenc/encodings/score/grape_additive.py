@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encoding import ScoreTerm
-from posenc.encodings.precision import wide_linear
+from posenc.encodings.precision import WideLinear
 from posenc.encodings.query_key.rotation import rotate
 from posenc.encodings.running import Ranks
 from posenc.encodings.score.alibi import geometric_slopes
@@ -65,7 +65,7 @@ class GrapeAdditive(ScoreTerm):
                 "width", expected="an even number from 2", got=width, remedy="The paper has 8."
             )
         self.heads, self.width = heads, width
-        self.project = nn.Linear(dim, heads * width, bias=False)
+        self.project = WideLinear(dim, heads * width, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -77,7 +77,7 @@ class GrapeAdditive(ScoreTerm):
 
     def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return replace(layout, signal=wide_linear(wide, self.project))
+        return replace(layout, signal=self.project(wide))
 
     def forward(
         self,

@@ -131,13 +131,15 @@ class IrpeScore(ScoreTerm):
     ) -> Float[Tensor, "b H Q K"]:
         total = q.new_zeros(())
         offset = grid.offset
+        keys = None if self.keys is None else self.keys()
+        queries = None if self.queries is None else self.queries()
         for place, buckets in enumerate(self.buckets):
-            if self.keys is not None:
+            if keys is not None:
                 index = _index(buckets, -offset, grid)
-                total = total + self._read(q, self.keys[place], index, scale)
-            if self.queries is not None:
+                total = total + self._read(q, keys[place], index, scale)
+            if queries is not None:
                 index = _index(buckets, offset, grid).mT
-                total = total + self._read(k, self.queries[place], index, scale).mT
+                total = total + self._read(k, queries[place], index, scale).mT
         return total.expand(-1, q.shape[1], -1, -1)
 
     def _read(
@@ -165,9 +167,9 @@ class IrpeScore(ScoreTerm):
     def _group(self, place: int, buckets: Buckets, q: Tensor, k: Tensor) -> Gathered:
         keys = queries = None
         if self.keys is not None:
-            keys = self.keys[place][:, : buckets.count]
+            keys = self.keys()[place][:, : buckets.count]
         if self.queries is not None:
-            queries = buckets.reverse(self.queries[place][:, : buckets.count])
+            queries = buckets.reverse(self.queries()[place][:, : buckets.count])
 
         def bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
             return buckets.of(-offset)
@@ -206,7 +208,7 @@ class IrpeValue(ValueTerm):
         back = -grid.offset
         sums = [
             sum_by_bucket(weights, rows, _index(buckets, back, grid))
-            for rows, buckets in zip(self.values, self.buckets, strict=True)
+            for rows, buckets in zip(self.values(), self.buckets, strict=True)
         ]
         return torch.stack(sums).sum(0)
 
@@ -214,8 +216,9 @@ class IrpeValue(ValueTerm):
         if has_special(grid):
             return None
         # Several tables are one, with a row for each combination of their buckets.
-        rows = self.values[0][:, : self.buckets[0].count]
-        for more, buckets in zip(list(self.values)[1:], self.buckets[1:], strict=True):
+        first, *others = self.values()
+        rows = first[:, : self.buckets[0].count]
+        for more, buckets in zip(others, self.buckets[1:], strict=True):
             rows = (rows.unsqueeze(2) + more[:, : buckets.count].unsqueeze(1)).flatten(1, 2)
 
         def bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
@@ -227,13 +230,23 @@ class IrpeValue(ValueTerm):
         return Gathered(bucket, value=rows)
 
 
-def _tables(buckets: tuple[Buckets, ...], tables: int, width: int | None) -> nn.ParameterList:
+def _tables(buckets: tuple[Buckets, ...], tables: int, width: int | None) -> Tables:
     """A table for each map, ``[tables, N + 1]`` or ``[tables, N + 1, D]``, zero.
 
     The last row is for pairs with a special token.
     """
     shape = () if width is None else (width,)
-    return nn.ParameterList(torch.zeros(tables, each.count + 1, *shape) for each in buckets)
+    return Tables(torch.zeros(tables, each.count + 1, *shape) for each in buckets)
+
+
+class Tables(nn.ParameterList):
+    """Tables of a part, read by calling it."""
+
+    __call__ = nn.Module.__call__  # which a ParameterList refuses
+
+    def forward(self) -> list[Tensor]:
+        """The tables."""
+        return list(self)
 
 
 def _index(buckets: Buckets, back: Float[Tensor, "b Q K A"], grid: Grid) -> Int[Tensor, "b Q K"]:

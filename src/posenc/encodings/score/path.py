@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from posenc.encoding import ScoreTerm
-from posenc.encodings.precision import wide_linear
+from posenc.encodings.precision import WideLinear
 from posenc.encodings.running import Ranks
 from posenc.encodings.signals import require_signal
 from posenc.entry import Citation, Claims, Entry
@@ -77,9 +77,9 @@ class Path(ScoreTerm):
                     name, expected="1 or more", got=value, remedy="The paper's rank 32, kernel 3."
                 )
         self.heads, self.rank = heads, rank
-        self.narrow = nn.Linear(dim, rank, bias=False)
-        self.wide = nn.Linear(rank, heads * head_dim, bias=False)
-        self.strength = nn.Linear(dim, heads)
+        self.narrow = WideLinear(dim, rank, bias=False)
+        self.wide = WideLinear(rank, heads * head_dim, bias=False)
+        self.strength = WideLinear(dim, heads)
         self.taps = nn.Parameter(torch.empty(kernel, heads * head_dim)) if kernel > 1 else None
         self.reset_parameters()
 
@@ -98,7 +98,7 @@ class Path(ScoreTerm):
 
     def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        read = (wide_linear(wide, self.narrow), wide_linear(wide, self.strength))
+        read = (self.narrow(wide), self.strength(wide))
         return replace(layout, signal=torch.cat(read, dim=-1))
 
     def forward(
@@ -134,7 +134,7 @@ class Path(ScoreTerm):
         latent, logits = signal[..., : self.rank], signal[..., self.rank :]
         real = _arranged(ranks, key.valid, key)
         document = _arranged(ranks, key.document, key)
-        vectors = wide_linear(latent, self.wide)
+        vectors = self.wide(latent)
         if self.taps is not None:
             vectors = self._convolve(vectors, real, document)
         vectors = vectors.view(*vectors.shape[:2], self.heads, -1).transpose(1, 2)

@@ -59,7 +59,7 @@ class ShawKeys(ScoreTerm):
         *,
         scale: float,
     ) -> Float[Tensor, "B H Q K"]:
-        return scale * gather_rows(q, self.table.rows[None], self.table.bucket(grid.offset))
+        return scale * gather_rows(q, self.table()[None], self.table.bucket(grid.offset))
 
     def lower(
         self,
@@ -69,7 +69,7 @@ class ShawKeys(ScoreTerm):
         *,
         scale: float,
     ) -> tuple[Lowered, ...] | None:
-        left = Product(q * scale, self.table.rows[None])
+        left = Product(q * scale, self.table()[None])
         return (Gathered(self.table.bucket, left=left, reach=self.table.max_distance),)
 
 
@@ -81,10 +81,10 @@ class ShawValues(ValueTerm):
         self.table = ClippedTable(head_dim=head_dim, max_distance=max_distance)
 
     def forward(self, weights: Float[Tensor, "B H Q K"], grid: Grid) -> Float[Tensor, "B H Q D"]:
-        return sum_by_bucket(weights, self.table.rows[None], self.table.bucket(grid.offset))
+        return sum_by_bucket(weights, self.table()[None], self.table.bucket(grid.offset))
 
     def lower(self, grid: Grid) -> Gathered | None:
-        rows, reach = self.table.rows[None], self.table.max_distance
+        rows, reach = self.table()[None], self.table.max_distance
         return Gathered(self.table.bucket, value=rows, reach=reach)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding, Gathered, Lowered, ScoreTerm
-from posenc.encodings.precision import wide_linear
+from posenc.encodings.precision import WideLinear
 from posenc.encodings.query_key.cosine import CosineLogits
 from posenc.encodings.score.special import has_special, special_pairs
 from posenc.encodings.score.window import Window
@@ -85,7 +85,8 @@ class SwinV2Bias(ScoreTerm):
             if value < 1:
                 raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
         self.window = Window.of(window, argument="window")
-        self.input, self.output = nn.Linear(2, hidden), nn.Linear(hidden, heads, bias=False)
+        self.input = WideLinear(2, hidden)
+        self.output = WideLinear(hidden, heads, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -106,8 +107,9 @@ class SwinV2Bias(ScoreTerm):
 
     def bias(self, offset: Float[Tensor, "*dims A"]) -> Float[Tensor, "H *dims"]:
         """The bias of every head at any offsets Δ, in the offsets' float32 or float64."""
-        hidden = torch.relu(wide_linear(self.coordinates(offset), self.input))
-        return self.MOST * wide_linear(hidden, self.output).movedim(-1, 0).sigmoid()
+        hidden = torch.relu(self.input(self.coordinates(offset)))
+        logits: Tensor = self.output(hidden)
+        return self.MOST * logits.movedim(-1, 0).sigmoid()
 
     def forward(
         self,

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.encoding import Gathered, Lowered, ScoreTerm
+from posenc.encoding import Gathered, ScoreTerm
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -116,7 +116,7 @@ class T5(ScoreTerm):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[Gathered]:
         return (Gathered(self.bucket, table=self.table, reach=self.max_distance),)
 
 

@@ -96,6 +96,10 @@ class GlobalBiases(nn.Module):
         nn.init.normal_(self.content, std=STD)
         nn.init.normal_(self.position, std=STD)
 
+    def forward(self) -> tuple[Float[Tensor, "H D"], Float[Tensor, "H D"]]:
+        """u and w."""
+        return self.content, self.position
+
 
 class TransformerXL(ScoreTerm):
     """One layer of ``transformer_xl``: all of the logit but ``scale · q_i · k_j``.
@@ -143,8 +147,9 @@ class TransformerXL(ScoreTerm):
         *,
         scale: float,
     ) -> Float[Tensor, "B H Q K"]:
-        content = self._column(k).unsqueeze(2)
-        q = q + self.biases.position.to(q).unsqueeze(1)
+        u, w = self.biases()
+        content = _column(u, k).unsqueeze(2)
+        q = q + w.to(q).unsqueeze(1)
         if grid.shift is None:
             turned, places = self._factors(q, grid)
             return scale * (content + turned @ places.mT)
@@ -159,9 +164,10 @@ class TransformerXL(ScoreTerm):
         *,
         scale: float,
     ) -> tuple[Lowered, ...] | None:
-        column = scale * self._column(k)
+        u, w = self.biases()
+        column = scale * _column(u, k)
         if grid.shift is None:
-            moved = scale * (q + self.biases.position.to(q).unsqueeze(1))
+            moved = scale * (q + w.to(q).unsqueeze(1))
             ones = column.new_ones(1, q.shape[1], q.shape[2], 1)
             return LowRank(*self._factors(moved, grid)), LowRank(ones, column.unsqueeze(-1))
         first, rows = _first(grid), self._rows(grid, q)
@@ -169,12 +175,8 @@ class TransformerXL(ScoreTerm):
         def bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
             return offset[..., 0].long() - first
 
-        table = scale * (rows @ self.biases.position.to(rows).unsqueeze(-1)).squeeze(-1)
+        table = scale * (rows @ w.to(rows).unsqueeze(-1)).squeeze(-1)
         return (Gathered(bucket, table=table, left=Product(q * scale, rows), column=column),)
-
-    def _column(self, k: Float[Tensor, "B H K D"]) -> Float[Tensor, "B H K"]:
-        """``u · k_j``."""
-        return (k @ self.biases.content.to(k).unsqueeze(-1)).squeeze(-1)
 
     def _rows(self, grid: Grid, like: Tensor) -> Float[Tensor, "H N D"]:
         """``W r(-Δ)`` at every offset Δ of a regular grid, ascending.
@@ -221,6 +223,11 @@ class TransformerXL(ScoreTerm):
         frequencies = geometric_frequencies(self.dim // 2, self.dim, self.base, like=wide)
         angles = angles_at(wide.unsqueeze(-1), frequencies)
         return angles.sin(), angles.cos()
+
+
+def _column(u: Float[Tensor, "H D"], k: Float[Tensor, "B H K D"]) -> Float[Tensor, "B H K"]:
+    """``u · k_j``."""
+    return (k @ u.to(k).unsqueeze(-1)).squeeze(-1)
 
 
 def _first(grid: Grid) -> int:

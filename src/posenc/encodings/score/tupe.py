@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.encoding import Gathered, Lowered, LowRank, ScoreTerm
 from posenc.encodings.embedding.table import read_rows, require_inside
-from posenc.encodings.precision import wide_linear
+from posenc.encodings.precision import WideLayerNorm, WideLinear, with_zero_gradient
 from posenc.encodings.score.t5 import T5
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
@@ -87,9 +87,9 @@ class Tupe(ScoreTerm):
                 )
         self.heads = heads
         self.positions = nn.Parameter(torch.empty(max_length, dim))
-        self.norm = nn.LayerNorm(dim)
-        self.query = nn.Linear(dim, heads * head_dim)
-        self.key = nn.Linear(dim, heads * head_dim)
+        self.norm = WideLayerNorm(dim)
+        self.query = WideLinear(dim, heads * head_dim)
+        self.key = WideLinear(dim, heads * head_dim)
         self.special = nn.Parameter(torch.empty(2, heads))
         self.relative = None
         if buckets is not None:
@@ -120,9 +120,10 @@ class Tupe(ScoreTerm):
         *,
         scale: float,
     ) -> Float[Tensor, "b H Q K"]:
-        score = scale * self._project(grid.query, self.query) @ self._project(grid.key, self.key).mT
-        if self.relative is not None:
-            score = score + self._bias(grid.offset)
+        queries = self._project(grid.query, self.query)
+        score = scale * queries @ self._project(grid.key, self.key).mT
+        score = score + self._bias(self._relative(q, k, grid), grid.offset)
+        score = with_zero_gradient(score, self.special)
         from_special, to_special = self.special.to(score).view(2, 1, self.heads, 1, 1)
         if grid.key.special is not None:
             score = torch.where(grid.key.special[:, None, None, :], to_special, score)
@@ -140,45 +141,49 @@ class Tupe(ScoreTerm):
     ) -> tuple[Lowered, ...] | None:
         queries = scale * self._project(grid.query, self.query)
         keys = self._project(grid.key, self.key)
-        table: tuple[Lowered, ...] = ()
-        if self.relative is not None:
-            reach = self.relative.max_distance
-            table = (Gathered(self.relative.bucket, table=self.relative.table, reach=reach),)
+        group = self._relative(q, k, grid)
+        table: tuple[Lowered, ...] = () if group is None else (group,)
         if grid.query.special is None and grid.key.special is None:
-            return (LowRank(queries, keys), *table)
+            return (LowRank(with_zero_gradient(queries, self.special), keys), *table)
         counts = [_count_special(layout) for layout in (grid.query, grid.key)]
         if None in counts:
             return None
         queries = _without(queries, grid.query.special)
         keys = _without(keys, grid.key.special)
         corrections = (
-            self._correct_columns(grid, counts[1] or 0),
-            self._correct_rows(grid, counts[0] or 0),
+            self._correct_columns(group, grid, counts[1] or 0),
+            self._correct_rows(group, grid, counts[0] or 0),
         )
         return (LowRank(queries, keys), *table, *corrections)
 
-    def _correct_columns(self, grid: Grid, count: int) -> LowRank:
+    def _relative(self, q: Tensor, k: Tensor, grid: Grid) -> Gathered | None:
+        """The relative part in structured form."""
+        return None if self.relative is None else self.relative.lower(q, k, grid, scale=1.0)[0]
+
+    def _correct_columns(self, group: Gathered | None, grid: Grid, count: int) -> LowRank:
         """For each special key a column: θ_2 less what the table says; 0 for special queries."""
         to, marks = _special_tokens(grid.key, count)
         value = self.special[1].view(-1, 1, 1) - self._bias(
-            to.unsqueeze(1) - grid.query.positions.unsqueeze(2)
+            group, to.unsqueeze(1) - grid.query.positions.unsqueeze(2)
         )
         marks = marks.to(value).expand(-1, self.heads, -1, -1)
         return LowRank(_without(value, grid.query.special), marks)
 
-    def _correct_rows(self, grid: Grid, count: int) -> LowRank:
+    def _correct_rows(self, group: Gathered | None, grid: Grid, count: int) -> LowRank:
         """For each special query a row: θ_1 less what the table says."""
         at, marks = _special_tokens(grid.query, count)
         value = self.special[0].view(-1, 1, 1) - self._bias(
-            grid.key.positions.unsqueeze(2) - at.unsqueeze(1)
+            group, grid.key.positions.unsqueeze(2) - at.unsqueeze(1)
         )
         return LowRank(marks.to(value).expand(-1, self.heads, -1, -1), value)
 
-    def _bias(self, offset: Float[Tensor, "b Q K 1"]) -> Float[Tensor, "b H Q K"]:
+    def _bias(
+        self, group: Gathered | None, offset: Float[Tensor, "b Q K 1"]
+    ) -> Float[Tensor, "b H Q K"]:
         """``b[h, bucket(Δ)]``, or 0."""
-        if self.relative is None:
+        if group is None or group.table is None:
             return self.special.new_zeros(1, self.heads, *offset.shape[1:3])
-        return self.relative.table[:, self.relative.bucket(offset)].transpose(0, 1)
+        return group.table[:, group.bucket(offset)].transpose(0, 1)
 
     def _project(self, layout: Layout, layer: nn.Linear) -> Float[Tensor, "b H L D"]:
         """Normalised position vectors through U_Q or U_K, in float32 or better."""
@@ -190,9 +195,7 @@ class Tupe(ScoreTerm):
         )
         rows = read_rows(self.positions, layout)
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        weight, bias = self.norm.weight.to(rows), self.norm.bias.to(rows)
-        rows = nn.functional.layer_norm(rows, (rows.shape[-1],), weight, bias, self.norm.eps)
-        projected = wide_linear(rows, layer)
+        projected: Tensor = layer(self.norm(rows))
         return projected.view(*projected.shape[:2], self.heads, -1).transpose(1, 2)
 
 
