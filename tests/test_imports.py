@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "encodings": FOUNDATION,
     "attention": FOUNDATION - {"entry"},
     "registry": FOUNDATION | {"encodings"},
-    "testing": FOUNDATION | {"registry", "attention", "encodings"},
+    "testing": FOUNDATION | {"registry", "attention", "encodings", "models"},
     "extension": FOUNDATION | {"registry", "attention", "encodings", "storage"},
     "models": FOUNDATION | {"registry", "attention", "encodings", "extension", "storage"},
     "integrations": FOUNDATION

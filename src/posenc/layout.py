@@ -281,9 +281,9 @@ class Layout:
     def _with(self, tensors: Mapping[str, Any]) -> Layout:
         return replace(self, **tensors)
 
-    def to(self, device: torch.device | str) -> Layout:
-        """The same layout on another device."""
-        if self.device == torch.device(device):
+    def to(self, device: torch.device | str | None) -> Layout:
+        """The same layout on another device; None leaves it where it is, as for tensors."""
+        if device is None or self.device == torch.device(device):
             return self
         return self._with({name: part.to(device) for name, part in self._tensors().items()})
 

@@ -85,7 +85,7 @@ def test_every_parameter_gets_a_gradient(encoding: str) -> None:
     model = make(encoding)
     model(tokens()).logsumexp(-1).sum().backward()
     without = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    part = "blocks.0.attention.encoding"
+    part = "shared_encodings.0"
     expected = {
         # A text has no special tokens, for which TUPE has two values a head.
         "tupe": [f"{part}.score.special"],

@@ -6,10 +6,17 @@ import pytest
 
 from posenc.registry import ENCODINGS
 from posenc.testing import Subject
-from posenc.testing.client_laws import adapters_merge
+from posenc.testing.client_laws import (
+    adapters_merge,
+    offloading_changes_nothing,
+    quantisation_is_near,
+)
+from posenc.testing.parallel_laws import broken_in_parallel
+
+TRAINABLE = [name for name, entry in ENCODINGS.items() if entry.claims.trainable]
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("name", TRAINABLE)
 def test_adapters_merge(name: str) -> None:
     adapters_merge(Subject.of_entry(name, ENCODINGS[name]))
 
@@ -17,3 +24,17 @@ def test_adapters_merge(name: str) -> None:
 def test_adapters_on_borrowed_projections_merge() -> None:
     options = {"projections": "content", "max_distance": 6}
     adapters_merge(Subject.of_entry("deberta", ENCODINGS["deberta"], **options))
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_offloading_changes_nothing(name: str) -> None:
+    offloading_changes_nothing(Subject.of_entry(name, ENCODINGS[name]))
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_quantisation_is_near(name: str) -> None:
+    quantisation_is_near(Subject.of_entry(name, ENCODINGS[name]))
+
+
+def test_two_processes_train_as_one() -> None:
+    assert broken_in_parallel(TRAINABLE) == {}

@@ -119,6 +119,15 @@ class Attention(nn.Module):
         self.encoding = encoding
         self.lend_projections()
 
+    def refer_to(self, encoding: Encoding) -> None:
+        """Use an encoding that belongs to another module, such as the model of several layers.
+
+        It is then none of this layer's submodules. Assign to ``encoding`` for one that is.
+        """
+        self._modules.pop("encoding", None)
+        object.__setattr__(self, "encoding", encoding)
+        self.lend_projections()
+
     def lend_projections(self) -> None:
         """Give the encoding's parts this layer's projections of queries and of keys.
 

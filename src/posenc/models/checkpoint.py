@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import CheckpointError, PosencError
+from posenc.models.sharing import state_by_layer
 from posenc.storage import load_tensors, make_folder, read_json, save_tensors, write_json
 
 __all__ = ["load_model", "save_model"]
@@ -31,7 +32,7 @@ def save_model(
     """
     folder = Path(folder)
     make_folder(folder)
-    save_tensors(folder / TENSORS, _distinct(model.state_dict()), {"kind": kind})
+    save_tensors(folder / TENSORS, _distinct(state_by_layer(model)), {"kind": kind})
     write_json(folder / CONFIG, {"kind": kind, "config": dict(config)})
 
 
@@ -90,7 +91,7 @@ def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    wanted = _distinct(model.state_dict())
+    wanted = _distinct(state_by_layer(model))
     for name in sorted(wanted.keys() | tensors.keys()):
         if name not in tensors or name not in wanted:
             raise CheckpointError(

@@ -31,6 +31,7 @@ from posenc.models.complex_layers import (
     on_parts,
 )
 from posenc.models.norm import make_norm, normalize
+from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
     StackConfig,
     check_tokens,
@@ -196,6 +197,7 @@ class SequenceClassifier(nn.Module):
             self._require_embedding()
             self.body = BODIES[config.body](config)
             features = config.hidden
+        self.shared_encodings = share_encodings(self)
         reals = 2 * features if config.numbers == "complex" else features
         self.readout = nn.Linear(reals, config.classes)
         nn.init.normal_(self.readout.weight, std=reals**-0.5)

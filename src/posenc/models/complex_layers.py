@@ -137,6 +137,11 @@ class ComplexAttention(nn.Module):
             ComplexLinear(dim, dim, bias=False) for _ in range(4)
         )
 
+    def refer_to(self, encoding: Encoding) -> None:
+        """Use an encoding that belongs to another module; see ``Attention``."""
+        self._modules.pop("encoding", None)
+        object.__setattr__(self, "encoding", encoding)
+
     def forward(
         self,
         x: Complex[Tensor, "B L T"],

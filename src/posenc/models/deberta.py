@@ -133,7 +133,7 @@ class Deberta(nn.Module):
         for _ in range(self.config.steps):
             x = decoding(x, layout, source=hidden)
         x = self.encoder.finish(x, layout)
-        logits: Tensor = self.head(x, self.encoder.embedding.weight)
+        logits: Tensor = self.head(x, self.encoder.embedding)
         return logits
 
     def fine_tuned(self) -> Encoder:

@@ -17,6 +17,7 @@ from posenc.layout import Layout
 from posenc.models.block import Block
 from posenc.models.checkpoint import load_model, save_model
 from posenc.models.norm import make_norm, normalize
+from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
     StackConfig,
     check_tokens,
@@ -28,6 +29,7 @@ from posenc.models.stack import (
     require_by_name,
     require_position,
 )
+from posenc.models.token_embedding import TokenEmbedding, tied_logits
 
 __all__ = ["Decoder", "DecoderConfig"]
 
@@ -94,12 +96,13 @@ class Decoder(nn.Module):
             causal=True,
             records=encodings,
         )
-        self.embedding = nn.Embedding(config.vocabulary, config.dim)
+        self.embedding = TokenEmbedding(config.vocabulary, config.dim)
         self.embedding_norm = None
         if config.embedding_norm:
             self.embedding_norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(config, encodings, causal=True, window=config.window)
+        self.shared_encodings = share_encodings(self)
         self.norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
         self.output = None
         if not config.tied:
@@ -150,7 +153,7 @@ class Decoder(nn.Module):
             x = block(x, layout, cache=None if cache is None else cache[index])
         x = normalize(self.norm, x, layout)
         if self.output is None:
-            return nn.functional.linear(x, self.embedding.weight)
+            return tied_logits(self.embedding, x, self.config.vocabulary)
         logits: Tensor = self.output(x)
         return logits
 

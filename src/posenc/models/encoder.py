@@ -17,6 +17,7 @@ from posenc.layout import Layout
 from posenc.models.block import Activation, Block
 from posenc.models.checkpoint import load_model, save_model
 from posenc.models.norm import Norm, make_norm, normalize
+from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
     StackConfig,
     check_tokens,
@@ -27,6 +28,7 @@ from posenc.models.stack import (
     make_encodings,
     require_by_name,
 )
+from posenc.models.token_embedding import TokenEmbedding, tied_logits
 
 __all__ = ["Encoder", "EncoderConfig", "MaskedLM", "MaskedLMHead"]
 
@@ -99,13 +101,14 @@ class Encoder(nn.Module):
             causal=False,
             records=encodings,
         )
-        self.embedding = nn.Embedding(config.vocabulary, config.dim)
+        self.embedding = TokenEmbedding(config.vocabulary, config.dim)
         self.types = nn.Embedding(config.types, config.dim) if config.types else None
         self.norm = None
         if config.norm_first or config.embedding_norm:
             self.norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(config, encodings, causal=False)
+        self.shared_encodings = share_encodings(self)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -214,11 +217,11 @@ class MaskedLMHead(nn.Module):
         self.norm.reset_parameters()
 
     def forward(
-        self, x: Float[Tensor, "*places C"], embedding: Float[Tensor, "V C"]
+        self, x: Float[Tensor, "*places C"], embedding: nn.Module
     ) -> Float[Tensor, "*places V"]:
-        """Logits of the token at each place, from the encoder's vectors."""
+        """Logits of the token at each place, from the encoder's vectors and its embedding."""
         x = self.norm(nn.functional.gelu(self.dense(x)))
-        return nn.functional.linear(x, embedding, self.bias)
+        return tied_logits(embedding, x, len(self.bias)) + self.bias
 
 
 class MaskedLM(nn.Module):
@@ -255,7 +258,7 @@ class MaskedLM(nn.Module):
     ) -> Float[Tensor, "B L V"]:
         """Logits of the token at each place, ``[B, L, vocabulary]``; as ``Encoder``."""
         x = self.encoder(tokens, layout, types=types)
-        logits: Tensor = self.head(x, self.encoder.embedding.weight)
+        logits: Tensor = self.head(x, self.encoder.embedding)
         return logits
 
     def save(self, folder: Path | str) -> None:

@@ -15,6 +15,7 @@ from posenc.errors import ArgumentError
 from posenc.models.block import Block
 from posenc.models.decoder import Decoder
 from posenc.models.encoder import Encoder
+from posenc.models.sharing import share_encodings
 from posenc.models.vision import ImageEncoder
 
 __all__ = ["encodings_of", "with_encodings", "with_window"]
@@ -49,6 +50,8 @@ def with_encodings(model: Model, encodings: Sequence[Encoding]) -> Model:
         layer.encoding = encoding
         layer.lend_projections()
     for module in twin.modules():
+        if hasattr(module, "shared_encodings"):
+            module.shared_encodings = share_encodings(module)
         if isinstance(module, ImageEncoder):
             module.encoding = encodings[0]
         if isinstance(module, Decoder | Encoder | ImageEncoder):

@@ -16,6 +16,7 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.checkpoint import load_model, save_model
 from posenc.models.patches import Patches
+from posenc.models.sharing import share_encodings
 from posenc.models.stack import StackConfig, draw_blocks, embed, make_blocks, make_encodings
 from posenc.models.vision import fit_image, mean_of_real
 from posenc.models.windows import Windows
@@ -200,6 +201,7 @@ class Swin(nn.Module):
                     window=config.window,
                 )
             )
+        self.shared_encodings = share_encodings(self)
         self.norm = nn.LayerNorm(shape.dim)
         self.head = nn.Linear(shape.dim, config.classes)
         nn.init.zeros_(self.head.weight)

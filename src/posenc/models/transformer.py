@@ -18,6 +18,7 @@ from posenc.layout import Layout
 from posenc.models.block import Activation, Block
 from posenc.models.checkpoint import load_model, save_model
 from posenc.models.norm import Norm, make_norm, normalize
+from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
     StackConfig,
     check_tokens,
@@ -29,6 +30,7 @@ from posenc.models.stack import (
     require_by_name,
     require_position,
 )
+from posenc.models.token_embedding import TokenEmbedding, tied_logits
 
 __all__ = ["Given", "Transformer", "TransformerConfig"]
 
@@ -131,13 +133,14 @@ class Transformer(nn.Module):
             )
             for site, records in zip(("encoder", "decoder", "cross"), given, strict=True)
         )
-        self.source_embedding = nn.Embedding(config.source_vocabulary, config.dim)
+        self.source_embedding = TokenEmbedding(config.source_vocabulary, config.dim)
         self.target_embedding = self.source_embedding
         if not config.shared:
-            self.target_embedding = nn.Embedding(config.target_vocabulary, config.dim)
+            self.target_embedding = TokenEmbedding(config.target_vocabulary, config.dim)
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = make_blocks(config, encoder, causal=False)
         self.decoder = make_blocks(config, decoder, causal=True, cross=cross)
+        self.shared_encodings = share_encodings(self)
         # After a block with norms last there is nothing left to normalise.
         self.encoder_norm, self.decoder_norm = (
             make_norm(config.norm, config.dim, eps=config.norm_eps) if config.norm_first else None
@@ -229,7 +232,7 @@ class Transformer(nn.Module):
             x = normalize(self.decoder_norm, x, layout)
         x = x * self.config.output_scale
         if self.output is None:
-            return nn.functional.linear(x, self.target_embedding.weight)
+            return tied_logits(self.target_embedding, x, self.config.target_vocabulary)
         logits: Tensor = self.output(x)
         return logits
 

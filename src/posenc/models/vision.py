@@ -19,6 +19,7 @@ from posenc.models.checkpoint import load_model, save_model
 from posenc.models.detr import at_attention
 from posenc.models.norm import Norm, make_norm, normalize
 from posenc.models.patches import Patches
+from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
     StackConfig,
     draw_blocks,
@@ -145,6 +146,7 @@ class ImageEncoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.encoding = encodings[0]
         self.blocks = make_blocks(config, encodings, causal=False)
+        self.shared_encodings = share_encodings(self)
         self.norm = None
         if config.norm_first:
             self.norm = make_norm(config.norm, config.dim, eps=config.norm_eps)

@@ -6,15 +6,17 @@ Each needs the library that it is about.
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from posenc.layout import Layout
+from posenc.testing.stacks import run, stack
 from posenc.testing.subject import LENGTH, LawBroken, Layer, Subject, agree, inputs
 
-__all__ = ["adapters_merge"]
+__all__ = ["adapters_merge", "offloading_changes_nothing", "quantisation_is_near"]
 
 
 def adapters_merge(subject: Subject) -> None:
@@ -40,6 +42,35 @@ def adapters_merge(subject: Subject) -> None:
             raise LawBroken(f"{law}: adapters on {', '.join(names)} change nothing")
         unloaded = cast(Any, copy.deepcopy(model)).merge_and_unload()
         agree(law, "the model with its adapters merged", _output(subject, unloaded), adapted)
+
+
+def offloading_changes_nothing(subject: Subject) -> None:
+    """With parameters on the CPU's side and brought for each call (accelerate), outputs are equal.
+
+    Of a decoder with tied and with untied output.
+    """
+    from accelerate import cpu_offload  # type: ignore[import-untyped]
+
+    for tied in (True, False):
+        model = stack(subject, tied=tied)
+        with torch.no_grad():
+            expected = run(subject, model)
+            offloaded = cpu_offload(copy.deepcopy(model), execution_device=torch.device("cpu"))
+            got = run(subject, offloaded)
+        agree("offloading_changes_nothing", f"the output, tied={tied}", got, expected)
+
+
+def quantisation_is_near(subject: Subject) -> None:
+    """``quantize_dynamic`` of all linear layers leaves logits near what they were."""
+    from torch.ao.quantization import quantize_dynamic
+
+    model = stack(subject).float()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated in favour of torchao
+        expected = run(subject, model)
+        quantised: Any = quantize_dynamic(model, dtype=torch.qint8)  # type: ignore[no-untyped-call]
+        got = run(subject, quantised)
+    agree("quantisation_is_near", "the output", got, expected, tolerance=0.2)
 
 
 def _adapted(layer: Layer, names: list[str]) -> nn.Module:

@@ -65,11 +65,14 @@ class Subject:
         make: a new encoding for ``heads=6, head_dim=8, dim=48, max_length=160, causal=True``,
             its values drawn from torch's global generator.
         claims: what it promises.
+        make_layers: the encodings of so many layers, which may share parameters; one that
+            ``make`` made for each by default.
     """
 
     name: str
     make: Callable[[], Encoding]
     claims: Claims
+    make_layers: Callable[[int], list[Encoding]] | None = None
 
     @classmethod
     def of_entry(cls, name: str, entry: Entry, **options: object) -> Subject:
@@ -88,7 +91,26 @@ class Subject:
             made = entry.factory(**taken, **options)
             return made if isinstance(made, Encoding) else Encoding.of(made)
 
-        return cls(name, make, entry.claims)
+        def make_layers(layers: int) -> list[Encoding]:
+            if callable(entry.sharing):
+                return entry.sharing(layers, {**taken, **options})
+            if entry.sharing == "layers":
+                return [make()] * layers
+            return [make() for _ in range(layers)]
+
+        return cls(name, make, entry.claims, make_layers)
+
+    def layers(self, count: int) -> list[Encoding]:
+        """The encodings of a stack of layers, the same values at every call."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            if self.make_layers is None:
+                records = [self.make() for _ in range(count)]
+            else:
+                records = self.make_layers(count)
+        for record in dict.fromkeys(records):
+            spread(record)
+        return records
 
     def layer(
         self,

@@ -36,7 +36,7 @@ def make(*, dim: int = 6, noise: float = 0.4, **options: Any) -> Floater:
 def equation(encoding: Floater, time: float, p: list[float]) -> list[float]:
     """h(t, p), one product at a time."""
     flow, dim = encoding.flow, len(p)
-    first, first_bias, second, second_bias = (w.tolist() for w in encoding.dynamics.weights())
+    first, first_bias, second, second_bias = (w.tolist() for w in encoding.dynamics())
     told = [*p, flow.unit * time]
     hidden = []
     for row, bias in zip(first, first_bias, strict=True):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
 from posenc.encodings.embedding.table import neighbours, real_positions, require_inside
+from posenc.encodings.precision import with_zero_gradient
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError, LengthError
 from posenc.layout import Layout
@@ -95,7 +96,9 @@ class Learned2d(EmbeddingEncoding):
         height, width, _ = self.table.shape
         require_grid(layout, (height, width), holder="the learned table")
         vectors = self._cells(layout)
-        if layout.special is not None:
+        if layout.special is None:
+            vectors = with_zero_gradient(vectors, self.special)
+        else:
             special = self._special(layout.special)
             vectors = torch.where(layout.special.unsqueeze(-1), special, vectors)
         return fuse(x, vectors, "add")

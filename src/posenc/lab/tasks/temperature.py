@@ -30,6 +30,7 @@ from posenc.layout import Layout
 from posenc.models.block import Block
 from posenc.models.checkpoint import load_model, save_model
 from posenc.models.norm import make_norm, normalize
+from posenc.models.sharing import share_encodings
 from posenc.models.stack import StackConfig, draw_blocks, embed, make_blocks, make_encodings
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Interpolator(nn.Module):
         encodings = make_encodings(config, encoding, options, layers=layers, causal=False)
         self.input = nn.Linear(2, config.dim)
         self.blocks = make_blocks(config, encodings, causal=False)
+        self.shared_encodings = share_encodings(self)
         self.norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
         self.output = nn.Linear(config.dim, 1)
         draw_blocks(self.blocks)

@@ -1,0 +1,37 @@
+"""A small decoder with the encodings of a subject, for laws about whole models."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from posenc.layout import Layout
+from posenc.models import Decoder, DecoderConfig
+from posenc.testing.subject import DIM, HEAD_DIM, HEADS, LENGTH, Subject
+
+__all__ = ["run", "stack", "tokens"]
+
+VOCABULARY = 11
+
+
+def stack(subject: Subject, *, tied: bool = True) -> Decoder:
+    """A decoder of two blocks in float64, the same at every call."""
+    records = subject.layers(2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(13)
+        config = DecoderConfig(
+            vocabulary=VOCABULARY, dim=DIM, layers=2, heads=HEADS, head_dim=HEAD_DIM, tied=tied
+        )
+        return Decoder(config, encodings=records).double().eval()
+
+
+def tokens(rows: int = 2) -> Tensor:
+    """Token ids ``[rows, 13]``."""
+    return torch.arange(rows * LENGTH).reshape(rows, LENGTH) % VOCABULARY
+
+
+def run(subject: Subject, model: nn.Module, text: Tensor | None = None) -> Tensor:
+    """Logits of some tokens at the places that the encoding serves."""
+    text = tokens() if text is None else text
+    logits: Tensor = model(text, subject.place(Layout.sequence(LENGTH)))
+    return logits
