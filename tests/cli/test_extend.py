@@ -73,12 +73,65 @@ def test_the_best_of_several_after_fine_tuning(
     code, printed, _ = posenc(
         *("extend", base, "--method", "rerope,interpolate", "--factor", "2", "--text", text),
         *("--finetune-steps", "2", "--positions", "skipped", "--out", tmp_path / "out", "--json"),
+        "--always",
     )
     assert code == 0
     found = json.loads(printed)
     assert found["chosen"] in {"rerope", "interpolate"}
     assert found["finetune"]["positions"] == "skipped"
     assert isinstance(load(tmp_path / "out"), Decoder)
+
+
+def test_a_model_of_posenc_compare_is_stretched(posenc: Run, text: Path, tmp_path: Path) -> None:
+    """Saved as the lab saves it, named by its run's folder or its own."""
+    torch.manual_seed(0)
+    config = DecoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH)
+    run = tmp_path / "runs/rope/seed-0"
+    Decoder(config).save(run / "model")
+    before = digest(run / "model")
+    given = ("--method", "yarn", "--factor", "2", "--text", text)
+    for folder, options in ((run, ("--no-report",)), (run / "model", ())):
+        out = tmp_path / f"out-{len(options)}"
+        code, printed, said = posenc("extend", folder, *given, *options, "--out", out)
+        assert code == 0, said
+        assert "transformers and posenc run it as stretched" in printed
+        fields = json.loads((out / "config.json").read_text())
+        assert fields["model_type"] == "llama"
+        assert fields["max_position_embeddings"] == 2 * LENGTH
+        tokens = torch.arange(2 * LENGTH).unsqueeze(0)
+        assert load(out)(tokens).shape == (1, 2 * LENGTH, 256)
+    assert digest(run / "model") == before
+    alibi = DecoderConfig(
+        vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH, encoding="alibi"
+    )
+    Decoder(alibi).save(tmp_path / "alibi")
+    code, _, said = posenc("extend", tmp_path / "alibi", *given, "--out", tmp_path / "no")
+    assert code == 2
+    assert "one trained with alibi" in said
+    assert "posenc evaluate measures it as it is" in said
+    code, printed, said = posenc(
+        *("evaluate", tmp_path / "alibi", "--text", text, "--out", tmp_path / "seen", "--json")
+    )
+    assert code == 0, said
+    assert json.loads(printed)["length"] == LENGTH
+
+
+def test_nothing_is_written_of_several_that_gain_nothing(
+    posenc: Run, base: Path, text: Path, tmp_path: Path
+) -> None:
+    """A model that has learned nothing: all methods are at chance."""
+    out = tmp_path / "out"
+    code, printed, said = posenc(
+        *("extend", base, "--method", "self_extend,rerope", "--factor", "2", "--text", text),
+        *("--out", out),
+    )
+    assert code == 0, said
+    assert printed.strip().startswith("Without any training, do not stretch: at 32 bytes ")
+    assert "use self_extend" not in printed
+    assert "use rerope" not in printed
+    assert "needles do not count" in printed
+    assert "No checkpoint was written" in printed
+    assert [path.name for path in out.iterdir()] == ["report"]
 
 
 def test_longrope_is_searched_on_the_text(

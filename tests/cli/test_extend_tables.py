@@ -89,7 +89,7 @@ def test_a_text_encoder_with_a_report(posenc: Run, text: Path, tmp_path: Path, k
     out = tmp_path / "out"
     code, printed, said = posenc(
         *("extend", made(tmp_path, kind), "--method", "all", "--factor", "2", "--text", text),
-        *("--out", out, "--json"),
+        *("--out", out, "--always", "--json"),
     )
     assert code == 0, said
     study = json.loads(printed)

@@ -74,7 +74,7 @@ def test_page_adapts_to_accuracies_and_generated_data(tmp_path: Path) -> None:
     for words in (
         "Trained at 64 symbols",
         "Expected from the literature:</b> T5 holds (Kazemnejad et al. 2023).",
-        '<span class="verdict unlearned">',
+        '<span class="verdict unlearned" title="Not learned, so no verdict: ',
         "does not reach 80%",
         "<dd>symbols, generated</dd>",
         "symbols = 64",

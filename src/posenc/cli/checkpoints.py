@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from posenc.cli.lab_models import FAMILY, as_checkpoint, lab_folder, lab_model
 from posenc.errors import ArgumentError, CheckpointError, OutputError
 
 if TYPE_CHECKING:
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
 
     from posenc.lab.stretching.contenders import Method
     from posenc.lab.stretching.results import Study
+    from posenc.models import Decoder
 
-__all__ = ["Opened", "open_checkpoint", "require_free", "write_checkpoint"]
+__all__ = ["Opened", "open_checkpoint", "require_free", "write_checkpoint", "write_report"]
 
 BESIDE = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
@@ -35,21 +38,23 @@ class Opened:
         family: ``model_type``.
         model: in eval mode.
         length: it was trained at, in tokens (images: pixels of the longer side).
+        from_lab: it was trained by ``posenc compare``, and is not in transformers' form.
     """
 
     folder: Path
     family: str
     model: nn.Module
     length: int
+    from_lab: bool = False
 
 
 def open_checkpoint(
     folder: Path, *, trained_length: int | None, device: str, to_write: bool
 ) -> Opened:
-    """Read a checkpoint folder of transformers.
+    """Read a checkpoint folder of transformers, or a language model of ``posenc compare``.
 
     Args:
-        folder: with ``config.json`` and safetensors.
+        folder: with ``config.json`` and safetensors; of ``posenc compare`` also a run's.
         trained_length: instead of what ``config.json`` says.
         device: where the model goes.
         to_write: the stretched model is to be written.
@@ -64,7 +69,10 @@ def open_checkpoint(
     from posenc.integrations.transformers.fields import Fields
     from posenc.models import Decoder, Encoder, ImageEncoder, MaskedLM, VisionTransformer
 
+    folder = lab_folder(folder)
     fields = Fields.read(folder)
+    if fields.values.get("kind") is not None and "model_type" not in fields.values:
+        return _open_lab_model(folder, trained_length, device=device, to_write=to_write)
     family = str(fields.values.get("model_type"))
     written = [name for name, known in FAMILIES.items() if known.write is not None]
     if to_write and family not in written:
@@ -111,6 +119,25 @@ def open_checkpoint(
     return Opened(folder, family, model, length)
 
 
+def _open_lab_model(
+    folder: Path, trained_length: int | None, *, device: str, to_write: bool
+) -> Opened:
+    """A language model of ``posenc compare``."""
+    model = lab_model(folder, device=device)
+    length = model.config.max_length
+    if length is None or trained_length not in (None, length):
+        raise ArgumentError(
+            "--trained-length",
+            expected=f"{length}, which posenc compare trained it at",
+            got=trained_length,
+            remedy="Leave it out.",
+        )
+    if to_write:
+        with as_checkpoint(model, folder):  # refused here rather than after the work
+            pass
+    return Opened(folder, FAMILY, model, length, from_lab=True)
+
+
 def require_free(out: Path) -> None:
     """Refuse an output folder that holds something, before any work is done.
 
@@ -152,16 +179,17 @@ def write_checkpoint(
     make_folder(out.parent)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
-        known = save_stretched(
-            model,
-            partial,
-            like=opened.folder,
-            originals=encodings_of(opened.model),
-            method=method.name,
-            factor=factor,
-            length=opened.length,
-            options=method.options,
-        )
+        with _like(opened) as like:
+            known = save_stretched(
+                model,
+                partial,
+                like=like,
+                originals=encodings_of(opened.model),
+                method=method.name,
+                factor=factor,
+                length=opened.length,
+                options=method.options,
+            )
         for path in sorted(opened.folder.iterdir()):
             if path.is_file() and any(fnmatch(path.name, pattern) for pattern in BESIDE):
                 write_bytes(partial / path.name, path.read_bytes())
@@ -174,6 +202,32 @@ def write_checkpoint(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return known
+
+
+def write_report(study: Study, out: Path) -> None:
+    """Write a report without a checkpoint into a new folder, whole or not at all.
+
+    Raises:
+        OutputError: when that is impossible; then nothing is left behind.
+    """
+    from posenc.lab.stretching.page import write_study
+    from posenc.storage import make_folder
+
+    require_free(out)
+    make_folder(out.parent)
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        write_study(study, partial / "report")
+        publish(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _like(opened: Opened) -> AbstractContextManager[Path]:
+    """The checkpoint in transformers' form, which what is written begins from."""
+    if opened.from_lab:
+        return as_checkpoint(cast("Decoder", opened.model), opened.folder)
+    return nullcontext(opened.folder)
 
 
 def publish(partial: Path, out: Path) -> None:

@@ -31,8 +31,13 @@ VERDICT_STYLES = {
     "holds": "green",
     "degrades": "yellow",
     "breaks": "red",
+    "unsure": "yellow",
+    "learned": "green",
+    "tied": "magenta",
     "unlearned": "magenta",
+    "overfitted": "magenta",
     "untestable": "dim",
+    "unfinished": "dim",
 }
 
 
@@ -120,13 +125,14 @@ def compare(
     )
     from posenc.lab.answer import summarise
     from posenc.lab.compare import compare as carry_out
+    from posenc.lab.numbers import numbers
     from posenc.lab.report import write_report
 
     command = shlex.join(["posenc", *sys.argv[1:]])
     with _Display(shown=not quiet and not json) as display:
         comparison = carry_out(settings, command=command, progress=display)
     report = write_report(comparison, out / "report", overwrite=True)
-    summary = summarise(comparison)
+    summary, metric = summarise(comparison), comparison.headline
     if json:
         print_json(
             {
@@ -134,10 +140,13 @@ def compare(
                 "answer": list(summary.answer),
                 "report": str(report.page),
                 "comparison": str(report.folder / "comparison.json"),
+                "metric": {"key": metric.key, "unit": metric.unit},
+                "encodings": numbers(comparison, summary, out=out),
             }
         )
     else:
         _print_summary(comparison, summary)
+        _print_models(comparison, summary, out)
         OUT.print(Text.assemble("\nReport: ", (str(report.page.resolve()), "bold")), soft_wrap=True)
     if not comparison.complete:
         ERRORS.print(f"Interrupted. To go on: {display.resume}", style="yellow", soft_wrap=True)
@@ -294,6 +303,9 @@ def _print_summary(comparison: Comparison, summary: Summary) -> None:
     table.add_column("verdict")
     for length in lengths:
         table.add_column(f"at {length}", justify="right", no_wrap=True)
+    recalled = sorted({length for row in summary.rows for length in row.recall})[-1:]
+    for length in recalled:
+        table.add_column(f"found at {length}", justify="right", no_wrap=True)
     for row in summary.rows:
         cells: Sequence[str] = [
             "cannot"
@@ -303,11 +315,31 @@ def _print_summary(comparison: Comparison, summary: Summary) -> None:
             else _value(row.values[length], metric)
             for length in lengths
         ]
+        found = [_share(row.recall[n]) if n in row.recall else "—" for n in recalled]
         verdict = Text(row.verdict, VERDICT_STYLES[row.verdict])
-        table.add_row(str(row.rank or "–"), row.subject.label, verdict, *cells)
+        table.add_row(str(row.rank or "–"), row.subject.label, verdict, *cells, *found)
     OUT.print()
     OUT.print(Text(f"{metric.label}, {metric.unit}, ± 95 % over seeds", "dim"))
     OUT.print(table)
+
+
+def _print_models(comparison: Comparison, summary: Summary, out: Path) -> None:
+    """Where the trained models are, and how a language model is stretched."""
+    from posenc.lab.numbers import models
+
+    if not comparison.runs:
+        return
+    OUT.print(Text(f"\nModels: {out / 'runs'}/ENCODING/seed-N/model"), soft_wrap=True)
+    names = [row.subject.name for row in summary.rows if row.subject.name == "rope"]
+    for name in names if comparison.task == "language" else ():
+        for folder in models(comparison, out, name)[:1]:
+            command = shlex.join(["posenc", "extend", str(folder), "--method", "all"])
+            OUT.print(Text(f"To stretch one to longer contexts: {command}"), soft_wrap=True)
+
+
+def _share(value: Estimate) -> str:
+    spread = "" if value.half_width is None else f" ±{value.half_width:.0%}"
+    return f"{value.mean:.0%}{spread}"
 
 
 def _value(value: Estimate, metric: Metric) -> str:

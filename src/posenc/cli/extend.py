@@ -16,7 +16,14 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from rich.text import Text
 
-from posenc.cli.checkpoints import Opened, open_checkpoint, publish, require_free, write_checkpoint
+from posenc.cli.checkpoints import (
+    Opened,
+    open_checkpoint,
+    publish,
+    require_free,
+    write_checkpoint,
+    write_report,
+)
 from posenc.cli.console import ERRORS, EXIT_CODES, OUT, print_json
 from posenc.cli.material import material_of
 from posenc.errors import ArgumentError
@@ -34,7 +41,8 @@ def extend(
     checkpoint: Annotated[
         Path | None,
         typer.Argument(
-            help="Folder with config.json and safetensors; without one a small model is trained."
+            help="Folder with config.json and safetensors, or of a run of posenc compare; "
+            "without one a small model is trained."
         ),
     ] = None,
     method: Annotated[
@@ -75,6 +83,10 @@ def extend(
     trained_length: Annotated[
         int | None, typer.Option(help="If it is not max_position_embeddings.")
     ] = None,
+    always: Annotated[
+        bool,
+        typer.Option("--always", help="Write the best of several even if it gains nothing."),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of needles and of fine-tuning.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -86,7 +98,8 @@ def extend(
     tokens, needles by depth and length, copying, time and memory, beside the model as it was and a
     plain sliding window. Of models of masked tokens (BERT) it is the loss of these; of sentence
     encoders how well long documents are found; of ViT classes and features at larger sizes. The
-    input is never touched. An option of a method follows an @.
+    input is never touched. An option of a method follows an @. If none of several methods surely
+    gains anything over the model as it is, the report alone is written.
 
     Examples:
 
@@ -97,6 +110,8 @@ def extend(
         posenc extend llama-folder --method yarn@alpha=0.5@beta=4,rerope+log_n --out longer
 
         posenc extend llama-folder --method longrope --search 200 --text book.txt --out longer
+
+        posenc extend posenc-compare/runs/rope/seed-0 --method all --out longer
 
         posenc extend bert-folder --method all --factor 4 --text book.txt --out longer
 
@@ -154,10 +169,11 @@ def extend(
             factor=factor,
             tuning=tuning,
             seed=seed,
+            always=always,
             tell=display.tell,
         )
     study = replace(outcome.study, command=shlex.join(["posenc", *sys.argv[1:]]))
-    if outcome.model is None or outcome.method is None:
+    if not any(each.writable for each in study.findings):
         raise ArgumentError(
             "--method",
             expected="a method that a checkpoint can hold",
@@ -165,14 +181,21 @@ def extend(
             remedy="Use posenc.extension.segments(model, length=…) in Python; "
             "posenc evaluate measures a model as it is.",
         )
-    known = write_checkpoint(
-        opened, outcome.model, outcome.method, factor=outcome.factor, out=out, study=study
-    )
+    known = False
+    if outcome.model is None or outcome.method is None:
+        write_report(study, out)
+    else:
+        known = write_checkpoint(
+            opened, outcome.model, outcome.method, factor=outcome.factor, out=out, study=study
+        )
     if json:
         print_json(study.to_json() | {"out": str(out), "transformers": known})
         return
     print_study(study)
-    _print_written(out, outcome.method.spec, known)
+    if outcome.method is None:
+        OUT.print("\nNo checkpoint was written (--always writes the best of them).")
+    else:
+        _print_written(out, outcome.method.spec, known)
     OUT.print(
         Text.assemble("Report: ", (str((out / "report/index.html").resolve()), "bold")),
         soft_wrap=True,
@@ -215,7 +238,7 @@ def print_study(study: Study) -> None:
                 for metric in study.metrics
                 for length in _shown(study, metric)
             ]
-            table.add_row(each.key, *values, f"{reading.per_second:,.0f}")
+            table.add_row(each.key, *values, reading.speed)
         when = ", after fine-tuning" if tuned else ", without training" if study.tuned else ""
         title = f"\n{study.deciding.name.capitalize()}, {study.deciding.axis}{when}"
         if len(study.metrics) > 1:

@@ -1,25 +1,27 @@
-"""What came out of a comparison, in words."""
+"""The outcome of a comparison, in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from posenc.lab.gates import gated, unsure
 from posenc.lab.results import Comparison, Metric
-from posenc.lab.statistics import (
-    Estimate,
-    Row,
-    held,
-    judged,
-    longest_measured,
-    paired_difference,
-)
+from posenc.lab.statistics import Estimate, compared, held, paired_difference
+from posenc.lab.verdicts import LEARNED_NOTHING, Row, judged, longest_measured
+from posenc.lab.wording import amount, listed
 
 __all__ = ["Summary", "summarise"]
 
 MANIFOLD = 3.0
 """From four times as much on, a change is told as a multiple."""
+
+VERBS = {
+    "holds": ("holds up", "hold up"),
+    "degrades": ("degrades", "degrade"),
+    "breaks": ("breaks", "break"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,62 +54,29 @@ def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
         return
     if longest == train:
         yield from _at_one_length(comparison, rows)
+        yield from gated(comparison, rows, longest)
+        yield _certainty(comparison)
         return
     candidates = [row for row in rows if row.subject.role == "candidate"]
     factor = longest / train
     where = f"at {longest} {comparison.length_unit}, {factor:.3g} times the training length"
-    for verdict, sentence in (
-        ("holds", "{names} {hold} up {where}: {details}."),
-        ("degrades", "{names} {degrade} {where}: {details}."),
-        ("breaks", "{names} {break_} {where}: {details}."),
-    ):
-        chosen = [row for row in candidates if row.verdict == verdict and row.change]
+    for verdict, verbs in VERBS.items():
+        chosen = [row for row in candidates if row.verdict == verdict]
         if chosen:
-            one = len(chosen) == 1
-            yield sentence.format(
-                names=_list([row.subject.label for row in chosen]),
-                where=where,
-                details="; ".join(
-                    ("" if one else f"{row.subject.label} ")
-                    + _change(row, metric, train, longest, unit=row is chosen[0])
-                    for row in chosen
-                ),
-                hold="holds" if one else "hold",
-                degrade="degrades" if one else "degrade",
-                break_="breaks" if one else "break",
+            names = listed([row.subject.label for row in chosen])
+            details = "; ".join(
+                ("" if len(chosen) == 1 else f"{row.subject.label} ")
+                + _change(row, metric, train, longest, unit=row is chosen[0])
+                + _recalled(row, train, unit=row is chosen[0])
+                for row in chosen
             )
-    yield from _unlearned(comparison, rows)
+            yield f"{names} {verbs[len(chosen) > 1]} {where}: {details}."
+    yield from unsure(comparison, candidates)
+    yield from gated(comparison, rows, longest)
     yield from _best(comparison, candidates, longest)
+    yield from _most_found(comparison, rows)
     yield from _references(comparison, rows, longest)
-    yield from _untestable(rows, longest)
     yield _certainty(comparison)
-
-
-def _untestable(rows: tuple[Row, ...], longest: int) -> Iterable[str]:
-    """What could not be tested, and why; names that share a reason together."""
-    names: dict[tuple[int, str], list[str]] = {}
-    for row in rows:
-        if row.verdict == "untestable" and row.refusals:
-            first = min(row.refusals)
-            names.setdefault((first, row.refusals[first]), []).append(row.subject.label)
-    for (length, reason), labels in names.items():
-        yield f"{_list(labels)} could not be tested at {length}: {reason}."
-    beyond = {x: why for row in rows for x, why in row.refusals.items() if x > longest}
-    if beyond:
-        first = min(beyond)
-        yield f"Nothing could be tested at {first}: {beyond[first]}."
-
-
-def _unlearned(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
-    """What did not learn the task, so that its other values say nothing of length."""
-    metric, train = comparison.headline, comparison.train_length
-    failed = [row for row in rows if row.verdict == "unlearned"]
-    if failed:
-        told = "; ".join(
-            f"{row.subject.label} {_amount(row.values[train], metric, unit=row is failed[0])}"
-            for row in failed
-        )
-        yield f"Not learned, even at the training length: {told}."
 
 
 def _at_one_length(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
@@ -116,28 +85,38 @@ def _at_one_length(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[st
     yield (
         "At the training length, the only one tested, from best to worst: "
         + "; ".join(
-            f"{row.subject.label} {_amount(row.values[length], metric, unit=row is measured[0])}"
+            f"{row.subject.label} {amount(row.values[length], metric, unit=row is measured[0])}"
             for row in measured
         )
         + "."
     )
-    yield _certainty(comparison)
 
 
 def _change(row: Row, metric: Metric, train: int, longest: int, *, unit: bool) -> str:
     """From the training length to the last that was tested, and how far it held before."""
-    assert row.change is not None  # callers choose rows that have one
+    assert row.change is not None  # rows with a verdict by length have one
     last = max(row.values)
     before = row.values[train].mean
     shown = f"{before:.1%}" if metric.is_share else f"{before:.3g}"
-    after = _amount(replace(row.values[last], half_width=None), metric, unit=unit)
+    after = amount(replace(row.values[last], half_width=None), metric, unit=unit)
     said = [_percent(row.change)] if math.isfinite(row.change.mean) else []  # of 0, there is none
     if last < longest:
         after += f" at {last}"
-    kept = held(row, metric, train)
-    if row.verdict != "holds" and kept > train:
+    kept = held(row.values, metric, train)
+    if row.predicts != "holds" and kept > train:
         said.append(f"holds up to {kept}")
     return f"{shown} → {after}" + (f" ({', '.join(said)})" if said else "")
+
+
+def _recalled(row: Row, train: int, *, unit: bool) -> str:
+    """Needles found at the training length and at the last, after a comma."""
+    if row.finds is None or row.finds == "untestable":
+        return ""
+    last = row.recall[max(row.recall)]
+    spread = "" if last.half_width is None else f" ± {last.half_width:.0%}"
+    of = " of needles found" if unit else " found"
+    told = f", {row.recall[train].mean:.0%} → {last.mean:.0%}{spread}{of}"
+    return told + (", which it has not learned" if row.finds == "unlearned" else "")
 
 
 def _percent(change: Estimate) -> str:
@@ -150,22 +129,22 @@ def _percent(change: Estimate) -> str:
     return f"{size}{spread} {'worse' if change.mean > 0 else 'better'}"
 
 
-def _best(comparison: Comparison, rows: list[Row], longest: int) -> Iterable[str]:
+def _best(comparison: Comparison, rows: Sequence[Row], longest: int) -> Iterable[str]:
     ranked = [row for row in rows if row.rank is not None]
     if len(ranked) < 2:
         return
     best = [row for row in ranked if row.rank == ranked[0].rank]
     others = [row for row in ranked if row.rank != ranked[0].rank]
-    names = _list([row.subject.label for row in best])
+    names = listed([row.subject.label for row in best])
+    at = f"at {longest} {comparison.length_unit}"
+    if any(row.recall for row in rows):
+        at += " in what it predicts"
     if not others:
-        yield f"At {longest} {comparison.length_unit} the seeds do not tell {names} apart."
+        yield f"{at.capitalize()} the seeds do not tell {names} apart."
         return
     lead = _gap(comparison, others[0], best[0], longest)
     together = "" if len(best) == 1 else ", which the seeds do not tell apart"
-    yield (
-        f"Best at {longest} {comparison.length_unit}: {names}{together}, {lead} ahead of "
-        f"{others[0].subject.label}."
-    )
+    yield f"Best {at}: {names}{together}, {lead} ahead of {others[0].subject.label}."
 
 
 def _gap(comparison: Comparison, worse: Row, better: Row, length: int) -> str:
@@ -182,21 +161,39 @@ def _gap(comparison: Comparison, worse: Row, better: Row, length: int) -> str:
     return f"{scale * abs(gap.mean):.2g}{spread} {unit}"
 
 
+def _most_found(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
+    """Recall at the longest length, of all that have learned it, and how often a guess is right."""
+    metric = comparison.metric("recall")
+    found = [row for row in rows if row.finds not in (None, "unlearned", "untestable")]
+    found = [row for row in found if row.verdict not in LEARNED_NOTHING]
+    longest = max((length for row in found for length in row.recall), default=None)
+    if metric is None or longest is None:
+        return
+    there = [row for row in found if longest in row.recall]
+    ordered = sorted(there, key=lambda row: -row.recall[longest].mean)
+    told = ", ".join(
+        f"{row.subject.label} {amount(row.recall[longest], metric, unit=False)}" for row in ordered
+    )
+    guess = "" if metric.chance is None else f"; a guess {metric.chance:.1%}"
+    yield f"{metric.label} at {longest} {comparison.length_unit}: {told}{guess}."
+
+
 def _references(comparison: Comparison, rows: tuple[Row, ...], longest: int) -> Iterable[str]:
     metric, unit = comparison.headline, comparison.length_unit
     for row in rows:
         if longest not in row.values or row.subject.role == "candidate":
             continue
-        value = f"{_amount(row.values[longest], metric)} at {longest} {unit}"
+        value = f"{amount(row.values[longest], metric)} at {longest} {unit}"
+        mine = comparison.values(row.subject.name, metric.key, longest)
         ahead = [
             other.subject.label
             for other in rows
             if other.subject.role == "candidate"
-            and other.rank is not None
-            and row.rank is not None
-            and other.rank < row.rank
+            and other.verdict not in LEARNED_NOTHING
+            and compared(metric, comparison.values(other.subject.name, metric.key, longest), mine)
+            == "better"
         ]
-        beaten = f"beaten by {_list(ahead)}" if ahead else "beaten by no candidate"
+        beaten = f"beaten by {listed(ahead)}" if ahead else "beaten by no candidate"
         kind = "baseline" if row.subject.role == "baseline" else "control"
         yield f"The {kind} {row.subject.label} reaches {value}, {beaten}."
 
@@ -207,17 +204,3 @@ def _certainty(comparison: Comparison) -> str:
         return "One seed only: how much of this is chance cannot be said; use at least three."
     count = f"{seeds} seeds" if comparison.complete else f"up to {seeds} seeds"
     return f"All ± are 95 % intervals over {count}."
-
-
-def _amount(value: Estimate, metric: Metric, *, unit: bool = True) -> str:
-    """A value with its interval, and its unit unless it was said before; shares in percent."""
-    form, fine = (".1%", ".1%") if metric.is_share else (".3g", ".2g")
-    spread = "" if value.half_width is None else f" ± {value.half_width:{fine}}"
-    of = metric.unit.removeprefix("share").strip() if unit else ""
-    return f"{value.mean:{form}}{spread} {of}".strip()
-
-
-def _list(names: list[str]) -> str:
-    """Names in a sentence: a; a and b; a, b and c."""
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last

@@ -11,13 +11,25 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["Profile", "Targets", "byte_entropy", "losses", "predictions", "restored", "rows_a_call"]
+__all__ = [
+    "Profile",
+    "Targets",
+    "byte_entropy",
+    "losses",
+    "pair_entropy",
+    "predictions",
+    "restored",
+    "rows_a_call",
+]
 
 Model = Callable[[Tensor], Tensor]
 """Tokens ``[B, L]`` to logits ``[B, L, V]`` of the token after each (``restored``: of each)."""
 
 Each = Callable[[Tensor], Tensor]
 """Windows of indices to values; see ``Profile.curve``."""
+
+PRIOR = 8
+"""Pairs' worth of single bytes in ``pair_entropy``."""
 
 TOKENS_A_CALL = 4096
 """Tokens evaluated at a time: enough to fill one core, little enough for any memory."""
@@ -182,6 +194,20 @@ def byte_entropy(train: Int[Tensor, " T"], held_out: Int[Tensor, " U"]) -> float
     bits = -(counts / counts.sum()).log2()
     shares = torch.bincount(held_out.long(), minlength=256).double()
     return float((bits * shares).sum() / shares.sum())
+
+
+def pair_entropy(train: Int[Tensor, " T"], held_out: Int[Tensor, " U"]) -> float:
+    """Bits a byte of ``held_out`` costs who knows only the byte before it.
+
+    Frequencies of pairs in ``train``, smoothed by those of single bytes: log2 of
+    (n(a, b) + K p(b)) / (n(a) + K), with ``PRIOR`` as K.
+    """
+    single = torch.bincount(train.long(), minlength=256).double() + 1
+    single /= single.sum()
+    pairs = torch.bincount(256 * train[:-1].long() + train[1:].long(), minlength=1 << 16)
+    counts = pairs.double().reshape(256, 256)
+    share = (counts + PRIOR * single) / (counts.sum(1, keepdim=True) + PRIOR)
+    return float(-share[held_out[:-1].long(), held_out[1:].long()].log2().mean())
 
 
 def _chunks(windows: Tensor, length: int) -> list[Tensor]:

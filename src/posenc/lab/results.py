@@ -41,7 +41,11 @@ class Metric:
         headline: whether the comparison is decided by it; exactly one metric is.
         log_x: whether the axis is best drawn on a log scale.
         learned: value at the training length that a subject must reach to count as having learned
-            the task at all; None: any.
+            the task at all; None: any that is surely better than chance.
+        rule: what ``learned`` stands for, in a phrase ("what the byte before alone tells"); "" for
+            the value itself.
+        overfit: by how much values at the training length may be better on data it was trained on
+            than on what was held out; None: by any amount, if what was held out is learned.
     """
 
     key: str
@@ -54,6 +58,8 @@ class Metric:
     headline: bool
     log_x: bool
     learned: float | None = None
+    rule: str = ""
+    overfit: float | None = None
 
     @property
     def is_share(self) -> bool:

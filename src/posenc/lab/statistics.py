@@ -1,35 +1,35 @@
-"""What the numbers of a comparison say, and how sure that is."""
+"""Intervals over seeds, and differences between encodings, seed by seed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from scipy import stats
 
-from posenc.lab.results import Comparison, Metric, Subject
+from posenc.lab.results import Metric
 
 __all__ = [
+    "BREAKS",
+    "HOLDS",
     "Estimate",
-    "Row",
-    "Verdict",
+    "change",
+    "compared",
     "estimate",
     "held",
-    "judged",
-    "longest_measured",
     "paired_difference",
 ]
-
-Verdict = Literal["holds", "degrades", "breaks", "unlearned", "untestable"]
 
 CONFIDENCE = 0.95
 
 HOLDS, BREAKS = 0.05, 0.25
 """A subject holds while its metric is worse by at most the first share of its value at the training
-length, and breaks when it is worse by more than the second; in between it degrades. What does not
-reach ``Metric.learned`` at the training length is unlearned, whatever comes after."""
+length, and breaks when it is worse by more than the second; in between it degrades."""
+
+MARGIN = 0.02
+"""With one seed, values that differ by at most this share of the larger count as the same."""
 
 
 @dataclass(frozen=True)
@@ -86,88 +86,56 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Estimat
     return estimate(a[seed] - b[seed] for seed in sorted(a.keys() & b.keys()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """What was found about one subject.
+def compared(
+    metric: Metric, a: Mapping[int, float], b: Mapping[int, float]
+) -> Literal["better", "worse", "same"] | None:
+    """How ``a`` stands to ``b`` by the interval of their paired difference.
+
+    With one seed in common, by ``MARGIN``; None without any.
 
     Args:
-        subject: which one.
-        rank: 1 for the best at the longest length at which any was tested; subjects that cannot
-            be told from the best of a rank share it. None for what could not be tested there.
-        verdict: see ``Verdict``.
-        values: context length to estimate of the headline metric.
-        refusals: context length to the reason why there is no value.
-        change: how much worse it is at the longest length it was tested at than at the training
-            length, as a share of the latter (negative: better), seed by seed.
-        recall: length to estimate of the "recall" metric, if that was measured.
-        tokens_per_second, peak_memory_bytes, parameters: of training, means over seeds.
+        metric: of the values.
+        a, b: seed to value.
     """
-
-    subject: Subject
-    rank: int | None
-    verdict: Verdict
-    values: Mapping[int, Estimate]
-    refusals: Mapping[int, str]
-    change: Estimate | None
-    recall: Mapping[int, Estimate]
-    tokens_per_second: float | None
-    peak_memory_bytes: float | None
-    parameters: int | None
-
-
-def judged(comparison: Comparison) -> tuple[Row, ...]:
-    """What every subject did: best at the longest length first, untestable ones last."""
-    unranked = [_row(comparison, subject) for subject in comparison.subjects]
-    longest = longest_measured(comparison, unranked)
-    sign = 1 if comparison.headline.lower_is_better else -1
-
-    def order(row: Row) -> tuple[bool, float]:
-        last = row.values.get(longest) or row.values.get(comparison.train_length)
-        return longest not in row.values, sign * last.mean if last else math.inf
-
-    ordered = sorted(unranked, key=order)
-    return tuple(_ranked(comparison, ordered, longest))
+    gap = paired_difference(a, b)
+    if gap is None:
+        return None
+    if gap.half_width is None:
+        largest = max(abs(value) for seed in a.keys() & b.keys() for value in (a[seed], b[seed]))
+        known = abs(gap.mean) > MARGIN * largest
+    else:
+        known = gap.sure
+    if not known:
+        return "same"
+    return "better" if (gap.mean < 0) == metric.lower_is_better else "worse"
 
 
-def longest_measured(comparison: Comparison, rows: Iterable[Row]) -> int:
-    """The longest length at which anything was measured."""
-    return max((length for row in rows for length in row.values), default=comparison.train_length)
+def change(metric: Metric, base: Mapping[int, float], last: Mapping[int, float]) -> Estimate | None:
+    """How much worse ``last`` is than ``base``, as a share of it, seed by seed.
 
-
-def _row(comparison: Comparison, subject: Subject) -> Row:
-    metric, train = comparison.headline, comparison.train_length
-    values, refusals, recall = {}, {}, {}
-    for length in comparison.test_lengths:
-        found = estimate(comparison.values(subject.name, metric.key, length).values())
-        if found is not None:
-            values[length] = found
-        remembered = estimate(comparison.values(subject.name, "recall", length).values())
-        if remembered is not None:
-            recall[length] = remembered
-    for refusal in comparison.refusals:
-        if (refusal.subject, refusal.metric) == (subject.name, metric.key):
-            refusals[int(refusal.x)] = refusal.reason
-    tested = [length for length in values if length > train]
-    change = None
-    if tested and train in values:
-        base = comparison.values(subject.name, metric.key, train)
-        last = comparison.values(subject.name, metric.key, max(tested))
-        change = estimate(
-            _worse(metric, last[seed], base[seed]) for seed in sorted(base.keys() & last.keys())
-        )
-    runs = [run for run in comparison.runs if run.subject == subject.name]
-    return Row(
-        subject=subject,
-        rank=None,
-        verdict=_verdict(metric, values.get(train), change),
-        values=values,
-        refusals=refusals,
-        change=change,
-        recall=recall,
-        tokens_per_second=_mean(run.tokens_per_second for run in runs),
-        peak_memory_bytes=_mean(float(run.peak_memory_bytes) for run in runs),
-        parameters=runs[0].parameters if runs else None,
+    Args:
+        metric: of the values.
+        base, last: seed to value.
+    """
+    return estimate(
+        _worse(metric, last[seed], base[seed]) for seed in sorted(base.keys() & last.keys())
     )
+
+
+def held(values: Mapping[int, Estimate], metric: Metric, train: int) -> int:
+    """The longest length up to which the mean is hardly worse than at the training length.
+
+    Args:
+        values: length to estimate of the metric.
+        metric: of the values.
+        train: training length, one of ``values``.
+    """
+    last = train
+    for length in sorted(values):
+        if _worse(metric, values[length].mean, values[train].mean) > HOLDS:
+            break
+        last = length
+    return last
 
 
 def _worse(metric: Metric, value: float, base: float) -> float:
@@ -176,50 +144,3 @@ def _worse(metric: Metric, value: float, base: float) -> float:
     if not difference:
         return 0.0
     return difference / abs(base) if base else math.copysign(math.inf, difference)
-
-
-def _verdict(metric: Metric, base: Estimate | None, change: Estimate | None) -> Verdict:
-    if base is not None and metric.learned is not None:
-        reached = base.mean - metric.learned
-        if (reached > 0) if metric.lower_is_better else (reached < 0):
-            return "unlearned"
-    if change is None:
-        return "untestable"
-    if change.mean <= HOLDS:
-        return "holds"
-    return "breaks" if change.mean > BREAKS else "degrades"
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    found = estimate(values)
-    return None if found is None else found.mean
-
-
-def _ranked(comparison: Comparison, rows: list[Row], longest: int) -> Iterable[Row]:
-    """Rows with ranks: one that cannot be told from the first of a rank shares it."""
-    key = comparison.headline.key
-    leader: Row | None = None
-    rank = 0
-    for place, row in enumerate(rows, start=1):
-        if longest not in row.values:
-            yield row
-            continue
-        if leader is not None:
-            mine = comparison.values(row.subject.name, key, longest)
-            best = comparison.values(leader.subject.name, key, longest)
-            gap = paired_difference(mine, best)
-            if gap is not None and gap.half_width is not None and not gap.sure:
-                yield replace(row, rank=rank)
-                continue
-        leader, rank = row, place
-        yield replace(row, rank=rank)
-
-
-def held(row: Row, metric: Metric, train: int) -> int:
-    """The longest length up to which the mean is hardly worse than at the training length."""
-    last = train
-    for length in sorted(row.values):
-        if _worse(metric, row.values[length].mean, row.values[train].mean) > HOLDS:
-            break
-        last = length
-    return last

@@ -47,7 +47,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
 def outcome(model: Decoder, text: Text) -> Outcome:
     subject = Subject("tiny", "llama", model, LENGTH)
     methods = [Method.parse(name) for name in ("yarn", "rerope+log_n", "segments", "string")]
-    return stretch(subject, text, methods, factor=3, tuning=Tuning(steps=2))
+    return stretch(subject, text, methods, factor=3, tuning=Tuning(steps=2), always=True)
 
 
 class Uniform(nn.Module):

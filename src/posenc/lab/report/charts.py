@@ -55,7 +55,11 @@ def draw_charts(comparison: Comparison, summary: Summary) -> list[Chart]:
         "it: a model that forgets everything older than the training length has one too.",
         "training_loss": "Lines that still fall at the end would gain from more steps.",
     }
-    others = (m for m in comparison.metrics if not m.headline and artist.measured(m))
+    others = (
+        metric
+        for metric in comparison.metrics
+        if not metric.headline and metric.key != "seen" and artist.measured(metric)
+    )
     charts += [artist.curve(metric, guides.get(metric.key, "")) for metric in others]
     if comparison.runs and artist.measured(comparison.headline):
         charts.append(artist.cost())

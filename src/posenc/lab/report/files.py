@@ -16,6 +16,7 @@ import vl_convert
 
 from posenc.errors import OutputError
 from posenc.lab.answer import Summary, summarise
+from posenc.lab.gates import reason
 from posenc.lab.report.charts import Chart, draw_charts
 from posenc.lab.report.page import render_page
 from posenc.lab.results import Comparison
@@ -117,16 +118,19 @@ def _summary_table(comparison: Comparison, summary: Summary) -> str:
     columns = [
         f"{comparison.headline.key}@{n}{end}" for n in lengths for end in ("", "_half_width")
     ]
+    recalled = lengths if comparison.metric("recall") is not None else ()
+    columns += [f"recall@{n}{end}" for n in recalled for end in ("", "_half_width")]
     costs = ["tokens_per_second", "peak_memory_bytes", "parameters"]
-    table.writerow(["rank", "subject", "role", "verdict", *columns, *costs])
+    head = ["rank", "subject", "role", "verdict", "predicts", "finds"]
+    table.writerow([*head, *columns, *costs, "reason"])
     for row in summary.rows:
-        values: list[object] = []
-        for length in lengths:
-            found = row.values.get(length)
+        estimates = [row.values.get(n) for n in lengths] + [row.recall.get(n) for n in recalled]
+        values: list[object] = [row.rank, row.subject.name, row.subject.role]
+        values += [row.verdict, row.predicts, row.finds]
+        for found in estimates:
             values += ["", ""] if found is None else [found.mean, found.half_width]
         values += [row.tokens_per_second, row.peak_memory_bytes, row.parameters]
-        subject = row.subject
-        table.writerow([row.rank, subject.name, subject.role, row.verdict, *values])
+        table.writerow([*values, reason(comparison, row)])
     return text.getvalue()
 
 

@@ -6,6 +6,7 @@ import vl_convert
 from markupsafe import Markup
 
 from posenc.lab.answer import Summary
+from posenc.lab.gates import reason
 from posenc.lab.html import environment, source
 from posenc.lab.report.charts import Chart
 from posenc.lab.results import Comparison
@@ -30,6 +31,7 @@ def render_page(comparison: Comparison, summary: Summary, charts: list[Chart]) -
         charts=charts,
         specs={chart.key: chart.spec for chart in charts},
         headline=comparison.headline,
+        reasons={row.subject.name: reason(comparison, row) for row in summary.rows},
         recall=comparison.metric("recall"),
         recalled=sorted({length for row in summary.rows for length in row.recall}),
         style=source(templates, "style.css"),

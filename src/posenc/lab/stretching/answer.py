@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from posenc.lab.stretching.causal import (
-    copying,
-    expectation,
-    listed,
-    needles_found,
-    window_beaten,
-)
-from posenc.lab.stretching.choosing import choose, gap, has_needles
-from posenc.lab.stretching.contenders import CUT, SCALED, WINDOW
+from posenc.lab.stretching.causal import copying, expectation, needles_found, window_beaten
+from posenc.lab.stretching.choosing import baselines, best, gap, has_needles, shortfall
+from posenc.lab.stretching.contenders import CUT, SCALED
 from posenc.lab.stretching.results import Findings, Reading, Study
+from posenc.lab.wording import listed
 
 __all__ = ["at", "findings", "headline", "setting"]
 
 SAME = 0.02
 """What is worse by at most so much (a loss by this share of itself) at short contexts has not
 suffered."""
+
+UNTIMED = "takes an unknown time (the machine was busy: its passes took too unequal times)"
 
 SLOWER = 1.5
 """A method that takes so many times as long is said to."""
@@ -107,16 +104,20 @@ def _alone(study: Study) -> Iterator[str]:
 
 def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
     """What to use, beside the model as it is and what can be done without stretching."""
-    key, _ = choose(study, tuned=tuned)
+    key = best(study, tuned=tuned)
     readings = {each.key: reading for each, reading in study.ranked(tuned=tuned)}
     if key is None:
         return
     when = "Without any training"
     if tuned:
         when = f"After {study.finetune['steps']} steps of fine-tuning"
+    missing = shortfall(study, key, tuned=tuned)
+    if missing:
+        yield f"{when}, do not stretch: {missing}."
+        return
     chosen, metric, goal = readings[key], study.deciding, study.goal
     others = [
-        (name, readings[other]) for other, name in _without(study).items() if other in readings
+        (name, readings[other]) for other, name in baselines(study).items() if other in readings
     ]
 
     def beside(shown: Sequence[str]) -> str:
@@ -132,30 +133,8 @@ def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
     if has_needles(study):
         found = f"{chosen.found(goal):.0%} of the needles"
         told += f", and it finds {found}{beside([f'{r.found(goal):.0%}' for _, r in others])}"
-    base = next(
-        (readings[k] for k in (CUT, SCALED) if k in _without(study) and k in readings), None
-    )
-    loss = None if base is None else gap(chosen, base, lower=metric.lower)
-    if base is not None and loss is not None and loss.sure and loss.mean > 0:
-        name = others[0][0]
-        told = (
-            f"Better not stretched: {name}, {metric.told(base.of(metric)[goal])}; {key} at "
-            f"{at(study, goal)}, {metric.shown(chosen.of(metric)[goal])}"
-        )
     yield f"{told}."
     yield from _cost(study, key, readings)
-
-
-def _without(study: Study) -> dict[str, str]:
-    """The baselines that a method is told beside: key, and what it is called in a sentence."""
-    names = {
-        "direct": "not stretched",
-        WINDOW: "a plain sliding window",
-        CUT: f"cut at {study.length}",
-    }
-    if study.deciding.key == "right":  # of the others it is the measure
-        names[SCALED] = f"scaled to {study.called(study.length)}"
-    return names
 
 
 def _cost(study: Study, key: str, readings: dict[str, Reading]) -> Iterator[str]:
@@ -163,9 +142,11 @@ def _cost(study: Study, key: str, readings: dict[str, Reading]) -> Iterator[str]
     chosen, goal = readings[key], study.goal
     megabytes = f"takes {chosen.peak_memory_bytes / 1e6:.0f} MB beside "
     plain = readings.get("direct")
-    if plain is not None and chosen.per_second * SLOWER <= plain.per_second:
+    if plain is not None and not (chosen.timed and plain.timed):
+        yield f"{key} {UNTIMED}; it {megabytes}{plain.peak_memory_bytes / 1e6:.0f} MB."
+    elif plain is not None and chosen.per_second * SLOWER <= plain.per_second:
         yield (
-            f"{key} takes {plain.per_second / chosen.per_second:.1f} times as long as the model "
+            f"{key} takes {plain.per_second / chosen.per_second:.2g} times as long as the model "
             f"not stretched to read {goal} {study.unit}s here, and {megabytes}"
             f"{plain.peak_memory_bytes / 1e6:.0f} MB."
         )
@@ -173,9 +154,10 @@ def _cost(study: Study, key: str, readings: dict[str, Reading]) -> Iterator[str]
     if base is not None:
         longer = 1.0 if study.unit == "pixel" else goal / study.length
         what = ("an image of ", "one of ") if study.unit == "pixel" else ("", "")
+        times = longer * base.per_second / chosen.per_second
+        known = f"takes {times:.2g} times as long" if chosen.timed and base.timed else UNTIMED
         yield (
-            f"{key} takes {longer * base.per_second / chosen.per_second:.1f} times as long for "
-            f"{what[0]}{at(study, goal)} as the model as trained for "
+            f"{key} {known} for {what[0]}{at(study, goal)} as the model as trained for "
             f"{what[1]}{study.called(study.length)} here, and {megabytes}"
             f"{base.peak_memory_bytes / 1e6:.0f} MB."
         )
@@ -183,13 +165,13 @@ def _cost(study: Study, key: str, readings: dict[str, Reading]) -> Iterator[str]
 
 def _certainty(study: Study) -> Iterator[str]:
     """How sure the first sentence is."""
-    key, _ = choose(study, tuned=study.tuned)
+    key = best(study, tuned=study.tuned)
     readings = {each.key: reading for each, reading in study.ranked(tuned=study.tuned)}
     if key is None:
         return
     metric = study.deciding
     chosen = readings.pop(key)
-    if SCALED not in _without(study):
+    if SCALED not in baselines(study):
         readings.pop(SCALED, None)
     gaps = {name: gap(reading, chosen, lower=metric.lower) for name, reading in readings.items()}
     known = {name: found for name, found in gaps.items() if found is not None}
@@ -247,7 +229,7 @@ def _noted(study: Study) -> Iterator[str]:
 def _ranking(study: Study, *, tuned: bool) -> Iterator[str]:
     ranked = study.ranked(tuned=tuned)
     metric = study.deciding
-    if SCALED not in _without(study):
+    if SCALED not in baselines(study):
         ranked = [pair for pair in ranked if pair[0].key != SCALED]
     if len(ranked) < 2:
         return
@@ -267,7 +249,7 @@ def _baseline(study: Study) -> Iterator[str]:
     metric = study.deciding
     for key in (CUT, SCALED):
         base = study.of(key)
-        if key not in _without(study) or base is None or base.untuned is None:
+        if key not in baselines(study) or base is None or base.untuned is None:
             continue
         better = []
         for each, reading in study.ranked():
@@ -275,7 +257,7 @@ def _baseline(study: Study) -> Iterator[str]:
             if found is not None and found.sure and found.mean > 0:
                 better.append(each.key)
         yield (
-            f"{_without(study)[key].capitalize()}, as the model was trained, "
+            f"{baselines(study)[key].capitalize()}, as the model was trained, "
             f"{metric.told(base.untuned.of(metric)[study.goal])}. "
             f"{listed(better) if better else 'No method'} {'do' if len(better) > 1 else 'does'} "
             "surely better."

@@ -8,8 +8,9 @@ from itertools import pairwise
 from posenc.lab.stretching.choosing import has_needles
 from posenc.lab.stretching.contenders import WINDOW
 from posenc.lab.stretching.results import Study
+from posenc.lab.wording import listed
 
-__all__ = ["EXPECTED", "copying", "expectation", "listed", "needles_found", "window_beaten"]
+__all__ = ["EXPECTED", "copying", "expectation", "needles_found", "window_beaten"]
 
 EXPECTED: tuple[tuple[str, ...], ...] = (
     ("direct",),
@@ -129,9 +130,3 @@ def copying(study: Study) -> Iterator[str]:
             f"Of a word repeated right after itself the original copies {base:.0%} at the trained "
             f"length; what blurs near distances copies less: {told}."
         )
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names with commas and an *and*."""
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last

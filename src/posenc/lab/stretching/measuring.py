@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from statistics import median
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Int
@@ -18,7 +20,17 @@ from posenc.lab.seeding import generator
 from posenc.lab.stretching.probes import DEPTHS, Needles, copying, share_right
 from posenc.lab.stretching.results import Metric, Reading
 
-__all__ = ["BUDGET", "FEWEST", "MOST", "Gauge", "Ruler", "bins_and_run", "cost", "lengths_to"]
+__all__ = [
+    "BUDGET",
+    "FEWEST",
+    "MOST",
+    "Cost",
+    "Gauge",
+    "Ruler",
+    "bins_and_run",
+    "cost",
+    "lengths_to",
+]
 
 Model = Callable[[Tensor], Tensor]
 
@@ -30,6 +42,12 @@ FEWEST, MOST = 8, 256
 
 BINS, RUN = 16, 8
 """Of the loss by position; fewer where contexts are long."""
+
+
+FEWEST_PASSES, MOST_PASSES = 5, 40
+KNOWN, PATIENCE = 0.05, 2.0
+"""Passes are timed until half the interval of their median is so small a share of it, or so many
+seconds are over."""
 
 
 class Gauge(Protocol):
@@ -116,7 +134,7 @@ class Ruler:
             return output
 
         text = self.text
-        speed, memory = cost(model, self._windows(longest, 1), count=longest)
+        spent = cost(model, self._windows(longest, 1), count=longest)
         targets = self.targets
         bits = {length: targets.each(run, text, length) for length in self.lengths}
         bins, row = bins_and_run(longest)
@@ -132,8 +150,7 @@ class Ruler:
             by_position=tuple(profile.loss(run, text)),
             needles={length: self._needles(run, length) for length in self.lengths},
             copied={length: self._copied(run, length) for length in self.lengths},
-            per_second=speed,
-            peak_memory_bytes=memory,
+            **spent._asdict(),
             windows=tuple(round(float(each), 5) for each in bits[longest].mean(1)),
         )
 
@@ -206,21 +223,53 @@ class Ruler:
         }
 
 
+class Cost(NamedTuple):
+    """Time and memory of a pass.
+
+    Args:
+        per_second: what was read, by the seconds of the median pass.
+        time_error: half the 95 % interval of that median, as a share of it.
+        peak_memory_bytes: which the passes took beyond the process before them.
+    """
+
+    per_second: float
+    time_error: float
+    peak_memory_bytes: int
+
+
 @torch.inference_mode()
-def cost(model: nn.Module, inputs: Tensor, *, count: int) -> tuple[float, int]:
-    """What a pass over some inputs costs: ``count`` by the seconds it takes, and bytes."""
+def cost(model: nn.Module, inputs: Tensor, *, count: int) -> Cost:
+    """What a pass over some inputs costs, repeated until its time is known or patience ends.
+
+    Args:
+        model: run.
+        inputs: of a pass.
+        count: of what is read in it.
+    """
     device = next(model.parameters()).device
     inputs = inputs.to(device)
     model(inputs)
     memory = PeakMemory(device)
-    times = []
-    for _ in range(3):
+    times: list[float] = []
+    while len(times) < FEWEST_PASSES or not (
+        _spread(times) <= KNOWN or len(times) >= MOST_PASSES or sum(times) > PATIENCE
+    ):
         begin = time.perf_counter()
         model(inputs)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - begin)
-    return count / sorted(times)[1], memory.used()
+    return Cost(count / median(times), _spread(times), memory.used())
+
+
+def _spread(times: Sequence[float]) -> float:
+    """Half the 95 % interval of the median, by ranks, as a share of the median.
+
+    With fewer than six times the interval is that from the least to the most.
+    """
+    ranked, count = sorted(times), len(times)
+    cut = max(0, math.floor((count - 1.96 * math.sqrt(count)) / 2))
+    return (ranked[count - 1 - cut] - ranked[cut]) / 2 / median(times)
 
 
 def bins_and_run(longest: int) -> tuple[int, int]:

@@ -85,7 +85,7 @@ class ImageRuler:
                     values["right"][length] = (named == self.images.labels).float()
         last = limit or self.lengths[-1]
         batch = self._batch(last)
-        speed, memory = cost(model, self.images.pixels[self.sizes[last]][:batch], count=batch)
+        spent = cost(model, self.images.pixels[self.sizes[last]][:batch], count=batch)
         deciding = values[self._metrics()[0].key][self.lengths[-1]]
         means = {
             key: {length: float(each.mean()) for length, each in found.items()}
@@ -95,8 +95,7 @@ class ImageRuler:
             right=means["right"],
             agreement=means["agreement"],
             cosine=means["cosine"],
-            per_second=speed,
-            peak_memory_bytes=memory,
+            **spent._asdict(),
             windows=tuple(round(float(each), 5) for each in deciding),
         )
 

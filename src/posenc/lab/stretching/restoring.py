@@ -83,13 +83,12 @@ class MaskedRuler:
             lambda rows: self._bits(model, rows[:, 1:], self.masked[rows[:, 1:]])
         )
         inputs = self.marks.around(self.text[self._middle(longest)[0][:1]])
-        speed, memory = cost(model, inputs, count=longest)
+        spent = cost(model, inputs, count=longest)
         last = bits[longest].nanmean(1)
         return Reading(
             loss={length: float(bits[seen].nanmean()) for length, seen in read.items()},
             by_position=tuple((place + begins, value) for place, value in by_position),
-            per_second=speed,
-            peak_memory_bytes=memory,
+            **spent._asdict(),
             windows=tuple(round(float(each), 5) for each in last[~last.isnan()]),
         )
 

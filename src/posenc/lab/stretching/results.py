@@ -11,6 +11,10 @@ from posenc.lab.statistics import Estimate
 __all__ = ["Claimed", "Findings", "Metric", "Reading", "Study"]
 
 
+TIMED = 0.2
+"""Times whose interval is wider, to either side, are not compared."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """A number that is measured at every length, and the words around it.
@@ -68,6 +72,7 @@ class Reading:
         cosine: size → mean cosine of an image's features with those of the original at its own
             size.
         per_second: tokens (images) of one pass over the longest context (largest size).
+        time_error: half the 95 % interval of the time of that pass, as a share of it.
         peak_memory_bytes: which that pass took beyond the process before it.
         steps: of fine-tuning that came before.
         seconds: which these took.
@@ -87,6 +92,17 @@ class Reading:
     steps: int = 0
     seconds: float = 0.0
     windows: tuple[float, ...] = ()
+    time_error: float = 0.0
+
+    @property
+    def timed(self) -> bool:
+        """Whether its time is known well enough to compare."""
+        return self.time_error <= TIMED
+
+    @property
+    def speed(self) -> str:
+        """``per_second`` as tables have it, with a mark where it is not well known."""
+        return f"{'' if self.timed else '≈ '}{self.per_second:,.0f}"
 
     def found(self, length: int) -> float:
         """Share of the needles found in contexts of one length, at whatever depth."""
@@ -181,8 +197,8 @@ class Study:
         asked: needles for each depth and length.
         labels: length → what else it is called.
         findings: the baselines first.
-        chosen: the method that was written, if any, and why.
-        reason: see there.
+        chosen: the method that was written; None: none, as none gains anything or can be.
+        reason: why that one, or none.
         finetune: steps, rate and positions of fine-tuning; empty for none.
         command, created, versions, device, threads, seed, seconds: how to get it again.
     """

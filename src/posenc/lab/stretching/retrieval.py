@@ -78,11 +78,10 @@ class RetrievalRuler:
         hits = {length: self._hits(model, length, limit) for length in self.lengths}
         longest = self.lengths[-1]
         inputs = self._cut(self._rest(longest)[:1], limit)
-        speed, memory = cost(model, inputs, count=inputs.shape[1])
+        spent = cost(model, inputs, count=inputs.shape[1])
         return Reading(
             needles={n: tuple(hit.double().mean(1).tolist()) for n, hit in hits.items()},
-            per_second=speed,
-            peak_memory_bytes=memory,
+            **spent._asdict(),
             windows=tuple(hits[longest].double().mean(0).tolist()),
         )
 

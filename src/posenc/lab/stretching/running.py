@@ -126,6 +126,7 @@ def stretch(
     factor: float,
     tuning: Tuning,
     seed: int = 0,
+    always: bool = False,
     tell: Tell = lambda what, done, total: None,
 ) -> Outcome:
     """Stretch a model by each method, measure all, and choose one.
@@ -142,6 +143,8 @@ def stretch(
         factor: how far.
         tuning: of each; 0 steps for none.
         seed: of needles, words and masks.
+        always: choose the best of several methods even where none gains anything over the model
+            as it is.
         tell: told of progress.
 
     Raises:
@@ -180,7 +183,7 @@ def stretch(
             "seed": tuning.seed,
         }
         study = replace(study, finetune=how)
-    chosen, reason = choose(study, tuned=bool(tuning.steps))
+    chosen, reason = choose(study, tuned=bool(tuning.steps), always=always)
     study = replace(study, chosen=chosen, reason=reason, seconds=time.perf_counter() - began)
     winner = next((each for each in contenders if each.key == chosen), None)
     model = models.get(chosen or "")

@@ -18,7 +18,7 @@ from posenc.lab.footprint import require_step, stack_bytes
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal
 from posenc.lab.seeding import fingerprint, generator
 from posenc.lab.subjects import Recipe, describe
-from posenc.lab.tasks.task import Defaults, Probe, TaskEntry, probed, times
+from posenc.lab.tasks.task import Defaults, Probe, TaskEntry, probed, seen, times
 from posenc.layout import Layout
 from posenc.models import ImageConfig, VisionTransformer
 from posenc.transforms import fitted
@@ -153,20 +153,27 @@ class Digits:
         require_step(needed, available, rows=rows, length=self._tokens(side))
 
     def count(self, encoding: str) -> int:
-        """One measurement a view and size."""
-        return len(VIEWS) * len(self.lengths)
+        """One measurement a view and size, and one of images trained on."""
+        return len(VIEWS) * len(self.lengths) + 1
 
     def measure(
         self, model: nn.Module, encoding: str, seed: int, *, available: int | None
     ) -> Iterator[list[Measurement | Refusal]]:
         """The share of images classified right, in every view at every size."""
+        trained = self._settings.train_length
+        known = Probe(
+            metrics=("seen",),
+            x=trained,
+            run=lambda model: (self._score(model, self._train, "scaled", trained),),
+        )
+        yield from probed([known], model, subject=encoding, seed=seed, available=available)
         for metric in VIEWS:
             for side in self.lengths:
                 probe = Probe(
                     metrics=(metric,),
                     x=side,
                     run=lambda model, metric=metric, side=side: (  # type: ignore[misc]
-                        self._score(model, metric, side),
+                        self._score(model, self._test, metric, side),
                     ),
                     needs=lambda model, side=side: self._bytes(  # type: ignore[misc]
                         model, ROWS, side, training=False
@@ -185,22 +192,23 @@ class Digits:
         cast(VisionTransformer, model).save(folder)
 
     @torch.inference_mode()
-    def _score(self, model: nn.Module, metric: str, side: int) -> float:
+    def _score(self, model: nn.Module, images: Images, metric: str, side: int) -> float:
         vision = cast(VisionTransformer, model)
         device = next(model.parameters()).device
-        view = VIEWS[metric](self._test.pixels, side, self._settings.train_length, self._patch)
+        pixels, trained = images.pixels[:HELD_OUT], self._settings.train_length
+        view = VIEWS[metric](pixels, side, trained, self._patch)
         layout: Layout | None = None
         if metric == "fitted":
             cells = vision.encoder.layout(side // self._patch, side // self._patch)
             layout = cells
-            if side != self._settings.train_length:
+            if side != trained:
                 layout = fitted(cells, cells=vision.config.cells)
         right = 0
         for begin in range(0, HELD_OUT, ROWS):
             rows = slice(begin, begin + ROWS)
             valid = None if view.valid is None else view.valid[rows].to(device)
             logits = vision(view.pixels[rows].to(device), layout, valid=valid)
-            right += int((logits.argmax(1).cpu() == self._test.labels[rows]).sum().item())
+            right += int((logits.argmax(1).cpu() == images.labels[rows]).sum().item())
         return right / HELD_OUT
 
     def _tokens(self, side: int) -> int:
@@ -219,34 +227,33 @@ class Digits:
         )
 
     def _metrics(self) -> tuple[Metric, ...]:
-        return (
-            *(
-                Metric(
-                    key=key,
-                    label=label,
-                    unit="share of images",
-                    axis="size (pixels a side)",
-                    lower_is_better=False,
-                    chance=1 / CLASSES,
-                    description=f"Share of held-out digits classified right {description}",
-                    headline=key == "scaled",
-                    log_x=False,
-                    learned=0.9 if key == "scaled" else None,
-                )
-                for key, (label, description) in DESCRIPTIONS.items()
-            ),
+        views = tuple(
             Metric(
-                key="training_loss",
-                label="Training loss",
-                unit="nats per image",
-                axis="training step",
-                lower_is_better=True,
-                chance=None,
-                description="Mean over the steps since the point before.",
-                headline=False,
+                key=key,
+                label=label,
+                unit="share of images",
+                axis="size (pixels a side)",
+                lower_is_better=False,
+                chance=1 / CLASSES,
+                description=f"Share of held-out digits classified right {description}",
+                headline=key == "scaled",
                 log_x=False,
-            ),
+                learned=0.9 if key == "scaled" else None,
+            )
+            for key, (label, description) in DESCRIPTIONS.items()
         )
+        loss = Metric(
+            key="training_loss",
+            label="Training loss",
+            unit="nats per image",
+            axis="training step",
+            lower_is_better=True,
+            chance=None,
+            description="Mean over the steps since the point before.",
+            headline=False,
+            log_x=False,
+        )
+        return *views, loss, *(seen(view) for view in views if view.headline)
 
 
 def _load() -> tuple[Images, Images, str]:

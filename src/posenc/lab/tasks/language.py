@@ -16,11 +16,18 @@ from posenc.errors import ArgumentError, DataError, LengthError
 from posenc.lab.corpus import read_corpus
 from posenc.lab.fitting import fit_note, fitted_options
 from posenc.lab.footprint import decoder_bytes, gigabytes, require_step
-from posenc.lab.measure import Profile, Targets, byte_entropy, predictions, rows_a_call
+from posenc.lab.measure import (
+    Profile,
+    Targets,
+    byte_entropy,
+    pair_entropy,
+    predictions,
+    rows_a_call,
+)
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal
 from posenc.lab.subjects import Recipe, Variant, describe
 from posenc.lab.tasks import needles
-from posenc.lab.tasks.task import Defaults, TaskEntry, fingerprint, generator, times
+from posenc.lab.tasks.task import Defaults, TaskEntry, fingerprint, generator, seen, times
 from posenc.models import Decoder, DecoderConfig
 
 if TYPE_CHECKING:
@@ -38,6 +45,9 @@ BINS, RUN, RUNS = 16, 16, 4
 TESTED_TOKENS = 1 << 20
 """At very long contexts there are fewer segments, needles and runs, so as to keep to this."""
 FEWEST = 16
+
+OVERFIT = 0.5
+"""Bits a byte that the text trained on may cost less; files differ by less than that."""
 
 HELD_OUT_LENGTHS = 4
 """Held-out bytes there must be, in multiples of the longest context."""
@@ -100,6 +110,9 @@ class LanguageModelling:
             size, width=width, longest=longest, count=min(SEGMENTS, windows)
         )
         self._stacks = Targets.spread(size, width=1, longest=longest, count=min(NEEDLES, windows))
+        self._seen = Targets.spread(
+            len(self._train), width=width, longest=settings.train_length, count=SEGMENTS
+        )
         runs = min(RUNS, max(1, windows // (RUN + BINS)))
         self._profile = Profile.spread(size, length=longest, bins=BINS, run=RUN, count=runs)
         self.metrics = self._metrics()
@@ -141,7 +154,7 @@ class LanguageModelling:
 
     def count(self, encoding: str) -> int:
         """Measurements of one run, in the pieces that ``measure`` yields."""
-        pieces = len(self._settings.lengths) * (2 if self._needle_rows else 1) + 1
+        pieces = len(self._settings.lengths) * (2 if self._needle_rows else 1) + 2
         return pieces * len(self._variants(encoding))
 
     def measure(
@@ -149,13 +162,14 @@ class LanguageModelling:
     ) -> Iterator[list[Measurement | Refusal]]:
         """All metrics of the encoding and of its variants."""
         for variant in self._variants(encoding):
-            seen = self._through(cast(Decoder, model), variant)
+            view = self._through(cast(Decoder, model), variant)
+            yield [self._on_trained(view, variant, seed, available)]
             for length in self._settings.lengths:
-                yield [self._loss(seen, variant, seed, length, available)]
+                yield [self._loss(view, variant, seed, length, available)]
             if self._needle_rows:
                 for length in self._settings.lengths:
-                    yield [self._recall(seen, variant, seed, length, available)]
-            yield self._by_position(seen, variant, seed, available)
+                    yield [self._recall(view, variant, seed, length, available)]
+            yield self._by_position(view, variant, seed, available)
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the decoder; ``Decoder.load`` reads it."""
@@ -196,6 +210,16 @@ class LanguageModelling:
     def _text(self, model: Decoder) -> Tensor:
         """The held-out text where the model is."""
         return self._held_out.to(_device(model))
+
+    def _on_trained(
+        self, model: Decoder, variant: Variant, seed: int, available: int | None
+    ) -> Measurement | Refusal:
+        length = self._settings.train_length
+        reason = _refusal(model, length, available)
+        if reason is not None:
+            return Refusal(subject=variant.name, metric="seen", x=length, reason=reason)
+        value = self._seen.loss(model, self._train.to(_device(model)), length)
+        return Measurement(subject=variant.name, seed=seed, metric="seen", x=length, value=value)
 
     def _loss(
         self, model: Decoder, variant: Variant, seed: int, length: int, available: int | None
@@ -258,6 +282,9 @@ class LanguageModelling:
                 "them. The rule is what a byte costs who knows only how frequent each is.",
                 headline=True,
                 log_x=True,
+                learned=pair_entropy(self._train, self._held_out),
+                rule="the byte before alone",
+                overfit=OVERFIT,
             ),
             Metric(
                 key="loss_by_position",
@@ -286,7 +313,7 @@ class LanguageModelling:
         ]
         if self._needle_rows:
             metrics.insert(1, self._recall_metric())
-        return tuple(metrics)
+        return *metrics, seen(metrics[0])
 
     def _recall_metric(self) -> Metric:
         return Metric(
@@ -302,6 +329,7 @@ class LanguageModelling:
             f"{self._settings.train_length} bytes. The rule is a guess.",
             headline=False,
             log_x=True,
+            learned=0.5,
         )
 
     def _require_size(self, train: int, held_out: int) -> None:

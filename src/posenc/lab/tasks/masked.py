@@ -14,7 +14,7 @@ from posenc.errors import DataError
 from posenc.lab.corpus import read_corpus
 from posenc.lab.fitting import fit_note, fitted_options
 from posenc.lab.footprint import require_step, stack_bytes
-from posenc.lab.measure import byte_entropy, restored, rows_a_call
+from posenc.lab.measure import byte_entropy, pair_entropy, restored, rows_a_call
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal
 from posenc.lab.subjects import describe
 from posenc.lab.tasks.pairs import plain_recipe
@@ -25,6 +25,7 @@ from posenc.lab.tasks.task import (
     fingerprint,
     generator,
     probed,
+    seen,
     times,
 )
 from posenc.models import EncoderConfig, MaskedLM, mask_tokens, token_loss
@@ -36,6 +37,9 @@ __all__ = ["ENTRY", "MASK", "MaskedBytes"]
 
 MASK, VOCABULARY = 256, 257
 RATE = 0.15
+OVERFIT = 0.5
+"""Bits a byte that the text trained on may cost less; files differ by less than that."""
+
 WINDOWS, TESTED_TOKENS = 512, 1 << 18
 """Windows scored at every length, and at most so many tokens of the longest ones."""
 
@@ -71,6 +75,7 @@ class MaskedBytes:
         self._train = torch.frombuffer(bytearray(corpus.train), dtype=torch.uint8)
         held_out = torch.frombuffer(bytearray(corpus.held_out), dtype=torch.uint8)
         self._entropy = byte_entropy(self._train, held_out)
+        self._pair_entropy = pair_entropy(self._train, held_out)
         self.data = corpus.describe()
         self.corpus = Corpus(
             name=corpus.name,
@@ -92,6 +97,9 @@ class MaskedBytes:
         windows = max(1, min(WINDOWS, TESTED_TOKENS // longest))
         begins = torch.arange(windows) * (len(held_out) - longest) // windows
         self._windows = held_out[begins.unsqueeze(1) + torch.arange(longest)].long()
+        length = settings.train_length
+        begins = torch.arange(windows) * (len(self._train) - length) // windows
+        self._seen = self._train[begins.unsqueeze(1) + torch.arange(length)].long()
         self._masked = torch.rand(windows, longest, generator=generator(longest)) < RATE
         self.metrics = self._metrics()
         self.subjects = describe(
@@ -110,6 +118,15 @@ class MaskedBytes:
             )
             for length in self.lengths
         ]
+        self._probes.append(
+            Probe(
+                metrics=("seen",),
+                x=settings.train_length,
+                run=lambda model: self._scored_on(
+                    model, self._seen, self._masked[:, : settings.train_length]
+                )[:1],
+            )
+        )
 
     def build(self, encoding: str) -> MaskedLM:
         """A ``MaskedLM``; a learned table, if it has one, ends at the training length."""
@@ -147,7 +164,7 @@ class MaskedBytes:
         require_step(needed, available, rows=rows, length=length)
 
     def count(self, encoding: str) -> int:
-        """One measurement a length."""
+        """One measurement a length, and one of the text trained on."""
         return len(self._probes)
 
     def measure(
@@ -161,11 +178,14 @@ class MaskedBytes:
         cast(MaskedLM, model).save(folder)
 
     def _score(self, model: nn.Module, length: int) -> tuple[float, float]:
-        device = next(model.parameters()).device
         begin = (self._windows.shape[1] - length) // 2
-        windows = self._windows[:, begin : begin + length]
-        masked = self._masked[:, begin : begin + length]
-        first, scored = self._middle(length)
+        part = slice(begin, begin + length)
+        return self._scored_on(model, self._windows[:, part], self._masked[:, part])
+
+    def _scored_on(self, model: nn.Module, windows: Tensor, masked: Tensor) -> tuple[float, float]:
+        """Loss and accuracy of the masked bytes in the middle of windows."""
+        device = next(model.parameters()).device
+        first, scored = self._middle(windows.shape[1])
         chosen = masked.clone()
         chosen[:, :first] = chosen[:, first + scored :] = False
         bits, right = restored(
@@ -197,20 +217,24 @@ class MaskedBytes:
     def _metrics(self) -> tuple[Metric, ...]:
         scored = int(self._scored().sum())
         log_x = self.lengths[-1] > 2 * self.lengths[0]
+        loss = Metric(
+            key="loss",
+            label="Loss on the same masked bytes",
+            unit="bits per byte",
+            axis="context length (bytes)",
+            lower_is_better=True,
+            chance=self._entropy,
+            description=f"The same {scored:,} masked bytes at every length, in the middle of "
+            "each window: a longer one only adds context on both sides. The rule is what a "
+            "byte costs who knows only how frequent each is.",
+            headline=True,
+            log_x=log_x,
+            learned=self._pair_entropy,
+            rule="the byte before alone",
+            overfit=OVERFIT,
+        )
         return (
-            Metric(
-                key="loss",
-                label="Loss on the same masked bytes",
-                unit="bits per byte",
-                axis="context length (bytes)",
-                lower_is_better=True,
-                chance=self._entropy,
-                description=f"The same {scored:,} masked bytes at every length, in the middle of "
-                "each window: a longer one only adds context on both sides. The rule is what a "
-                "byte costs who knows only how frequent each is.",
-                headline=True,
-                log_x=log_x,
-            ),
+            loss,
             Metric(
                 key="accuracy",
                 label="Masked bytes restored",
@@ -234,6 +258,7 @@ class MaskedBytes:
                 headline=False,
                 log_x=False,
             ),
+            seen(loss),
         )
 
     def _scored(self) -> Tensor:

@@ -23,7 +23,7 @@ from posenc.lab.footprint import require_step, stack_bytes
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal
 from posenc.lab.sequences import BEGIN, END, drawn, padded, pair_loss, read_source
 from posenc.lab.subjects import Recipe, describe
-from posenc.lab.tasks.task import Probe, fingerprint, generator, probed
+from posenc.lab.tasks.task import Probe, fingerprint, generator, probed, seen
 from posenc.models import Transformer, TransformerConfig, generate
 
 if TYPE_CHECKING:
@@ -161,7 +161,8 @@ class PairTask:
             settings.heads,
             settings.batch,
         )
-        self.metrics = (*work.metrics, _training_loss())
+        headline = next(metric for metric in work.metrics if metric.headline)
+        self.metrics = (*work.metrics, _training_loss(), seen(headline))
         self.subjects = describe(
             settings.variants,
             references=settings.references,
@@ -172,12 +173,25 @@ class PairTask:
             Probe(
                 metrics=keys,
                 x=length,
-                run=lambda model, length=length: self._score(model, length),  # type: ignore[misc]
+                run=lambda model, length=length, pairs=pairs: self._score(  # type: ignore[misc]
+                    model, pairs, length
+                ),
                 needs=lambda model, length=length: self._needs(model, length),  # type: ignore[misc]
             )
             for length, pairs in work.split.tests.items()
             if len(pairs) >= FEWEST
         ]
+        tested = len(work.split.tests[self.lengths[0]])
+        place = work.metrics.index(headline)
+        self._probes.append(
+            Probe(
+                metrics=("seen",),
+                x=self.lengths[0],
+                run=lambda model: self._score(model, work.split.train[:tested], self.lengths[0])[
+                    place : place + 1
+                ],
+            )
+        )
 
     def build(self, encoding: str) -> Transformer:
         """A ``Transformer``, the encoding in encoder and decoder.
@@ -232,7 +246,7 @@ class PairTask:
         require_step(needed, available, rows=rows, length=self._width)
 
     def count(self, encoding: str) -> int:
-        """One measurement a length that has enough pairs."""
+        """One measurement a length that has enough pairs, and one of pairs trained on."""
         return len(self._probes) + bool(self._untestable())
 
     def measure(
@@ -261,8 +275,8 @@ class PairTask:
         tests = self._work.split.tests
         return {length: len(pairs) for length, pairs in tests.items() if len(pairs) < FEWEST}
 
-    def _score(self, model: nn.Module, length: int) -> Sequence[float]:
-        pairs = sorted(self._work.split.tests[length], key=lambda pair: len(pair.source))
+    def _score(self, model: nn.Module, tested: Sequence[Pair], length: int) -> Sequence[float]:
+        pairs = sorted(tested, key=lambda pair: len(pair.source))
         written: list[list[int]] = []
         for begin in range(0, len(pairs), ROWS):
             sources = [pair.source for pair in pairs[begin : begin + ROWS]]

@@ -16,6 +16,9 @@ lab trains, resumes, measures, counts and reports; the file holds four things an
 4. **Measurements**: ``count(encoding)`` and ``measure(...)``. A task whose measurements are some
    numbers at some points says so in a list of ``Probe`` and returns ``probed(...)``, which turns
    positions that an encoding does not have into refusals with the reason.
+   The headline metric says from which value on the task counts as learned (``Metric.learned``,
+   ``Metric.chance``); where the data to train on is finite, it is also measured on that, as the
+   metric ``seen(headline)`` makes, so that an overfitted model is told.
 
 Beside them it describes itself (``title``, ``data``, ``corpus``, ``metrics``, ``subjects``,
 ``lengths``), names what decides training (``fingerprint``), says what it costs
@@ -29,7 +32,7 @@ imported where it is used, not at the top.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,7 +45,17 @@ from posenc.lab.seeding import fingerprint, generator
 if TYPE_CHECKING:
     from posenc.lab.settings import Settings
 
-__all__ = ["Defaults", "Probe", "Task", "TaskEntry", "fingerprint", "generator", "probed", "times"]
+__all__ = [
+    "Defaults",
+    "Probe",
+    "Task",
+    "TaskEntry",
+    "fingerprint",
+    "generator",
+    "probed",
+    "seen",
+    "times",
+]
 
 
 class Task(Protocol):
@@ -222,6 +235,24 @@ def probed(
             Refusal(subject=subject, metric=metric, x=probe.x, reason=reason)
             for metric in probe.metrics
         ]
+
+
+def seen(metric: Metric) -> Metric:
+    """The metric called "seen": a headline metric on data that was trained on.
+
+    Measured at the training length alone, it tells an overfitted model.
+    """
+    return replace(
+        metric,
+        key="seen",
+        label=f"{metric.label}: the same of data trained on",
+        description="At the training length alone, to tell what was learned by heart.",
+        chance=None,
+        headline=False,
+        learned=None,
+        rule="",
+        overfit=None,
+    )
 
 
 def times(*factors: float) -> Callable[[int], tuple[int, ...]]:

@@ -16,16 +16,9 @@ from posenc.errors import ArgumentError, DataError
 from posenc.lab.fitting import fit_note, fitted_options
 from posenc.lab.footprint import require_step, stack_bytes
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal
+from posenc.lab.seeding import fingerprint, generator
 from posenc.lab.subjects import Recipe, describe
-from posenc.lab.tasks.task import (
-    Defaults,
-    Probe,
-    TaskEntry,
-    fingerprint,
-    generator,
-    probed,
-    times,
-)
+from posenc.lab.tasks.task import Defaults, Probe, TaskEntry, probed, seen, times
 from posenc.layout import Layout
 from posenc.models.block import Block
 from posenc.models.checkpoint import load_model, save_model
@@ -179,13 +172,23 @@ class Temperatures:
             Probe(
                 metrics=("error", "degrees"),
                 x=length,
-                run=lambda model, length=length: self._score(model, length),  # type: ignore[misc]
+                run=lambda model, length=length: self._score(  # type: ignore[misc]
+                    model, self._held_out, length
+                ),
                 needs=lambda model, length=length: self._bytes(  # type: ignore[misc]
                     model, ROWS, length, training=False
                 ),
             )
             for length in self.lengths
         ]
+        trained = settings.train_length
+        self._probes.append(
+            Probe(
+                metrics=("seen",),
+                x=trained,
+                run=lambda model: self._score(model, self._train, trained)[:1],
+            )
+        )
 
     def build(self, encoding: str) -> Timed:
         """An ``Interpolator``; a learned table, if it has one, has the hours of a span."""
@@ -233,7 +236,7 @@ class Temperatures:
         require_step(needed, available, rows=rows, length=length)
 
     def count(self, encoding: str) -> int:
-        """One measurement a length."""
+        """One measurement a length, and one of hours trained on."""
         return len(self._probes)
 
     def measure(
@@ -247,9 +250,11 @@ class Temperatures:
         cast(Timed, model).model.save(folder)
 
     @torch.inference_mode()
-    def _score(self, model: nn.Module, length: int) -> tuple[float, float]:
+    def _score(
+        self, model: nn.Module, stretches: Sequence[Tensor], length: int
+    ) -> tuple[float, float]:
         device = next(model.parameters()).device
-        spans = _spans(self._held_out, SPANS, length, generator(length))
+        spans = _spans(stretches, SPANS, length, generator(length))
         parts = []
         for begin in range(0, SPANS, ROWS):
             part = {key: x[begin : begin + ROWS].to(device) for key, x in spans.items()}
@@ -275,19 +280,20 @@ class Temperatures:
     def _metrics(self) -> tuple[Metric, ...]:
         axis = f"readings (of {HOURS} times as many hours)"
         log_x = self.lengths[-1] > 2 * self.lengths[0]
+        error = Metric(
+            key="error",
+            label="Squared error of hidden readings",
+            unit="share of the variance",
+            axis=axis,
+            lower_is_better=True,
+            chance=1.0,
+            description=f"{HIDDEN:.0%} of the readings of each held-out span are hidden. The "
+            "rule is what always telling the mean reaches.",
+            headline=True,
+            log_x=log_x,
+        )
         return (
-            Metric(
-                key="error",
-                label="Squared error of hidden readings",
-                unit="share of the variance",
-                axis=axis,
-                lower_is_better=True,
-                chance=1.0,
-                description=f"{HIDDEN:.0%} of the readings of each held-out span are hidden. The "
-                "rule is what always telling the mean reaches.",
-                headline=True,
-                log_x=log_x,
-            ),
+            error,
             Metric(
                 key="degrees",
                 label="Error of hidden readings",
@@ -310,6 +316,7 @@ class Temperatures:
                 headline=False,
                 log_x=False,
             ),
+            seen(error),
         )
 
 

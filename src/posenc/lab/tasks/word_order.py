@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
-import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, cast
@@ -16,16 +10,15 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import DataError
 from posenc.lab.fitting import fit_note, fitted_options
 from posenc.lab.footprint import require_step, stack_bytes
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal
-from posenc.lab.sequences import drawn, real, stacked
+from posenc.lab.sequences import real, stacked
 from posenc.lab.subjects import describe
 from posenc.lab.tasks import grammar
 from posenc.lab.tasks.pairs import plain_recipe
-from posenc.lab.tasks.task import Defaults, Probe, TaskEntry, fingerprint, probed, times
-from posenc.lab.translation.parallel import read_columns
+from posenc.lab.tasks.sentences import FEWEST, PADDING, WORDS, Sentence, Sentences, labelled
+from posenc.lab.tasks.task import Defaults, Probe, TaskEntry, fingerprint, probed, seen, times
 from posenc.models import EncoderConfig, TextClassifier
 
 if TYPE_CHECKING:
@@ -33,43 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ENTRY"]
 
-PADDING, UNKNOWN, WORDS = 0, 1, 2
-"""Tokens: none, a word that is not in the vocabulary, and the first that is."""
-
 PAIRS, ROWS = 256, 128
 """Minimal pairs tested at a length, and sentences at a time."""
-
-MOST, FEWEST, HELD_OUT, MOST_WORDS = 1000, 16, 0.2, 8000
-"""Of a user's text: sentences tested at a length at most and at least, the share held out, and
-words of the vocabulary."""
-
-Sentence = tuple[Sequence[int], int]
-"""Tokens, and the class."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sentences:
-    """Where sentences come from.
-
-    Args:
-        data: what they are, in a phrase.
-        corpus: the same for the record.
-        vocabulary: tokens there are.
-        classes: how many.
-        chance: share that is right by always naming the most frequent class.
-        draw: so many sentences to train on.
-        tests: length to sentences.
-        paired: sentence 2 n + 1 has the words of sentence 2 n, in another order and class.
-    """
-
-    data: str
-    corpus: Corpus
-    vocabulary: int
-    classes: int
-    chance: float
-    draw: Callable[[int, Random], Sequence[Sentence]]
-    tests: Mapping[int, Sequence[Sentence]]
-    paired: bool
 
 
 class WordOrder:
@@ -87,7 +45,7 @@ class WordOrder:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._sentences = _generated(settings) if settings.text is None else _labelled(settings)
+        self._sentences = _generated(settings) if settings.text is None else labelled(settings)
         if settings.text is not None:
             self.title = "Classify sentences, longer than any in training"
         self.data, self.corpus = self._sentences.data, self._sentences.corpus
@@ -107,12 +65,14 @@ class WordOrder:
             references=settings.references,
             note=lambda encoding: fit_note(encoding, settings.train_length),
         )
-        self._keys = tuple(m.key for m in self.metrics if m.key != "training_loss")
+        self._keys = tuple(m.key for m in self.metrics if m.key not in ("training_loss", "seen"))
         self._probes = [
             Probe(
                 metrics=self._keys,
                 x=length,
-                run=lambda model, length=length: self._score(model, length),  # type: ignore[misc]
+                run=lambda model, sentences=sentences: self._score(  # type: ignore[misc]
+                    model, sentences
+                ),
                 needs=lambda model, length=length: self._bytes(  # type: ignore[misc]
                     model, ROWS, length, training=False
                 ),
@@ -120,6 +80,15 @@ class WordOrder:
             for length, sentences in self._sentences.tests.items()
             if len(sentences) >= FEWEST
         ]
+        self._tested = len(self._probes)
+        if self._sentences.trained_on:
+            self._probes.append(
+                Probe(
+                    metrics=("seen",),
+                    x=settings.train_length,
+                    run=lambda model: self._score(model, self._sentences.trained_on),
+                )
+            )
 
     def build(self, encoding: str) -> TextClassifier:
         """A ``TextClassifier``; a learned table, if it has one, ends where training ends."""
@@ -153,8 +122,8 @@ class WordOrder:
         require_step(needed, available, rows=rows, length=length)
 
     def count(self, encoding: str) -> int:
-        """One measurement a length that has enough sentences."""
-        return len(self._probes) + (len(self._probes) < len(self.lengths))
+        """One measurement a length that has enough sentences, and one of those trained on."""
+        return len(self._probes) + (self._tested < len(self.lengths))
 
     def measure(
         self, model: nn.Module, encoding: str, seed: int, *, available: int | None
@@ -180,8 +149,7 @@ class WordOrder:
         cast(TextClassifier, model).save(folder)
 
     @torch.inference_mode()
-    def _score(self, model: nn.Module, length: int) -> Sequence[float]:
-        sentences = self._sentences.tests[length]
+    def _score(self, model: nn.Module, sentences: Sequence[Sentence]) -> Sequence[float]:
         device = next(model.parameters()).device
         parts = []
         for begin in range(0, len(sentences), ROWS):
@@ -249,6 +217,8 @@ class WordOrder:
                 log_x=log_x,
             )
             found.insert(1, pairs)
+        if self._sentences.trained_on:
+            found.append(seen(found[0]))
         return tuple(found)
 
 
@@ -289,76 +259,6 @@ def _generated(settings: Settings) -> Sentences:
         draw=draw,
         tests=tests,
         paired=True,
-    )
-
-
-def _labelled(settings: Settings) -> Sentences:
-    """Sentences of the user; at longer lengths those that are longer than the length before."""
-    assert settings.text is not None  # who calls this has looked
-    rows = [(label.strip(), _words(text), text) for label, text in read_columns(settings.text, 2)]
-    labels = sorted({label for label, _, _ in rows})
-    if len(labels) < 2:
-        raise _unusable(settings.text, "two labels or more", f"{labels[0]!r} only")
-    train_rows = [
-        (label, words)
-        for label, words, text in rows
-        if len(words) <= settings.train_length and drawn(text) >= HELD_OUT
-    ]
-    counts = Counter(word for _, words in train_rows for word in words)
-    common = sorted(counts, key=lambda word: (-counts[word], word))[:MOST_WORDS]
-    ids = {word: WORDS + index for index, word in enumerate(common)}
-
-    def sentence(label: str, words: Sequence[str]) -> Sentence:
-        return [ids.get(word, UNKNOWN) for word in words], labels.index(label)
-
-    train = [sentence(label, words) for label, words in train_rows]
-    ranked = sorted(rows, key=lambda row: drawn(row[2]))
-    tests = {
-        settings.lengths[0]: [
-            sentence(label, words)
-            for label, words, text in ranked
-            if len(words) <= settings.lengths[0] and drawn(text) < HELD_OUT
-        ][:MOST]
-    }
-    for before, length in pairwise(settings.lengths):
-        tests[length] = [
-            sentence(label, words) for label, words, _ in ranked if before < len(words) <= length
-        ][:MOST]
-    held_out = tests[settings.lengths[0]]
-    if len(train) < FEWEST or len(held_out) < FEWEST:
-        expected = f"{FEWEST} sentences of at most {settings.train_length} words to train on, and "
-        expected += f"{FEWEST} held out"
-        raise _unusable(settings.text, expected, f"{len(train)} and {len(held_out)}")
-    most = max(Counter(label for _, label in held_out).values())
-    digest = hashlib.sha256("\n".join(f"{a}\t{c}" for a, _, c in rows).encode()).hexdigest()
-    data = f"{settings.text.name}: {len(rows):,} sentences of {len(labels)} classes"
-    return Sentences(
-        data=data,
-        corpus=Corpus(
-            name=data,
-            files=1,
-            train_bytes=len(train),
-            held_out_bytes=sum(map(len, tests.values())),
-            sha256=digest,
-            unit="sentences",
-        ),
-        vocabulary=WORDS + len(ids),
-        classes=len(labels),
-        chance=most / len(held_out),
-        draw=lambda count, random: random.choices(train, k=count),
-        tests=tests,
-        paired=False,
-    )
-
-
-def _words(text: str) -> list[str]:
-    """Words in small letters, and signs, each a token."""
-    return re.findall(r"\w+|[^\w\s]", unicodedata.normalize("NFC", text).lower()) or ["."]
-
-
-def _unusable(path: Path, expected: str, got: str) -> DataError:
-    return DataError(
-        "text", expected=f"{expected} in {path}", got=got, remedy="Write LABEL, a tab, a sentence."
     )
 
 
