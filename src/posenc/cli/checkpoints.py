@@ -124,13 +124,13 @@ def _open_lab_model(
 ) -> Opened:
     """A language model of ``posenc compare``."""
     model = lab_model(folder, device=device)
-    length = model.config.max_length
+    length = model.config.max_length or trained_length
     if length is None or trained_length not in (None, length):
         raise ArgumentError(
             "--trained-length",
-            expected=f"{length}, which posenc compare trained it at",
+            expected="the length it was trained at" + (f", {length}" if length else ""),
             got=trained_length,
-            remedy="Leave it out.",
+            remedy="Leave it out." if length else "Give it in bytes.",
         )
     if to_write:
         with as_checkpoint(model, folder):  # refused here rather than after the work

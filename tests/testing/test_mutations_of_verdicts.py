@@ -1,0 +1,392 @@
+"""The tests of verdicts bite: each change of a line, made alone, is caught."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import FunctionType
+
+import pytest
+
+from posenc.lab import answer, gates, statistics, verdicts
+from posenc.lab.results import Comparison, Measurement, Metric, Provenance, Refusal, Run, Subject
+from posenc.lab.results import Corpus as CorpusRecord
+from posenc.lab.stretching import choosing, measuring
+from posenc.lab.stretching.measuring import Ruler
+from posenc.lab.stretching.probes import ByteNeedles, letters
+from posenc.lab.stretching.results import Findings, Reading, Study
+
+Check = Callable[[], None]
+
+SEEDS = (0, 1, 2)
+
+
+def metric(key: str = "loss", **changes: object) -> Metric:
+    plain = Metric(
+        key=key,
+        label=key,
+        unit="bits" if key == "loss" else "share of needles",
+        axis="length",
+        lower_is_better=key == "loss",
+        chance=5.0 if key == "loss" else 0.06,
+        description="",
+        headline=key == "loss",
+        log_x=True,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+LOSS = metric(learned=4.0, overfit=0.5)
+RECALL = metric("recall", learned=0.5)
+SEEN = metric("seen", unit="bits", lower_is_better=True)
+
+Values = Mapping[str, Mapping[int, tuple[float, ...]]]
+"""Metric to length to a value a seed."""
+
+
+def comparison(**subjects: Values) -> Comparison:
+    """Subjects by name; ``nope`` is the control."""
+    lengths = (64, 128, 256)
+    records = [
+        Measurement(subject=name, seed=seed, metric=key, x=length, value=value)
+        for name, values in subjects.items()
+        for key, by_length in values.items()
+        for length, each in by_length.items()
+        for seed, value in zip(SEEDS, each, strict=False)
+    ]
+    runs = [
+        Run(
+            subject=name,
+            seed=seed,
+            steps=10,
+            parameters=1,
+            tokens_per_second=1.0,
+            peak_memory_bytes=1,
+            train_seconds=1.0,
+        )
+        for name, values in subjects.items()
+        for seed in SEEDS
+        if values
+    ]
+    return Comparison(
+        task="language",
+        title="",
+        train_length=64,
+        test_lengths=lengths,
+        metrics=(LOSS, RECALL, SEEN),
+        subjects=tuple(
+            Subject(name=n, label=n, role="control" if n == "nope" else "candidate", note="")
+            for n in subjects
+        ),
+        runs=tuple(runs),
+        measurements=tuple(records),
+        refusals=(Refusal(subject="learned", metric="loss", x=128, reason="its table ends"),),
+        provenance=Provenance(
+            command="",
+            created="",
+            versions={},
+            device="cpu",
+            threads=1,
+            seeds=SEEDS,
+            corpus=CorpusRecord(
+                name="", files=1, train_bytes=1, held_out_bytes=1, sha256="", unit="bytes"
+            ),
+            settings={"steps": 10},
+        ),
+        complete=True,
+    )
+
+
+def flat(value: float, spread: float = 0.01) -> tuple[float, float, float]:
+    return value - spread, value, value + spread
+
+
+def losses(*values: float) -> dict[str, Mapping[int, tuple[float, ...]]]:
+    return {"loss": {n: flat(v) for n, v in zip((64, 128, 256), values, strict=False)}}
+
+
+NOPE = losses(3.5, 3.8, 4.5)
+
+
+def verdict(values: Values, **others: Values) -> str:
+    rows = verdicts.judged(comparison(alibi=values, nope=NOPE, **others))
+    return next(row for row in rows if row.subject.name == "alibi").verdict
+
+
+def pairs_by_seed() -> None:
+    """Seeds that stand in another order, and one that the other lacks."""
+    found = statistics.paired_difference(
+        {2: 9.0, 0: 1.0, 1: 5.0, 3: 2.0}, {0: 0.9, 1: 4.9, 2: 8.9, 7: 0.0}
+    )
+    assert found is not None
+    assert found.mean == pytest.approx(0.1)
+    assert found.half_width == pytest.approx(0.0, abs=1e-9)
+    found = statistics.paired_difference({5: 1.0, 6: 2.0}, {6: 2.0, 5: 1.5})
+    assert found is not None
+    assert found.mean == pytest.approx(-0.25)
+
+
+def interval() -> None:
+    found = statistics.estimate([1.0, 2.0, 3.0])
+    assert found is not None
+    assert found.half_width == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+
+
+def holds_up_to_the_first_loss() -> None:
+    """Worse at 128, as good as before at 256: it held up to 64."""
+    values = {n: statistics.Estimate(v, None, 1) for n, v in {64: 2.0, 128: 3.0, 256: 2.0}.items()}
+    assert statistics.held(values, LOSS, 64) == 64
+    values[128] = statistics.Estimate(2.05, None, 1)
+    assert statistics.held(values, LOSS, 64) == 256
+
+
+def changes_are_shares_of_the_base() -> None:
+    found = statistics.change(LOSS, {0: 2.0, 1: 4.0}, {1: 5.0, 0: 2.5})
+    assert found is not None
+    assert found.mean == pytest.approx(0.25)
+    better = statistics.change(RECALL, {0: 0.5}, {0: 1.0})
+    assert better is not None
+    assert better.mean == pytest.approx(-1.0)
+
+
+def one_seed_has_a_margin() -> None:
+    assert statistics.compared(LOSS, {0: 2.00}, {0: 2.01}) == "same"
+    assert statistics.compared(LOSS, {0: 2.00}, {0: 2.20}) == "better"
+    assert statistics.compared(RECALL, {0: 0.2}, {0: 0.9}) == "worse"
+    assert statistics.compared(LOSS, {0: 2.0}, {1: 9.0}) is None
+
+
+def gates_come_first() -> None:
+    good = losses(2.0, 2.0, 2.02)
+    assert verdict(good) == "holds"
+    assert verdict({}) == "unfinished"
+    assert verdict(losses(4.1, 4.1, 4.1)) == "unlearned"
+    near_chance = {"loss": {n: flat(3.9, 0.9) for n in (64, 256)}}
+    assert verdict(near_chance) == "unlearned", "the interval reaches chance"
+    assert verdict(good | {"seen": {64: flat(1.0)}}) == "overfitted"
+    assert verdict(good | {"seen": {64: flat(1.8)}}) == "holds"
+    assert verdict(losses(4.1, 4.1, 4.1) | {"seen": {64: flat(3.9)}}) == "overfitted"
+    level = {64: (3.48, 3.52, 3.50), 128: flat(3.8), 256: (4.52, 4.48, 4.50)}
+    assert verdict({"loss": level}) == "tied"
+    further = {"loss": level | {256: flat(3.51)}}
+    assert verdict(further) == "holds", "told from the control at 256"
+    assert verdict(losses(2.0)) == "untestable"
+
+
+def changes_are_judged_by_their_interval() -> None:
+    assert verdict(losses(2.0, 2.0, 2.3)) == "degrades"
+    assert verdict(losses(2.0, 2.0, 3.0)) == "breaks"
+    wide = {"loss": {64: flat(2.0), 256: (2.0, 2.3, 3.1)}}
+    assert verdict(wide) == "unsure"
+
+
+def recall_is_weighed() -> None:
+    good = losses(2.0, 2.0, 2.02)
+
+    def finding(*shares: float) -> Values:
+        return good | {"recall": {n: flat(s) for n, s in zip((64, 128, 256), shares, strict=True)}}
+
+    assert verdict(finding(0.9, 0.9, 0.9)) == "holds"
+    assert verdict(finding(0.9, 0.5, 0.1)) == "breaks"
+    assert verdict(finding(0.2, 0.2, 0.2)) == "unsure"
+    worse = losses(2.0, 2.0, 3.0)
+    assert verdict(worse | {"recall": {n: flat(0.9) for n in (64, 256)}}) == "breaks"
+
+
+def only_what_has_learned_is_ranked_and_told() -> None:
+    found = comparison(
+        alibi=losses(2.0, 2.0, 2.02), t5=losses(4.2, 4.2, 1.0), rope=losses(2.0, 2.5, 3.0)
+    )
+    rows = {row.subject.name: row for row in verdicts.judged(found)}
+    assert (rows["t5"].rank, rows["alibi"].rank, rows["rope"].rank) == (None, 1, 2)
+    told = " ".join(answer.summarise(found).answer)
+    assert "Best at 256 tokens: alibi" in told
+    assert "Not learned, so no verdict: t5 4.2" in told
+    assert "in words" not in gates.reason(found, rows["alibi"])
+    assert gates.reason(found, rows["alibi"]) == ""
+    assert "--steps 600; these had 10" in gates.reason(found, rows["t5"])
+
+
+def reading(loss: float, found: float, wobble: float = 0.0) -> Reading:
+    return Reading(
+        loss={16: 2.0, 32: loss},
+        by_position=((4.0, 2.0),),
+        needles={16: (0.9,), 32: (found,)},
+        copied={16: 0.9, 32: 0.9},
+        per_second=1.0,
+        peak_memory_bytes=1,
+        windows=tuple(loss + 0.3 * (n % 3) + wobble * (1 if n % 2 else -1) for n in range(64)),
+    )
+
+
+def study(**readings: Reading) -> Study:
+    import torch
+
+    facts = Ruler(torch.zeros(64), (16, 32), ByteNeedles(), letters(), seed=0, windows=1)
+    baselines = ("direct", "window")
+    return Study(
+        checkpoint="tiny",
+        family="llama",
+        parameters=1,
+        length=16,
+        factor=2.0,
+        lengths=(16, 32),
+        metrics=facts.facts("byte")["metrics"],
+        guide="",
+        depths=(0.5,),
+        unit="byte",
+        chance=0.06,
+        copy_chance=0.04,
+        text="",
+        sha256="",
+        asked=64,
+        findings=tuple(
+            Findings(
+                key=key,
+                role="baseline" if key in baselines else "method",
+                writable=key not in (*baselines, "segments"),
+                untuned=each,
+            )
+            for key, each in readings.items()
+        ),
+    )
+
+
+BASE = {"direct": reading(4.0, 0.1), "window": reading(2.4, 0.05)}
+
+
+def chosen(**readings: Reading) -> str | None:
+    return choosing.choose(study(**(BASE | readings)), tuned=False)[0]
+
+
+def stretching_must_gain() -> None:
+    other = reading(2.9, 0.05)
+    assert chosen(yarn=reading(2.3, 0.5), ntk=other) == "yarn"
+    assert chosen(yarn=reading(2.5, 0.5), ntk=other) == "yarn", "needles beat the window"
+    assert chosen(yarn=reading(2.39, 0.05, wobble=0.2), ntk=other) is None
+    assert chosen(yarn=reading(4.2, 0.9), ntk=reading(4.3, 0.8)) is None
+    assert chosen(direct=reading(2.5, 0.9), yarn=reading(2.3, 0.3), ntk=other) is None
+    assert chosen(segments=reading(2.0, 0.9), yarn=reading(2.3, 0.5), ntk=other) == "yarn"
+    assert chosen(yarn=reading(4.2, 0.1)) == "yarn", "the only one asked for"
+
+
+def close_shares_of_needles_leave_the_choice_to_loss() -> None:
+    found = {"ntk": reading(2.3, 0.2), "yarn": reading(2.5, 0.57), "rerope": reading(2.6, 0.6)}
+    assert chosen(**found) == "yarn"
+
+
+def gaps_are_paired() -> None:
+    found = choosing.gap(reading(2.5, 0.5), reading(2.3, 0.5))
+    assert found is not None
+    assert found.mean == pytest.approx(0.2)
+    assert found.half_width == pytest.approx(0.0, abs=1e-9)
+
+
+def medians_have_an_interval() -> None:
+    assert measuring._spread([1.0] * 9 + [40.0]) == 0.0
+    assert measuring._spread([5.0, 1.0, 2.0, 4.0, 1.0]) == pytest.approx(1.0)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A change of a line of a function, and the check that has to fail by it."""
+
+    function: Callable[..., object]
+    old: str
+    new: str
+    noticed_by: Check
+
+    @property
+    def name(self) -> str:
+        return f"{self.function.__name__}: {self.old.strip()} → {self.new.strip()}"
+
+
+MUTATIONS = [
+    Mutation(
+        statistics.paired_difference,
+        "a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())",
+        "x - y for x, y in zip(a.values(), b.values())",
+        pairs_by_seed,
+    ),
+    Mutation(statistics.paired_difference, "a.keys() & b.keys()", "a.keys()", pairs_by_seed),
+    Mutation(statistics.held, "break", "continue", holds_up_to_the_first_loss),
+    Mutation(statistics.estimate, "count - 1))", "count))", interval),
+    Mutation(statistics.estimate, "/ (count - 1)", "/ count", interval),
+    Mutation(
+        statistics.change,
+        "last[seed], base[seed]",
+        "base[seed], last[seed]",
+        changes_are_shares_of_the_base,
+    ),
+    Mutation(
+        statistics._worse, "value - base if", "base - value if", changes_are_shares_of_the_base
+    ),
+    Mutation(statistics._worse, "/ abs(base)", "/ abs(value)", changes_are_shares_of_the_base),
+    Mutation(statistics.compared, "> MARGIN * largest", "> 0", one_seed_has_a_margin),
+    Mutation(statistics.compared, "(gap.mean < 0) ==", "(gap.mean > 0) ==", one_seed_has_a_margin),
+    Mutation(verdicts._learned, "> 0:", "< 0:", gates_come_first),
+    Mutation(verdicts._learned, "+ spread < 0", "< 0", gates_come_first),
+    Mutation(verdicts._overfitted, "> metric.overfit", "> 9", gates_come_first),
+    Mutation(
+        verdicts._overfitted, "and not _learned(metric, on_kept)", "and False", gates_come_first
+    ),
+    Mutation(
+        verdicts._tied_with,
+        'train in known and stands[train] == stands[max(known)] == "same"',
+        'train in known and stands[train] == "same"',
+        gates_come_first,
+    ),
+    Mutation(verdicts._tied_with, 'role != "control"', 'role == "control"', gates_come_first),
+    Mutation(
+        verdicts._judged,
+        "worse.low <= HOLDS and",
+        "False and",
+        changes_are_judged_by_their_interval,
+    ),
+    Mutation(verdicts._judged, "worse.mean > BREAKS", "worse.mean > 9", recall_is_weighed),
+    Mutation(verdicts._both, "return max(", "return min(", recall_is_weighed),
+    Mutation(verdicts._both, 'else "unsure"', 'else "holds"', recall_is_weighed),
+    Mutation(
+        verdicts._ranked,
+        "or row.verdict in LEARNED_NOTHING",
+        "",
+        only_what_has_learned_is_ranked_and_told,
+    ),
+    Mutation(gates._steps, "change(steps)", "steps", only_what_has_learned_is_ranked_and_told),
+    Mutation(choosing.shortfall, "not difference.sure", "False", stretching_must_gain),
+    Mutation(choosing.shortfall, "and more >= 0", "", stretching_must_gain),
+    Mutation(choosing.shortfall, "or name == WINDOW", "", stretching_must_gain),
+    Mutation(choosing.shortfall, "(stands == 0 or name == WINDOW)", "True", stretching_must_gain),
+    Mutation(
+        choosing._more, "shares[0] - shares[1]", "shares[1] - shares[0]", stretching_must_gain
+    ),
+    Mutation(choosing.choose, "if missing and not always", "if False", stretching_must_gain),
+    Mutation(choosing._writable, "if each.writable", "", stretching_must_gain),
+    Mutation(
+        choosing.best, "most - CLOSE", "most", close_shares_of_needles_leave_the_choice_to_loss
+    ),
+    Mutation(choosing.gap, "zip(one.windows,", "zip(sorted(one.windows),", gaps_are_paired),
+    Mutation(measuring._spread, "sorted(times)", "list(times)", medians_have_an_interval),
+    Mutation(measuring._spread, "max(0, math.floor", "min(0, math.floor", medians_have_an_interval),
+]
+
+
+def mutate(mutation: Mutation, patch: pytest.MonkeyPatch) -> None:
+    """Put the changed code into the function itself, so that every import of it has it."""
+    function = mutation.function
+    assert isinstance(function, FunctionType)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(mutation.old) >= 1, f"{mutation.old} is no longer in {function.__name__}"
+    space = dict(function.__globals__)
+    exec(compile(source.replace(mutation.old, mutation.new), "<mutated>", "exec"), space)
+    patch.setattr(function, "__code__", space[function.__name__].__code__)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_mutation_is_caught(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation.noticed_by()
+    mutate(mutation, monkeypatch)
+    with pytest.raises((AssertionError, ValueError, KeyError)):
+        mutation.noticed_by()
