@@ -16,6 +16,7 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.padding import zero_invalid
 from posenc.part import Part
+from posenc.standalone import Standalone
 
 __all__ = [
     "EmbeddingEncoding",
@@ -172,6 +173,15 @@ class QueryKeyTransform(Part, ABC):
         """
         return None
 
+    def rotation(
+        self, layout: Layout
+    ) -> tuple[Float[Tensor, "b h L T"], Float[Tensor, "b h L T"], Pairing] | None:
+        """Cosines and sines, each ``[B|1, H|1, L, T]``, and the pairing; None where it does more.
+
+        Both are the same for queries and keys, and a gain is in both.
+        """
+        return None
+
 
 class ScoreTerm(Part, ABC):
     """Adds to the attention logits, or replaces them."""
@@ -187,6 +197,9 @@ class ScoreTerm(Part, ABC):
 
     Only where it replaces the product too; weights then need not sum to 1.
     """
+
+    by_position: ClassVar[bool] = False
+    """Whether ``forward`` reads positions alone, never queries, keys or signals."""
 
     keys_by_keys: ClassVar[bool] = False
     """Whether ``forward`` makes matrices of K×K, however few the queries are."""
@@ -229,7 +242,7 @@ class ValueTerm(Part, ABC):
         return None
 
 
-class Encoding(nn.Module):
+class Encoding(Standalone, nn.Module):
     """A way to tell a Transformer where its tokens are: at most one part a site.
 
     The empty record is NoPE. Records add: ``create("rope", …) + create("alibi", …)``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,11 @@ from posenc.errors import ArgumentError
 from posenc.integers import exact_dtype
 from posenc.layout import Layout
 
-__all__ = ["Grid"]
+__all__ = ["Grid", "Mask"]
+
+
+Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Whether a pair is visible, from its batch row, head, query and key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +86,39 @@ class Grid:
         if query.valid is not None:
             seen = seen & query.valid.unsqueeze(2)
         return seen.unsqueeze(1)
+
+    def mask_mod(self) -> Mask:
+        """``visible`` as FlexAttention takes it: of a batch row, head, query and key.
+
+        For ``torch.nn.attention.flex_attention.create_block_mask(grid.mask_mod(), B, None, Q, K)``
+        with B the batch rows, or None where the layouts have one row for all.
+        """
+        query, key, causal, window = self.query, self.key, self.causal, self.window
+        query_order, key_order = _reader(query.order), _reader(key.order)
+        documents = None
+        if query.document is not None or key.document is not None:
+            documents = tuple(
+                _reader(torch.zeros_like(side.order) if side.document is None else side.document)
+                for side in (query, key)
+            )
+        query_valid, key_valid = (
+            None if side.valid is None else _reader(side.valid) for side in (query, key)
+        )
+
+        def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            ahead = key_order(b, j) - query_order(b, i)
+            seen = ahead <= 0 if causal else ahead == ahead
+            if window is not None:
+                seen = seen & (ahead.abs() < window)
+            if documents is not None:
+                seen = seen & (documents[0](b, i) == documents[1](b, j))
+            if query_valid is not None:
+                seen = seen & query_valid(b, i)
+            if key_valid is not None:
+                seen = seen & key_valid(b, j)
+            return seen
+
+        return mask
 
     @property
     def marked(self) -> bool:
@@ -152,3 +190,11 @@ class Grid:
 
 def _documents(layout: Layout) -> Tensor:
     return torch.zeros_like(layout.order) if layout.document is None else layout.document
+
+
+def _reader(x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Reads a tensor ``[B|1, L]`` at a batch row and a token."""
+    if x.shape[0] == 1:
+        only = x[0]
+        return lambda b, at: only[at]
+    return lambda b, at: x[b, at]

@@ -115,11 +115,17 @@ class Layout:
 
     @classmethod
     def sequence(
-        cls, length: int, start: int = 0, *, device: torch.device | str | None = None
+        cls,
+        length: int,
+        start: int = 0,
+        *,
+        prefix: int = 0,
+        device: torch.device | str | None = None,
     ) -> Layout:
         """Tokens at ``start, start + 1, …, start + length - 1``, the same in every row.
 
-        Positions are float32 up to 2^24, which it tells apart, and float64 beyond.
+        Before them come ``prefix`` special tokens ([CLS]), which stand nowhere. Positions are
+        float32 up to 2^24, which it tells apart, and float64 beyond.
 
         Raises:
             ArgumentError: for an empty sequence, and for positions beyond 2^53.
@@ -127,7 +133,8 @@ class Layout:
         _require_length(length)
         order = torch.arange(start, start + length, device=device).unsqueeze(0)
         dtype = exact_dtype(start, start + length - 1, order.device, argument="start")
-        return cls(order.to(dtype).unsqueeze(-1), order, start=start)
+        tokens = cls(order.to(dtype).unsqueeze(-1), order, start=start)
+        return tokens._after(prefix, start - prefix)
 
     @classmethod
     def packed(cls, lengths: Sequence[int], *, device: torch.device | str | None = None) -> Layout:
@@ -156,6 +163,7 @@ class Layout:
         length: int | None = None,
         *,
         side: str = "right",
+        prefix: int = 0,
         device: torch.device | str | None = None,
     ) -> Layout:
         """Rows of different lengths, padded to one; each row's first real token stands at 0.
@@ -164,6 +172,7 @@ class Layout:
             lengths: real tokens of each row.
             length: tokens a row after padding; the longest of ``lengths`` by default.
             side: ``"right"`` or ``"left"``, where the padding is.
+            prefix: special tokens ([CLS]) before each row, padding included; not counted above.
         """
         total = max(lengths) if length is None else length
         for count in lengths:
@@ -183,7 +192,37 @@ class Layout:
         else:
             order = order.expand(len(lengths), total)
             valid = order < real
-        return cls(order.to(torch.float32).unsqueeze(-1), order, valid=valid)
+        tokens = cls(order.to(torch.float32).unsqueeze(-1), order, valid=valid)
+        return tokens._after(prefix, -prefix)
+
+    @classmethod
+    def from_attention_mask(
+        cls, mask: Tensor, *, special: Bool[Tensor, "b L"] | None = None
+    ) -> Layout:
+        """Rows padded on either side, as tokenizers mark them; positions count real tokens from 0.
+
+        Args:
+            mask: ``[B, L]`` of any dtype, 1 for a real token and 0 for padding.
+            special: ``[B|1, L]`` bool, tokens that stand nowhere (``tokens == cls_id``); they are
+                put at 0 and not counted.
+
+        Raises:
+            ArgumentError: on another rank, or entries that are neither 0 nor 1.
+        """
+        if mask.dim() != 2 or (
+            not torch.compiler.is_compiling() and not bool(((mask == 0) | (mask == 1)).all())
+        ):
+            raise ArgumentError(
+                "mask",
+                expected="0 and 1 of shape [B, L]",
+                got=f"{mask.dtype} of shape {list(mask.shape)}",
+                remedy="Use the tokenizer's attention_mask; additive masks are (mask == 0).",
+            )
+        valid = mask != 0
+        counted = valid if special is None else valid & ~special
+        places = (counted.cumsum(1) - 1).clamp(min=0).masked_fill(~counted, 0)
+        order = valid.cumsum(1) - 1
+        return cls(places.to(torch.float32).unsqueeze(-1), order, valid=valid, special=special)
 
     @classmethod
     def image(
@@ -327,6 +366,19 @@ class Layout:
             self.order[:, -1:] + 1,
             document=None if self.document is None else self.document[:, -1:],
         )
+
+    def _after(self, count: int, order: int) -> Layout:
+        """The layout after ``count`` special tokens, the first of them of this ``order``."""
+        if count < 0:
+            raise ArgumentError(
+                "prefix", expected="0 or more", got=count, remedy="Count the special tokens."
+            )
+        if count == 0:
+            return self
+        orders = torch.arange(order, order + count, device=self.device).unsqueeze(0)
+        nowhere = self.positions.new_zeros(1, count, self.axes)
+        special = torch.ones_like(orders, dtype=torch.bool)
+        return Layout(nowhere, orders, special=special).concat(self)
 
     def with_positions(self, positions: Float[Tensor, "b L A"]) -> Layout:
         """The same tokens, order and documents at other positions."""

@@ -27,7 +27,7 @@ from posenc.layout import Layout
 if TYPE_CHECKING:  # takes 25 ms to import
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["Entries", "Flex", "mask_mod", "refuse_terms", "score_mod"]
+__all__ = ["Entries", "Flex", "refuse_terms", "score_mod"]
 
 MOST_ROWS = 1024
 """Rows that vectors of tokens are multiplied with: as many numbers a token."""
@@ -38,9 +38,6 @@ DEVICE = "cuda"
 
 Mod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """The logit of a pair, from the product, its batch row, head, query and key."""
-
-Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Whether a pair is visible, from its batch row, head, query and key."""
 
 
 class Flex(Backend):
@@ -212,44 +209,6 @@ def _rows(x: Tensor, problem: Problem) -> Tensor:
     return x.float().expand(problem.q.shape[0], *x.shape[1:]).contiguous()
 
 
-def mask_mod(grid: Grid) -> Mask:
-    """Whether the pairs of a grid are visible."""
-    query, key, causal, window = grid.query, grid.key, grid.causal, grid.window
-    query_order, key_order = _reader(query.order), _reader(key.order)
-    documents = None
-    if query.document is not None or key.document is not None:
-        documents = tuple(
-            _reader(torch.zeros_like(side.order) if side.document is None else side.document)
-            for side in (query, key)
-        )
-    query_valid, key_valid = (
-        None if side.valid is None else _reader(side.valid) for side in (query, key)
-    )
-
-    def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        ahead = key_order(b, j) - query_order(b, i)
-        seen = ahead <= 0 if causal else ahead == ahead
-        if window is not None:
-            seen = seen & (ahead.abs() < window)
-        if documents is not None:
-            seen = seen & (documents[0](b, i) == documents[1](b, j))
-        if query_valid is not None:
-            seen = seen & query_valid(b, i)
-        if key_valid is not None:
-            seen = seen & key_valid(b, j)
-        return seen
-
-    return mask
-
-
-def _reader(x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Reads a tensor ``[B|1, L]`` at a batch row and a token."""
-    if x.shape[0] == 1:
-        only = x[0]
-        return lambda b, at: only[at]
-    return lambda b, at: x[b, at]
-
-
 @functools.cache
 def _kernels() -> tuple[Callable[..., Any], Callable[..., BlockMask]]:
     """FlexAttention, and what finds the blocks that it skips, both compiled."""
@@ -271,7 +230,7 @@ def _block_mask(grid: Grid) -> BlockMask:
     if kind not in known:
         rows = max(grid.query.batch, grid.key.batch)
         known[kind] = _kernels()[1](
-            mask_mod(grid),
+            grid.mask_mod(),
             rows if rows > 1 else None,
             None,
             grid.query.length,

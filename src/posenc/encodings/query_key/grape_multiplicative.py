@@ -100,6 +100,9 @@ class GrapeMultiplicative(Rotary):
     ) -> Rotation | None:
         return None  # its planes mix features before they turn
 
+    def rotation(self, layout: Layout) -> None:
+        return None
+
 
 ENTRY = Entry(
     factory=GrapeMultiplicative,

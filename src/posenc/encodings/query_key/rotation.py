@@ -174,6 +174,11 @@ class Rotary(QueryKeyTransform, ABC):
             return None
         return Rotation(query, key, self.pairing)
 
+    def rotation(
+        self, layout: Layout
+    ) -> tuple[Float[Tensor, "b h L T"], Float[Tensor, "b h L T"], Pairing] | None:
+        return *factors(self.angles(layout), gain=self.gain), self.pairing
+
 
 def still_where_special(
     angles: Float[Tensor, "b *h L T"], layout: Layout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -43,6 +45,8 @@ class Fire(ScoreTerm):
     >>> posenc.create("fire", heads=8).score.input.weight.shape
     torch.Size([32, 1])
     """
+
+    by_position: ClassVar[bool] = True
 
     EPSILON = 1e-6
 

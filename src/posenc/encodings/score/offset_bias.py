@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -20,6 +21,8 @@ class OffsetBias(ScoreTerm, ABC):
     A subclass writes ``bias``; the definition and the structured form (over regular layouts, a
     table of the bias at every offset) follow from it.
     """
+
+    by_position: ClassVar[bool] = True
 
     @abstractmethod
     def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, H * dims]:

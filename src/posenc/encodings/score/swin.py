@@ -49,6 +49,7 @@ class Swin(ScoreTerm):
     """
 
     axes: ClassVar[tuple[int, ...] | None] = (2,)
+    by_position: ClassVar[bool] = True
 
     def __init__(self, *, heads: int, window: Sequence[int] = (7, 7)) -> None:
         super().__init__()

@@ -72,6 +72,7 @@ class SwinV2Bias(ScoreTerm):
     """The bias of ``swin_v2``: ``s_ij += 16 · σ(f_h(u(Δ'_y), u(Δ'_x)))``."""
 
     axes: ClassVar[tuple[int, ...] | None] = (2,)
+    by_position: ClassVar[bool] = True
 
     WIDEST = 8.0
     """What the window's last offset is scaled to."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -49,6 +51,8 @@ class T5(ScoreTerm):
     >>> t5.bucket(torch.tensor([0.0, 7.0, 8.0, 16.0, -16.0, 999.0]).unsqueeze(-1)).tolist()
     [0, 23, 24, 26, 10, 31]
     """
+
+    by_position: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -66,6 +66,7 @@ class Tupe(ScoreTerm):
     """
 
     terms: ClassVar[int] = 2
+    by_position: ClassVar[bool] = True
 
     def __init__(
         self,
