@@ -129,7 +129,7 @@ def test_without_absolute_positions_it_is_transformers(count: int) -> None:
             relative_pos=encoder.get_rel_pos(states[0]),
             rel_embeddings=encoder.get_rel_embedding(),
         )[0]
-    close(model(text), model.head(query, ours.embedding.weight))
+    close(model(text), model.head(query, ours.embedding))
 
 
 def test_padding_changes_nothing() -> None:
