@@ -5,19 +5,44 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from posenc.errors import CheckpointError, OutputError
+from posenc.errors import CheckpointError, OutputError, PosencError
 
-__all__ = ["load_tensors", "make_folder", "read_json", "save_tensors", "write_bytes", "write_json"]
+__all__ = [
+    "Shapes",
+    "load_tensors",
+    "make_folder",
+    "open_tensors",
+    "panics_as_errors",
+    "parse_json",
+    "read_bytes",
+    "read_json",
+    "save_tensors",
+    "write_bytes",
+    "write_json",
+]
+
+MOST_JSON = 1 << 23
+"""Bytes of a JSON file, or of a header of tensors: 80,000 tensors, or 180 MB when parsed."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of a file's tensors by name, as its header has them."""
+
+WRITTEN = "a whole file written by posenc"
+RESTORE = "Restore the file from a copy, or make it again with the command that wrote it."
 
 
 def make_folder(path: Path) -> None:
@@ -60,18 +85,83 @@ def write_json(path: Path, value: object) -> None:
     write_bytes(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
-    """The value in a JSON file.
+def read_bytes(path: Path | str, *, most: int) -> bytes:
+    """The content of a regular file, or of a link to one.
+
+    Pipes, sockets and devices are refused without waiting for them.
 
     Raises:
-        CheckpointError: when it is missing, unreadable or no JSON.
+        OSError: when it is missing, unreadable, no regular file, or larger than ``most`` bytes.
+    """
+    with os.fdopen(_opened(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        # Some files of the system say that they are empty and are not.
+        content = b"" if size > most else file.read(most + 1)
+    if max(size, len(content)) > most:
+        found = f"more than {most:,} bytes"
+        raise OSError(errno.EFBIG, found, str(path))
+    return content
+
+
+def parse_json(content: bytes | str) -> Any:
+    """The value that a JSON text stands for.
+
+    Raises:
+        ValueError: when it is no JSON (NaN and infinity are none), too deeply nested, or holds
+            numbers or characters that nothing can be done with.
+    """
+    text = content if isinstance(content, str) else content.decode("utf-8-sig")
+    try:
+        value = json.loads(text, parse_constant=_not_json, parse_float=_finite)
+        if SURROGATE.search(text):  # half a character, which nothing can print or write
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ValueError("too deeply nested") from error
+    return value
+
+
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _not_json(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]}, which is too large a number")
+    return value
+
+
+def read_json(path: Path, *, expected: str = WRITTEN, remedy: str = RESTORE) -> Any:
+    """The value in a JSON file.
+
+    Args:
+        path: the file.
+        expected: what it should be, for the message.
+        remedy: what to do if it is not.
+
+    Raises:
+        CheckpointError: when it is missing, unreadable, no regular file, too large or no JSON.
     """
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(read_bytes(path, most=MOST_JSON))
     except OSError as error:
-        raise _damaged(path, error.strerror or str(error)) from error
+        raise _damaged(path, error.strerror or str(error), expected, remedy) from error
     except ValueError as error:
-        raise _damaged(path, f"no JSON ({error})") from error
+        raise _damaged(path, f"no JSON ({error})", expected, remedy) from error
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Raise as ``RuntimeError`` what libraries written in Rust raise past ``Exception``."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise RuntimeError(str(error)) from error
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object]) -> None:
@@ -86,21 +176,61 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, o
     write_bytes(path, save(plain, metadata=header))
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What ``save_tensors`` wrote. Nothing in the file is executed.
+def open_tensors(path: Path, *, expected: str = WRITTEN, remedy: str = RESTORE) -> Any:
+    """A safetensors file, opened by ``safetensors.safe_open``: a context manager.
+
+    Args:
+        path: the file.
+        expected: what it should be, for the message.
+        remedy: what to do if it is not.
 
     Raises:
-        CheckpointError: when it is damaged or not such a file.
+        CheckpointError: when it is missing, no regular file or damaged, or has too large a header.
     """
     try:
-        with safe_open(path, framework="pt") as file:
+        with os.fdopen(_opened(path), "rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        if header > MOST_JSON:
+            raise OSError(errno.EFBIG, f"a header of {header:,} bytes", str(path))
+        return safe_open(path, framework="pt")
+    except Exception as error:  # the library raises errors of several kinds
+        got = getattr(error, "strerror", None) or str(error)
+        raise _damaged(path, got, expected, remedy) from error
+
+
+def load_tensors(
+    path: Path,
+    *,
+    fits: Callable[[Shapes, dict[str, Any]], None] = lambda shapes, meta: None,
+    remedy: str = RESTORE,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What ``save_tensors`` wrote. Nothing in the file is executed.
+
+    Args:
+        path: the file.
+        fits: receives the shapes and the JSON values before any tensor is read; raises where they
+            are not those expected.
+        remedy: what to do about a damaged file.
+
+    Raises:
+        CheckpointError: when it is damaged or not such a file; and what ``fits`` raises.
+    """
+    try:
+        with open_tensors(path, remedy=remedy) as file:
             header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise _damaged(path, str(error)) from error
-    if "meta" not in header or header.get("sha256") != _digest(tensors, header["meta"]):
-        raise _damaged(path, "a checksum that does not fit")
-    meta: dict[str, Any] = json.loads(header["meta"])
+            meta = parse_json(header["meta"])
+            if not isinstance(meta, dict):
+                raise ValueError("no values beside the tensors")
+            names = sorted(file.keys())
+            fits({name: tuple(file.get_slice(name).get_shape()) for name in names}, meta)
+            tensors = {name: file.get_tensor(name) for name in names}
+        intact = header.get("sha256") == _digest(tensors, header["meta"])
+    except PosencError:
+        raise
+    except Exception as error:  # the library raises errors of several kinds
+        raise _damaged(path, str(error), WRITTEN, remedy) from error
+    if not intact:
+        raise _damaged(path, "a checksum that does not fit", WRITTEN, remedy)
     return tensors, meta
 
 
@@ -124,21 +254,37 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def _opened(path: Path | str) -> int:
+    """A descriptor of a regular file.
+
+    Raises:
+        OSError: when it is missing, unreadable or no regular file.
+    """
+    flags = os.O_RDONLY
+    for name in ("O_NONBLOCK", "O_BINARY", "O_CLOEXEC", "O_NOCTTY"):  # as far as a system has them
+        flags |= getattr(os, name, 0)
+    try:
+        handle = os.open(path, flags)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, f"no name of a file ({error})", repr(path)) from error
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        kind = "a folder" if stat.S_ISDIR(mode) else "a device, pipe or socket"
+        raise OSError(errno.EINVAL, f"{kind}, not a file", str(path))
+    return handle
+
+
 def _unwritable(path: Path, error: OSError) -> OutputError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = "Free some space, then continue with --resume: nothing finished is lost."
+        remedy = "Free some space and do it again; what was written before is whole."
     elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        remedy = "Choose a folder you may write to (--out)."
+        remedy = "Choose a folder you may write to."
     else:
-        remedy = "Choose another folder (--out)."
+        remedy = "Choose another folder."
     reason = error.strerror or str(error)
     return OutputError("out", expected=f"to write {path}", got=reason, remedy=remedy)
 
 
-def _damaged(path: Path, got: str) -> CheckpointError:
-    return CheckpointError(
-        str(path),
-        expected="a whole file written by posenc",
-        got=got,
-        remedy="Delete it and continue with --resume: what it held is made again.",
-    )
+def _damaged(path: Path, got: str, expected: str, remedy: str) -> CheckpointError:
+    return CheckpointError(str(path), expected=expected, got=got, remedy=remedy)

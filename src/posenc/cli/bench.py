@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from posenc.cli.console import ERRORS, EXIT_CODES, OUT, print_json
+from posenc.cli.console import ERRORS, EXIT_CODES, OUT, Words, print_json
 from posenc.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -121,10 +121,10 @@ class _Display:
         self.shown = shown
         self.live = shown and ERRORS.is_terminal
         self.bar = Progress(
-            TextColumn("{task.percentage:>3.0f}%"),
+            Words("{task.percentage:>3.0f}%"),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
-            TextColumn("{task.description}"),
+            Words("{task.description}"),
             console=ERRORS,
             disable=not self.live,
             transient=True,

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from posenc.cli.console import ERRORS, EXIT_CODES, OUT, print_json
+from posenc.cli.console import ERRORS, EXIT_CODES, OUT, Words, print_json
 from posenc.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -220,10 +220,10 @@ class _Display:
         self.resume: str | None = None
         self.shown = shown
         self.bars = Progress(
-            TextColumn("{task.description}"),
+            Words("{task.description}"),
             BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[note]}", style="dim"),
+            Words("{task.percentage:>3.0f}%"),
+            Words("{task.fields[note]}", style="dim"),
             TimeRemainingColumn(compact=True),
             console=ERRORS,
             disable=not shown or not ERRORS.is_terminal,

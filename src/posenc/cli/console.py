@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import TextColumn
+from rich.segment import Segment
 from rich.text import Text
 
 from posenc.errors import (
@@ -17,10 +20,60 @@ from posenc.errors import (
     PosencError,
 )
 
-__all__ = ["ERRORS", "EXIT_CODES", "OUT", "exit_code", "print_error", "print_json"]
+__all__ = [
+    "ERRORS",
+    "EXIT_CODES",
+    "OUT",
+    "Terminal",
+    "Words",
+    "exit_code",
+    "print_error",
+    "print_json",
+]
 
-OUT = Console(highlight=False)
-ERRORS = Console(stderr=True, highlight=False)
+CONTROLS = {
+    code: "\N{REPLACEMENT CHARACTER}"
+    for begin, end in (
+        *((0x00, 0x09), (0x0B, 0x20), (0x7F, 0xA0)),  # of terminals, but for tab and newline
+        *((0x200E, 0x2010), (0x202A, 0x202F), (0x2066, 0x206A)),  # of writing directions
+        (0xD800, 0xE000),  # halves of characters: bytes of a file's name that are no UTF-8
+    )
+    for code in range(begin, end)
+}
+
+
+class Terminal(Console):
+    """Prints text as it is: brackets are no markup, and controls of terminals are replaced.
+
+    What is printed has names of files and models in it, which may hold anything.
+
+    Args:
+        stderr: whether it prints on standard error.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """The pieces to print, each without controls but those of the console itself."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(segment.text.translate(CONTROLS), segment.style)
+
+
+class Words(TextColumn):
+    """A column of a progress bar whose text is printed as it is."""
+
+    def __init__(self, text_format: str, style: str = "none") -> None:
+        super().__init__(text_format, style=style, markup=False)
+
+
+OUT = Terminal()
+ERRORS = Terminal(stderr=True)
 
 EXIT_CODES = """Exit codes: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted."""
 
@@ -47,4 +100,7 @@ def print_error(error: PosencError) -> None:
 
 def print_json(value: object) -> None:
     """``value`` as JSON on standard output, for machines."""
-    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    if any(ord(character) in CONTROLS for character in text):
+        text = json.dumps(value, indent=1)
+    sys.stdout.write(text + "\n")

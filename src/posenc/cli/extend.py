@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,7 +24,7 @@ from posenc.cli.checkpoints import (
     write_checkpoint,
     write_report,
 )
-from posenc.cli.console import ERRORS, EXIT_CODES, OUT, print_json
+from posenc.cli.console import ERRORS, EXIT_CODES, OUT, Words, print_json
 from posenc.cli.material import material_of
 from posenc.errors import ArgumentError
 
@@ -330,10 +330,10 @@ class Display:
         self.live = shown and ERRORS.is_terminal
         self.said = ""
         self.bar = Progress(
-            TextColumn("{task.percentage:>3.0f}%"),
+            Words("{task.percentage:>3.0f}%"),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
-            TextColumn("{task.description}"),
+            Words("{task.description}"),
             console=ERRORS,
             disable=not self.live,
             transient=True,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from posenc.cli.console import ERRORS, OUT
 from posenc.errors import ArgumentError
@@ -46,6 +47,8 @@ def gallery(
         )
     from posenc.lab.gallery import write_gallery
 
-    with ERRORS.status("Drawing …") as status:
-        write_gallery(out, names=names, progress=lambda name: status.update(f"Drawing {name} …"))
+    with ERRORS.status(Text("Drawing …")) as status:
+        write_gallery(
+            out, names=names, progress=lambda name: status.update(Text(f"Drawing {name} …"))
+        )
     OUT.print(f"Gallery: {out}", soft_wrap=True)

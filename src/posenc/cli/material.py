@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posenc.cli.checkpoints import Opened
 from posenc.errors import ArgumentError, CheckpointError
+from posenc.storage import panics_as_errors, read_bytes, read_json
 
 if TYPE_CHECKING:
     from posenc.lab.stretching.images import ImageSource
@@ -21,6 +21,11 @@ BYTES = 256
 
 MASKS = ("[MASK]", "<mask>")
 """What hides a token, where the folder does not say."""
+
+AGAIN = "Save it again; nothing was loaded."
+
+MOST_TOKENIZER = 1 << 26
+"""Bytes of a tokenizer.json; those of 256,000 tokens have half of it."""
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -65,17 +70,31 @@ def material_of(
 
 def _image_source(folder: Path, images: Path | None) -> ImageSource:
     """Images as ``preprocessor_config.json`` says the model takes them, else as ViT does."""
+    from posenc.integrations.transformers.fields import Fields
     from posenc.lab.stretching.images import ImageSource
 
     labels = _read_json(folder / "config.json").get("label2id") or {}
-    fields = _read_json(folder / "preprocessor_config.json")
-    normalised = fields.get("do_normalize", True)
+    if not isinstance(labels, dict) or not all(type(each) is int for each in labels.values()):
+        raise CheckpointError(
+            f"label2id in {folder / 'config.json'}",
+            expected="numbers of classes by their names",
+            got=str(labels)[:80],
+            remedy=AGAIN,
+        )
+    path = folder / "preprocessor_config.json"
+    fields = Fields({"do_rescale": True, "do_normalize": True} | _read_json(path), path)
+    normalised = fields.flag("do_normalize")
+    mean = fields.numbers("image_mean") if normalised and "image_mean" in fields.values else [0.5]
+    std = fields.numbers("image_std") if normalised and "image_std" in fields.values else [0.5]
+    for name, values in (("image_mean", mean), ("image_std", std)):
+        if len(values) not in (1, 3) or (values is std and min(map(abs, values)) == 0):
+            raise fields.wrong(name, "a number a channel, none of them 0 for image_std", values)
     return ImageSource(
         images,
-        classes={str(name): int(number) for name, number in labels.items()},
-        scale=float(fields.get("rescale_factor", 1 / 255)) if fields.get("do_rescale", True) else 1,
-        mean=fields.get("image_mean", [0.5]) if normalised else [0.0],
-        std=fields.get("image_std", [0.5]) if normalised else [1.0],
+        classes=labels,
+        scale=fields.number("rescale_factor", 1 / 255) if fields.flag("do_rescale") else 1,
+        mean=mean if normalised else [0.0],
+        std=std if normalised else [1.0],
     )
 
 
@@ -87,15 +106,16 @@ def _read_json(path: Path) -> dict[str, Any]:
     """
     if not path.exists():
         return {}
-    try:
-        fields = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        fields = error
+    fields = read_json(path, expected="a JSON object", remedy=AGAIN)
     if not isinstance(fields, dict):
         raise CheckpointError(
-            str(path), expected="a JSON object", got=fields, remedy="Save it again."
+            str(path), expected="a JSON object", got=type(fields).__name__, remedy=AGAIN
         )
     return fields
+
+
+def _no_tokenizer(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(str(path), expected="a tokenizer", got=error, remedy=AGAIN)
 
 
 def _tokenizer(folder: Path, vocabulary: int) -> tuple[Encode | None, Marks]:
@@ -123,19 +143,20 @@ def _tokenizer(folder: Path, vocabulary: int) -> tuple[Encode | None, Marks]:
             remedy="pip install 'posenc[extend]'",
         ) from error
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        with panics_as_errors():
+            tokenizer = Tokenizer.from_buffer(read_bytes(path, most=MOST_TOKENIZER))
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+            around = tokenizer.encode("").ids
     except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(
-            str(path),
-            expected="a tokenizer",
-            got=error,
-            remedy="Save the tokenizer again; nothing was loaded.",
-        ) from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+        raise _no_tokenizer(path, error) from error
 
     def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            with panics_as_errors():
+                ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as error:
+            raise _no_tokenizer(path, error) from error
         if ids and max(ids) >= vocabulary:
             raise CheckpointError(
                 str(path),
@@ -145,10 +166,9 @@ def _tokenizer(folder: Path, vocabulary: int) -> tuple[Encode | None, Marks]:
             )
         return ids
 
-    around = tokenizer.encode("").ids
     named = _read_json(folder / "tokenizer_config.json").get("mask_token")
     named = named.get("content") if isinstance(named, dict) else named
-    masks = [tokenizer.token_to_id(name) for name in (named, *MASKS) if name]
+    masks = [tokenizer.token_to_id(name) for name in (named, *MASKS) if isinstance(name, str)]
     mask = next((number for number in masks if number is not None), None)
     half = len(around) // 2
     return encode, Marks(tuple(around[:half]), tuple(around[half:]), mask)

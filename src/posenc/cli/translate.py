@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from posenc.cli.console import ERRORS, EXIT_CODES, OUT, print_json
+from posenc.cli.console import ERRORS, EXIT_CODES, OUT, Words, print_json
 from posenc.errors import ArgumentError, OutputError
 
 if TYPE_CHECKING:
@@ -213,10 +213,10 @@ def _settings(
 
 def _bar() -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        Words("{task.description}"),
         BarColumn(bar_width=24),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[note]}", style="dim"),
+        Words("{task.percentage:>3.0f}%"),
+        Words("{task.fields[note]}", style="dim"),
         TimeRemainingColumn(compact=True),
         console=ERRORS,
         disable=not ERRORS.is_terminal,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,14 +264,12 @@ def _require_same(state: Path | str | None, first: Tried, again: float) -> None:
 def _resumed(state: Path | str | None, told: dict[str, Any]) -> list[Tried]:
     if state is None or not Path(state).exists():
         return []
-    saved = read_json(Path(state))
+    remedy = "Give another file, or remove this one to begin anew."
+    saved = read_json(Path(state), expected="the state of a search", remedy=remedy)
     expected = {"plan", "factor", "length", "starts", "factors", "losses"}
     if not isinstance(saved, dict) or set(saved) != expected:
         raise CheckpointError(
-            str(state),
-            expected="the state of a search",
-            got="something else",
-            remedy="Give another file, or remove this one to begin anew.",
+            str(state), expected="the state of a search", got="something else", remedy=remedy
         )
     told = told | {"starts": [list(each) for each in told["starts"]]}
     for name, value in told.items():
@@ -278,9 +277,33 @@ def _resumed(state: Path | str | None, told: dict[str, Any]) -> list[Tried]:
             raise CheckpointError(
                 str(state),
                 expected=f"a search with the same {name}",
-                got=saved[name],
-                remedy="Give another file, or remove this one to begin anew.",
+                got=str(saved[name])[:80],
+                remedy=remedy,
             )
-    losses = [math.inf if loss is None else float(loss) for loss in saved["losses"]]
-    pairs = zip(saved["factors"], losses, strict=True)
-    return [Tried(tuple(map(float, factors)), loss) for factors, loss in pairs]
+    found, pairs = _tried(saved["factors"], saved["losses"]), len(told["starts"][0])
+    if found is None or any(len(each.factors) != pairs for each in found):
+        raise CheckpointError(
+            str(state),
+            expected=f"{pairs} factors and a loss of each set that was tried",
+            got="something else",
+            remedy=remedy,
+        )
+    return found
+
+
+def _tried(factors: object, losses: object) -> list[Tried] | None:
+    """What was tried, from JSON values; None where these are others."""
+    if not (isinstance(factors, list) and isinstance(losses, list) and len(factors) == len(losses)):
+        return None
+
+    def number(value: object) -> bool:
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+    found = []
+    for each, loss in zip(factors, losses, strict=True):
+        if not isinstance(each, list) or not all(map(number, each)):
+            return None
+        if loss is not None and not number(loss):
+            return None
+        found.append(Tried(tuple(map(float, each)), math.inf if loss is None else float(loss)))
+    return found

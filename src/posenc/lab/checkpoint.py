@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from posenc.errors import CheckpointError
-from posenc.storage import load_tensors, save_tensors
+from posenc.storage import Shapes, load_tensors, save_tensors
 
-__all__ = ["Checkpoint", "Plan"]
+__all__ = ["Checkpoint", "Plan", "require_state_shapes"]
+
+TRAIN_ANEW = "Delete it to train this run anew."
+
+LARGEST_GENERATOR = 1 << 16
+"""Bytes of the state of a random generator; PyTorch's has 5,056."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +104,17 @@ class Checkpoint:
         path = self._plan.checkpoint
         if not path.exists():
             return
-        tensors, meta = load_tensors(path)
+        tensors, meta = load_tensors(path, fits=self._require_fit, remedy=TRAIN_ANEW)
+        try:
+            self._take(tensors)
+        except (KeyError, RuntimeError, TypeError) as error:
+            raise _others(path, str(error)) from error
+        self.step, self.seconds = meta["step"], meta["seconds"]
+        self.peak_memory_bytes = meta["peak_memory_bytes"]
+
+    def _require_fit(self, shapes: Shapes, meta: dict[str, Any]) -> None:
+        """Refuse the state of another run, before any of it is read."""
+        path = self._plan.checkpoint
         if meta.get("identity") != self._identity:
             raise CheckpointError(
                 str(path),
@@ -106,17 +122,14 @@ class Checkpoint:
                 got=f"that of {meta.get('identity')}",
                 remedy="Use the settings it was made with, or another folder.",
             )
-        try:
-            self._take(tensors)
-            self.step, self.seconds = meta["step"], meta["seconds"]
-            self.peak_memory_bytes = meta["peak_memory_bytes"]
-        except (KeyError, RuntimeError) as error:
-            raise CheckpointError(
-                str(path),
-                expected="the tensors of this model",
-                got=f"others ({error})",
-                remedy="It comes from another version of posenc: delete it to train anew.",
-            ) from error
+        step, seconds, peak = (meta.get(n) for n in ("step", "seconds", "peak_memory_bytes"))
+        counted = type(step) is int and 0 <= step <= self._plan.steps
+        if not (counted and type(seconds) in (int, float) and type(peak) is int):
+            raise _others(path, f"step {step}, {seconds} seconds, {peak} bytes")
+        weights = {f"model.{name}": tuple(x.shape) for name, x in self._weights().items()}
+        require_state_shapes(
+            path, self._model, shapes, weights | {"losses": tuple(self.losses.shape)}
+        )
 
     @torch.no_grad()
     def _take(self, tensors: dict[str, Tensor]) -> None:
@@ -137,3 +150,39 @@ class Checkpoint:
     def _weights(self) -> dict[str, Tensor]:
         """Parameters and buffers, each once though layers may share it."""
         return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+
+
+def require_state_shapes(path: Path, model: nn.Module, stored: Shapes, wanted: Shapes) -> None:
+    """Refuse a file of a training's state whose tensors are not those of the model.
+
+    Args:
+        path: the file.
+        model: that is trained. For each parameter the optimiser has tensors of its shape, or single
+            numbers; the states of generators are short.
+        stored: shapes in the file.
+        wanted: shapes of all others that have to be there.
+
+    Raises:
+        CheckpointError: naming the first tensor that is missing, unknown or of another shape.
+    """
+    for name in sorted(wanted):
+        if stored.get(name) != wanted[name]:
+            raise _others(path, f"{name} of shape {stored.get(name)}, not {wanted[name]}")
+    parameters = {f"optimizer.{name}": tuple(x.shape) for name, x in model.named_parameters()}
+    for name in sorted(stored.keys() - wanted.keys()):
+        shape = stored[name]
+        if name.startswith("generator"):
+            fits = len(shape) == 1 and shape[0] <= LARGEST_GENERATOR
+        else:
+            fits = shape in ((), parameters.get(name.rpartition(".")[0]))
+        if not fits:
+            raise _others(path, f"{name} of shape {shape}")
+
+
+def _others(path: Path, got: str) -> CheckpointError:
+    return CheckpointError(
+        str(path),
+        expected="the state of this model's training",
+        got=got,
+        remedy="It comes from another version of posenc: delete it to train anew.",
+    )

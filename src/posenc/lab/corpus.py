@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posenc.errors import DataError
+from posenc.storage import read_bytes
 
 __all__ = ["MOST_BYTES", "SHIPPED", "Corpus", "read_corpus", "read_text", "shipped_text"]
 
@@ -165,7 +166,7 @@ def _split(contents: dict[str, bytes]) -> tuple[bytes, bytes]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path, most=MOST_BYTES)
     except OSError as error:
         raise _unreadable(path, error) from error
 

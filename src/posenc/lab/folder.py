@@ -55,15 +55,16 @@ class Record:
                 got=f"{out}, which has no {RECORD}",
                 remedy="Give the folder that the comparison was written to.",
             )
-        plain: Any = read_json(out / RECORD)
-        if not isinstance(plain, dict) or plain.get("kind") != KIND or "data" not in plain:
+        plain: Any = read_json(out / RECORD, remedy="Restore it from a copy, or compare anew.")
+        described = plain.get("settings") if isinstance(plain, dict) else None
+        if not isinstance(described, dict) or plain.get("kind") != KIND or "data" not in plain:
             raise CheckpointError(
                 str(out / RECORD),
                 expected=f"the record of a {KIND}",
                 got="something else",
                 remedy="Choose another folder.",
             )
-        settings = Settings.from_json({**plain["settings"], "out": str(out)})
+        settings = Settings.from_json({**described, "out": str(out)})
         return cls(settings=settings, fingerprint=str(plain["data"]))
 
 

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from posenc.errors import CheckpointError, Interrupted
 from posenc.lab.checkpoint import Plan
 from posenc.lab.machine import available_memory
 from posenc.lab.progress import Event, Measuring, RunStarted, Stepped
+from posenc.lab.records import record
 from posenc.lab.results import Measurement, Refusal, Run
 from posenc.lab.settings import Settings
 from posenc.lab.tasks import Task
@@ -104,19 +104,16 @@ class Outcome:
         Raises:
             CheckpointError: when it is damaged.
         """
-        plain = read_json(path)
+        remedy = "Delete it and continue with --resume: the run is done again."
+        plain = read_json(path, remedy=remedy)
         try:
-            return cls(
-                runs=_all(Run, plain["runs"]),
-                measurements=_all(Measurement, plain["measurements"]),
-                refusals=_all(Refusal, plain["refusals"]),
-            )
-        except (KeyError, TypeError) as error:
+            return record(cls, plain)
+        except (TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(
                 str(path),
                 expected="the outcome of a run",
                 got=f"something else ({error})",
-                remedy="Delete it and continue with --resume: the run is done again.",
+                remedy=remedy,
             ) from error
 
 
@@ -298,7 +295,3 @@ def _diverged(job: Job, task: Task, names: Iterable[str], step: int) -> list[Mea
         if metric.key != "training_loss"
         for x in task.lengths
     ]
-
-
-def _all(kind: type[Any], plain: Iterable[dict[str, Any]]) -> tuple[Any, ...]:
-    return tuple(kind(**fields) for fields in plain)

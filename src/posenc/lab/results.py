@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from posenc.errors import CheckpointError
+from posenc.lab.records import record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -242,32 +243,11 @@ class Comparison:
             CheckpointError: when fields are missing or unknown.
         """
         try:
-            records: dict[str, Any] = dict(plain)
-            for name, kind in (
-                ("metrics", Metric),
-                ("subjects", Subject),
-                ("runs", Run),
-                ("measurements", Measurement),
-                ("refusals", Refusal),
-            ):
-                records[name] = _records(kind, plain[name])
-            provenance = dict(plain["provenance"])
-            provenance["corpus"] = Corpus(**provenance["corpus"])
-            provenance["seeds"] = tuple(provenance["seeds"])
-            records["provenance"] = Provenance(**provenance)
-            records["test_lengths"] = tuple(plain["test_lengths"])
-            return cls(**records)
-        except (KeyError, TypeError) as error:
+            return record(cls, dict(plain))
+        except (TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(
                 "comparison",
                 expected="the fields of a comparison",
                 got=error,
                 remedy="It was changed, or written by another version of posenc.",
             ) from error
-
-
-Record = TypeVar("Record")
-
-
-def _records(kind: type[Record], plain: list[dict[str, Any]]) -> tuple[Record, ...]:
-    return tuple(kind(**item) for item in plain)

@@ -10,7 +10,8 @@ from typing import Any, Literal, NoReturn
 
 import torch
 
-from posenc.errors import ArgumentError, CheckpointError, PosencError, UnknownNameError
+from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
+from posenc.lab.records import record
 from posenc.lab.subjects import Recipe, Variant
 from posenc.lab.tasks import TASKS, TaskEntry
 
@@ -247,16 +248,17 @@ class Settings:
             CheckpointError: when fields are missing or unknown, or a value is out of its domain.
         """
         known = {one.name for one in fields(cls)}
-        if set(plain) != known:
+        if not isinstance(plain, Mapping) or set(plain) != known:
+            got = sorted(plain) if isinstance(plain, Mapping) else [type(plain).__name__]
             raise CheckpointError(
                 "settings",
                 expected=f"the fields {', '.join(sorted(known))}",
-                got=", ".join(sorted(plain)) or "none",
+                got=", ".join(got) or "none",
                 remedy="They come from another version of posenc: compare anew.",
             )
         try:
-            return cls(**plain)
-        except (PosencError, TypeError) as error:
+            return record(cls, plain)
+        except Exception as error:  # a file can say anything
             raise CheckpointError(
                 "settings", expected="valid values", got=error, remedy="Compare anew."
             ) from error

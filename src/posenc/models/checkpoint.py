@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,11 +10,19 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import CheckpointError, PosencError
+from posenc.errors import CheckpointError
 from posenc.models.sharing import state_by_layer
-from posenc.storage import load_tensors, make_folder, read_json, save_tensors, write_json
+from posenc.models.unfilled import unfilled
+from posenc.storage import (
+    Shapes,
+    load_tensors,
+    make_folder,
+    read_json,
+    save_tensors,
+    write_json,
+)
 
-__all__ = ["load_model", "save_model"]
+__all__ = ["load_model", "save_model", "stored_tensors"]
 
 TENSORS, CONFIG = "model.safetensors", "config.json"
 
@@ -25,15 +34,17 @@ def save_model(
 ) -> None:
     """Write a model's tensors and configuration into ``folder``, each file whole or not at all.
 
-    A tensor that several layers share is written once.
+    A tensor that several layers share is written once. The configuration is also in the tensors'
+    file, under its checksum.
 
     Raises:
         OutputError: when the folder cannot be written to.
     """
     folder = Path(folder)
     make_folder(folder)
-    save_tensors(folder / TENSORS, _distinct(state_by_layer(model)), {"kind": kind})
-    write_json(folder / CONFIG, {"kind": kind, "config": dict(config)})
+    described = {"kind": kind, "config": dict(config)}
+    save_tensors(folder / TENSORS, stored_tensors(model), described)
+    write_json(folder / CONFIG, described)
 
 
 def load_model(
@@ -64,49 +75,84 @@ def load_model(
             got=found,
             remedy="Load it with the class that saved it.",
         )
-    try:
-        model = make(described["config"])
-    except (PosencError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            str(folder / CONFIG),
-            expected=f"the configuration of a {kind}",
-            got=error,
-            remedy="It was changed, or written by another version of posenc.",
-        ) from error
-    tensors, _ = load_tensors(folder / TENSORS)
-    _fill(model, tensors, folder / TENSORS)
+
+    def fits(shapes: Shapes, meta: dict[str, Any]) -> None:
+        if meta != described:
+            raise CheckpointError(
+                str(folder / CONFIG),
+                expected=f"the configuration that {TENSORS} was saved with",
+                got="another one",
+                remedy="Restore both files from a copy, or save the model again.",
+            )
+        _require_counts(described["config"], shapes, folder / CONFIG)
+        empty = _made(lambda: unfilled(lambda: make(described["config"]), shapes.values()))
+        _require_shapes(empty, shapes, folder / TENSORS)
+
+    def _made(make: Callable[[], Model]) -> Model:
+        try:
+            return make()
+        except Exception as error:  # a file can say anything
+            raise CheckpointError(
+                str(folder / CONFIG),
+                expected=f"the configuration of a {kind}",
+                got=error,
+                remedy="It was changed, or written by another version of posenc.",
+            ) from error
+
+    tensors, _ = load_tensors(folder / TENSORS, fits=fits)
+    model = _made(lambda: make(described["config"]))
+    wanted = stored_tensors(model)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            wanted[name].copy_(tensor)
     return model.to(device).eval()
 
 
-def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, each under the first of its names."""
-    seen: set[int] = set()
-    distinct = {}
-    for name, tensor in tensors.items():
-        if tensor.data_ptr() in seen and tensor.numel():
-            continue
-        seen.add(tensor.data_ptr())
-        distinct[name] = tensor
-    return distinct
+def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers that are saved, each under the first of its names."""
+    distinct: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in state_by_layer(model, keep_vars=True).items():
+        distinct.setdefault(id(tensor), (name, tensor))
+    return dict(distinct.values())
 
 
-def _fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    wanted = _distinct(state_by_layer(model))
-    for name in sorted(wanted.keys() | tensors.keys()):
-        if name not in tensors or name not in wanted:
+def _require_counts(config: object, stored: Shapes, path: Path) -> None:
+    """Refuse more layers than there are tensors, and more heads than numbers, before any is made.
+
+    Other sizes are seen from the tensors that a model is made of; these cost time before.
+    """
+    limits = {
+        "layers": len(stored),
+        "depths": len(stored),
+        "heads": sum(math.prod(shape) for shape in stored.values()),
+    }
+    for name, value in config.items() if isinstance(config, dict) else ():
+        limit = limits.get(name.rpartition("_")[2], math.inf)
+        for count in value if isinstance(value, list) else [value]:
+            if isinstance(count, int) and count > limit:
+                raise CheckpointError(
+                    f"{name} in {path}",
+                    expected=f"at most {limit}, as the weights are few",
+                    got=count,
+                    remedy="model.safetensors and config.json do not belong together.",
+                )
+
+
+def _require_shapes(model: nn.Module, stored: Shapes, path: Path) -> None:
+    """Refuse a file whose tensors are not exactly the model's."""
+    wanted = stored_tensors(model)
+    for name in sorted(wanted.keys() | stored.keys()):
+        if name not in stored or name not in wanted:
             raise CheckpointError(
                 str(path),
                 expected="exactly the tensors of its configuration",
                 got=f"{'no' if name in wanted else 'an unknown'} {name}",
                 remedy="model.safetensors and config.json do not belong together.",
             )
-        if tensors[name].shape != wanted[name].shape:
+        if stored[name] != tuple(wanted[name].shape):
             raise CheckpointError(
                 str(path),
                 expected=f"{name} of shape {list(wanted[name].shape)}",
-                got=list(tensors[name].shape),
+                got=list(stored[name]),
                 remedy="model.safetensors and config.json do not belong together.",
             )
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            wanted[name].copy_(tensor)

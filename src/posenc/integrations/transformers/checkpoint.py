@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from posenc.integrations.transformers.roberta import ROBERTA
 from posenc.integrations.transformers.stored import INDEX, WHOLE, StoredTensors
 from posenc.integrations.transformers.swin import SWIN
 from posenc.integrations.transformers.t5 import T5
-from posenc.integrations.transformers.table import Piece, join, match, matches
+from posenc.integrations.transformers.table import Match, Piece, join, match, matches
 from posenc.integrations.transformers.vit import VIT
 from posenc.integrations.transformers.xlnet import XLNET
 from posenc.models.stack import StackConfig
+from posenc.models.unfilled import unfilled
 from posenc.storage import make_folder, write_bytes, write_json
 
 __all__ = ["FAMILIES", "load", "save"]
@@ -75,18 +77,36 @@ def load(
     fields = Fields.read(folder)
     family = _family_of(fields)
     with StoredTensors(folder) as stored:
-        try:
-            with torch.random.fork_rng(devices=[]):
-                model = family.make(Fields(fields.values, fields.path, stored.names)).to(dtype)
-        except ArgumentError as error:
-            raise CheckpointError(
-                str(fields.path),
-                expected="a configuration of which a model can be made",
-                got=str(error).removesuffix("."),
-                remedy="Nothing was loaded.",
-            ) from error
-        _fill(model, family, stored)
+        described = Fields(fields.values, fields.path, stored.shapes)
+        empty = _made(
+            lambda: unfilled(lambda: family.make(described), stored.shapes.values()), fields
+        )
+        rows = _rows(empty, family, stored)
+        # What a configuration makes of the model is looked at before it takes memory, too.
+        unfilled(lambda: extended(empty, fields), stored.shapes.values())
+        with torch.random.fork_rng(devices=[]):
+            model = _made(lambda: family.make(described), fields).to(dtype)
+        _fill(model, rows, stored)
     return extended(model, fields).to(device).eval()
+
+
+def _made(make: Callable[[], nn.Module], fields: Fields) -> nn.Module:
+    """The model of a configuration.
+
+    Raises:
+        CheckpointError: when none can be made.
+    """
+    try:
+        return make()
+    except CheckpointError:
+        raise
+    except Exception as error:  # a file can say anything
+        raise CheckpointError(
+            str(fields.path),
+            expected="a configuration of which a model can be made, as large as its weights",
+            got=str(error).removesuffix("."),
+            remedy="Nothing was loaded.",
+        ) from error
 
 
 def save(
@@ -181,39 +201,47 @@ def _gated(model: nn.Module) -> bool:
     return isinstance(config, StackConfig) and config.activation in ("swiglu", "geglu")
 
 
-@torch.no_grad()
-def _fill(model: nn.Module, family: Family, stored: StoredTensors) -> None:
-    """Copy every tensor of the model from the checkpoint."""
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """Our tensor, and where in the checkpoint it comes from.
+
+    Args:
+        match: our tensor and the rule.
+        spelled: theirs, as the checkpoint spells them.
+        begins: column of each at which our piece of it begins.
+    """
+
+    match: Match
+    spelled: tuple[str, ...]
+    begins: tuple[int, ...]
+
+
+def _rows(model: nn.Module, family: Family, stored: StoredTensors) -> list[_Row]:
+    """Where every tensor of the model comes from; of the model only shapes are looked at.
+
+    Raises:
+        CheckpointError: when one is missing, of another shape or dtype, or unknown.
+    """
     tensors, heads = stored_tensors(model), _heads(model)
     meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
     found, left = match(family.rows(_gated(model)), meta, heads=heads)
     if left:
         raise LookupError(f"{left[0]} is in no row of the table")
-    shapes = {name: list(tensor.shape) for name, tensor in join(found).items()}
     spelled: dict[str, str] = {}
-    for name in shapes:
-        spelling = next((s for s in family.spellings(name) if s in stored.names), None)
+    for name, tensor in join(found).items():
+        spelling = next((s for s in family.spellings(name) if s in stored.shapes), None)
         if spelling is None:
             raise CheckpointError(
                 str(stored.folder),
                 expected=f"a tensor {name}",
                 got="none",
-                remedy="Fetch or write the checkpoint again; nothing was loaded.",
+                remedy="config.json describes a model that has it: fetch both again, or name the "
+                "folder of another model. Nothing was loaded.",
             )
+        stored.require(spelling, tensor.shape)
         spelled[name] = spelling
-    begin = dict.fromkeys(shapes, 0)
-    for each in found:
-        theirs = []
-        for name, part in zip(each.names, each.parts, strict=True):
-            tensor = stored.read(spelled[name], shapes[name])
-            if isinstance(each.rule, Piece):
-                tensor = tensor.narrow(1, begin[name], part.shape[1])
-                begin[name] += part.shape[1]
-            theirs.append(tensor)
-        ours = tensors[each.name]
-        ours.copy_(each.rule.read(theirs, heads).reshape(ours.shape))
     used = set(spelled.values())
-    unknown = sorted(name for name in stored.names - used if not _ignored(name, family))
+    unknown = sorted(name for name in stored.shapes.keys() - used if not _ignored(name, family))
     if unknown:
         raise CheckpointError(
             str(stored.path(unknown[0])),
@@ -221,6 +249,30 @@ def _fill(model: nn.Module, family: Family, stored: StoredTensors) -> None:
             got=unknown[0] + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""),
             remedy="This is a variant that cannot be read; nothing was loaded.",
         )
+    begin = dict.fromkeys(spelled, 0)
+    rows = []
+    for each in found:
+        begins = tuple(begin[name] for name in each.names)
+        rows.append(_Row(each, tuple(spelled[name] for name in each.names), begins))
+        for name, part in zip(each.names, each.parts, strict=True):
+            if isinstance(each.rule, Piece):
+                begin[name] += part.shape[1]
+    return rows
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, rows: Sequence[_Row], stored: StoredTensors) -> None:
+    """Copy every tensor of the model from the checkpoint."""
+    tensors, heads = stored_tensors(model), _heads(model)
+    for row in rows:
+        theirs = []
+        for name, begin, part in zip(row.spelled, row.begins, row.match.parts, strict=True):
+            tensor = stored.read(name)
+            if isinstance(row.match.rule, Piece):
+                tensor = tensor.narrow(1, begin, part.shape[1])
+            theirs.append(tensor)
+        ours = tensors[row.match.name]
+        ours.copy_(row.match.rule.read(theirs, heads).reshape(ours.shape))
 
 
 def _ignored(name: str, family: Family) -> bool:

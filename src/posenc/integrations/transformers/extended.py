@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from posenc.encoding import Encoding
-from posenc.errors import ArgumentError, PosencError
+from posenc.errors import ArgumentError
 from posenc.extension import extend_layers
 from posenc.integrations.transformers.fields import Fields
 from posenc.models.replacing import encodings_of, with_encodings
@@ -46,7 +46,7 @@ def extended(model: nn.Module, fields: Fields) -> nn.Module:
             length=found["length"],
             **found["options"],
         )
-    except (PosencError, TypeError) as error:
+    except Exception as error:  # a file can say anything
         raise fields.wrong(FIELD, "an extension that fits the model", error) from error
     return with_encodings(model, encodings)
 

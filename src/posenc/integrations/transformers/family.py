@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.fields import Fields
 from posenc.integrations.transformers.table import Table
-from posenc.models.sharing import state_by_layer
+from posenc.models.checkpoint import stored_tensors
 
 __all__ = ["Family", "Written", "require_config", "stored_tensors"]
 
@@ -69,14 +69,6 @@ class Family:
         ]
         bare = [each.removeprefix(self.prefix) for each in names if each.startswith(self.prefix)]
         return tuple(names + bare)
-
-
-def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers that are saved, each under the first of its names."""
-    distinct: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in state_by_layer(model, keep_vars=True).items():
-        distinct.setdefault(id(tensor), (name, tensor))
-    return dict(distinct.values())
 
 
 def require_config(config: object, **wanted: object) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
+import math
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from posenc import storage
 from posenc.errors import CheckpointError
 
 __all__ = ["Fields", "read_json"]
 
 Choice = TypeVar("Choice")
 REQUIRED: Any = object()
+LARGEST = 2**53
+"""A whole number that a float holds exactly."""
 
 
 class Fields:
@@ -23,13 +27,17 @@ class Fields:
     Args:
         values: what the file holds.
         path: where it is, for messages.
-        tensors: names of the checkpoint's tensors, where they say what the fields do not.
+        tensors: shapes of the checkpoint's tensors by name, where they say what the fields do
+            not; empty: not known.
     """
 
     def __init__(
-        self, values: Mapping[str, Any], path: Path, tensors: Collection[str] = ()
+        self,
+        values: Mapping[str, Any],
+        path: Path,
+        tensors: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
-        self.values, self.path, self.tensors = values, path, tensors
+        self.values, self.path, self.tensors = values, path, tensors or {}
 
     @classmethod
     def read(cls, folder: Path) -> Fields:
@@ -50,11 +58,36 @@ class Fields:
         return cls(values, path)
 
     def count(self, name: str, default: int | None = REQUIRED) -> int:
-        """A whole number of 1 or more."""
+        """A whole number of 1 or more; of layers and heads no more than the weights have room for.
+
+        A model is compared with its weights once it is made, without memory. Layers and heads
+        would take time before.
+        """
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if type(value) is not int or not 1 <= value <= LARGEST:
             raise self.wrong(name, "a whole number of 1 or more", value)
+        self._require_room(name, value)
         return value
+
+    def counts(self, name: str) -> list[int]:
+        """A list of such numbers."""
+        values = self.get(name)
+        if not isinstance(values, list) or not values:
+            raise self.wrong(name, "a list of whole numbers of 1 or more", values)
+        for value in values:
+            if type(value) is not int or not 1 <= value <= LARGEST:
+                raise self.wrong(name, "a list of whole numbers of 1 or more", values)
+        self._require_room(name, sum(values))
+        return values
+
+    def _require_room(self, name: str, value: int) -> None:
+        most = LARGEST
+        if self.tensors and ("layer" in name or name == "depths"):
+            most = len(self.tensors)
+        elif self.tensors and "head" in name:
+            most = sum(map(math.prod, self.tensors.values()))
+        if value > most:
+            raise self.wrong(name, f"at most {most}, as its weights are few", value)
 
     def optional_count(self, name: str) -> int | None:
         """The same, or None where it is null or left out."""
@@ -64,7 +97,7 @@ class Fields:
         """Height and width, from a pair or from one number for both."""
         value = self.get(name, default)
         pair = value if isinstance(value, list) else [value, value]
-        if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
+        if len(pair) != 2 or not all(type(side) is int and 0 < side <= LARGEST for side in pair):
             raise self.wrong(name, "one or two whole numbers of 1 or more", value)
         return pair[0], pair[1]
 
@@ -85,16 +118,14 @@ class Fields:
     def number(self, name: str, default: float = REQUIRED) -> float:
         """A finite number."""
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(name, "a number", value)
+        if not _is_number(value):
+            raise self.wrong(name, "a finite number", value)
         return float(value)
 
     def numbers(self, name: str) -> list[float]:
         """A list of numbers."""
         value = self.get(name)
-        if not isinstance(value, list) or not all(
-            isinstance(each, int | float) and not isinstance(each, bool) for each in value
-        ):
+        if not isinstance(value, list) or not all(map(_is_number, value)):
             raise self.wrong(name, "a list of numbers", value)
         return [float(each) for each in value]
 
@@ -135,22 +166,20 @@ class Fields:
         )
 
 
+def _is_number(value: object) -> bool:
+    """Whether a value is a finite number that a float can hold."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+
 def read_json(path: Path) -> Any:
     """The value in a JSON file.
 
     Raises:
-        CheckpointError: when it is missing, unreadable or no JSON.
+        CheckpointError: when it is missing, unreadable, too large or no JSON.
     """
-    try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(
-            str(path),
-            expected="a file of a transformers checkpoint",
-            got=error.strerror or error,
-            remedy="Name a folder written by save_pretrained, with config.json in it.",
-        ) from error
-    except ValueError as error:
-        raise CheckpointError(
-            str(path), expected="JSON", got=error, remedy="Fetch or write the checkpoint again."
-        ) from error
+    return storage.read_json(
+        path,
+        expected="a JSON file of a transformers checkpoint",
+        remedy="Name a folder written by save_pretrained, with config.json in it; nothing was "
+        "loaded.",
+    )

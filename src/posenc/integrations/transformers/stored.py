@@ -8,18 +8,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from posenc.errors import CheckpointError
 from posenc.integrations.transformers.fields import read_json
+from posenc.storage import Shapes, open_tensors
 
 __all__ = ["INDEX", "WHOLE", "StoredTensors"]
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
-READABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+READABLE = ("F64", "F32", "F16", "BF16")
+"""Types of numbers, as safetensors calls them."""
 
 
 class StoredTensors:
@@ -35,6 +35,7 @@ class StoredTensors:
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
 
     def __enter__(self) -> StoredTensors:
         try:
@@ -56,37 +57,39 @@ class StoredTensors:
         self._stack.close()
 
     @property
-    def names(self) -> set[str]:
+    def shapes(self) -> Shapes:
         """Of all tensors."""
-        return set(self._file_of)
+        return self._shapes
 
     def path(self, name: str) -> Path:
         """The file in which a tensor is."""
         return self.folder / self._file_of[name]
 
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """A tensor that must have this shape.
+    def require(self, name: str, shape: Sequence[int]) -> None:
+        """Refuse a tensor of another shape, or without floating point numbers; none is read.
 
         Raises:
-            CheckpointError: when it has another one, or holds no floating point numbers.
+            CheckpointError: naming it.
         """
-        file = self._files[self._file_of[name]]
-        stored = list(file.get_slice(name).get_shape())
-        if stored != list(shape):
+        if self._shapes[name] != tuple(shape):
             raise CheckpointError(
                 str(self.path(name)),
                 expected=f"{name} of shape {list(shape)}",
-                got=stored,
+                got=list(self._shapes[name]),
                 remedy="Weights and config.json do not belong together; nothing was loaded.",
             )
-        tensor: Tensor = file.get_tensor(name)
-        if tensor.dtype not in READABLE:
+        dtype = self._files[self._file_of[name]].get_slice(name).get_dtype()
+        if dtype not in READABLE:
             raise CheckpointError(
                 str(self.path(name)),
                 expected=f"{name} in float32, float16, bfloat16 or float64",
-                got=tensor.dtype,
+                got=dtype,
                 remedy="Quantised checkpoints are not read; save the plain weights.",
             )
+
+    def read(self, name: str) -> Tensor:
+        """A tensor."""
+        tensor: Tensor = self._files[self._file_of[name]].get_tensor(name)
         return tensor
 
     def _open_whole(self) -> None:
@@ -109,7 +112,7 @@ class StoredTensors:
         index = read_json(path)
         weights = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(weights, dict) or not all(
-            isinstance(file, str) and Path(file).name == file for file in weights.values()
+            isinstance(file, str) and file and Path(file).name == file for file in weights.values()
         ):
             raise CheckpointError(
                 str(path),
@@ -140,14 +143,14 @@ class StoredTensors:
 
     def _open(self, file: str) -> set[str]:
         path = self.folder / file
-        try:
-            opened = self._stack.enter_context(safe_open(path, framework="pt"))
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                str(path),
+        opened = self._stack.enter_context(
+            open_tensors(
+                path,
                 expected="a whole safetensors file",
-                got=error,
                 remedy="Fetch or write it again; nothing was loaded.",
-            ) from error
+            )
+        )
         self._files[file] = opened
-        return set(opened.keys())
+        names = set(opened.keys())
+        self._shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+        return names

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from posenc.errors import ArgumentError, DataError
+from posenc.storage import read_bytes
 
 __all__ = ["ImageSource", "Images", "Size"]
 
@@ -25,6 +28,9 @@ FEWEST = 2
 
 NUMBERS = 1 << 27
 """Of all images at all sizes that are kept in memory."""
+
+MOST_BYTES, MOST_PIXELS = 1 << 30, 1 << 26
+"""Of a file, and of an image in it."""
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 ARRAYS = (".npy", ".npz")
@@ -141,8 +147,10 @@ class ImageSource:
         for index in range(min(most, len(paths))):
             path = paths[index * len(paths) // min(most, len(paths))]
             try:
-                content = path.read_bytes()
-                with Image.open(path) as opened:
+                content = read_bytes(path, most=MOST_BYTES)
+                with Image.open(BytesIO(content)) as opened:
+                    if opened.width * opened.height > MOST_PIXELS:
+                        raise ValueError(f"more than {MOST_PIXELS:,} pixels")
                     upright = ImageOps.exif_transpose(opened)
                     image = np.asarray(upright.convert("L" if channels == 1 else "RGB"))
             except Exception as error:  # Pillow raises whatever its decoders do
@@ -158,10 +166,17 @@ class ImageSource:
     def _arrays(self, path: Path, most: int) -> Iterator[tuple[Path, Tensor, int | None, bytes]]:
         """As ``_files``, of a file of arrays."""
         try:
-            loaded = np.load(path, allow_pickle=False)
+            content = read_bytes(path, most=MOST_BYTES)
+            if path.suffix.lower() == ".npz":
+                with zipfile.ZipFile(BytesIO(content)) as archive:
+                    if sum(one.file_size for one in archive.infolist()) > MOST_BYTES:
+                        raise ValueError(f"more than {MOST_BYTES:,} bytes of arrays")
+            loaded = np.load(BytesIO(content), allow_pickle=False)
             held = {"images": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
             images = held["images"]
-        except (OSError, ValueError, KeyError, EOFError) as error:
+            for one in held.values():
+                torch.from_numpy(one[:0])  # refuses what is no numbers
+        except Exception as error:  # NumPy raises whatever its decoders do
             raise _unusable(path, error, "Write it by numpy.savez(path, images=…).") from error
         labels = held.get("labels")
         if images.ndim not in (3, 4) or (labels is not None and labels.shape != images.shape[:1]):

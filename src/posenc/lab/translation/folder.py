@@ -36,8 +36,9 @@ def _record(out: Path) -> dict[str, Any]:
             got=f"{out}, which has no {RECORD}",
             remedy="Give the folder that posenc translate train has written.",
         )
-    plain = read_json(out / RECORD)
-    if not isinstance(plain, dict) or plain.get("kind") != KIND:
+    plain: dict[str, Any] = read_json(out / RECORD, remedy="Restore it from a copy, or train anew.")
+    known = isinstance(plain, dict) and {"kind", "settings", "data"} <= plain.keys()
+    if not known or plain["kind"] != KIND or not isinstance(plain["settings"], dict):
         raise CheckpointError(
             str(out / RECORD),
             expected=f"the record of a {KIND}",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posenc.errors import DataError
+from posenc.storage import read_bytes
 
 __all__ = [
     "MOST_BYTES",
@@ -136,17 +137,15 @@ def read_lines(path: Path, argument: str = "text") -> list[str]:
     """
     path = Path(path)
     try:
-        size = path.stat().st_size
-        if not path.is_file():
-            raise _unusable(argument, path, "no file", "Give a text file.")
-        if size > MOST_BYTES:
-            raise _unusable(
-                argument, path, f"{size:,} bytes", f"Give at most {MOST_BYTES:,} bytes."
-            )
-        content = path.read_bytes()
+        content = read_bytes(path, most=MOST_BYTES)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise _unusable(argument, path, reason, "Check the path and its permissions.") from error
+        raise _unusable(
+            argument,
+            path,
+            reason,
+            f"Give a text file of at most {MOST_BYTES:,} bytes that you may read.",
+        ) from error
     if not content.strip():
         raise _unusable(argument, path, "an empty file", "Give some text.")
     return decoded(content, path, argument)

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import torch
 
-from posenc.errors import ArgumentError, CheckpointError, PosencError
+from posenc.errors import ArgumentError, CheckpointError
+from posenc.lab.records import record
 from posenc.lab.subjects import require_encoding
 
 __all__ = ["TranslatorSettings"]
@@ -143,8 +144,8 @@ class TranslatorSettings:
         try:
             if set(plain) != known:
                 raise TypeError(f"fields {', '.join(sorted(plain))}")
-            return cls(**plain)
-        except (PosencError, TypeError) as error:
+            return record(cls, plain)
+        except Exception as error:  # a file can say anything
             raise CheckpointError(
                 "settings",
                 expected=f"the fields {', '.join(sorted(known))} with valid values",

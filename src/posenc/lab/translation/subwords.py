@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from posenc.errors import ArgumentError, CheckpointError, DataError
+from posenc.storage import panics_as_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -112,7 +113,8 @@ class Subwords:
         from tokenizers import Tokenizer
 
         try:
-            return cls(Tokenizer.from_str(text))
+            with panics_as_errors():
+                return cls(Tokenizer.from_str(text))
         except Exception as error:  # the library raises no narrower one
             raise CheckpointError(
                 where,

@@ -18,8 +18,10 @@ from posenc.errors import (
     CheckpointError,
     Interrupted,
 )
+from posenc.lab.checkpoint import require_state_shapes
 from posenc.lab.fitting import fitted_options
 from posenc.lab.interrupting import interruptible
+from posenc.lab.records import record
 from posenc.lab.sequences import padded, pair_loss
 from posenc.lab.subjects import Recipe
 from posenc.lab.translation.data import Data, epoch_batches, even_batches, learnable
@@ -30,10 +32,11 @@ from posenc.lab.translation.settings import TranslatorSettings
 from posenc.lab.translation.subwords import Subwords
 from posenc.lab.translation.translator import ROOM, Translator
 from posenc.models import Transformer, TransformerConfig
-from posenc.storage import load_tensors, save_tensors, write_json
+from posenc.storage import Shapes, load_tensors, save_tensors, write_json
 
 __all__ = ["Event", "Prepared", "Report", "Stepped", "train_translator"]
 
+TRAIN_ANEW = "It is damaged, or of another version of posenc: train anew (--replace)."
 STATE, MODEL, REPORT = "state.safetensors", "model", "report.json"
 BETAS, WEIGHT_DECAY, LARGEST_NORM = (0.9, 0.98), 0.01, 1.0
 
@@ -321,7 +324,7 @@ class _Session:
     @torch.no_grad()
     def _restore(self) -> None:
         path = self.settings.out / STATE
-        tensors, meta = load_tensors(path)
+        tensors, meta = load_tensors(path, fits=self._require_fit, remedy=TRAIN_ANEW)
         try:
             for name, tensor in _tensors(self.model).items():
                 tensor.copy_(tensors[f"model.{name}"])
@@ -336,16 +339,22 @@ class _Session:
             torch.set_rng_state(tensors["generator"])
             if torch.device(self.settings.device).type == "cuda":
                 torch.cuda.set_rng_state(tensors["generator.cuda"], self.settings.device)
-            self.state = _Progress(**meta["progress"])
-        except (KeyError, TypeError, RuntimeError) as error:
+            self.state = record(_Progress, meta["progress"])
+        except (KeyError, TypeError, RuntimeError, ValueError) as error:
             raise CheckpointError(
-                str(path),
-                expected="the state of this training",
-                got=error,
-                remedy="It comes from another version of posenc: train anew (--replace).",
+                str(path), expected="the state of this training", got=error, remedy=TRAIN_ANEW
             ) from error
         if self.state.best_step == 0:
             self.state.best = math.inf
+
+    def _require_fit(self, shapes: Shapes, meta: dict[str, Any]) -> None:
+        """Refuse tensors of another model, before any is read."""
+        wanted = {
+            f"{part}.{name}": tuple(tensor.shape)
+            for name, tensor in _tensors(self.model).items()
+            for part in ("model", "best")
+        }
+        require_state_shapes(self.settings.out / STATE, self.model, shapes, wanted)
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from posenc.errors import CheckpointError, DataError
 from posenc.lab.sequences import BEGIN, END, read_source
 from posenc.lab.translation.subwords import Subwords
 from posenc.models import Transformer, beam_search
-from posenc.storage import write_bytes
+from posenc.storage import read_bytes, write_bytes
 
 __all__ = ["ROOM", "Translator"]
 
-VOCABULARY = "vocabulary.json"
+VOCABULARY, MOST_VOCABULARY = "vocabulary.json", 1 << 26
 
 ROOM = 1
 """Positions a side beyond its subwords: what begins a target, or ends a source."""
@@ -137,7 +137,7 @@ class Translator:
         model = Transformer.load(folder, device=device)
         path = folder / VOCABULARY
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_bytes(path, most=MOST_VOCABULARY).decode()
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(
                 str(path),
