@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-extend test check docs format bench gpu-test gpu-bench wheel lock clean
+.PHONY: help demo demo-extend test fuzz-files check docs format bench gpu-test gpu-bench wheel lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ demo-extend: $(VENV)/.installed ## stretch a small model by every method; prints
 
 test: check ## run format, lint, types and the whole suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --durations=10
+
+fuzz-files: $(VENV)/.installed-test ## damage files that posenc reads, in many ways; it must say so
+	cd tests/hostile && ../../$(BIN)/python -m hostile_files 7000
 
 check: $(VENV)/.installed-test ## format, lint and types
 	$(BIN)/ruff format --check --quiet .

@@ -20,6 +20,9 @@ __all__ = [
     "UnknownNameError",
 ]
 
+MOST = 1500
+"""Characters of a part of a message."""
+
 
 class PosencError(Exception):
     """Base of all errors that posenc raises on purpose.
@@ -32,14 +35,19 @@ class PosencError(Exception):
     """
 
     def __init__(self, argument: str, *, expected: str, got: object, remedy: str) -> None:
-        self.argument = argument
-        self.expected = expected
-        self.got = str(got)
+        self.argument = _shortened(argument)
+        self.expected = _shortened(expected)
+        self.got = _shortened(str(got))
         self.remedy = remedy
-        super().__init__(f"{argument}: expected {expected}, got {self.got}. {remedy}")
+        super().__init__(f"{self.argument}: expected {self.expected}, got {self.got}. {remedy}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.argument, self.expected, self.got, self.remedy)
+
+
+def _shortened(text: str) -> str:
+    """A text without its middle if it is too long to be read."""
+    return text if len(text) <= MOST else f"{text[: MOST // 2]} … {text[-MOST // 4 :]}"
 
 
 def _rebuild(

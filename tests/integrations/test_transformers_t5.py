@@ -11,9 +11,8 @@ import transformers
 from torch import Tensor, nn
 
 from posenc import Layout
-from posenc.errors import CheckpointError
 from posenc.integrations.transformers import load
-from posenc.models import Transformer, generate
+from posenc.models import Encoder, Transformer, generate
 
 VOCABULARY = 61
 SIZES: dict[str, Any] = {
@@ -79,7 +78,19 @@ def test_padded_sources_equal_transformers(tmp_path: Path) -> None:
     close(load(tmp_path)(source, target, Layout.padded([17, 11])), expected)
 
 
-def test_an_encoder_alone_lacks_the_decoder(tmp_path: Path) -> None:
-    transformers.T5EncoderModel(transformers.T5Config(**SIZES)).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=r"decoder\.\S+, got none"):
-        load(tmp_path)
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_the_encoder_alone_equals_transformers(case: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = transformers.T5EncoderModel(transformers.T5Config(**CASES[case])).eval()
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    assert isinstance(ours, Encoder)
+    source = tokens()
+    close(ours(source), theirs(source).last_hidden_state)
+    mask = torch.ones_like(source)
+    mask[1, 11:] = 0
+    expected = theirs(source, attention_mask=mask).last_hidden_state[1, :11]
+    close(ours(source, Layout.padded([17, 11]))[1, :11], expected)

@@ -338,7 +338,7 @@ def test_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError(30, "Read-only file system", str(path))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(OutputError, match=r"Read-only file system.*--out"):
+    with pytest.raises(OutputError, match=r"Read-only file system.*Choose a folder"):
         compare(settings)
 
 

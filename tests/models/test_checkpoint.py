@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from text_encodings import TEXT_ENCODINGS
+from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError, OutputError
 from posenc.models import Decoder, DecoderConfig
+from posenc.models.checkpoint import stored_tensors
+from posenc.models.unfilled import unfilled
+from posenc.storage import save_tensors
 
 TEXT = torch.arange(20).remainder(17).unsqueeze(0)
 
@@ -64,9 +71,67 @@ def test_a_flipped_bit_is_refused(tmp_path: Path) -> None:
 
 
 def change_config(folder: Path, **changes: object) -> None:
+    """Another configuration, with which the tensors were saved, as far as their file says."""
     described = json.loads((folder / "config.json").read_text())
     described["config"] |= changes
     (folder / "config.json").write_text(json.dumps(described))
+    tensors = load_file(folder / "model.safetensors")
+    save_tensors(folder / "model.safetensors", tensors, described)
+
+
+def test_a_changed_configuration_is_refused(tmp_path: Path) -> None:
+    make("rope").save(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"heads": 4', '"heads": 2'))
+    with pytest.raises(CheckpointError, match=r"config\.json.*another one"):
+        Decoder.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layers": 20_000},
+        {"vocabulary": 10**9},
+        {"dim": 10**6, "heads": 10**6},
+        {"hidden": 10**9},
+        {"options": {"max_length": 10**9}},
+    ],
+    ids=str,
+)
+def test_a_model_larger_than_its_weights_takes_neither_time_nor_memory(
+    tmp_path: Path, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("learned").save(tmp_path)
+    change_config(tmp_path, **changes)
+    monkeypatch.setattr(nn.Linear, "__init__", _counted(nn.Linear.__init__, 100))
+    began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        Decoder.load(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began < 100_000  # kilobytes
+
+
+def _counted(function: Callable[..., None], most: int) -> Callable[..., None]:
+    """A function that may be called so many times."""
+    calls = 0
+
+    def counted(*arguments: object, **named: object) -> None:
+        nonlocal calls
+        calls += 1
+        assert calls <= most
+        function(*arguments, **named)
+
+    return counted
+
+
+@pytest.mark.parametrize("encoding", TEXT_ENCODINGS)
+def test_every_encoding_is_made_without_memory(encoding: str) -> None:
+    def made() -> Decoder:
+        return make(encoding)
+
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored_tensors(made()).items()}
+    empty = stored_tensors(unfilled(made, shapes.values()))
+    assert {name: tuple(tensor.shape) for name, tensor in empty.items()} == shapes
+    assert all(tensor.is_meta for tensor in empty.values())
 
 
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class SwinConfig:
         options: the encoding's options; see ``fit_image`` for those that follow from ``size`` and
             ``window``.
         dropout: probability of dropping a feature or an attention weight in training.
-        classes: labels of the classifier.
+        classes: labels of the classifier; None: none, the model gives token vectors.
     """
 
     size: tuple[int, int] = (224, 224)
@@ -53,12 +53,13 @@ class SwinConfig:
     encoding: str = "swin"
     options: Mapping[str, Any] = field(default_factory=dict)
     dropout: float = 0.0
-    classes: int
+    classes: int | None
 
     def __post_init__(self) -> None:
         for name in ("size", "depths", "heads"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in ("patch", "channels", "dim", "window", "classes", "size", "depths", "heads"):
+        counts = ["patch", "channels", "dim", "window", "size", "depths", "heads"]
+        for name in [*counts, "classes"] if self.classes is not None else counts:
             value = getattr(self, name)
             if (min(value, default=0) if isinstance(value, tuple) else value) < 1:
                 raise ArgumentError(name, expected="1 or more", got=value, remedy="Change it.")
@@ -203,9 +204,11 @@ class Swin(nn.Module):
             )
         self.shared_encodings = share_encodings(self)
         self.norm = nn.LayerNorm(shape.dim)
-        self.head = nn.Linear(shape.dim, config.classes)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.head = None
+        if config.classes is not None:
+            self.head = nn.Linear(shape.dim, config.classes)
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
 
     def _encodings(self, shape: StackConfig, depth: int) -> Sequence[Encoding]:
         config = self.config
@@ -223,8 +226,10 @@ class Swin(nn.Module):
         images: Float[Tensor, "B P Y X"],
         *,
         valid: Bool[Tensor, "b Y X"] | None = None,
-    ) -> Float[Tensor, "B N"]:
+    ) -> Float[Tensor, "B N"] | Float[Tensor, "B L C"]:
         """Logits ``[B, classes]``, from the mean of all real tokens.
+
+        Without a classifier: normed vectors of the last stage's tokens, ``[B, L, C]``.
 
         Args:
             images: ``[B, P, Y, X]``, of any size.
@@ -235,6 +240,8 @@ class Swin(nn.Module):
             LengthError: when the encoding's embedding part has no such position.
         """
         x, extent, cells = self.features(images, valid=valid)
+        if self.head is None:
+            return x
         layout = Layout.image(*extent, valid=cells, device=x.device)
         logits: Tensor = self.head(mean_of_real(x, layout))
         return logits

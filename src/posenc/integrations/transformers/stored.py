@@ -140,6 +140,7 @@ class StoredTensors:
                         remedy="Fetch this shard again; nothing was loaded.",
                     )
         self._file_of = weights
+        self._shapes = {name: self._shapes[name] for name in weights}
 
     def _open(self, file: str) -> set[str]:
         path = self.folder / file

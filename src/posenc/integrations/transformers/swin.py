@@ -1,4 +1,4 @@
-"""Swin with its classifier."""
+"""Swin: the encoder, or with its classifier."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TABLE: Table = {
 
 
 def make(fields: Fields) -> Swin:
-    """The model that a configuration describes."""
+    """The encoder that a configuration describes, with a classifier if the checkpoint has one."""
     fields.require("hidden_act", "gelu")
     fields.require("layer_norm_eps", 1e-5)
     fields.require("mlp_ratio", 4.0)
@@ -50,7 +50,7 @@ def make(fields: Fields) -> Swin:
         heads=fields.counts("num_heads"),
         window=fields.count("window_size", 7),
         encoding="swin",
-        classes=fields.classes(),
+        classes=fields.classes() if "classifier.weight" in fields.tensors else None,
     )
     return Swin(config)
 

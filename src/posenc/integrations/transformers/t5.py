@@ -1,11 +1,13 @@
-"""T5, of both versions."""
+"""T5, of both versions: encoder and decoder, or the encoder alone."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from posenc.integrations.transformers.family import Family
 from posenc.integrations.transformers.fields import Fields
 from posenc.integrations.transformers.table import Stacked, Table, Transposed
-from posenc.models import Transformer, TransformerConfig
+from posenc.models import Encoder, EncoderConfig, Transformer, TransformerConfig
 from posenc.models.block import Activation
 
 __all__ = ["T5"]
@@ -23,12 +25,12 @@ FEED_FORWARD = {
 """The last sub-layer of a block; the decoder's second is its cross-attention."""
 
 
-def _stack(side: str) -> Table:
-    """The blocks of one side."""
-    ours, attention = side + ".{layer}", side + ".block.{layer}.layer.0"
+def _stack(side: str, blocks: str, norm: str) -> Table:
+    """The blocks of one side and the norm that follows them, by what they are called in ours."""
+    ours, attention = blocks + ".{layer}", side + ".block.{layer}.layer.0"
     feed_forward = FEED_FORWARD[side]
     return {
-        f"{side}.0.attention.encoding.score.table": Transposed(
+        f"{blocks}.0.attention.encoding.score.table": Transposed(
             f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         ),
         **_attention(f"{ours}.attention", f"{attention}.SelfAttention"),
@@ -36,7 +38,7 @@ def _stack(side: str) -> Table:
         f"{ours}.feed_forward.input.weight": f"{feed_forward}.DenseReluDense.wi.weight",
         f"{ours}.feed_forward.output.weight": f"{feed_forward}.DenseReluDense.wo.weight",
         f"{ours}.feed_forward_norm.weight": f"{feed_forward}.layer_norm.weight",
-        f"{side}_norm.weight": f"{side}.final_layer_norm.weight",
+        f"{norm}.weight": f"{side}.final_layer_norm.weight",
     }
 
 
@@ -44,18 +46,21 @@ CROSS = "decoder.block.{layer}.layer.1"
 
 TABLE: Table = {
     "source_embedding.weight": "shared.weight",
-    **_stack("encoder"),
-    **_stack("decoder"),
+    **_stack("encoder", "encoder", "encoder_norm"),
+    **_stack("decoder", "decoder", "decoder_norm"),
     **_attention("decoder.{layer}.cross", f"{CROSS}.EncDecAttention"),
     "decoder.{layer}.cross_norm.weight": CROSS + ".layer_norm.weight",
     "output.weight": "lm_head.weight",
+    # Of an encoder alone.
+    "embedding.weight": "shared.weight",
+    **_stack("encoder", "blocks", "norm"),
 }
 
 GATED: Table = {
-    f"{side}.{{layer}}.feed_forward.input.weight": Stacked(
+    f"{ours}.{{layer}}.feed_forward.input.weight": Stacked(
         theirs + ".DenseReluDense.wi_0.weight", theirs + ".DenseReluDense.wi_1.weight"
     )
-    for side, theirs in FEED_FORWARD.items()
+    for ours, theirs in {**FEED_FORWARD, "blocks": FEED_FORWARD["encoder"]}.items()
 }
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -67,35 +72,48 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def make(fields: Fields) -> Transformer:
-    """The encoder–decoder that a configuration describes."""
+def make(fields: Fields) -> Transformer | Encoder:
+    """The encoder–decoder that a configuration describes, or the encoder if no more is stored."""
     dim, layers = fields.count("d_model"), fields.count("num_layers")
     vocabulary = fields.count("vocab_size")
     options = {
         "buckets": fields.count("relative_attention_num_buckets", 32),
         "max_distance": fields.count("relative_attention_max_distance", 128),
     }
+    shape: dict[str, Any] = {
+        "dim": dim,
+        "hidden": fields.count("d_ff"),
+        "heads": fields.count("num_heads"),
+        "head_dim": fields.count("d_kv"),
+        "activation": fields.choice("feed_forward_proj", ACTIVATIONS, "relu"),
+        "norm": "rms",
+        "norm_eps": fields.number("layer_norm_epsilon", 1e-6),
+        "bias": False,
+        "scale": 1.0,
+        "embedding_scale": 1.0,
+    }
+    if fields.tensors and not any(name.startswith("decoder.") for name in fields.tensors):
+        alone = EncoderConfig(
+            **shape,
+            vocabulary=vocabulary,
+            layers=layers,
+            norm_first=True,
+            encoding="t5",
+            options=options,
+        )
+        return Encoder(alone)
     # The first version is tied, and scales what its output layer reads; the second does neither.
     scaled = fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
     config = TransformerConfig(
         source_vocabulary=vocabulary,
         target_vocabulary=vocabulary,
-        dim=dim,
-        hidden=fields.count("d_ff"),
-        heads=fields.count("num_heads"),
-        head_dim=fields.count("d_kv"),
+        **shape,
         encoder_layers=layers,
         decoder_layers=fields.optional_count("num_decoder_layers") or layers,
-        activation=fields.choice("feed_forward_proj", ACTIVATIONS, "relu"),
-        norm="rms",
-        norm_eps=fields.number("layer_norm_epsilon", 1e-6),
-        bias=False,
         encoder_encoding="t5",
         decoder_encoding="t5",
         encoder_options=options,
         decoder_options=options,
-        scale=1.0,
-        embedding_scale=1.0,
         shared=True,
         tied="lm_head.weight" not in fields.tensors,
         output_scale=dim**-0.5 if scaled else 1.0,
@@ -107,6 +125,7 @@ T5 = Family(
     make=make,
     table=TABLE,
     gated=GATED,
+    aliases={"shared.weight": "encoder.embed_tokens.weight"},
     ignored=(
         "encoder.embed_tokens.weight",
         "decoder.embed_tokens.weight",

@@ -1,0 +1,239 @@
+"""Small whole folders of everything that posenc reads, and how each is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from hostile_files import Target
+from torch import nn
+from torch.optim import AdamW
+
+import posenc
+from posenc.cli.material import _image_source, _tokenizer
+from posenc.extension import search_factors
+from posenc.integrations.transformers import load, save
+from posenc.lab.checkpoint import Checkpoint, Plan
+from posenc.lab.corpus import read_text
+from posenc.lab.folder import Record, load_settings
+from posenc.lab.jobs import Outcome
+from posenc.lab.results import Measurement, Refusal, Run
+from posenc.lab.settings import Settings
+from posenc.lab.translation import Translator
+from posenc.lab.translation.folder import load_settings as load_translation
+from posenc.lab.translation.folder import open_folder
+from posenc.lab.translation.parallel import read_lines
+from posenc.lab.translation.settings import TranslatorSettings
+from posenc.lab.translation.subwords import Subwords
+from posenc.models import (
+    Decoder,
+    DecoderConfig,
+    Encoder,
+    EncoderConfig,
+    ImageConfig,
+    ImageEncoder,
+    Swin,
+    SwinConfig,
+    Transformer,
+    TransformerConfig,
+)
+
+
+def make_targets(folder: Path) -> list[Target]:
+    """All targets, made below a folder."""
+    torch.manual_seed(0)
+    makers = (
+        *(partial(_saved, encoding) for encoding in ("rope", "alibi", "learned", "t5")),
+        _swin,
+        *(partial(_llama, method) for method in ("", "yarn", "rerope")),
+        _bert,
+        _vit,
+        _translator,
+        _training,
+        _comparison,
+        _translation,
+        _search,
+        _tokenized,
+        _texts,
+    )
+    return [maker(folder / str(number)) for number, maker in enumerate(makers)]
+
+
+def _decoder(encoding: str) -> Decoder:
+    config = DecoderConfig(
+        vocabulary=31,
+        dim=32,
+        layers=2,
+        heads=4,
+        encoding=encoding,
+        max_length=64,
+        activation="swiglu",
+        norm="rms",
+        bias=False,
+    )
+    return Decoder(config)
+
+
+def _saved(encoding: str, folder: Path) -> Target:
+    _decoder(encoding).save(folder)
+    return Target(f"Decoder of {encoding}", folder, Decoder.load)
+
+
+def _swin(folder: Path) -> Target:
+    config = SwinConfig(
+        size=(16, 16), patch=2, channels=1, dim=8, depths=(1, 1), heads=(1, 2), window=4, classes=3
+    )
+    Swin(config).save(folder)
+    return Target("Swin", folder, Swin.load)
+
+
+def _llama(method: str, folder: Path) -> Target:
+    from posenc.integrations.transformers.stretched import save_stretched
+
+    model = _decoder("rope")
+    if not method:
+        save(model, folder, family="llama")
+        return Target("llama", folder, load)
+    like = folder.with_name(f"{folder.name}-original")
+    save(model, like, family="llama")
+    originals = posenc.models.replacing.encodings_of(model)
+    stretched = posenc.extension.extend_layers(originals, method, factor=2.0, length=64)
+    save_stretched(
+        posenc.models.replacing.with_encodings(model, stretched),
+        folder,
+        like=like,
+        originals=originals,
+        method=method,
+        factor=2.0,
+        length=64,
+        options={},
+    )
+    return Target(f"llama by {method}", folder, load)
+
+
+def _bert(folder: Path) -> Target:
+    config = EncoderConfig(
+        vocabulary=31, dim=32, layers=2, heads=4, types=2, embedding_scale=1.0, max_length=16
+    )
+    save(Encoder(config), folder, family="bert", shard_bytes=9000)
+    return Target("bert in shards", folder, load)
+
+
+def _vit(folder: Path) -> Target:
+    config = ImageConfig(size=(8, 8), patch=4, dim=16, layers=1, heads=2, encoding="learned2d")
+    save(ImageEncoder(config), folder, family="vit")
+    (folder / "preprocessor_config.json").write_text('{"image_mean": [0.5], "image_std": [0.5]}')
+
+    def read(copy: Path) -> None:
+        load(copy)
+        _image_source(copy, None)
+
+    return Target("vit", folder, read)
+
+
+def _translator(folder: Path) -> Target:
+    subwords = Subwords.learn(["a few words of text", "and a few more words"], size=30)
+    config = TransformerConfig(
+        source_vocabulary=subwords.size,
+        target_vocabulary=subwords.size,
+        shared=True,
+        dim=16,
+        heads=2,
+        encoder_layers=1,
+        decoder_layers=1,
+        max_length=16,
+    )
+    Translator(Transformer(config), subwords).save(folder)
+
+    def read(copy: Path) -> None:
+        Translator.load(copy).translate(["a few words"], beams=1, drop_unknown=True)
+
+    return Target("translator", folder, read)
+
+
+def _training(folder: Path) -> Target:
+    folder.mkdir()
+    plan = Plan(encoding="rope", seed=0, steps=5, rate=0.1, folder=folder)
+
+    def state(plan: Plan) -> Checkpoint:
+        model = nn.Linear(4, 4)
+        optimizer = AdamW(model.parameters())
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        return Checkpoint(model, optimizer, plan, "text")
+
+    state(plan).save()
+
+    def read(copy: Path) -> None:
+        with torch.random.fork_rng():
+            state(replace(plan, folder=copy)).restore()
+
+    return Target("state of a training", folder, read)
+
+
+def _comparison(folder: Path) -> Target:
+    folder.mkdir()
+    Record(settings=Settings(out=folder), fingerprint="abc").write()
+    Outcome(
+        runs=(Run(
+            subject="rope",
+            seed=0,
+            steps=9,
+            parameters=5,
+            tokens_per_second=1.0,
+            peak_memory_bytes=1,
+            train_seconds=1.0,
+        ),),
+        measurements=(Measurement(subject="rope", seed=0, metric="loss", x=64, value=1.5),),
+        refusals=(Refusal(subject="rope", metric="loss", x=128, reason="none"),),
+    ).write(folder / "run.json")  # fmt: skip
+
+    def read(copy: Path) -> None:
+        load_settings(copy)
+        Outcome.read(copy / "run.json")
+
+    return Target("comparison", folder, read)
+
+
+def _translation(folder: Path) -> Target:
+    settings = TranslatorSettings(out=folder, text=Path("pairs.tsv"))
+    open_folder(settings, "abc", replaced=())
+    return Target("translation", folder, load_translation)
+
+
+def _search(folder: Path) -> Target:
+    rope = posenc.create("rope", head_dim=8)
+
+    def search(at: Path, budget: int = 6) -> None:
+        search_factors(rope, sum, factor=4, length=64, budget=budget, state=at / "state.json")
+
+    search(folder)
+    return Target("search", folder, search)
+
+
+def _tokenized(folder: Path) -> Target:
+    folder.mkdir()
+    text = Subwords.learn(["a few words of text"], size=20).to_json()
+    (folder / "tokenizer.json").write_text(text)
+    (folder / "tokenizer_config.json").write_text('{"mask_token": {"content": "a"}}')
+
+    def read(copy: Path) -> None:
+        encode, _ = _tokenizer(copy, 1000)
+        if encode is not None:
+            encode("a few words of text")
+
+    return Target("tokenizer", folder, read)
+
+
+def _texts(folder: Path) -> Target:
+    folder.mkdir()
+    (folder / "one.txt").write_text("a text\nof two lines\n" * 50)
+    (folder / "two.txt").write_text("another text\n" * 50)
+
+    def read(copy: Path) -> None:
+        read_text(copy)
+        read_lines(copy / "one.txt")
+
+    return Target("texts", folder, read)
