@@ -142,10 +142,10 @@ def test_pipe_is_no_text(tmp_path: Path) -> None:
 def test_unreadable_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret.txt").write_bytes(b"x" * 100)
 
-    def deny(path: Path) -> bytes:
+    def deny(path: Path, flags: int) -> int:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", deny)
+    monkeypatch.setattr(os, "open", deny)
     with pytest.raises(DataError, match=r"Permission denied .*secret\.txt.*permissions"):
         read_text(tmp_path)
 

@@ -76,7 +76,7 @@ def test_empty_sides_can_be_left_out(tmp_path: Path) -> None:
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         read_lines(tmp_path / "none")
-    with pytest.raises(DataError, match="no file"):
+    with pytest.raises(DataError, match="a folder, not a file"):
         read_lines(tmp_path)
 
 
