@@ -49,7 +49,7 @@ def steps(model: Deberta, text: Tensor, count: int, *, absolute: bool) -> Tensor
         attended = last.attention(x, layout, context=hidden, context_layout=layout)
         x = last.attention_norm(x + attended)
         x = last.feed_forward_norm(x + last.feed_forward(x))
-    return model.head(x, model.encoder.embedding.weight)
+    return model.head(x, model.encoder.embedding)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
