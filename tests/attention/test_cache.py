@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 
-from posenc import Cache, Layout
-from posenc.attention import LayerCache
+from posenc import Cache, Encoding, Layout, create
+from posenc.attention import Attention, LayerCache
 from posenc.errors import ArgumentError
 
 
@@ -101,3 +102,90 @@ def test_truncate_forgets_the_graph() -> None:
     assert cache.layout.signal is not None
     kept = (cache.keys, cache.values, cache.layout.positions, cache.layout.signal)
     assert not any(tensor.requires_grad for tensor in kept)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "causal", "kept"),
+    [
+        (create("rope", head_dim=8), True, True),
+        (create("rope+alibi", heads=4, head_dim=8), True, True),
+        (create("rope", head_dim=8), False, False),
+        (create("rope", head_dim=8, learned=True), True, False),
+        (create("xpos", head_dim=8), True, False),
+        (create("alibi", heads=4), True, False),
+    ],
+)
+def test_keys_are_transformed_once_where_that_is_the_same(
+    encoding: Encoding, causal: bool, kept: bool
+) -> None:
+    """A decode step of RoPE rotates one key, not all that are cached."""
+    layer = Attention(dim=32, heads=4, kv_heads=2, encoding=encoding, causal=causal).eval()
+    x = torch.randn(2, 7, 32)
+    lengths: list[int] = []
+    if encoding.query_key is not None:
+        encoding.query_key.register_forward_pre_hook(
+            lambda _, operands: lengths.append(operands[1].shape[2])
+        )
+    cache = LayerCache()
+    layouts = [Layout.padded([5, 3], side="left"), *(Layout.at(torch.tensor([t])) for t in (5, 9))]
+    with torch.no_grad():
+        parts = [layer(x[:, :5], layouts[0], cache=cache)]
+        for token in (5, 6):
+            piece = replace(layouts[token - 4], order=torch.tensor([[token]]))
+            parts.append(layer(x[:, token : token + 1], piece, cache=cache))
+        assert cache.layout is not None
+        raw = layer.key(x).unflatten(-1, (2, 8)).transpose(1, 2)
+        whole = layer(x, cache.layout)
+    assert cache.keys is not None
+    assert cache.transformed == kept
+    seen = cache.layout.valid
+    assert seen is not None
+    same = torch.allclose(cache.keys.mT.movedim(-1, 1)[seen], raw.mT.movedim(-1, 1)[seen])
+    assert same != kept
+    if encoding.query_key is not None:
+        assert lengths[1:3] == ([1, 1] if kept else [6, 7])
+    if causal:
+        got = torch.cat(parts, dim=1)
+        torch.testing.assert_close(got[seen], whole[seen], rtol=1e-4, atol=1e-5)
+
+
+def test_cached_keys_are_chosen_with_their_rows() -> None:
+    layer = Attention(dim=16, heads=2, encoding=create("rope", head_dim=8), causal=True).eval()
+    x, cache = torch.randn(2, 4, 16), LayerCache()
+    with torch.no_grad():
+        layer(x[:, :3], Layout.padded([3, 2], side="left"), cache=cache)
+        cache.select(torch.tensor([1, 1, 0]))
+        step = x[:, 3:][[1, 1, 0]]
+        got = layer(step, Layout.sequence(1, 3), cache=cache)
+        assert cache.layout is not None
+        whole = layer(torch.cat([x[[1, 1, 0], :3], step], dim=1), cache.layout)
+    torch.testing.assert_close(got[:, 0], whole[:, -1], rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_are_written_in_place_and_copies_do_not_see_them() -> None:
+    cache = LayerCache()
+    cache.append(*chunk(1, 4, 0.0), Layout.sequence(4))
+    cache.append(*chunk(1, 1, 1.0), Layout.sequence(1, 4))
+    assert cache.keys is not None
+    place = cache.keys.data_ptr()
+    copies = copy.copy(cache), copy.deepcopy(cache)
+    early = cache.keys
+    for step in range(3):
+        cache.append(*chunk(1, 1, 2.0 + step), Layout.sequence(1, 5 + step))
+    assert cache.keys.data_ptr() == place
+    assert early.shape[2] == 5
+    for other in copies:
+        other.append(*chunk(1, 1, 9.0), Layout.sequence(1, 5))
+        assert other.keys is not None
+        assert other.keys[0, 0, :, 0].tolist() == [0, 0, 0, 0, 1, 9]
+    assert cache.keys[0, 0, :, 0].tolist() == [0, 0, 0, 0, 1, 2, 3, 4]
+
+
+def test_a_graph_is_kept_through_what_is_appended() -> None:
+    cache, keys = LayerCache(), torch.randn(1, 1, 3, 2, requires_grad=True)
+    cache.append(keys, keys * 2, Layout.sequence(3))
+    joined, _, _ = cache.append(
+        torch.ones(1, 1, 1, 2), torch.ones(1, 1, 1, 2), Layout.sequence(1, 3)
+    )
+    joined.sum().backward()
+    assert keys.grad is not None

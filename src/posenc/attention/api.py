@@ -22,7 +22,7 @@ from posenc.errors import BackendRefusal, UnknownNameError
 from posenc.grid import Grid
 from posenc.padding import zero_invalid, zero_invalid_signals
 
-__all__ = ["BACKENDS", "VARIANTS", "Explanation", "attend", "explain"]
+__all__ = ["BACKENDS", "VARIANTS", "Explanation", "attend", "explain", "transformed"]
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend for backend in (Sdpa(), Triton(), Flex(), Tiled(), Reference())
@@ -99,6 +99,29 @@ def attend(
         posing = _pose(q, k, v, grid, encoding, dropout, scale)
         chosen = _choose(posing, backend)[0]
         return chosen.run(posing.problem(chosen))
+
+
+def transformed(
+    q: Float[Tensor, "B H Q D"],
+    k: Float[Tensor, "B G K D"],
+    v: Float[Tensor, "B G K E"],
+    grid: Grid,
+    encoding: Encoding,
+) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "b g K D"]]:
+    """Queries and keys after ``encoding``'s query_key part, as ``attend`` computes with them.
+
+    Args: as ``attend``.
+
+    Raises:
+        ArgumentError: as ``attend``.
+    """
+    validate(q, k, v, grid, encoding, dropout=0.0, scale=None)
+    if encoding.query_key is None:
+        return q, k
+    with torch.autocast(q.device.type, enabled=False):
+        q, k, v = _autocast(q, k, v)
+        turned: tuple[Tensor, Tensor] = encoding.query_key(q, k, grid)
+        return turned
 
 
 def explain(

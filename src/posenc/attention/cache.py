@@ -1,7 +1,8 @@
-"""What attention keeps of the past: untransformed keys, values, and where they stood."""
+"""The KV cache: keys, values and their layout."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import torch
@@ -18,14 +19,22 @@ __all__ = ["Cache", "LayerCache"]
 class LayerCache:
     """The past of one attention layer.
 
-    Keys are kept as they came from the projection, with their layout, so that every method,
+    Keys are kept with their layout as they came from the projection, so that every method,
     length-dependent ones included, sees the past exactly as in one pass over the whole sequence.
+    Where the attention layer knows that its encoding transforms each key by its own position
+    alone, it gives them transformed. Without a graph, tokens are written behind the past, in
+    memory that doubles when it is full.
+
+    Args:
+        transformed: whether ``keys`` have been transformed by the encoding.
     """
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.layout: Layout | None = None
+        self.transformed = False
+        self._room: tuple[Tensor, Tensor] | None = None
         self.inputs: tuple[Tensor, Layout, Tensor | None] | None = None
 
     def embed(
@@ -58,13 +67,51 @@ class LayerCache:
         if self.keys is None or self.values is None or self.layout is None:
             self.keys, self.values, self.layout = keys, values, layout
         else:
-            self.keys = cat([self.keys, keys], dim=2)
-            self.values = cat([self.values, values], dim=2)
             self.layout = self.layout.concat(layout)
+            self.keys, self.values = self._extended(self.keys, self.values, keys, values)
         return self.keys, self.values, self.layout
+
+    def _extended(
+        self, past_keys: Tensor, past_values: Tensor, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The past and what follows it: in place where there is room and no graph."""
+        pasts, news = (past_keys, past_values), (keys, values)
+        plain = all(
+            not each.requires_grad and each.dtype == past.dtype and each.shape[:2] == past.shape[:2]
+            for past, each in (*zip(pasts, news, strict=True), *zip(pasts, pasts, strict=True))
+        )
+        if not plain or torch.compiler.is_compiling():
+            self._room = None
+            return cat([past_keys, keys], dim=2), cat([past_values, values], dim=2)
+        begin, end = past_keys.shape[2], past_keys.shape[2] + keys.shape[2]
+        if self._room is None or self._room[0].shape[2] < end:
+            size = max(end, 2 * begin)
+            rooms = [past.new_empty(*past.shape[:2], size, past.shape[3]) for past in pasts]
+            for room, past in zip(rooms, pasts, strict=True):
+                room[:, :, :begin] = past
+            self._room = rooms[0], rooms[1]
+        for room, each in zip(self._room, news, strict=True):
+            room[:, :, begin:end] = each
+        return self._room[0][:, :, :end], self._room[1][:, :, :end]
+
+    def __copy__(self) -> LayerCache:
+        """Another cache of the same past; what either appends, the other does not see."""
+        copied = LayerCache()
+        copied.__dict__ |= self.__dict__ | {"_room": None}
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, object]) -> LayerCache:
+        copied = LayerCache()
+        memo[id(self)] = copied
+        copied.__dict__ |= {
+            name: None if name == "_room" else deepcopy(value, memo)
+            for name, value in self.__dict__.items()
+        }
+        return copied
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep these batch rows, in this order; a row may come more than once (beam search)."""
+        self._room = None
         if self.keys is not None and self.values is not None and self.layout is not None:
             self.keys, self.values = self.keys[rows], self.values[rows]
             self.layout = self.layout.select(rows)
@@ -75,6 +122,7 @@ class LayerCache:
 
     def truncate(self, length: int) -> None:
         """Forget all but the last ``length`` tokens, and the graph that made them."""
+        self._room = None
         if self.keys is not None and self.values is not None and self.layout is not None:
             begin = max(0, self.layout.length - length)
             self.keys = self.keys[:, :, begin:].detach()

@@ -8,7 +8,7 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.attention.api import attend
+from posenc.attention.api import attend, transformed
 from posenc.attention.cache import LayerCache
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
@@ -167,6 +167,7 @@ class Attention(nn.Module):
                 remedy="Say where the context's tokens are; a projected Context knows.",
             )
         x = zero_invalid(x, layout)
+        own = context is None
         if context is None and self.merged is not None:
             layout = self.encoding.observe(x, layout)
             parts = self.merged(x).split(self.widths, dim=-1)
@@ -178,23 +179,45 @@ class Attention(nn.Module):
             layout = self.encoding.observe(x, layout)
             q = self._split(self._projected(x, "query"), self.queries)
             k, v, key_layout = context.keys, context.values, context.layout
-        if cache is not None:
-            k, v, key_layout = cache.append(k, v, key_layout)
         if self.queries != self.heads:
             q = q.repeat_interleave(self.heads // self.queries, dim=1)
+        encoding, scale = self.encoding, self.scale
+        if cache is not None:
+            if own and self._may_keep_transformed(cache):
+                new = Grid(layout, key_layout, self.causal, self.window)
+                turned, keys = transformed(q, k, v, new, encoding)
+                if keys.shape == k.shape:
+                    scale = encoding.default_scale(self.head_dim) if scale is None else scale
+                    q, k, cache.transformed = turned, keys, True
+                    encoding = Encoding(score=encoding.score, value=encoding.value)
+            k, v, key_layout = cache.append(k, v, key_layout)
         grid = Grid(layout, key_layout, self.causal, self.window)
         output = attend(
             q,
             k,
             v,
             grid,
-            self.encoding,
+            encoding,
             backend=self.backend,
             dropout=self.dropout if self.training else 0.0,
-            scale=self.scale,
+            scale=scale,
         )
         merged: Tensor = self.output(output.transpose(1, 2).flatten(2))
         return merged
+
+    def _may_keep_transformed(self, cache: LayerCache) -> bool:
+        """Whether the cache holds transformed keys, or may: each depends on its position alone.
+
+        A transform with parameters may change between calls, and where queries see both sides it
+        may read all keys; then, and where more or wider keys would have to be kept, they are
+        transformed at each call.
+        """
+        if cache.length:
+            return cache.transformed
+        transform = self.encoding.query_key
+        if transform is None or not (self.causal and transform.tokenwise):
+            return False
+        return next(transform.parameters(), None) is None
 
     def project(self, context: Float[Tensor, "B K C"], layout: Layout) -> Context:
         """Keys and values of ``context``, which stands at ``layout``."""

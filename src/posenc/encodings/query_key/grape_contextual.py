@@ -57,6 +57,7 @@ class GrapeContextual(QueryKeyTransform):
     """
 
     axes = None
+    tokenwise = False  # angles are sums over the tokens before
 
     def __init__(
         self, *, dim: int, head_dim: int, base: float = 10000.0, length: float = 1e-3

@@ -153,14 +153,13 @@ class Rotary(QueryKeyTransform, ABC):
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
     ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
         require_width(q, self.head_dim)
-        query_angles = self.angles(grid.query)
-        key_angles = query_angles if grid.key is grid.query else self.angles(grid.key)
-        if key_angles.dim() == 4:
-            k = one_a_head(k, key_angles.shape[1])
-        return (
-            rotate(q, query_angles, self.pairing, gain=self.gain),
-            rotate(k, key_angles, self.pairing, gain=self.gain),
-        )
+        query = factors(self.angles(grid.query), gain=self.gain)
+        key = query
+        if grid.key is not grid.query:
+            key = factors(self.angles(grid.key), gain=self.gain)
+        if key[0].shape[1] > 1:
+            k = one_a_head(k, key[0].shape[1])
+        return turn(q, *query, self.pairing), turn(k, *key, self.pairing)
 
     def lower(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
