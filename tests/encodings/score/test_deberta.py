@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from fractions import Fraction
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -284,9 +286,10 @@ def test_content_projections_serve_grouped_heads() -> None:
     """Shared key heads: each group's key rows are repeated to its query heads."""
     part = deberta(dim=12, heads=6, head_dim=2, max_distance=3, projections="content")
     layer = posenc.Attention(dim=12, heads=6, kv_heads=3, encoding=Encoding(score=part))
-    queries, keys = part._projected()
+    keys, queries = part._tables(0, 5)
     rows = part.relative.rows
-    torch.testing.assert_close(queries[5], rows @ layer.query.weight[10:12].T)
+    turned = rows[[5, 5, 4, 3, 2, 1]]
+    torch.testing.assert_close(queries[5], turned @ layer.query.weight[10:12].T)
     torch.testing.assert_close(keys[5], rows @ layer.key.weight[4:6].T)
     torch.testing.assert_close(keys[4], keys[5])
 
@@ -352,3 +355,23 @@ def test_options_keep_the_laws(projections: str) -> None:
 def test_bad_options(options: dict[str, object]) -> None:
     with pytest.raises(PosencError, match=next(iter(options))):
         deberta(**({"dim": 8, "heads": 2, "head_dim": 4} | options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"buckets": 64}, {"lookup": "released"}])
+def test_only_rows_that_the_grid_reaches_are_projected(options: dict[str, Any]) -> None:
+    """32 tokens meet 63 of the 1,024 rows."""
+    part = deberta(dim=8, heads=2, head_dim=4, **options)
+    counts: list[int] = []
+    for layer in (part.query, part.key):
+        assert layer is not None
+        layer.register_forward_pre_hook(lambda _, operands: counts.append(operands[0].shape[0]))
+    q, k = torch.randn(2, 2, 2, 32, 4)
+    for layout in (Layout.sequence(32, 7), Layout.padded([32, 20]), Layout.at(torch.arange(32.0))):
+        grid = Grid.of(layout)
+        wanted = part(q, k, grid, scale=1.0)
+        part.lower(q, k, grid, scale=1.0)
+        assert max(counts) <= 65
+        with patch.object(torch.compiler, "is_compiling", lambda: True):
+            torch.testing.assert_close(part(q, k, grid, scale=1.0), wanted)
+        assert max(counts) > 100
+        counts.clear()

@@ -163,12 +163,33 @@ class RelativeEmbeddings(nn.Module):
         kind = "clipped offsets" if self.boundaries is None else "log buckets"
         return f"max_distance={self.max_distance}, {kind}, span={self.span}"
 
-    def forward(self) -> Float[Tensor, "N C"]:
-        """P, normalised if asked for."""
+    def forward(self, begin: int = 0, end: int | None = None) -> Float[Tensor, "N C"]:
+        """P, or its rows from ``begin`` to ``end`` (exclusive), normalised if asked for."""
+        rows = self.rows if begin == 0 and end is None else self.rows[begin:end]
         if self.norm is None:
-            return self.rows
-        normal: Tensor = self.norm(self.rows)
+            return rows
+        normal: Tensor = self.norm(rows)
         return normal
+
+    def reached(self, grid: Grid) -> tuple[int, int]:
+        """The smallest and largest bucket that a grid's offsets are in, as far as the host knows.
+
+        All buckets while compiling, so that one graph serves all lengths.
+        """
+        everything = 0, 2 * self.span
+        if torch.compiler.is_compiling() or not self.rows.numel():
+            return everything
+        if grid.shift is not None:
+            first, last = grid.shift - (grid.query.length - 1), grid.shift + grid.key.length - 1
+        elif grid.query.device.type == "cpu" and grid.query.length and grid.key.length:
+            query, key = (side.positions.detach() for side in (grid.query, grid.key))
+            first = int((key.min() - query.max()).floor())
+            last = int((key.max() - query.min()).ceil())
+        else:
+            return everything
+        ends = torch.tensor([[last], [first]], dtype=torch.float64, device="cpu")
+        low, high = self.bucket(ends).tolist()
+        return low, high
 
     def bucket(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
         """Signed bucket of i - j = -Δ, counted from 0: 0 … 2S, one more than there are rows."""
@@ -288,10 +309,11 @@ class Deberta(ScoreTerm):
         *,
         scale: float,
     ) -> Float[Tensor, "B H Q K"]:
-        queries, keys = self._projected()
-        c2p = gather_rows(q, keys, self.relative.delta(grid.offset))
-        index = self.relative.delta(grid.offset if self.lookup == "released" else -grid.offset)
-        p2c = gather_rows(k, queries, index.mT).mT
+        low, high = self.relative.reached(grid)
+        from_query, from_key = self._tables(low, high)
+        bucket = self.relative.bucket(grid.offset) - low
+        c2p = gather_rows(q, from_query, bucket)
+        p2c = gather_rows(k, from_key, bucket.mT).mT
         return scale * (c2p + p2c)
 
     def lower(
@@ -302,19 +324,42 @@ class Deberta(ScoreTerm):
         *,
         scale: float,
     ) -> tuple[Lowered, ...] | None:
-        queries, keys = self._projected()
-        # One group for both terms: 2S + 1 buckets, of which each term finds two in one row.
-        last = 2 * self.relative.span
-        bucket = torch.arange(last + 1, device=keys.device)
-        from_query = bucket.clamp(max=last - 1)
-        from_key = from_query if self.lookup == "released" else (last - bucket).clamp(max=last - 1)
-        left = Product(q * scale, keys[:, from_query])
-        right = Product(k * scale, queries[:, from_key])
-        reach = self.relative.max_distance
-        return (Gathered(self.relative.bucket, left=left, right=right, reach=reach),)
+        low, high = self.relative.reached(grid)
+        from_query, from_key = self._tables(low, high)
 
-    def _projected(self) -> tuple[Float[Tensor, "H N D"], Float[Tensor, "H N D"]]:
-        """``W_Q P`` and ``W_K P``, grouped key heads repeated."""
+        def bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+            return self.relative.bucket(offset).clamp(low, high) - low
+
+        left, right = Product(q * scale, from_query), Product(k * scale, from_key)
+        return (Gathered(bucket, left=left, right=right, reach=self.relative.max_distance),)
+
+    def _tables(self, low: int, high: int) -> tuple[Float[Tensor, "H N D"], Float[Tensor, "H N D"]]:
+        """What each bucket from ``low`` to ``high`` adds to products with queries and with keys.
+
+        One group for both terms: of the 2S + 1 buckets each term finds two in one row.
+        """
+        last = 2 * self.relative.span
+        bucket = torch.arange(low, high + 1, device=self.relative.rows.device)
+        of_query = bucket.clamp(max=last - 1)
+        of_key = of_query if self.lookup == "released" else (last - bucket).clamp(max=last - 1)
+        query, key = self._projections()
+        tables = []
+        for layer, rows, (begin, end) in (
+            (key, of_query, (low, high)),
+            (
+                query,
+                of_key,
+                (low, high) if self.lookup == "released" else (last - high, last - low),
+            ),
+        ):
+            begin, end = min(begin, last - 1), min(end, last - 1) + 1
+            projected = layer(self.relative(begin, end))
+            projected = projected.view(end - begin, -1, self.head_dim)
+            tables.append(projected.transpose(0, 1)[:, rows - begin])
+        return tables[0].repeat_interleave(self.heads // tables[0].shape[0], dim=0), tables[1]
+
+    def _projections(self) -> tuple[Projection, Projection]:
+        """W_Q and W_K."""
         query: Projection | None = self.query
         key: Projection | None = self.key
         if query is None or key is None:
@@ -326,12 +371,7 @@ class Deberta(ScoreTerm):
                     remedy="Put the encoding into posenc.Attention, or call attach(query, key).",
                 )
             query, key = self._attached
-        rows = self.relative()
-        heads = [
-            projected.view(len(rows), -1, self.head_dim).transpose(0, 1)
-            for projected in (query(rows), key(rows))
-        ]
-        return heads[0], heads[1].repeat_interleave(self.heads // heads[1].shape[0], dim=0)
+        return query, key
 
 
 ENTRY = Entry(
