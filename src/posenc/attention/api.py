@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, overload
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.base import Backend
+from posenc.attention.backends.definition import lse_by_definition
 from posenc.attention.backends.flex import Flex
 from posenc.attention.backends.reference import Reference
 from posenc.attention.backends.sdpa import Sdpa
@@ -18,7 +20,7 @@ from posenc.attention.choice import preference
 from posenc.attention.posing import Posing
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding
-from posenc.errors import BackendRefusal, UnknownNameError
+from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.grid import Grid
 from posenc.padding import zero_invalid, zero_invalid_signals
 
@@ -55,6 +57,7 @@ class Explanation:
         return "\n".join(lines)
 
 
+@overload
 def attend(
     q: Float[Tensor, "B H Q D"],
     k: Float[Tensor, "B G K D"],
@@ -65,7 +68,37 @@ def attend(
     backend: str = "auto",
     dropout: float = 0.0,
     scale: float | None = None,
-) -> Float[Tensor, "B H Q E"]:
+    return_lse: Literal[False] = False,
+) -> Float[Tensor, "B H Q E"]: ...
+
+
+@overload
+def attend(
+    q: Float[Tensor, "B H Q D"],
+    k: Float[Tensor, "B G K D"],
+    v: Float[Tensor, "B G K E"],
+    grid: Grid,
+    encoding: Encoding,
+    *,
+    backend: str = "auto",
+    dropout: float = 0.0,
+    scale: float | None = None,
+    return_lse: Literal[True],
+) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q"]]: ...
+
+
+def attend(
+    q: Float[Tensor, "B H Q D"],
+    k: Float[Tensor, "B G K D"],
+    v: Float[Tensor, "B G K E"],
+    grid: Grid,
+    encoding: Encoding,
+    *,
+    backend: str = "auto",
+    dropout: float = 0.0,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with ``encoding``'s query_key, score and value parts.
 
     ``softmax(scale · f(q)·f(k) + score) · (v + value)`` over the keys each query may see. The
@@ -83,10 +116,14 @@ def attend(
             does that alone and nothing of it is learned; ``"triton@unfused"`` has it done before.
         dropout: probability of dropping an attention weight.
         scale: factor of the logits; ``(terms · D) ** -0.5`` by default (T5 models use 1).
+        return_lse: also return the logarithm of each query's sum of exponentiated logits, by
+            which outputs over parts of the keys are joined. It is computed from the definition,
+            whatever the backend, for some queries at a time: one more product of queries and keys.
+            Dropout is not in it. ``"reference"`` gives it gradients; elsewhere it has none.
 
     Returns:
         ``[B, H, Q, E]`` in ``v``'s dtype (the autocast dtype under autocast). A row that sees
-        nothing is zero.
+        nothing is zero. With ``return_lse`` also ``[B, H, Q]`` in float32, -inf for such a row.
 
     Raises:
         ArgumentError: on arguments that do not fit together.
@@ -94,11 +131,22 @@ def attend(
         UnknownNameError: when there is no such backend.
     """
     validate(q, k, v, grid, encoding, dropout=dropout, scale=scale)
+    if return_lse and encoding.score is not None and encoding.score.replaces_softmax:
+        raise ArgumentError(
+            "return_lse",
+            expected=f"False with {type(encoding.score).__name__}, which replaces the softmax",
+            got=True,
+            remedy="Its weights have no sum that they are divided by.",
+        )
     q, k, v = _autocast(q, k, v)
     with torch.autocast(q.device.type, enabled=False):
         posing = _pose(q, k, v, grid, encoding, dropout, scale)
         chosen = _choose(posing, backend)[0]
-        return chosen.run(posing.problem(chosen))
+        output = chosen.run(posing.problem(chosen))
+        if not return_lse:
+            return output
+        with torch.set_grad_enabled(torch.is_grad_enabled() and chosen.name == "reference"):
+            return output, lse_by_definition(posing.transformed())
 
 
 def transformed(

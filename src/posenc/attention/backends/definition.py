@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -10,23 +12,18 @@ from posenc.attention.backends.base import Problem
 from posenc.attention.lowering import repeat_heads
 from posenc.attention.scoring import masked_softmax
 
-__all__ = ["attend_by_definition"]
+__all__ = ["attend_by_definition", "lse_by_definition"]
+
+
+BUDGET = 2**23
+"""Logits at a time of which sums are taken, 32 MiB in float32."""
 
 
 def attend_by_definition(problem: Problem) -> Float[Tensor, "B H Q E"]:
     """Materialises the logits, in float32 or better; memory H·Q·K a batch row."""
-    wide = torch.promote_types(problem.q.dtype, torch.float32)
-    q = problem.q.to(wide)
-    k = repeat_heads(problem.k, problem.heads).to(wide)
-    v = repeat_heads(problem.v, problem.heads).to(wide)
+    logits = _logits(problem)
+    v = repeat_heads(problem.v, problem.heads).to(logits.dtype)
     score, value = problem.encoding.score, problem.encoding.value
-    if score is not None and score.replaces_product:
-        logits = score(q, k, problem.grid, scale=problem.scale)
-    else:
-        logits = q @ k.mT * problem.scale
-        if score is not None:
-            logits = logits + score(q, k, problem.grid, scale=problem.scale)
-    logits = logits.to(wide)  # float64 positions give float64 scores
     if score is not None and score.replaces_softmax:
         weights = logits.exp().masked_fill(~problem.grid.visible, 0.0)
     else:
@@ -36,3 +33,36 @@ def attend_by_definition(problem: Problem) -> Float[Tensor, "B H Q E"]:
     if value is not None:
         output = output + value(weights, problem.grid)
     return output.to(problem.v.dtype)
+
+
+def lse_by_definition(problem: Problem) -> Float[Tensor, "B H Q"]:
+    """The logarithm of each query's sum of exponentiated logits, in float32.
+
+    -inf where a query sees nothing. Computed for some queries at a time.
+    """
+    batch, heads, queries, _ = problem.q.shape
+    size = max(1, BUDGET // max(1, batch * heads * problem.k.shape[2]))
+    grid, parts = problem.grid, []
+    for begin in range(0, max(1, queries), size):
+        rows = replace(grid, query=grid.query.slice(begin, begin + size))
+        part = replace(problem, q=problem.q[:, :, begin : begin + size], grid=rows)
+        seen = rows.visible
+        empty = ~seen.any(-1)
+        # A row that sees nothing sees all here, so that its gradient is zero and not NaN.
+        logits = _logits(part).masked_fill(~(seen | empty.unsqueeze(-1)), -torch.inf)
+        parts.append(logits.logsumexp(-1).masked_fill(empty, -torch.inf))
+    return torch.cat(parts, dim=2).float()
+
+
+def _logits(problem: Problem) -> Float[Tensor, "B H Q K"]:
+    """Of every pair, in float32 or better."""
+    wide = torch.promote_types(problem.q.dtype, torch.float32)
+    q, k = problem.q.to(wide), repeat_heads(problem.k, problem.heads).to(wide)
+    score = problem.encoding.score
+    if score is not None and score.replaces_product:
+        logits: Tensor = score(q, k, problem.grid, scale=problem.scale)
+    else:
+        logits = q @ k.mT * problem.scale
+        if score is not None:
+            logits = logits + score(q, k, problem.grid, scale=problem.scale)
+    return logits.to(wide)  # float64 positions give float64 scores
