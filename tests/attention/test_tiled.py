@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 
 import pytest
 import torch
@@ -14,9 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.tiled import blockwise, engine, images, near, passes, plan, tiles
-from posenc.attention.backends.tiled.memory import Memory, Skewed, kept_bytes, release
 from posenc.attention.backends.tiled.plan import Band
-from posenc.errors import BackendRefusal
 
 METHODS = (
     "nope",
@@ -311,26 +308,33 @@ def test_compiled_equals_eager(name: str) -> None:
         torch.testing.assert_close(got, expected)
 
 
-def test_the_operators_are_well_registered() -> None:
-    q, k, v = (x.float() for x in inputs(GRIDS["causal"]))
-    k, v = (x.repeat_interleave(2, dim=1).detach().requires_grad_() for x in (k, v))
-    line = torch.randn(6, 193, requires_grad=True)
-    nothing = [None] * 6
+@pytest.mark.parametrize(("causal", "heads_last"), [(1, False), (0, True)])
+def test_the_operators_are_well_registered(causal: int, heads_last: bool) -> None:
+    """Shapes and strides are what compilers are told, in the fused kernel's single call too."""
+    q, k, v = torch.randn(3, 2, 6, 97, 8)
+    if heads_last:
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    line = torch.randn(6, 193, requires_grad=bool(causal))
     torch.library.opcheck(
         torch.ops.posenc.tiled.default,
         (
-            q.detach().requires_grad_(),
-            k,
-            v,
+            *(x.requires_grad_() for x in (q, k, v)),
             line,
-            *nothing,
+            *[None] * 6,
             0.4,
-            [0, 1, -1, -1],
+            [0, causal, -1, -1],
             0.0,
             0,
-            True,
+            bool(causal),
             False,
         ),
+    )
+    given = (q.detach(), k.detach(), v.detach(), line.detach(), *[None] * 6, 0.4)
+    saved = torch.ops.posenc.tiled(*given, [0, causal, -1, -1], 0.0, 0, bool(causal), False)
+    rest = ([0, causal, -1, -1], 0.0, 0, bool(causal))
+    torch.library.opcheck(
+        torch.ops.posenc.tiled_backward.default,
+        (torch.randn_like(q.detach()), list(saved), *given, *rest),
     )
 
 
@@ -356,65 +360,6 @@ def test_auto_takes_it_where_the_definition_would_take_too_much() -> None:
     told = explain(*inputs(packed, dtype=torch.float32), packed, posenc.create("rope", head_dim=8))
     assert told.backend == "tiled"
     assert "each document by itself" in told.how
-
-
-def test_refuses_irregular_layouts_while_compiling() -> None:
-    grid, encoding = GRIDS["packed"], Encoding()
-    q, k, v = inputs(grid, dtype=torch.float32)
-
-    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q, k, v, grid, encoding, backend="tiled")
-
-    compiled = torch.compile(step, backend="eager")
-    with pytest.raises(BackendRefusal, match="inside a compiled graph"):
-        compiled(q, k, v)
-
-
-def test_memory_is_kept_until_it_is_released() -> None:
-    grid, encoding = Grid.of(Layout.sequence(300)), make("t5", causal=False)
-    release()
-    run(encoding, grid, inputs(grid), "tiled")
-    first = Memory("logits", torch.empty(0, dtype=torch.float64)).of(10)
-    again = Memory("logits", torch.empty(0, dtype=torch.float64)).of(10)
-    assert first.data_ptr() == again.data_ptr()
-    assert kept_bytes() > 80
-    release()
-    assert kept_bytes() == 0
-
-
-def test_memory_of_a_thread_goes_when_it_ends() -> None:
-    grid, encoding = Grid.of(Layout.sequence(300)), make("shaw", causal=False)
-    tensors = [x.detach() for x in inputs(grid)]
-    during: list[int] = []
-
-    def work() -> None:
-        attend(*tensors, grid, encoding.requires_grad_(False), backend="tiled")
-        during.append(kept_bytes())
-
-    release()
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)  # no workers, whose threads stay
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-    finally:
-        torch.set_num_threads(threads)
-    assert during[0] > 0
-    assert kept_bytes() == 0
-
-
-def test_a_product_in_the_skewed_reading_is_shifted_row_by_row() -> None:
-    """Two queries, three keys, worked by hand: row r of the product moves r places to the left."""
-    memory = Skewed("by hand", torch.empty(0))
-    memory.memory.of(8).fill_(torch.nan)
-    tile, whole = memory.of(1, 2, 3)
-    whole.copy_(torch.tensor([[[1.0, 2, 3, 4], [5, 6, 7, 8]]]))
-    assert tile.tolist() == [[[1, 2, 3], [6, 7, 8]]]
-    for rows, columns, sums in ((2, 3, [1, 6, 8, 6]), (1, 2, [1, 2]), (2, 3, [1, 6, 8, 6])):
-        tile, whole = memory.of(1, rows, columns, cleared=True)
-        tile.copy_(torch.tensor([[[1.0, 2, 3], [4, 5, 6]]])[:, :rows, :columns])
-        assert whole.sum(1).tolist() == [sums]
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import posenc
 from posenc import Encoding, Grid, Layout, ScoreTerm, attend
 from posenc.encoding import Gathered, Lowered
+from posenc.errors import BackendRefusal
 
 
 class OfKeys(ScoreTerm):
@@ -65,3 +66,15 @@ def test_padding_alone_stays_in_the_graph(name: str) -> None:
     assert attend(*tensors, grid, encoding, backend="tiled").requires_grad  # type: ignore[arg-type]
     for found in gradients(grid, encoding, tensors, "tiled"):
         assert torch.equal(found, torch.zeros_like(found))
+
+
+def test_refuses_irregular_layouts_while_compiling() -> None:
+    grid, encoding = Grid.of(Layout.packed([3, 4]), causal=True), Encoding()
+    q, k, v = draw(7, 7)
+
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, grid, encoding, backend="tiled")
+
+    compiled = torch.compile(step, backend="eager")
+    with pytest.raises(BackendRefusal, match="inside a compiled graph"):
+        compiled(q, k, v)

@@ -60,7 +60,8 @@ def tiled(
     whole, ahead = saved.whole, saved.ahead
     if ahead is None:
         ahead = Partial(q.new_empty(0), q.new_empty(0))
-    return whole.output, whole.total, ahead.output, ahead.total
+    # As the shapes below promise: strides of the fused kernel's results are its own.
+    return whole.output.contiguous(), whole.total.contiguous(), ahead.output, ahead.total
 
 
 def _band(q: Tensor, k: Tensor, place: Sequence[int]) -> Band:
@@ -136,7 +137,7 @@ def tiled_backward(
         if getattr(x, name) is not None:
             given: Tensor | None = getattr(into, name)
             found.append(q.new_empty(0) if given is None else given)
-    return found
+    return [x.contiguous() for x in found]
 
 
 @tiled_backward.register_fake
@@ -146,7 +147,7 @@ def _(
     *given: Any,
 ) -> list[Tensor]:
     tensors = [tensor for tensor in given[:10] if tensor is not None]
-    found = [torch.empty_like(tensor) for tensor in tensors]
+    found = [tensor.new_empty(tensor.shape) for tensor in tensors]
     if given[3] is not None and not given[-1]:
         found[3] = tensors[0].new_empty(0)
     return found

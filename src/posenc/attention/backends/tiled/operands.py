@@ -142,7 +142,7 @@ class Operands:
         given = self._tensors()
         if not line:
             given.pop("line", None)
-        zeros: Mapping[str, Any] = {name: torch.zeros_like(x) for name, x in given.items()}
+        zeros: Mapping[str, Any] = {name: x.new_zeros(x.shape) for name, x in given.items()}
         return Operands(**zeros)
 
     def whole_mask(self) -> Float[Tensor, "B H Q K"] | None:
