@@ -11,6 +11,15 @@ def main() -> None:
 
     try:
         from posenc.cli.app import run
+
+        run()
     except KeyboardInterrupt:  # while PyTorch was still being imported
         sys.exit(130)
-    run()
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "posenc":
+            raise
+        sys.stderr.write(
+            f"error: posenc: expected the packages of this command, got no {error.name}.\n"
+            "Install them: pip install 'posenc[cli]'\n"
+        )
+        sys.exit(2)

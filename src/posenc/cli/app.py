@@ -61,6 +61,18 @@ def _options(
     """Positional encodings for Transformers."""
 
 
+def _options_of(arguments: list[str]) -> dict[str, str]:
+    """The options of the command that was given, by the names of the settings they become."""
+    command = typer.main.get_command(app)
+    for word in arguments:
+        command = getattr(command, "commands", {}).get(word, command)
+    return {
+        parameter.name: max(parameter.opts, key=len)
+        for parameter in command.params
+        if parameter.name is not None and parameter.param_type_name == "option"
+    }
+
+
 def run() -> None:
     """Run the command line; errors that posenc raises on purpose are shown without a traceback."""
     try:
@@ -68,6 +80,7 @@ def run() -> None:
     except PosencError as error:
         if "--debug" in sys.argv:
             ERRORS.print_exception()
+        error.argument = _options_of(sys.argv[1:]).get(error.argument, error.argument)
         print_error(error)
         sys.exit(exit_code(error))
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from posenc.cli.completion import complete_encodings
 from posenc.cli.console import ERRORS, EXIT_CODES, OUT, Words, print_json
 from posenc.errors import ArgumentError
 
@@ -25,7 +26,10 @@ __all__ = ["bench"]
 def bench(
     encodings: Annotated[
         str | None,
-        typer.Option(help="Joined by commas: t5,t5@frozen,shaw@max_distance=64,rope+alibi."),
+        typer.Option(
+            help="Joined by commas: t5,t5@frozen,shaw@max_distance=64,rope+alibi.",
+            autocompletion=complete_encodings,
+        ),
     ] = None,
     lengths: Annotated[str | None, typer.Option(help="Tokens, joined by commas.")] = None,
     backends: Annotated[str, typer.Option(help="Of posenc, joined by commas.")] = "auto",

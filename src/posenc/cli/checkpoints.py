@@ -97,7 +97,7 @@ def open_checkpoint(
             expected="a model that can be measured: of the next token (llama, mistral, qwen2, "
             "gpt_neox, bloom), a text encoder (bert, roberta) or of images (vit)",
             got=repr(family),
-            remedy="Others can be loaded: posenc.integrations.transformers.load(folder).",
+            remedy="Name the folder of such a model.",
         )
     held = _held(model)
     if held is not None and trained_length not in (None, held):

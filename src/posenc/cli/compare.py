@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from posenc.cli.completion import complete_encodings, complete_task
 from posenc.cli.console import ERRORS, EXIT_CODES, OUT, Words, print_json
 from posenc.errors import ArgumentError
 
@@ -43,7 +44,11 @@ VERDICT_STYLES = {
 
 def compare(
     task: Annotated[
-        str | None, typer.Option(help="What to compare on (posenc tasks); language by default.")
+        str | None,
+        typer.Option(
+            help="What to compare on (posenc tasks); language by default.",
+            autocompletion=complete_task,
+        ),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE of the task; again for more.")
@@ -53,7 +58,11 @@ def compare(
         typer.Option(help="A file or folder of text, for language; else posenc's own source."),
     ] = None,
     encodings: Annotated[
-        str | None, typer.Option(help="Joined by commas: rope,t5+sinusoidal,sinusoidal@randomized.")
+        str | None,
+        typer.Option(
+            help="Joined by commas: rope,t5+sinusoidal,sinusoidal@randomized.",
+            autocompletion=complete_encodings,
+        ),
     ] = None,
     train_length: Annotated[
         int | None, typer.Option(help="Bytes a training window, or what the task counts.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -24,9 +25,10 @@ from posenc.cli.checkpoints import (
     write_checkpoint,
     write_report,
 )
+from posenc.cli.completion import complete_methods
 from posenc.cli.console import ERRORS, EXIT_CODES, OUT, Words, print_json
 from posenc.cli.material import material_of
-from posenc.errors import ArgumentError
+from posenc.errors import ArgumentError, Interrupted
 
 if TYPE_CHECKING:
     from posenc.lab.stretching.contenders import Method
@@ -47,7 +49,10 @@ def extend(
     ] = None,
     method: Annotated[
         str,
-        typer.Option(help="Or several, joined by commas, of which the best is written; or all."),
+        typer.Option(
+            help="Or several, joined by commas, of which the best is written; or all.",
+            autocompletion=complete_methods,
+        ),
     ] = "yarn",
     factor: Annotated[float, typer.Option(help="How many times the trained length.")] = 4.0,
     text: Annotated[
@@ -150,7 +155,8 @@ def extend(
             opened, text=text, images=images, training=bool(finetune_steps or search)
         )
         if search:
-            with interruptible() as stop:
+            state = out.with_name(f"{out.name}-search.json")
+            with interruptible() as stop, continued_by_the_same_command(state):
                 assert isinstance(material, Read)  # what is searched for fits decoders alone
                 methods = searched(
                     subject,
@@ -158,7 +164,7 @@ def extend(
                     methods,
                     factor=factor,
                     budget=search,
-                    state=out.with_name(f"{out.name}-search.json"),
+                    state=state,
                     tell=display.tell,
                     stop=stop,
                 )
@@ -178,8 +184,7 @@ def extend(
             "--method",
             expected="a method that a checkpoint can hold",
             got=method,
-            remedy="Use posenc.extension.segments(model, length=…) in Python; "
-            "posenc evaluate measures a model as it is.",
+            remedy="Choose another method; posenc evaluate measures a model as it is.",
         )
     known = False
     if outcome.model is None or outcome.method is None:
@@ -304,9 +309,9 @@ def _subject(out: Path, text: Path | None, display: Display) -> Path:
     if (folder / "config.json").exists():
         return folder
     require_free(folder)
-    work = folder.with_name(f".{folder.name}.training")
+    work = folder.with_name(f"{folder.name}-training")
     make_folder(work)
-    with interruptible() as stop:
+    with interruptible() as stop, continued_by_the_same_command(work):
         watch = Watch(
             stop=stop,
             stepped=lambda step, loss, speed: display.tell(
@@ -320,6 +325,17 @@ def _subject(out: Path, text: Path | None, display: Display) -> Path:
     publish(partial, folder)
     shutil.rmtree(work, ignore_errors=True)
     return folder
+
+
+@contextmanager
+def continued_by_the_same_command(state: Path) -> Iterator[None]:
+    """Say of an interruption where its state is, and how to go on."""
+    try:
+        yield
+    except Interrupted as error:
+        command = shlex.join(["posenc", *sys.argv[1:]])
+        error.remedy = f"What was done is kept in {state}. To go on: {command}"
+        raise
 
 
 class Display:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from posenc.cli.completion import complete_encodings
 from posenc.cli.console import ERRORS, OUT
 from posenc.errors import ArgumentError
 
@@ -17,7 +18,11 @@ __all__ = ["gallery"]
 def gallery(
     out: Annotated[Path, typer.Option(help="Write the page here.")] = Path("posenc-gallery.html"),
     encodings: Annotated[
-        str | None, typer.Option(help="Only these, separated by commas. By default all.")
+        str | None,
+        typer.Option(
+            help="Only these, separated by commas. By default all.",
+            autocompletion=complete_encodings,
+        ),
     ] = None,
 ) -> None:
     """Draw every method: a page with formulas, pictures, claims and sources that stands alone.

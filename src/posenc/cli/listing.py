@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from posenc.cli.console import OUT, print_json
-from posenc.entry import Entry
+from posenc.entry import Claims, Entry
 from posenc.registry import ENCODINGS
 
 __all__ = ["describe", "list_encodings"]
@@ -63,6 +63,19 @@ def list_encodings(
     site: Annotated[
         Site | None, typer.Option(help="Only methods with a part on this site.")
     ] = None,
+    axes: Annotated[
+        int | None, typer.Option(help="Only methods for so many axes: 1 for text, 2 for images.")
+    ] = None,
+    causal: Annotated[
+        bool | None,
+        typer.Option(
+            "--causal/--bidirectional", help="Only methods for causal attention; or for both sides."
+        ),
+    ] = None,
+    extrapolates: Annotated[
+        str | None,
+        typer.Option(help="Only methods of which it is said so past their length; a few letters."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """List every method: where it enters, what it does, what it costs, whom to cite.
@@ -72,12 +85,25 @@ def list_encodings(
         posenc list
 
         posenc list --site score --json
+
+        posenc list --axes 2 --bidirectional
+
+        posenc list --causal --extrapolates any
     """
-    chosen = {
-        name: entry
-        for name, entry in ENCODINGS.items()
-        if site is None or site.value in entry.claims.sites
-    }
+
+    def wanted(claims: Claims) -> bool:
+        return (
+            (site is None or site.value in claims.sites)
+            and (axes is None or claims.axes is None or axes in claims.axes)
+            and (causal is not False or not claims.causal_only)
+            and (causal is not True or claims.axes is None or 1 in claims.axes)
+            and (extrapolates is None or extrapolates.lower() in claims.extrapolates.lower())
+        )
+
+    chosen = {name: entry for name, entry in ENCODINGS.items() if wanted(entry.claims)}
+    if not chosen and not json:
+        OUT.print("No method is all of that. Leave out an option; posenc list shows all.")
+        return
     if json:
         print_json([describe(name, entry) for name, entry in chosen.items()])
         return

@@ -13,6 +13,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from posenc.cli.completion import complete_encoding
 from posenc.cli.console import OUT, print_json
 from posenc.cli.listing import describe
 from posenc.entry import Entry
@@ -31,7 +32,10 @@ WIDEST = 100
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="A method, as posenc list names it.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="A method, as posenc list names it.", autocompletion=complete_encoding),
+    ],
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the method."),

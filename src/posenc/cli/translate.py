@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from posenc.cli.completion import complete_encoding
 from posenc.cli.console import ERRORS, EXIT_CODES, OUT, Words, print_json
 from posenc.errors import ArgumentError, OutputError
 
@@ -38,7 +39,9 @@ def train(
     target: Annotated[
         Path | None, typer.Option(help="The translations of --text, line by line.")
     ] = None,
-    encoding: Annotated[str | None, typer.Option(help="Of positions: rope, t5, …")] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Of positions: rope, t5, …", autocompletion=complete_encoding)
+    ] = None,
     cross_encoding: Annotated[
         str | None, typer.Option(help="Of the attention from target to source.")
     ] = None,

@@ -133,7 +133,7 @@ class Settings:
 
     def _check_names(self) -> None:
         if not self.encodings:
-            _refuse("encodings", "at least one name", "none", "See posenc.ENCODINGS.")
+            _refuse("encodings", "at least one name", "none", "posenc list shows all.")
         for name in self.encodings:
             Recipe.parse(name, axes=self.entry.axes)
         names = [variant.name for variant in self._references()]

@@ -12,7 +12,7 @@ from posenc.attention import BACKENDS, VARIANTS
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.lab.bench.case import Case, past_only
 from posenc.lab.bench.limits import CPU, CUDA, Limit
-from posenc.lab.machine import cores
+from posenc.lab.machine import available_memory, cores
 
 __all__ = ["DTYPES", "Settings"]
 
@@ -20,6 +20,9 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 STANDARD = (8, 64)
 """Heads, and their width, that limits are for."""
+
+TENSORS = 8
+"""Query, key, value and output, and the gradient of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,7 @@ class Settings:
         for length in self.lengths or ():
             _least("lengths", length, 2)
         self._check_device()
+        self._check_memory()
         if self.dtype is None:
             object.__setattr__(self, "dtype", "bfloat16" if self.on_cuda else "float32")
         if self.dtype not in DTYPES:
@@ -95,6 +99,20 @@ class Settings:
         present = torch.cuda.device_count() if device.type == "cuda" else 1
         if (device.index or 0) >= present:
             _refuse("device", "one that this machine has", self.device, "Use cpu.")
+
+    def _check_memory(self) -> None:
+        """Refuse lengths of which not even the inputs and their gradients fit."""
+        available = available_memory(torch.device(self.device))
+        if available is None or not self.lengths:
+            return
+        most = available // (TENSORS * self.heads * self.head_dim * 4)
+        if max(self.lengths) > most:
+            _refuse(
+                "lengths",
+                f"at most {most:,} tokens, for which there is memory",
+                f"{max(self.lengths):,}",
+                "Leave the longest out, or take fewer heads.",
+            )
 
     @property
     def on_cuda(self) -> bool:

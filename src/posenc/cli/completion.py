@@ -1,0 +1,42 @@
+"""Values of arguments and options that the shell completes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["complete_encoding", "complete_encodings", "complete_methods", "complete_task"]
+
+
+def complete_encoding(incomplete: str) -> list[str]:
+    """Names of the registry that begin so."""
+    from posenc.registry import ENCODINGS
+
+    return _last(incomplete, ENCODINGS, between="+")
+
+
+def complete_encodings(incomplete: str) -> list[str]:
+    """The same for the last of several names, joined by commas."""
+    done, comma, last = incomplete.rpartition(",")
+    return [f"{done}{comma}{name}" for name in complete_encoding(last)]
+
+
+def complete_methods(incomplete: str) -> list[str]:
+    """Methods of ``posenc extend`` for the last of several, joined by commas."""
+    from posenc.extension import EXTENSIONS
+
+    done, comma, last = incomplete.rpartition(",")
+    names = [*EXTENSIONS, *(() if comma else ("all",))]
+    return [f"{done}{comma}{name}" for name in _last(last, names, between="+")]
+
+
+def complete_task(incomplete: str) -> list[str]:
+    """Tasks of ``posenc compare`` that begin so."""
+    from posenc.lab.tasks import TASKS
+
+    return [name for name in TASKS if name.startswith(incomplete)]
+
+
+def _last(incomplete: str, names: Iterable[str], *, between: str) -> list[str]:
+    """Names for the last of several that are joined."""
+    done, joint, last = incomplete.rpartition(between)
+    return [f"{done}{joint}{name}" for name in names if name.startswith(last)]

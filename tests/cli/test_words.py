@@ -1,0 +1,154 @@
+"""What the command line prints: names as they are, and its own words."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+import posenc
+from posenc.cli import main
+from posenc.cli.completion import (
+    complete_encoding,
+    complete_encodings,
+    complete_methods,
+    complete_task,
+)
+from posenc.cli.console import Terminal, print_error
+from posenc.errors import Interrupted, OutputError
+
+Command = Callable[..., tuple[int, str, str]]
+
+SOURCE = Path(posenc.__file__).parent
+NAMES = [
+    "x[/]",
+    "tr[bold]",
+    "[red]a",
+    ":smile:",
+    "a\x1b[31mb",
+    "a\x1b]0;title\x07b",
+    "a\u202eb",
+    "a\udcffb",
+]
+
+
+def shown(name: str) -> str:
+    """A name without controls; rich leaves out the bell."""
+    return re.sub(r"[\x1b\u202e\udcff]", "\ufffd", name.replace("\x07", ""))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_printed_as_they_are(name: str) -> None:
+    file = io.StringIO()
+    terminal = Terminal()
+    terminal.file = file
+    terminal.print(f"Written: {name}", soft_wrap=True)
+    table = Table()
+    table.add_row(name)
+    terminal.print(table)
+    printed = file.getvalue()
+    assert shown(name) in printed
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e\udcff]", printed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_errors_name_folders_as_they_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_error(OutputError("out", expected=f"to write {name}", got=name, remedy=f"Not {name}."))
+    printed = capsys.readouterr().err.replace("\n", " ")
+    assert printed.count(shown(name)) == 3
+
+
+def test_all_that_prints_does_so_by_the_one_console() -> None:
+    for path in (SOURCE / "cli").glob("*.py"):
+        made = re.findall(r"\b(Console|TextColumn)\(", path.read_text())
+        assert path.name == "console.py" or not made, path.name
+
+
+@pytest.mark.parametrize("folder", ["cli", "lab"])
+def test_remedies_of_commands_are_no_python(folder: str) -> None:
+    for path in (SOURCE / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.keyword) and node.arg == "remedy":
+                words = [c.value for c in ast.walk(node.value) if isinstance(c, ast.Constant)]
+                assert not re.search(r"\bposenc\.[a-z]|in Python\b", " ".join(map(str, words)))
+
+
+@pytest.mark.parametrize("file", ["storage.py", "models", "integrations", "encodings"])
+def test_remedies_of_the_library_name_no_option(file: str) -> None:
+    path = SOURCE / file
+    for module in path.rglob("*.py") if path.is_dir() else [path]:
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.keyword) and node.arg == "remedy":
+                words = [c.value for c in ast.walk(node.value) if isinstance(c, ast.Constant)]
+                assert "--" not in " ".join(map(str, words)), module
+
+
+def test_a_setting_is_called_as_its_option(posenc: Command, tmp_path: Path) -> None:
+    code, _, told = posenc("compare", "--heads", "3", "--width", "64", "--out", tmp_path / "out")
+    assert code == 2
+    assert "--width: expected a multiple of heads (3)" in told
+
+
+def test_lengths_that_no_memory_holds(posenc: Command, tmp_path: Path) -> None:
+    code, _, told = posenc("bench", "--lengths", "99999999999", "--out", tmp_path / "out")
+    assert code == 2
+    assert "--lengths: expected at most" in told
+
+
+def test_a_folder_of_another_kind_is_not_to_be_deleted(posenc: Command, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    code, _, told = posenc("generate", tmp_path)
+    assert code == 2
+    assert "elete" not in told
+    assert "--resume" not in told
+
+
+def test_a_package_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in list(sys.modules):
+        if name == "posenc.cli.app" or name.partition(".")[0] == "typer":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "pip install 'posenc[cli]'" in capsys.readouterr().err
+
+
+def test_lists_are_filtered(posenc: Command) -> None:
+    _, printed, _ = posenc("list", "--axes", "2", "--bidirectional")
+    assert "rope2d" in printed
+    assert "alibi" not in printed.split()
+    _, printed, _ = posenc("list", "--site", "value", "--extrapolates", "no such words")
+    assert "No method is all of that" in printed
+
+
+def test_shells_complete_names() -> None:
+    assert "kerple" in complete_encoding("ker")
+    assert complete_encodings("rope,ker") == ["rope,kerple"]
+    assert "rope+alibi" in complete_encodings("rope+al")
+    assert "yarn,rerope" in complete_methods("yarn,rer")
+    assert "all" in complete_methods("al")
+    assert complete_task("cop") == ["copy"]
+
+
+def test_an_interrupted_extension_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from posenc.cli.extend import continued_by_the_same_command
+
+    monkeypatch.setattr(sys, "argv", ["posenc", "extend", "--out", "a b"])
+    with (
+        pytest.raises(Interrupted, match="stop") as raised,
+        continued_by_the_same_command(tmp_path / "state"),
+    ):
+        raise Interrupted("search", expected="nine", got="a stop", remedy="")
+    assert raised.value.remedy.endswith("To go on: posenc extend --out 'a b'")
+    assert str(tmp_path / "state") in raised.value.remedy
