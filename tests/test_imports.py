@@ -13,9 +13,22 @@ import posenc
 
 PACKAGE = Path(posenc.__file__).parent
 
-FOUNDATION = {"errors", "integers", "layout", "grid", "padding", "part", "encoding", "entry"}
+FOUNDATION = {
+    "errors",
+    "arguments",
+    "integers",
+    "layout",
+    "grid",
+    "padding",
+    "part",
+    "encoding",
+    "entry",
+}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "allocation": {"errors"},
+    "arguments": {"errors", "allocation"},
+    "options": {"errors", "arguments"},
     "display": set(),
     "integers": {"errors"},
     "layout": {"errors", "integers", "display"},
@@ -24,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "part": {"layout"},
     "standalone": {"errors", "layout", "grid", "part", "encoding"},
     "encoding": {"errors", "display", "layout", "grid", "padding", "part", "standalone"},
-    "entry": {"errors", "encoding"},
+    "entry": {"errors", "arguments", "encoding"},
     "storage": {"errors"},
     "transforms": {"errors", "integers", "layout", "grid"},
     "encodings": FOUNDATION,
@@ -36,10 +49,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "integrations": FOUNDATION
     | {"registry", "attention", "encodings", "extension", "models", "storage"},
     "lab": FOUNDATION
-    | {"registry", "attention", "encodings", "extension", "models", "storage", "transforms"},
+    | {
+        "options",
+        "registry",
+        "attention",
+        "encodings",
+        "extension",
+        "models",
+        "storage",
+        "transforms",
+    },
     "cli": FOUNDATION
     | {"registry", "attention", "encodings", "extension", "models", "integrations", "lab"}
-    | {"storage"},
+    | {"options", "storage"},
 }
 
 

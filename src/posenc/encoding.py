@@ -134,10 +134,7 @@ class EmbeddingEncoding(Part, ABC):
     ) -> Float[Tensor, "B L C"]:
         """Token vectors ``[B, L, C]`` with position in them, in ``x``'s dtype.
 
-        Args:
-            x: token vectors.
-            layout: where the tokens are.
-            tokens: their ids, for methods that keep tables a word.
+        ``tokens``: their ids, for methods that keep tables a word.
         """
 
 
@@ -154,6 +151,9 @@ class QueryKeyTransform(Part, ABC):
     views: ClassVar[int] = 1
     """How many heads in a row get the same query, each to look at it in its own way. RoPE++ has a
     real and an imaginary head of each; a layer then projects half as many queries as heads."""
+
+    widening: ClassVar[int] = 1
+    """Width of transformed queries and keys, as a multiple of the head's."""
 
     @abstractmethod
     def forward(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import Parameter
 from typing import Literal
 
+from posenc.arguments import domains
 from posenc.encoding import Encoding, Part
 
 __all__ = ["CONTEXT", "Citation", "Claims", "Entry", "Factory", "Site"]
@@ -86,10 +87,10 @@ class Entry:
         "none"
     )
 
-    def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """The factory's parameters by name."""
-        return inspect.signature(self.factory).parameters
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The factory's parameters by name, their annotations resolved."""
+        return domains(self.factory)
 
-    def options(self) -> dict[str, inspect.Parameter]:
+    def options(self) -> dict[str, Parameter]:
         """The factory's options: all parameters but those that describe the model."""
         return {n: p for n, p in self.parameters().items() if n not in CONTEXT}

@@ -70,14 +70,25 @@ class UnknownNameError(ArgumentError):
 
     @classmethod
     def of(cls, argument: str, name: str, valid: Iterable[str]) -> UnknownNameError:
-        """An error that lists the close matches of ``name`` first, then all valid names."""
+        """An error that lists the close matches of ``name`` first, then all valid names.
+
+        Case, hyphens and spaces make no difference to what is close: ``RoPE`` is ``rope``.
+        """
         names = sorted(valid)
-        close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        plain = {_plain(each): each for each in names}
+        close = [
+            plain[each] for each in difflib.get_close_matches(_plain(name), plain, n=3, cutoff=0.5)
+        ]
         hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
         listed = ", ".join(names) or "none"
         return cls(
             argument, expected="a known name", got=repr(name), remedy=f"{hint}Valid: {listed}."
         )
+
+
+def _plain(name: str) -> str:
+    """A name as it is compared with others."""
+    return name.casefold().replace("-", "_").replace(" ", "_")
 
 
 class BackendRefusal(PosencError, RuntimeError):

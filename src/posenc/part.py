@@ -79,6 +79,13 @@ class Part(Hooked):
     axes: ClassVar[tuple[int, ...] | None] = (1,)
     """Numbers of position axes the part can read; None: any."""
 
+    heads: int | None = None
+    head_dim: int | None = None
+    dim: int | None = None
+    causal: bool | None = None
+    """The query heads, their width, the model's width and the kind of mask that the part is made
+    for; None: any. Attention refuses others."""
+
     def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
         """Read the layer's input ``[B, L, C]`` and note a small signal a token in the layout.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from posenc.arguments import Count, Length, Width, check
 from posenc.encoding import Encoding, Part
 from posenc.encodings import nope
 from posenc.encodings.embedding import (
@@ -184,8 +185,15 @@ def create_layers(
 
     Args and Raises: as ``create``; also ArgumentError for ``layers`` below 1.
     """
-    if layers < 1:
-        raise ArgumentError("layers", expected="1 or more", got=layers, remedy="Name the depth.")
+    check("name", str, name)
+    layers = check("layers", Count, layers)
+    context: dict[str, int | None] = {
+        "dim": check("dim", Width | None, dim),
+        "heads": check("heads", Count | None, heads),
+        "head_dim": check("head_dim", Width | None, head_dim),
+        "max_length": check("max_length", Length | None, max_length),
+        "causal": check("causal", bool | None, causal),
+    }
     if head_dim is None and dim is not None and heads is not None:
         if dim % heads:
             raise ArgumentError(
@@ -194,14 +202,7 @@ def create_layers(
                 got=dim,
                 remedy="Change dim or heads, or give head_dim.",
             )
-        head_dim = dim // heads
-    context = {
-        "dim": dim,
-        "heads": heads,
-        "head_dim": head_dim,
-        "max_length": max_length,
-        "causal": causal,
-    }
+        context["head_dim"] = dim // heads
     names = [part.strip() for part in name.split("+")]
     entries = [(part, _entry(part)) for part in names]
     chosen = _assign(options, entries)

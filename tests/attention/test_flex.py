@@ -25,10 +25,14 @@ ENCODINGS = {
     "nope": Encoding(),
     "rope": posenc.create("rope", head_dim=WIDTH),
     "alibi": posenc.create("alibi", heads=HEADS),
-    "t5": posenc.create("t5", heads=HEADS, max_distance=12, buckets=8),
     "shaw keys": Encoding(score=posenc.create("shaw", head_dim=WIDTH, max_distance=5).score),
     "transformer_xl": posenc.create("transformer_xl", dim=64, heads=HEADS, head_dim=WIDTH),
     "deberta": posenc.create("deberta", dim=64, heads=HEADS, head_dim=WIDTH, max_distance=6),
+}
+
+T5 = {
+    causal: posenc.create("t5", heads=HEADS, max_distance=12, buckets=8, causal=causal)
+    for causal in (False, True)
 }
 
 IMAGE_ENCODINGS = {
@@ -82,10 +86,11 @@ def check(encoding: Encoding, grid: Grid) -> None:
 @pytest.mark.usefixtures("_not_compiled")
 @pytest.mark.parametrize(
     ("name", "grid"),
-    [("t5", grid) for grid in GRIDS] + [(name, "chunk") for name in ENCODINGS if name != "t5"],
+    [("t5", grid) for grid in GRIDS] + [(name, "chunk") for name in ENCODINGS],
 )
 def test_equals_reference(name: str, grid: str) -> None:
-    check(ENCODINGS[name], GRIDS[grid])
+    where = GRIDS[grid]
+    check(T5[where.causal] if name == "t5" else ENCODINGS[name], where)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -106,7 +111,7 @@ REFUSALS = [
     (Encoding(), GRIDS["dense"], "on CUDA devices, not on cpu"),
     (posenc.create("shaw", head_dim=WIDTH), GRIDS["dense"], "no place for a value part"),
     (posenc.create("cope", heads=HEADS, head_dim=WIDTH), GRIDS["causal"], "no structured form"),
-    (ENCODINGS["t5"], MARKED["packed"], "a sequence or a whole image"),
+    (T5[False], MARKED["packed"], "a sequence or a whole image"),
     (
         posenc.create("transformer_xl", dim=64, heads=HEADS, head_dim=WIDTH),
         Grid.of(Layout.sequence(600)),
@@ -128,7 +133,7 @@ def test_refuses_with_the_reason(
 def test_refuses_gradients_in_no_fixed_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "DEVICE", "cpu")
     grid = GRIDS["dense"]
-    problem = Posing(*inputs(grid), grid, ENCODINGS["t5"], 0.0, None).transformed()
+    problem = Posing(*inputs(grid), grid, T5[False], 0.0, None).transformed()
     assert Flex().refusal(problem) is None
     torch.use_deterministic_algorithms(True)
     try:

@@ -36,11 +36,13 @@ ON_IMAGES = ["swin", "irpe", "rope2d"]
 TOLERANCE = {torch.float32: 3e-5, torch.float16: 8e-3, torch.bfloat16: 5e-2}
 
 
-def created(name: str, *, width: int = WIDTH, length: int = LENGTH) -> Encoding:
+def created(
+    name: str, *, width: int = WIDTH, length: int = LENGTH, causal: bool = True
+) -> Encoding:
     """An encoding none of whose parameters is all zero, which would hide mistakes."""
     torch.manual_seed(1)
     encoding = posenc.create(
-        name, dim=HEADS * width, heads=HEADS, head_dim=width, max_length=length
+        name, dim=HEADS * width, heads=HEADS, head_dim=width, max_length=length, causal=causal
     )
     for parameter in encoding.parameters():
         if not parameter.any():
@@ -118,7 +120,7 @@ def check(
 @pytest.mark.parametrize("name", STRUCTURED)
 def test_equals_reference(name: str, causal: bool, layout: str) -> None:
     grid = Grid.of(LAYOUTS[layout].to(DEVICE), causal=causal)
-    check(created(name), grid, inputs(grid))
+    check(created(name, causal=causal), grid, inputs(grid))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -144,7 +146,7 @@ def test_windows_chunks_and_grouped_heads(name: str) -> None:
         Grid.of(whole, window=33),
         Grid(whole.slice(90, LENGTH), whole, causal=True),
     ):
-        check(created(name), grid, inputs(grid))
+        check(created(name, causal=grid.causal), grid, inputs(grid))
 
 
 @pytest.mark.parametrize("name", ON_IMAGES)
@@ -302,9 +304,9 @@ def test_tensors_of_more_than_two_billion_numbers() -> None:
     layout = Layout.sequence(LONG, device=DEVICE)
     grid = Grid(layout.slice(LONG - queries, LONG), layout, causal=True)
     given = inputs(grid, dtype=torch.bfloat16, width=128, heads=(heads, heads))
-    encoding = posenc.create("t5", heads=heads).to(DEVICE)
+    encoding = posenc.create("t5", heads=heads, causal=True).to(DEVICE)
     last = [x.detach()[:, -1:].double().requires_grad_() for x in given]
-    alone = posenc.create("t5", heads=1).to(DEVICE)
+    alone = posenc.create("t5", heads=1, causal=True).to(DEVICE)
     with torch.no_grad():
         for mine, theirs in zip(alone.parameters(), encoding.parameters(), strict=True):
             mine.copy_(theirs[-1:] if theirs.shape[0] == heads else theirs[..., -1:])

@@ -71,20 +71,31 @@ class Slope(ScoreTerm):
         return (LowRank(*self._factors(grid)),)
 
 
+T5 = {
+    causal: posenc.create("t5", heads=4, causal=causal).requires_grad_(False)
+    for causal in (False, True)
+}
+
 ENCODINGS = {
     "nope": posenc.create("nope"),
     "rope": posenc.create("rope", head_dim=16),
     "alibi": posenc.create("alibi", heads=4),
-    "frozen t5": posenc.create("t5", heads=4).requires_grad_(False),
+    "frozen t5": T5[False],
     "low rank": Encoding(score=Slope()),
     "alibi on rope": posenc.create("rope+alibi", heads=4, head_dim=16),
 }
 
 
+def made_for(name: str, grid: Grid) -> Encoding:
+    """The encoding, made for the grid's mask."""
+    return T5[grid.causal] if name == "frozen t5" else ENCODINGS[name]
+
+
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_equals_reference(name: str, grid: str) -> None:
-    encoding, where = ENCODINGS[name], GRIDS[grid]
+    where = GRIDS[grid]
+    encoding = made_for(name, where)
     q, k, v = inputs(where)
     if "sdpa" in explain(q, k, v, where, encoding).refusals:
         assert where.marked or where.shift is None
@@ -105,7 +116,8 @@ def test_equals_reference(name: str, grid: str) -> None:
 @pytest.mark.parametrize("grid", ["dense", "causal", "chunk", "causal window", "padded left"])
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_narrow_dtypes_err_no_more_than_reference(name: str, grid: str, dtype: torch.dtype) -> None:
-    encoding, where = ENCODINGS[name], GRIDS[grid]
+    where = GRIDS[grid]
+    encoding = made_for(name, where)
     q, k, v = (x.detach() for x in inputs(where, dtype=dtype))
     if "sdpa" in explain(q, k, v, where, encoding).refusals:
         return
@@ -126,10 +138,10 @@ def test_the_fused_kernel_runs(name: str, grid: str, dtype: torch.dtype) -> None
     q, k, v = inputs(where, dtype=dtype)
     if name == "low rank" and dtype == torch.bfloat16:
         with pytest.raises(BackendRefusal, match="would be rounded"):
-            attend(q, k, v, where, ENCODINGS[name], backend="sdpa")
+            attend(q, k, v, where, made_for(name, where), backend="sdpa")
         return
     with profile(activities=[ProfilerActivity.CPU]) as seen:
-        attend(q, k, v, where, ENCODINGS[name], backend="sdpa")
+        attend(q, k, v, where, made_for(name, where), backend="sdpa")
     names = {event.name for event in seen.events()}
     assert FLASH in names
     assert "aten::softmax" not in names
@@ -156,7 +168,7 @@ def test_no_bias_of_size_q_by_k(name: str, causal: bool) -> None:
     length = 1536
     grid = Grid.of(Layout.sequence(length), causal=causal)
     q, k, v = inputs(grid, dtype=torch.float32)
-    encoding = ENCODINGS[name]
+    encoding = made_for(name, grid)
     with LargestTensor() as memory:
         attend(q, k, v, grid, encoding, backend="sdpa").sum().backward()
     assert memory.most <= max(q.numel(), 8 * length)
@@ -169,9 +181,9 @@ def test_no_bias_of_size_q_by_k(name: str, causal: bool) -> None:
 REFUSALS = [
     (posenc.create("shaw", head_dim=16), GRIDS["causal"], {}, "value part"),
     (Encoding(score=posenc.create("shaw", head_dim=16).score), GRIDS["causal"], {}, "neither"),
-    (posenc.create("t5", heads=4), GRIDS["causal"], {}, "without gradient"),
+    (posenc.create("t5", heads=4, causal=True), GRIDS["causal"], {}, "without gradient"),
     (posenc.create("alibi", heads=4), GRIDS["padded left"], {}, "structured form"),
-    (posenc.create("t5", heads=4).requires_grad_(False), GRIDS["packed"], {}, "regular layouts"),
+    (T5[GRIDS["packed"].causal], GRIDS["packed"], {}, "regular layouts"),
     (posenc.create("nope"), GRIDS["causal"], {"dropout": 0.1}, "dropout"),
 ]
 

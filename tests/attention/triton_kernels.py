@@ -195,7 +195,9 @@ def test_the_whole_formula_and_all_gradients(case: str) -> None:
 
 def test_groups_of_heads() -> None:
     grid = sequence(17, causal=True)
-    encoding = posenc.create("rope", head_dim=WIDTH) + posenc.create("t5", heads=4, max_distance=9)
+    encoding = posenc.create("rope", head_dim=WIDTH) + posenc.create(
+        "t5", heads=4, max_distance=9, buckets=8, causal=True
+    )
     check(encoding, grid, inputs(grid, batch=2, heads=(4, 2)))
 
 
@@ -206,8 +208,12 @@ def test_widths_that_are_no_powers_of_two() -> None:
 
 TABLES = {
     "rope": posenc.create("rope", head_dim=WIDTH),
-    "t5": posenc.create("t5", heads=HEADS, max_distance=12, buckets=8),
     "alibi": posenc.create("alibi", heads=HEADS),
+}
+
+T5 = {
+    causal: posenc.create("t5", heads=HEADS, max_distance=12, buckets=8, causal=causal)
+    for causal in (False, True)
 }
 
 WITH_MARKS = {
@@ -223,7 +229,8 @@ WITH_MARKS = {
 )
 def test_documents_and_padding(name: str, grid: str) -> None:
     where = WITH_MARKS[grid]
-    check(TABLES[name], where, inputs(where, batch=max(where.query.batch, 1)))
+    encoding = T5[where.causal] if name == "t5" else TABLES[name]
+    check(encoding, where, inputs(where, batch=max(where.query.batch, 1)))
 
 
 def test_order_of_its_own() -> None:
@@ -232,7 +239,7 @@ def test_order_of_its_own() -> None:
     order = torch.randperm(length, generator=torch.Generator().manual_seed(0)).unsqueeze(0)
     layout = Layout(torch.arange(float(length)).view(1, -1, 1), order)
     grid = Grid.of(layout, causal=True, window=9)
-    check(TABLES["t5"], grid, inputs(grid))
+    check(T5[grid.causal], grid, inputs(grid))
 
 
 def test_any_layout_where_nothing_depends_on_the_offset() -> None:
@@ -267,7 +274,7 @@ def test_tiles_that_are_not_square(tile: tuple[int, int], monkeypatch: pytest.Mo
         chosen = type(kernel.configs[0])({"block_x": tile[0], "block_y": tile[1]})
         monkeypatch.setattr(kernel, "configs", [chosen])
     for grid in (sequence(49, window=20), WITH_MARKS["packed"]):
-        check(TABLES["t5"], grid, inputs(grid))
+        check(T5[grid.causal], grid, inputs(grid))
 
 
 def test_every_run_gives_the_same_bits() -> None:
@@ -289,21 +296,21 @@ def test_strided_inputs() -> None:
         given[1].detach().mT.contiguous().mT.requires_grad_(),
         given[2].detach().expand(1, KEY_HEADS, -1, -1).requires_grad_(),
     ]
-    check(TABLES["t5"], grid, strided)
+    check(T5[grid.causal], grid, strided)
 
 
 def test_hidden_tiles_are_not_read() -> None:
     """What lies in tiles that nobody sees may be NaN."""
     grid = Grid(Layout.sequence(16), Layout.sequence(64), causal=True)
     q, k, v = (x.detach() for x in inputs(grid))
-    clean = attend(q, k, v, grid, TABLES["t5"], backend="triton")
+    clean = attend(q, k, v, grid, T5[grid.causal], backend="triton")
     k[:, :, 16:], v[:, :, 16:] = torch.nan, torch.nan
-    assert torch.equal(attend(q, k, v, grid, TABLES["t5"], backend="triton"), clean)
+    assert torch.equal(attend(q, k, v, grid, T5[grid.causal], backend="triton"), clean)
     packed = Grid.of(Layout.packed([32, 32]))
     q, k, v = (x.detach() for x in inputs(packed))
-    clean = attend(q, k, v, packed, TABLES["t5"], backend="triton")
+    clean = attend(q, k, v, packed, T5[False], backend="triton")
     v[:, :, 32:] = torch.nan
-    poisoned = attend(q, k, v, packed, TABLES["t5"], backend="triton")
+    poisoned = attend(q, k, v, packed, T5[False], backend="triton")
     assert torch.equal(poisoned[:, :, :32], clean[:, :, :32])
     assert poisoned[:, :, 32:].isnan().all()
 
@@ -315,17 +322,17 @@ def test_dropout_is_the_same_in_both_directions() -> None:
     v = torch.eye(32).expand(1, KEY_HEADS, -1, -1).contiguous()
     q, k, v = (x.requires_grad_() for x in (q, k, v))
     torch.manual_seed(3)
-    kept = attend(q, k, v, grid, TABLES["t5"], backend="triton", dropout=0.4)
-    weights = attend(q, k, v, grid, TABLES["t5"], backend="reference")
+    kept = attend(q, k, v, grid, T5[grid.causal], backend="triton", dropout=0.4)
+    weights = attend(q, k, v, grid, T5[grid.causal], backend="reference")
     chosen = (kept != 0).float()
     share = chosen.sum() / grid.visible.expand_as(chosen).sum()
     assert 0.5 < share < 0.7
     torch.testing.assert_close(kept, weights * chosen / 0.6, atol=1e-5, rtol=1e-5)
-    learned = [q, k, v, *TABLES["t5"].parameters()]
+    learned = [q, k, v, *T5[grid.causal].parameters()]
     got = torch.autograd.grad(kept.sin().sum(), learned)
     keys, values = (x.repeat_interleave(HEADS // KEY_HEADS, dim=1) for x in (k, v))
     logits = q @ keys.mT * WIDTH**-0.5
-    logits = logits + TABLES["t5"].score(q, keys, grid, scale=1.0)  # type: ignore[misc]
+    logits = logits + T5[grid.causal].score(q, keys, grid, scale=1.0)  # type: ignore[misc]
     softmax = logits.masked_fill(~grid.visible, -torch.inf).softmax(-1)
     wanted = torch.autograd.grad((softmax * chosen / 0.6 @ values).sin().sum(), learned)
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
@@ -334,7 +341,7 @@ def test_dropout_is_the_same_in_both_directions() -> None:
 def test_compiled_equals_eager() -> None:
     grid = sequence(20, causal=True)
     given = inputs(grid)
-    encoding = TABLES["rope"] + TABLES["t5"]
+    encoding = TABLES["rope"] + T5[grid.causal]
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, grid, encoding, backend="triton")
@@ -363,9 +370,9 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
 
 
 REFUSALS = [
-    (TABLES["t5"], sequence(9), {"dtype": torch.float64}, "float32 at most"),
-    (TABLES["t5"], sequence(9), {"width": 272}, "width 256 at most"),
-    (TABLES["t5"], Grid.of(Layout.at(torch.linspace(0, 1, 9))), {}, "one position apart"),
+    (T5[False], sequence(9), {"dtype": torch.float64}, "float32 at most"),
+    (T5[False], sequence(9), {"width": 272}, "width 256 at most"),
+    (T5[False], Grid.of(Layout.at(torch.linspace(0, 1, 9))), {}, "one position apart"),
     (posenc.create("cope", heads=HEADS, head_dim=WIDTH), sequence(9, causal=True), {}, "no struct"),
     (posenc.create("swin", heads=HEADS, window=(3, 3)), Grid.of(Layout.image(3, 3)), {}, "axes"),
     (

@@ -140,6 +140,8 @@ def attend(
         )
     q, k, v = _autocast(q, k, v)
     with torch.autocast(q.device.type, enabled=False):
+        if not (q.shape[0] and q.shape[2] and k.shape[2]):
+            return _nothing(q, k, v)
         posing = _pose(q, k, v, grid, encoding, dropout, scale)
         chosen = _choose(posing, backend)[0]
         output = chosen.run(posing.problem(chosen))
@@ -212,6 +214,14 @@ def _pose(
     q = zero_invalid(q, grid.query, dim=2)
     k, v = (zero_invalid(x, grid.key, dim=2) for x in (k, v))
     return Posing(q, k, v, zero_invalid_signals(grid), encoding, dropout, scale)
+
+
+def _nothing(
+    q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], v: Float[Tensor, "B G K E"]
+) -> Float[Tensor, "B H Q E"]:
+    """The output without batch rows, queries or keys: empty or zero, with gradients of zero."""
+    zero = 0.0 * (q.sum() + k.sum() + v.sum())
+    return v.new_zeros(*q.shape[:3], v.shape[3]) + zero
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

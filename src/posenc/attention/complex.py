@@ -122,6 +122,12 @@ class Modulus(ScoreTerm):
     def __init__(self, summand: ScoreTerm | None) -> None:
         super().__init__()
         self.summand = summand
+        if summand is not None:
+            self.heads, self.head_dim, self.causal = (
+                summand.heads,
+                summand.head_dim,
+                summand.causal,
+            )
 
     def forward(
         self,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc.attention.lowering import repeat_heads
 from posenc.attention.prefix_sums import Keys, LinearState, Queries, weighted_means
-from posenc.attention.validation import validate
+from posenc.attention.validation import require_fit, validate
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.grid import Grid
@@ -173,7 +173,7 @@ class LinearAttention(nn.Module):
         bias: the projections have biases.
 
     Raises:
-        ArgumentError: when the heads do not divide.
+        ArgumentError: when the heads do not divide, or the encoding does not fit them.
     """
 
     def __init__(
@@ -199,6 +199,7 @@ class LinearAttention(nn.Module):
                 remedy="Change heads or kv_heads, or give head_dim.",
             )
         width = dim // heads if head_dim is None else head_dim
+        require_fit(encoding, heads=heads, head_dim=width, dim=dim, causal=causal)
         self.heads, self.queries, self.kv_heads, self.causal = heads, queries, kv_heads, causal
         self.features: Features = features
         self.query = nn.Linear(dim, queries * width, bias=bias)

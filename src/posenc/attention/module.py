@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.attention.api import attend, transformed
 from posenc.attention.cache import LayerCache
+from posenc.attention.validation import require_fit
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -59,7 +60,8 @@ class Attention(nn.Module):
         backend: see ``attend``.
 
     Raises:
-        ArgumentError: when the heads do not divide, or the encoding needs a causal layer.
+        ArgumentError: when the heads do not divide, or the encoding is made for others, for another
+            width or for another mask.
     """
 
     def __init__(
@@ -98,13 +100,7 @@ class Attention(nn.Module):
                     remedy="Change dim or heads, or give head_dim.",
                 )
             head_dim = dim // heads
-        if encoding.causal_only and not causal:
-            raise ArgumentError(
-                "causal",
-                expected="True, without which this encoding means nothing",
-                got=causal,
-                remedy="Use causal=True, or another encoding.",
-            )
+        require_fit(encoding, heads=heads, head_dim=head_dim, dim=dim, causal=causal)
         self.dim, self.heads, self.kv_heads, self.head_dim = dim, heads, kv_heads, head_dim
         self.queries = queries
         self.causal, self.window = causal, window

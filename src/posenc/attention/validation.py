@@ -10,7 +10,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
-__all__ = ["validate"]
+__all__ = ["require_fit", "validate"]
 
 
 def validate(
@@ -37,6 +37,13 @@ def validate(
             got=type(encoding).__name__,
             remedy="Use posenc.create(name, …) or Encoding.of(part).",
         )
+    require_fit(
+        encoding,
+        heads=q.shape[1],
+        head_dim=q.shape[3],
+        value_dim=v.shape[3],
+        causal=grid.causal,
+    )
     for part in encoding.parts():
         if part.axes is not None and grid.query.axes not in part.axes:
             raise ArgumentError(
@@ -46,13 +53,6 @@ def validate(
                 got=grid.query.axes,
                 remedy="Use Layout.sequence or Layout.at for text, Layout.image for images.",
             )
-    if encoding.causal_only and not grid.causal:
-        raise ArgumentError(
-            "grid",
-            expected="causal=True, without which this encoding means nothing",
-            got="causal=False",
-            remedy="Use Grid.of(layout, causal=True), or another encoding.",
-        )
     if not 0.0 <= dropout < 1.0:
         raise ArgumentError(
             "dropout", expected="0 ≤ dropout < 1", got=dropout, remedy="Use 0.0 when evaluating."
@@ -61,6 +61,72 @@ def validate(
         raise ArgumentError(
             "scale", expected="a positive number", got=scale, remedy="Use None for the default."
         )
+
+
+def require_fit(
+    encoding: Encoding,
+    *,
+    heads: int,
+    head_dim: int,
+    value_dim: int | None = None,
+    dim: int | None = None,
+    causal: bool,
+) -> None:
+    """Compare what the parts of an encoding are made for with what they are used with.
+
+    Args:
+        encoding: its parts.
+        heads: query heads H.
+        head_dim: width D of queries and keys before any transform.
+        value_dim: width of the values; that of the queries if None.
+        dim: width C of the model; None: unknown.
+        causal: whether queries see the past only.
+
+    Raises:
+        ArgumentError: naming the part, and how to create one that fits.
+    """
+    if encoding.causal_only and not causal:
+        raise ArgumentError(
+            "causal",
+            expected="True, without which this encoding means nothing",
+            got=causal,
+            remedy="Use causal=True (Grid.of(layout, causal=True)), or another encoding.",
+        )
+    transform = encoding.query_key
+    if transform is not None and heads % transform.views:
+        raise ArgumentError(
+            "heads",
+            expected=f"a multiple of {transform.views}, the heads that share a query",
+            got=heads,
+            remedy="Change heads, or use another encoding.",
+        )
+    transformed = head_dim if transform is None else head_dim * transform.widening
+    for part in encoding.parts():
+        width = head_dim
+        if part is encoding.score:
+            width = transformed
+        elif part is encoding.value and value_dim is not None:
+            width = value_dim
+        kind = type(part).__name__
+        for name, made_for, used_with in (
+            ("heads", part.heads, heads),
+            ("head_dim", part.head_dim, width),
+            ("dim", part.dim, part.dim if dim is None else dim),
+        ):
+            if made_for is not None and made_for != used_with:
+                raise ArgumentError(
+                    "encoding",
+                    expected=f"{name}={used_with}, as it is used with",
+                    got=f"{kind} with {name}={made_for}",
+                    remedy=f"Create it with {name}={used_with}.",
+                )
+        if part.causal is not None and part.causal != causal:
+            raise ArgumentError(
+                "encoding",
+                expected=f"one for causal={causal}, as it is used with",
+                got=f"{kind} with causal={part.causal}",
+                remedy=f"Create it with causal={causal}.",
+            )
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -72,6 +138,13 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
                 got=list(x.shape),
                 remedy="Split the heads and move them before the tokens: "
                 "x.unflatten(-1, (heads, -1)).transpose(1, 2).",
+            )
+        if not (x.shape[1] and x.shape[3]):
+            raise ArgumentError(
+                name,
+                expected="at least one head and feature",
+                got=list(x.shape),
+                remedy="Its shape is [B, heads, L, D].",
             )
         if not x.is_floating_point():
             raise ArgumentError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import shlex
 import sys
@@ -18,6 +17,7 @@ from rich.text import Text
 from posenc.cli.completion import complete_encodings, complete_task
 from posenc.cli.console import ERRORS, EXIT_CODES, OUT, Words, print_json
 from posenc.errors import ArgumentError
+from posenc.options import parse_options
 
 if TYPE_CHECKING:
     from posenc.lab.answer import Summary
@@ -112,7 +112,6 @@ def compare(
     """
     given = {
         "task": task,
-        "options": None if option is None else _options(option),
         "text": text,
         "encodings": None if encodings is None else _names(encodings),
         "train_length": train_length,
@@ -130,7 +129,11 @@ def compare(
         "workers": workers,
     }
     settings = _settings(
-        out, {k: v for k, v in given.items() if v is not None}, resume=resume, replace=replace
+        out,
+        {k: v for k, v in given.items() if v is not None},
+        option or [],
+        resume=resume,
+        replace=replace,
     )
     from posenc.lab.answer import summarise
     from posenc.lab.compare import compare as carry_out
@@ -165,32 +168,24 @@ def compare(
 compare.__doc__ = f"{compare.__doc__}\n{EXIT_CODES}"
 
 
-def _settings(out: Path, given: dict[str, Any], *, resume: bool, replace: bool) -> Settings:
+def _settings(
+    out: Path, given: dict[str, Any], options: list[str], *, resume: bool, replace: bool
+) -> Settings:
     from posenc.lab.folder import load_settings
     from posenc.lab.settings import Settings
+    from posenc.lab.tasks import TASKS
 
     if resume and replace:
         raise ArgumentError(
             "--resume", expected="--resume or --replace", got="both", remedy="Leave one out."
         )
-    if resume:
-        return dataclasses.replace(load_settings(out), **given)
+    stored = load_settings(out) if resume else None
+    task = given.get("task", Settings.task if stored is None else stored.task)
+    if options and task in TASKS:
+        given["options"] = parse_options(options, TASKS[task].parameters(), of=task)
+    if stored is not None:
+        return dataclasses.replace(stored, **given)
     return Settings(out=out, existing="replace" if replace else "refuse", **given)
-
-
-def _options(items: list[str]) -> dict[str, Any]:
-    options = {}
-    for item in items:
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise ArgumentError(
-                "--option", expected="KEY=VALUE", got=item, remedy=f"Write --option {item}=…"
-            )
-        try:
-            options[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            options[key] = value
-    return options
 
 
 def _names(text: str) -> tuple[str, ...]:

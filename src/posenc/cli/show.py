@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.padding import Padding
@@ -16,8 +15,8 @@ from rich.text import Text
 from posenc.cli.completion import complete_encoding
 from posenc.cli.console import OUT, print_json
 from posenc.cli.listing import describe
-from posenc.entry import Entry
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import UnknownNameError
+from posenc.options import parse_options
 from posenc.registry import ENCODINGS
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def show(
     if name not in ENCODINGS:
         raise UnknownNameError.of("encoding", name, ENCODINGS)
     entry = ENCODINGS[name]
-    options = _parse(option or [], entry, name)
+    options = parse_options(option or [], entry.options(), of=name)
     from posenc.lab.portrait import portray
 
     portrait = portray(name, options=options, causal=not bidirectional, length=length)
@@ -75,23 +74,6 @@ def show(
     _print_picture(portrait)
     if out is not None:
         OUT.print(f"\nPicture: {out}")
-
-
-def _parse(options: list[str], entry: Entry, name: str) -> dict[str, Any]:
-    parsed: dict[str, Any] = {}
-    for item in options:
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise ArgumentError(
-                "--option", expected="KEY=VALUE", got=item, remedy=f"Write --option {item}=…"
-            )
-        if key not in entry.options():
-            raise UnknownNameError.of(f"option of {name}", key, entry.options())
-        try:
-            parsed[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            parsed[key] = value
-    return parsed
 
 
 def _print_text(name: str) -> None:

@@ -52,6 +52,7 @@ class BandedRope(ScoreTerm, ABC):
     def __init__(self, *, rope: Rope) -> None:
         super().__init__()
         self.rope = rope
+        self.head_dim = rope.head_dim
 
     @abstractmethod
     def bands(self, grid: Grid) -> Sequence[Band]:

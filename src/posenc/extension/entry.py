@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import Parameter
 from typing import Literal
 
 from torch import nn
 
+from posenc.arguments import domains
 from posenc.encoding import Encoding
 from posenc.entry import Citation
 
@@ -66,12 +67,10 @@ class Extension:
     level: Literal["encoding", "model"] = "encoding"
     advice: Callable[..., tuple[str, ...]] | None = None
 
-    def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """The function's parameters by name, without the first, which is what is stretched."""
-        found = dict(inspect.signature(self.function).parameters)
-        del found[next(iter(found))]
-        return found
+    def parameters(self) -> Mapping[str, Parameter]:
+        """The function's keyword parameters by name, their annotations resolved."""
+        return domains(self.function)
 
-    def options(self) -> dict[str, inspect.Parameter]:
+    def options(self) -> dict[str, Parameter]:
         """The method's options: all parameters but ``factor`` and ``length``."""
         return {n: p for n, p in self.parameters().items() if n not in CONTEXT}

@@ -45,6 +45,7 @@ class VaryingRope(QueryKeyTransform, ABC):
     def __init__(self, *, rope: Rope, length: float, gain: float = 1.0) -> None:
         super().__init__()
         self.rope, self.length, self.gain = rope, length, gain
+        self.head_dim = rope.head_dim
 
     @abstractmethod
     def divisors(self, lengths: Float[Tensor, "b l"]) -> Float[Tensor, "b l T"]:

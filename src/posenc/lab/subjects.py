@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.lab.results import Role, Subject
+from posenc.options import parse_option
 from posenc.registry import ENCODINGS
 
 __all__ = ["Positions", "Recipe", "Variant", "describe", "require_encoding"]
@@ -48,19 +48,19 @@ class Recipe:
 
         Raises:
             UnknownNameError: on an encoding, change or option that does not exist.
-            ArgumentError: on an encoding of other axes.
+            ArgumentError: on an encoding of other axes, or a value out of its option's domain.
         """
         encoding, *changes = name.split("@")
         require_encoding(encoding, axes=axes)
         positions: Positions = "plain"
         options: dict[str, Any] = {}
-        valid = [o for part in encoding.split("+") for o in ENCODINGS[part].options()]
+        valid = {o: p for part in encoding.split("+") for o, p in ENCODINGS[part].options().items()}
         for change in changes:
             key, equals, value = change.partition("=")
             if not equals and change in get_args(Positions):
                 positions = cast(Positions, change)
             elif equals and key in valid:
-                options[key] = _literal(value)
+                options[key] = parse_option(key, valid[key], value)
             else:
                 known = [*get_args(Positions), *(f"{option}=…" for option in valid)]
                 raise UnknownNameError.of(f"change of {encoding}", change, known)
@@ -185,10 +185,3 @@ NOTES = {
     "index": "Positions are 0, 1, 2, …, whatever the times: what it does without them.",
     "unsorted": "Positions are such a sample in no order, which tells nothing about order.",
 }
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

@@ -137,20 +137,31 @@ def make_encodings(
     not depend on the encoding.
 
     Raises:
-        ArgumentError: when there is not one record a layer, or one that needs a causal mask is
-            to be where there is none; it speaks of ``field``.
+        ArgumentError: when there is not one record a layer, one that needs a causal mask is
+            to be where there is none, or ``options`` contradict the model's shape; it speaks of
+            ``field``.
     """
     if records is None:
+        shape = {
+            "dim": config.dim,
+            "heads": config.heads,
+            "head_dim": config.head_dim,
+            "max_length": config.max_length,
+            "causal": causal,
+        }
+        for option in shape.keys() & options.keys():
+            if options[option] != shape[option]:
+                raise ArgumentError(
+                    f"options[{option!r}]",
+                    expected=f"{shape[option]!r}, as the model has it",
+                    got=repr(options[option]),
+                    remedy="Leave it out of options: the model gives it to its encodings.",
+                )
         with torch.random.fork_rng(devices=[]):
             records = create_layers(
                 name,
                 layers=layers,
-                dim=config.dim,
-                heads=config.heads,
-                head_dim=config.head_dim,
-                max_length=config.max_length,
-                causal=causal,
-                **options,
+                **(shape | dict(options)),
             )
     if len(records) != layers:
         raise ArgumentError(

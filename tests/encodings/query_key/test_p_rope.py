@@ -75,7 +75,7 @@ def test_it_is_not_a_fraction_of_the_head() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"head_dim": 7}, "even"), ({"p": 1.5}, "p "), ({"p": -0.1}, "p "), ({"base": 1}, "base")],
+    [({"head_dim": 7}, "even"), ({"p": 1.5}, "p: "), ({"p": -0.1}, "p: "), ({"base": 1}, "base")],
 )
 def test_bad_options(options: dict[str, float], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):

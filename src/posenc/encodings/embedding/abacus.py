@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Magnitude, Natural, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
 from posenc.entry import Citation, Claims, Entry
@@ -52,19 +53,18 @@ class Abacus(EmbeddingEncoding):
     True
     """
 
+    @checked
     def __init__(
         self,
         *,
-        dim: int,
+        dim: Width,
         digits: Sequence[int] = ASCII_DIGITS,
-        places: int = 128,
-        offset: int = 99,
-        std: float = 1.0,
+        places: Count = 128,
+        offset: Natural = 99,
+        std: Magnitude = 1.0,
     ) -> None:
         super().__init__()
-        for name, value in (("dim", dim), ("places", places)):
-            if value < 1:
-                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
+        self.dim = dim
         if not digits or min(digits) < 0:
             raise ArgumentError(
                 "digits",
@@ -72,11 +72,6 @@ class Abacus(EmbeddingEncoding):
                 got=list(digits),
                 remedy="Give the ids that the tokenizer has for 0 to 9.",
             )
-        for name, number in (("offset", offset), ("std", std)):
-            if number < 0:
-                raise ArgumentError(
-                    name, expected="0 or more", got=number, remedy="The authors have 99 and 1."
-                )
         self.digits = tuple(digits)
         self.places, self.offset, self.std = places, offset, std
         self.lookback = places

@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Base, Length, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.table import real_positions
 from posenc.encodings.frequencies import angles_at
 from posenc.encodings.precision import wider
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["ComplexOrder", "Shared"]
@@ -65,16 +66,18 @@ class ComplexOrder(EmbeddingEncoding):
     [0.0, 1.0]
     """
 
+    @checked
     def __init__(
         self,
         *,
-        dim: int,
+        dim: Width,
         shared: Shared = "words",
-        vocabulary: int | None = None,
+        vocabulary: Length | None = None,
         phase: bool = False,
-        base: float = 10000.0,
+        base: Base = 10000.0,
     ) -> None:
         super().__init__()
+        self.dim = dim
         if dim < 2 or dim % 2:
             raise ArgumentError(
                 "dim",
@@ -82,12 +85,6 @@ class ComplexOrder(EmbeddingEncoding):
                 got=dim,
                 remedy="Use twice the complex numbers of a token.",
             )
-        if not 1 < base < float("inf"):
-            raise ArgumentError(
-                "base", expected="more than 1", got=base, remedy="10000 is the paper's."
-            )
-        if shared not in ("words", "dimensions", "none"):
-            raise UnknownNameError.of("shared", shared, ("words", "dimensions", "none"))
         if shared == "words":
             rows = 1
         elif vocabulary is None or vocabulary < 1:

@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["Conv", "Padding"]
@@ -58,18 +59,18 @@ class Conv(EmbeddingEncoding):
 
     axes = (1, 2)
 
+    @checked
     def __init__(
         self,
         *,
-        dim: int,
-        kernel: int = 3,
-        axes: int = 1,
+        dim: Width,
+        kernel: Count = 3,
+        axes: Count = 1,
         causal: bool = False,
         padding: Padding = "zeros",
     ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ArgumentError("dim", expected="1 or more", got=dim, remedy="Use the model's.")
+        self.dim = dim
         if axes not in (1, 2):
             raise ArgumentError(
                 "axes", expected="1 or 2", got=axes, remedy="1 for text, 2 for images."
@@ -81,8 +82,6 @@ class Conv(EmbeddingEncoding):
                 got=kernel,
                 remedy="3 is the paper's.",
             )
-        if padding not in ("zeros", "circular"):
-            raise UnknownNameError.of("padding", padding, ("zeros", "circular"))
         if causal and axes == 2:
             raise ArgumentError(
                 "causal",

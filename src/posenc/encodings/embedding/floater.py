@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Interval, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding, Encoding
 from posenc.encodings.embedding.flow import (
     Activation,
@@ -22,12 +23,16 @@ from posenc.encodings.embedding.fusion import fuse
 from posenc.encodings.embedding.table import real_positions
 from posenc.encodings.precision import widest
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
 
 __all__ = ["Dynamics", "Floater", "Start"]
 
 Start = Literal["sinusoidal", "random"]
+
+Step = Annotated[float, Interval(1e-3, 1e3)]
+"""Tokens a step; the solver keeps a state for each step."""
+
+Tolerance = Annotated[float, Interval(1e-9, 1)]
 
 
 class Affine(nn.Module):
@@ -117,40 +122,23 @@ class Floater(EmbeddingEncoding):
 
     every_layer: ClassVar[bool] = True
 
+    @checked
     def __init__(
         self,
         *,
-        dim: int,
+        dim: Width,
         start: Start = "sinusoidal",
-        hidden: int | None = None,
+        hidden: Width | None = None,
         activation: Activation = "tanh",
         method: Method = "rk4",
-        step: float = 1.0,
-        tolerance: float = 1e-6,
+        step: Step = 1.0,
+        tolerance: Tolerance = 1e-6,
         gradient: Gradient = "direct",
-        unit: float = 0.01,
+        unit: Positive = 0.01,
     ) -> None:
         super().__init__()
+        self.dim = dim
         hidden = dim if hidden is None else hidden
-        counts: dict[str, int] = {"dim": dim, "hidden": hidden}
-        for name, count in counts.items():
-            if count < 1:
-                raise ArgumentError(name, expected="1 or more", got=count, remedy="Raise it.")
-        sizes: dict[str, float] = {"step": step, "tolerance": tolerance, "unit": unit}
-        for name, size in sizes.items():
-            if not 0 < size < float("inf"):
-                raise ArgumentError(
-                    name, expected="a positive number", got=size, remedy="Use the default."
-                )
-        choices: dict[str, tuple[str, tuple[str, ...]]] = {
-            "start": (start, ("sinusoidal", "random")),
-            "activation": (activation, ("relu", "tanh")),
-            "method": (method, ("euler", "midpoint", "rk4", "dopri5")),
-            "gradient": (gradient, ("direct", "adjoint")),
-        }
-        for name, (choice, valid) in choices.items():
-            if choice not in valid:
-                raise UnknownNameError.of(name, choice, valid)
         load_solvers()
         self.flow = Flow(
             method=method,

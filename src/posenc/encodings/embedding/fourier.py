@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
 from posenc.encodings.frequencies import angles_at
@@ -51,19 +52,18 @@ class Fourier(EmbeddingEncoding):
 
     axes = None
 
+    @checked
     def __init__(
         self,
         *,
-        dim: int,
-        axes: int = 1,
-        features: int | None = None,
-        hidden: int = 32,
-        gamma: float = 10.0,
+        dim: Width,
+        axes: Count = 1,
+        features: Width | None = None,
+        hidden: Width = 32,
+        gamma: Positive = 10.0,
     ) -> None:
         super().__init__()
-        for name, value in (("dim", dim), ("axes", axes), ("hidden", hidden)):
-            if value < 1:
-                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
+        self.dim = dim
         features = dim + dim % 2 if features is None else features
         if features < 2 or features % 2:
             raise ArgumentError(
@@ -71,13 +71,6 @@ class Fourier(EmbeddingEncoding):
                 expected="an even number from 2",
                 got=features,
                 remedy="There are as many cosines as sines.",
-            )
-        if not gamma > 0:
-            raise ArgumentError(
-                "gamma",
-                expected="more than 0",
-                got=gamma,
-                remedy="It is the distance in tokens at which positions begin to look unlike.",
             )
         self.gamma = gamma
         self.frequencies = nn.Parameter(torch.empty(features // 2, axes))

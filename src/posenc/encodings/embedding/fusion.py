@@ -8,18 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 
-__all__ = ["Fusion", "fuse", "require_fusion"]
+__all__ = ["Fusion", "fuse"]
 
 Fusion = Literal["add", "multiply"]
-
-
-def require_fusion(fusion: Fusion) -> Fusion:
-    """``fusion`` if it is one; UnknownNameError otherwise."""
-    if fusion not in ("add", "multiply"):
-        raise UnknownNameError.of("fusion", fusion, ("add", "multiply"))
-    return fusion
 
 
 def fuse(

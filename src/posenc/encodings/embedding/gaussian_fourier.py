@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posenc.arguments import Count, Length, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fourier import waves
 from posenc.encodings.embedding.fusion import fuse
@@ -54,23 +55,18 @@ class GaussianFourier(EmbeddingEncoding):
     axes = None
     drawn: Tensor
 
+    @checked
     def __init__(
-        self, *, dim: int, max_length: int = 512, axes: int = 1, sigma: float = 10.0
+        self, *, dim: Width, max_length: Length = 512, axes: Count = 1, sigma: Positive = 10.0
     ) -> None:
         super().__init__()
+        self.dim = dim
         if dim < 2 or dim % 2:
             raise ArgumentError(
                 "dim",
                 expected="an even number from 2",
                 got=dim,
                 remedy="There are as many cosines as sines.",
-            )
-        for name, value in (("max_length", max_length), ("axes", axes)):
-            if value < 1:
-                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
-        if not sigma > 0:
-            raise ArgumentError(
-                "sigma", expected="more than 0", got=sigma, remedy="The paper has 1, 10 and 100."
             )
         self.sigma, self.span = sigma, max_length
         # Kept as the bits of float32 numbers: as floats they would follow the module's dtype.

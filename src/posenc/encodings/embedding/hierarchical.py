@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Length, Magnitude, Share, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
 from posenc.encodings.embedding.table import read_rows, require_inside
@@ -49,21 +50,16 @@ class Hierarchical(EmbeddingEncoding):
     torch.Size([1, 64, 4])
     """
 
+    @checked
     def __init__(
-        self, *, dim: int, max_length: int, alpha: float = PAPER_ALPHA, std: float = 0.02
+        self, *, dim: Width, max_length: Length, alpha: Share = PAPER_ALPHA, std: Magnitude = 0.02
     ) -> None:
         super().__init__()
-        for name, value in (("dim", dim), ("max_length", max_length)):
-            if value < 1:
-                raise ArgumentError(
-                    name, expected="1 or more", got=value, remedy="Use the model's."
-                )
+        self.dim = dim
         if not 0 < alpha < 1 or alpha == 0.5:
             raise ArgumentError(
                 "alpha", expected="0 < α < 1, not 0.5", got=alpha, remedy="0.4 is the source's."
             )
-        if std < 0:
-            raise ArgumentError("std", expected="0 or more", got=std, remedy="0.02 is BERT's.")
         self.alpha, self.std = alpha, std
         self.table = nn.Parameter(torch.empty(max_length, dim))
         self.reset_parameters()

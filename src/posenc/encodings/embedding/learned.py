@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Length, Magnitude, Width, checked
 from posenc.encoding import EmbeddingEncoding
-from posenc.encodings.embedding.fusion import Fusion, fuse, require_fusion
+from posenc.encodings.embedding.fusion import Fusion, fuse
 from posenc.encodings.embedding.table import read_rows, require_inside
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["Learned"]
@@ -46,18 +46,13 @@ class Learned(EmbeddingEncoding):
     torch.Size([1, 8, 4])
     """
 
+    @checked
     def __init__(
-        self, *, dim: int, max_length: int, fusion: Fusion = "add", std: float = 0.02
+        self, *, dim: Width, max_length: Length, fusion: Fusion = "add", std: Magnitude = 0.02
     ) -> None:
         super().__init__()
-        for name, value in (("dim", dim), ("max_length", max_length)):
-            if value < 1:
-                raise ArgumentError(
-                    name, expected="1 or more", got=value, remedy="Use the model's."
-                )
-        if std < 0:
-            raise ArgumentError("std", expected="0 or more", got=std, remedy="0.02 is BERT's.")
-        self.fusion: Fusion = require_fusion(fusion)
+        self.dim = dim
+        self.fusion: Fusion = fusion
         self.std = std
         self.table = nn.Parameter(torch.empty(max_length, dim))
         self.reset_parameters()

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Magnitude, Natural, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
 from posenc.encodings.embedding.table import neighbours, real_positions, require_inside
@@ -51,27 +52,17 @@ class Learned2d(EmbeddingEncoding):
 
     axes = (2,)
 
+    @checked
     def __init__(
         self,
         *,
-        dim: int,
-        size: tuple[int, int] = (14, 14),
-        special: int = 1,
-        std: float = 0.02,
+        dim: Width,
+        size: tuple[Count, Count] = (14, 14),
+        special: Natural = 1,
+        std: Magnitude = 0.02,
     ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ArgumentError("dim", expected="1 or more", got=dim, remedy="Use the model's.")
-        if len(size) != 2 or min(size) < 1:
-            raise ArgumentError(
-                "size", expected="(height, width) from 1", got=size, remedy="Count the patches."
-            )
-        if special < 0:
-            raise ArgumentError(
-                "special", expected="0 or more", got=special, remedy="1 is ViT's class token."
-            )
-        if std < 0:
-            raise ArgumentError("std", expected="0 or more", got=std, remedy="0.02 is ViT's.")
+        self.dim = dim
         self.std = std
         self.table = nn.Parameter(torch.empty(*size, dim))
         self.special = nn.Parameter(torch.empty(special, dim))

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Fraction, Length, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
 from posenc.encodings.embedding.table import read_rows, require_inside
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["Multiplicative"]
@@ -47,20 +47,10 @@ class Multiplicative(EmbeddingEncoding):
     [1.0, 1.0, 1.0, 1.0]
     """
 
-    def __init__(self, *, dim: int, max_length: int, bound: float | None = 1.0) -> None:
+    @checked
+    def __init__(self, *, dim: Width, max_length: Length, bound: Fraction | None = 1.0) -> None:
         super().__init__()
-        for name, value in (("dim", dim), ("max_length", max_length)):
-            if value < 1:
-                raise ArgumentError(
-                    name, expected="1 or more", got=value, remedy="Use the model's."
-                )
-        if bound is not None and not 0 < bound <= 1:
-            raise ArgumentError(
-                "bound",
-                expected="0 < bound ≤ 1, so that gains stay positive",
-                got=bound,
-                remedy="Use None for no bound.",
-            )
+        self.dim = dim
         self.bound = bound
         self.table = nn.Parameter(torch.empty(max_length, dim))
         self.reset_parameters()

@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Length, Magnitude, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
 from posenc.encodings.embedding.table import real_positions, require_inside
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["Join", "Radix"]
@@ -55,19 +56,19 @@ class Radix(EmbeddingEncoding):
     [[7, 0, 5]]
     """
 
+    @checked
     def __init__(
         self,
         *,
-        dim: int,
-        base: int = 10,
-        digits: int | None = None,
-        max_length: int | None = None,
+        dim: Width,
+        base: Count = 10,
+        digits: Count | None = None,
+        max_length: Length | None = None,
         join: Join = "sum",
-        std: float = 0.02,
+        std: Magnitude = 0.02,
     ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ArgumentError("dim", expected="1 or more", got=dim, remedy="Use the model's.")
+        self.dim = dim
         if base < 2:
             raise ArgumentError("base", expected="2 or more", got=base, remedy="Try 10.")
         if digits is None:
@@ -79,8 +80,6 @@ class Radix(EmbeddingEncoding):
                 got=f"{digits} in base {base} for {max_length} positions",
                 remedy="Raise digits or base.",
             )
-        if join not in ("sum", "concatenate"):
-            raise UnknownNameError.of("join", join, ("sum", "concatenate"))
         if join == "concatenate" and dim % digits:
             raise ArgumentError(
                 "dim",
@@ -88,8 +87,6 @@ class Radix(EmbeddingEncoding):
                 got=dim,
                 remedy="Use join='sum', or another number of digits.",
             )
-        if std < 0:
-            raise ArgumentError("std", expected="0 or more", got=std, remedy="Try 0.02.")
         self.base, self.std = base, std
         self.join: Join = join
         width = dim // digits if join == "concatenate" else dim

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
 from posenc.encodings.embedding.orbit import gated_at, gated_orbit, linear_at, linear_orbit
@@ -17,7 +18,7 @@ from posenc.encodings.embedding.table import real_positions
 from posenc.encodings.frequencies import geometric_frequencies
 from posenc.encodings.precision import widest
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, LengthError, UnknownNameError
+from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.part import Hooked
 
@@ -196,13 +197,11 @@ class Recursive(EmbeddingEncoding):
     [0.0, 1.0, 0.0, 1.0]
     """
 
-    def __init__(self, *, dim: int, step: StepKind = "linear") -> None:
+    @checked
+    def __init__(self, *, dim: Width, step: StepKind = "linear") -> None:
         super().__init__()
-        if dim < 1:
-            raise ArgumentError("dim", expected="1 or more", got=dim, remedy="Use the model's.")
+        self.dim = dim
         steps: dict[str, type[Step]] = {"linear": RotationStep, "free": FreeStep, "gru": GatedStep}
-        if step not in steps:
-            raise UnknownNameError.of("step", step, steps)
         self.kind: StepKind = step
         self.step = steps[step](dim)
 

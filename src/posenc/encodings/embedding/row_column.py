@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
 from posenc.encodings.embedding.learned2d import require_grid
@@ -48,15 +49,13 @@ class RowColumn(EmbeddingEncoding):
 
     axes = (2,)
 
-    def __init__(self, *, dim: int, size: tuple[int, int] = (50, 50)) -> None:
+    @checked
+    def __init__(self, *, dim: Width, size: tuple[Count, Count] = (50, 50)) -> None:
         super().__init__()
+        self.dim = dim
         if dim < 2 or dim % 2:
             raise ArgumentError(
                 "dim", expected="an even number from 2", got=dim, remedy="Use the model's width."
-            )
-        if len(size) != 2 or min(size) < 1:
-            raise ArgumentError(
-                "size", expected="(height, width) from 1", got=size, remedy="50 and 50 is DETR's."
             )
         self.rows = nn.Parameter(torch.empty(size[0], dim // 2))
         self.columns = nn.Parameter(torch.empty(size[1], dim // 2))

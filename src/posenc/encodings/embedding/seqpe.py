@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Magnitude, Probability, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
 from posenc.encodings.embedding.table import real_positions, require_inside
@@ -39,7 +40,7 @@ class Seqpe(EmbeddingEncoding):
         heads: heads of the small Transformer; they divide C.
         axes: A, numbers of a position.
         digits: m / A, the longest string an axis may need.
-        layers: blocks of the small Transformer.
+        depth: blocks of the small Transformer.
         dropout: probability of dropping a feature of what a block adds, in training.
         std: standard deviation of the initial values.
 
@@ -58,37 +59,30 @@ class Seqpe(EmbeddingEncoding):
 
     axes = None
 
+    @checked
     def __init__(
         self,
         *,
-        dim: int,
-        heads: int,
-        axes: int = 1,
-        digits: int = 5,
-        layers: int = 2,
-        dropout: float = 0.1,
-        std: float = 0.02,
+        dim: Width,
+        heads: Count,
+        axes: Count = 1,
+        digits: Count = 5,
+        depth: Count = 2,
+        dropout: Probability = 0.1,
+        std: Magnitude = 0.02,
     ) -> None:
         super().__init__()
-        for name, value in (("dim", dim), ("axes", axes), ("digits", digits), ("layers", layers)):
-            if value < 1:
-                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
+        self.dim = dim
         if heads < 1 or dim % heads:
             raise ArgumentError(
                 "heads", expected=f"a divisor of dim ({dim})", got=heads, remedy="Change either."
             )
-        if not 0 <= dropout < 1:
-            raise ArgumentError(
-                "dropout", expected="0 to below 1", got=dropout, remedy="0.1 is the authors'."
-            )
-        if std < 0:
-            raise ArgumentError("std", expected="0 or more", got=std, remedy="0.02 is GPT-2's.")
         self.digits, self.std = digits, std
         self.symbols = nn.Parameter(torch.empty(BASE, dim))
         self.places = nn.Parameter(torch.empty(axes * digits, dim))
         self.axis = nn.Parameter(torch.empty(axes, dim)) if axes > 1 else None
         self.summary = nn.Parameter(torch.empty(dim))
-        self.blocks = nn.ModuleList(_Block(dim, heads, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(_Block(dim, heads, dropout) for _ in range(depth))
         self.norm, self.output = nn.LayerNorm(dim), nn.Linear(dim, dim)
         self.reset_parameters()
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posenc.arguments import Base, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
 from posenc.encodings.frequencies import angles_at, geometric_frequencies
@@ -52,11 +53,14 @@ class Sine2d(EmbeddingEncoding):
     [[0.84, 0.54, 0.84, 0.54], [0.84, 0.54, 0.91, -0.42]]
     """
 
+    dim: int
+
     axes = (2,)
     EPSILON = 1e-6
 
+    @checked
     def __init__(
-        self, *, dim: int, temperature: float = 10000.0, scale: float | None = 2 * math.pi
+        self, *, dim: Width, temperature: Base = 10000.0, scale: Positive | None = 2 * math.pi
     ) -> None:
         super().__init__()
         if dim < 4 or dim % 4:
@@ -65,17 +69,6 @@ class Sine2d(EmbeddingEncoding):
                 expected="a multiple of 4",
                 got=dim,
                 remedy="Each of two axes has as many sines as cosines.",
-            )
-        if not temperature > 1:
-            raise ArgumentError(
-                "temperature", expected="more than 1", got=temperature, remedy="DETR has 10000."
-            )
-        if scale is not None and not (scale > 0 and math.isfinite(scale)):
-            raise ArgumentError(
-                "scale",
-                expected="more than 0, or None",
-                got=scale,
-                remedy="DETR has 2π; None leaves counts as they are.",
             )
         self.dim, self.temperature, self.scale = dim, temperature, scale
 

@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posenc.arguments import Base, Width, checked
 from posenc.encoding import EmbeddingEncoding
-from posenc.encodings.embedding.fusion import Fusion, fuse, require_fusion
+from posenc.encodings.embedding.fusion import Fusion, fuse
 from posenc.encodings.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.precision import wider
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["Arrangement", "Sinusoidal"]
@@ -53,19 +54,18 @@ class Sinusoidal(EmbeddingEncoding):
     [0.0, 1.0, 0.0, 1.0]
     """
 
+    dim: int
+
+    @checked
     def __init__(
         self,
         *,
-        dim: int,
-        base: float = 10000.0,
+        dim: Width,
+        base: Base = 10000.0,
         arrangement: Arrangement = "interleaved",
         fusion: Fusion = "add",
     ) -> None:
         super().__init__()
-        if arrangement not in ("interleaved", "concatenated", "whisper"):
-            raise UnknownNameError.of(
-                "arrangement", arrangement, ("interleaved", "concatenated", "whisper")
-            )
         least = 4 if arrangement == "whisper" else 1
         if dim < least or (arrangement == "whisper" and dim % 2):
             raise ArgumentError(
@@ -74,13 +74,9 @@ class Sinusoidal(EmbeddingEncoding):
                 got=dim,
                 remedy="Use the width of the token vectors.",
             )
-        if not base > 1:
-            raise ArgumentError(
-                "base", expected="more than 1", got=base, remedy="10000 is the paper's."
-            )
         self.dim, self.base = dim, base
         self.arrangement: Arrangement = arrangement
-        self.fusion: Fusion = require_fusion(fusion)
+        self.fusion: Fusion = fusion
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, base={self.base:g}, {self.arrangement}, {self.fusion}"

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Positive, Width, checked
 from posenc.encodings.query_key.matrices import MatrixRotary
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 
 __all__ = ["ComRope"]
 
@@ -50,18 +51,17 @@ class ComRope(MatrixRotary):
     torch.Size([1, 2, 7, 8])
     """
 
+    @checked
     def __init__(
         self,
         *,
-        heads: int,
-        head_dim: int,
+        heads: Count,
+        head_dim: Width,
         variant: Literal["linear", "axial"] = "linear",
-        block: int = 2,
-        span: float = 14.0,
+        block: Width = 2,
+        span: Positive = 14.0,
     ) -> None:
         super().__init__(heads=heads, head_dim=head_dim, block=block, span=span)
-        if variant not in ("linear", "axial"):
-            raise UnknownNameError.of("variant", variant, ("linear", "axial"))
         blocks = head_dim // block
         if variant == "axial" and blocks % 2:
             raise ArgumentError(

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Count, checked
 from posenc.encoding import QueryKeyTransform
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -38,10 +39,10 @@ class CosineLogits(QueryKeyTransform):
     FIRST, MOST = 10.0, 100.0
     """τ at first, and at most."""
 
-    def __init__(self, *, heads: int) -> None:
+    @checked
+    def __init__(self, *, heads: Count) -> None:
         super().__init__()
-        if heads < 1:
-            raise ArgumentError("heads", expected="1 or more", got=heads, remedy="Count heads.")
+        self.heads = heads
         self.log_scale = nn.Parameter(torch.empty(heads))
         self.reset_parameters()
 

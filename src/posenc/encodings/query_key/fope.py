@@ -8,14 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Base, Count, Length, Magnitude, Width, checked
 from posenc.encoding import QueryKeyTransform, Rotation
 from posenc.encodings.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.precision import wide_product, wider
 from posenc.encodings.query_key.rotation import (
     Pairing,
     one_a_head,
-    require_base,
-    require_pairing,
     require_width,
     turn,
 )
@@ -70,23 +69,25 @@ class Fope(QueryKeyTransform):
     torch.Size([1, 2, 3, 8])
     """
 
+    heads: int
+    head_dim: int
+
     coefficients: Tensor
     """``[2, H, M, M]``: a and b, [.., m, t] of frequency m in pair t."""
 
+    @checked
     def __init__(
         self,
         *,
-        heads: int,
-        head_dim: int,
-        max_length: int = 512,
-        base: float = 10000.0,
-        gain: float = 0.3,
+        heads: Count,
+        head_dim: Width,
+        max_length: Length = 512,
+        base: Base = 10000.0,
+        gain: Magnitude = 0.3,
         learned: bool = False,
         pairing: Pairing = "half",
     ) -> None:
         super().__init__()
-        if heads < 1:
-            raise ArgumentError("heads", expected="1 or more", got=heads, remedy="See attend.")
         if head_dim < 2 or head_dim % 2:
             raise ArgumentError(
                 "head_dim",
@@ -101,12 +102,8 @@ class Fope(QueryKeyTransform):
                 got=max_length,
                 remedy="Give the length that the model is trained on.",
             )
-        if not (math.isfinite(gain) and gain >= 0):
-            raise ArgumentError(
-                "gain", expected="0 or more", got=gain, remedy="0.3 is the official code's."
-            )
         self.heads, self.head_dim, self.max_length = heads, head_dim, max_length
-        self.base, self.gain, self.pairing = require_base(base), gain, require_pairing(pairing)
+        self.base, self.gain, self.pairing = base, gain, pairing
         slowest = 2 * math.pi / max_length
         self.waves = sum(base ** (-2 * m / head_dim) >= slowest for m in range(head_dim // 2))
         drawn = torch.empty(2, heads, self.waves, self.waves)

@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Base, Positive, Width, checked
 from posenc.encoding import QueryKeyTransform
 from posenc.encodings.frequencies import geometric_frequencies
 from posenc.encodings.precision import WideLinear
-from posenc.encodings.query_key.rotation import require_base, require_width, rotate
+from posenc.encodings.query_key.rotation import require_width, rotate
 from posenc.encodings.running import Ranks
 from posenc.encodings.signals import require_signal
 from posenc.entry import Citation, Claims, Entry
@@ -56,15 +57,17 @@ class GrapeContextual(QueryKeyTransform):
     torch.Size([1, 2, 3, 8])
     """
 
+    head_dim: int
+
     axes = None
     tokenwise = False  # angles are sums over the tokens before
 
+    @checked
     def __init__(
-        self, *, dim: int, head_dim: int, base: float = 10000.0, length: float = 1e-3
+        self, *, dim: Width, head_dim: Width, base: Base = 10000.0, length: Positive = 1e-3
     ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ArgumentError("dim", expected="1 or more", got=dim, remedy="Use the model's.")
+        self.dim = dim
         if head_dim < 2 or head_dim % 2:
             raise ArgumentError(
                 "head_dim",
@@ -72,11 +75,7 @@ class GrapeContextual(QueryKeyTransform):
                 got=head_dim,
                 remedy="Features turn in pairs.",
             )
-        if not 0 < length < math.inf:
-            raise ArgumentError(
-                "length", expected="a positive number", got=length, remedy="The paper has 0.001."
-            )
-        self.head_dim, self.base, self.length = head_dim, require_base(base), length
+        self.head_dim, self.base, self.length = head_dim, base, length
         self.gate = WideLinear(dim, 1)
         self.log_frequencies = nn.Parameter(torch.empty(head_dim // 2))
         self.reset_parameters()

@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Base, Width, checked
 from posenc.encoding import Rotation
 from posenc.encodings.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.precision import wider
-from posenc.encodings.query_key.rotation import Rotary, require_base, still_where_special
+from posenc.encodings.query_key.rotation import Rotary, still_where_special
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -47,7 +48,8 @@ class GrapeMultiplicative(Rotary):
     torch.Size([1, 2, 3, 8])
     """
 
-    def __init__(self, *, head_dim: int, base: float = 10000.0) -> None:
+    @checked
+    def __init__(self, *, head_dim: Width, base: Base = 10000.0) -> None:
         if head_dim < 2 or head_dim % 2:
             raise ArgumentError(
                 "head_dim",
@@ -56,7 +58,7 @@ class GrapeMultiplicative(Rotary):
                 remedy="Features turn in pairs.",
             )
         super().__init__(head_dim=head_dim, pairing="half")
-        self.base = require_base(base)
+        self.base = base
         self.log_frequencies = nn.Parameter(torch.empty(head_dim // 2))
         self.skew = nn.Parameter(torch.empty(head_dim * (head_dim - 1) // 2))
         self.reset_parameters()

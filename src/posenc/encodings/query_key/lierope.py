@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Positive, Width, checked
 from posenc.encodings.query_key.matrices import MatrixRotary
 from posenc.entry import Citation, Claims, Entry
 
@@ -45,7 +46,10 @@ class LieRope(MatrixRotary):
     torch.Size([1, 2, 7, 8])
     """
 
-    def __init__(self, *, heads: int, head_dim: int, block: int = 8, span: float = 14.0) -> None:
+    @checked
+    def __init__(
+        self, *, heads: Count, head_dim: Width, block: Width = 8, span: Positive = 14.0
+    ) -> None:
         super().__init__(heads=heads, head_dim=head_dim, block=block, span=span)
         self.upper = nn.Parameter(
             torch.empty(2, heads, head_dim // block, block * (block - 1) // 2)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import QueryKeyTransform
 from posenc.encodings.precision import wider, without_autocast
 from posenc.encodings.query_key.rotation import one_a_head, require_width
@@ -36,24 +37,20 @@ class MatrixRotary(QueryKeyTransform, ABC):
             ``head_dim``, or ``span`` is not above 0.
     """
 
+    heads: int
+    head_dim: int
+
     axes: ClassVar[tuple[int, ...] | None] = (2,)
 
-    def __init__(self, *, heads: int, head_dim: int, block: int, span: float) -> None:
+    @checked
+    def __init__(self, *, heads: Count, head_dim: Width, block: Width, span: Positive) -> None:
         super().__init__()
-        if heads < 1:
-            raise ArgumentError(
-                "heads", expected="1 or more", got=heads, remedy="Give the query heads."
-            )
         if block < 2 or head_dim < block or head_dim % block:
             raise ArgumentError(
                 "block",
                 expected=f"2 or more, a divisor of head_dim ({head_dim})",
                 got=block,
                 remedy="Use 2 for rotations of pairs.",
-            )
-        if not span > 0:
-            raise ArgumentError(
-                "span", expected="more than 0", got=span, remedy="Give the cells a side."
             )
         self.heads, self.head_dim, self.block, self.span = heads, head_dim, block, span
 

@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import Base, Count, Width, checked
 from posenc.encodings.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.precision import wider
 from posenc.encodings.query_key.rotation import (
     Pairing,
     Rotary,
-    require_base,
     still_where_special,
 )
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["Mrope", "default_sections"]
@@ -77,12 +77,13 @@ class Mrope(Rotary):
 
     axes: ClassVar[tuple[int, ...] | None] = (3,)
 
+    @checked
     def __init__(
         self,
         *,
-        head_dim: int,
-        base: float = 1e6,
-        sections: Sequence[int] | None = None,
+        head_dim: Width,
+        base: Base = 1e6,
+        sections: Sequence[Count] | None = None,
         arrangement: Arrangement = "contiguous",
         pairing: Pairing = "half",
     ) -> None:
@@ -94,11 +95,9 @@ class Mrope(Rotary):
                 got=head_dim,
                 remedy="Features turn in pairs, at least one pair an axis.",
             )
-        if arrangement not in ("contiguous", "interleaved"):
-            raise UnknownNameError.of("arrangement", arrangement, ("contiguous", "interleaved"))
         pairs = head_dim // 2
         given = default_sections(pairs, arrangement) if sections is None else tuple(sections)
-        self.base, self.sections, self.arrangement = require_base(base), given, arrangement
+        self.base, self.sections, self.arrangement = base, given, arrangement
         self._axis_of_pair = _assign(given, pairs, arrangement)
 
     def extra_repr(self) -> str:

@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import Base, Share, Width, checked
 from posenc.encodings.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.precision import wider
 from posenc.encodings.query_key.rotation import (
     Pairing,
     Rotary,
-    require_base,
     still_where_special,
 )
 from posenc.entry import Citation, Claims, Entry
@@ -53,12 +53,13 @@ class PRope(Rotary):
     torch.Size([1, 2, 3, 8])
     """
 
+    @checked
     def __init__(
         self,
         *,
-        head_dim: int,
-        p: float = 0.75,
-        base: float = 10000.0,
+        head_dim: Width,
+        p: Share = 0.75,
+        base: Base = 10000.0,
         pairing: Pairing = "half",
     ) -> None:
         super().__init__(head_dim=head_dim, pairing=pairing)
@@ -69,9 +70,7 @@ class PRope(Rotary):
                 got=head_dim,
                 remedy="Features turn in pairs.",
             )
-        if not 0 <= p <= 1:
-            raise ArgumentError("p", expected="0 ≤ p ≤ 1", got=p, remedy="1 turns all pairs.")
-        self.p, self.base = p, require_base(base)
+        self.p, self.base = p, base
         self.turning = int(p * head_dim / 2)
 
     def extra_repr(self) -> str:

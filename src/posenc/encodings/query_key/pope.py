@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Base, Count, Width, checked
 from posenc.encoding import QueryKeyTransform
 from posenc.encodings.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.precision import wider
 from posenc.encodings.query_key.rotation import (
     one_a_head,
-    require_base,
     require_width,
     still_where_special,
 )
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, UnknownNameError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -59,21 +58,22 @@ class Pope(QueryKeyTransform):
     torch.Size([1, 2, 3, 16])
     """
 
+    head_dim: int
+
+    widening: ClassVar[int] = 2
+
+    @checked
     def __init__(
         self,
         *,
-        heads: int,
-        head_dim: int,
-        base: float = 10000.0,
+        heads: Count,
+        head_dim: Width,
+        base: Base = 10000.0,
         initial: Literal["zero", "uniform"] = "zero",
     ) -> None:
         super().__init__()
-        for name, value in (("heads", heads), ("head_dim", head_dim)):
-            if value < 1:
-                raise ArgumentError(name, expected="1 or more", got=value, remedy="See attend.")
-        if initial not in ("zero", "uniform"):
-            raise UnknownNameError.of("initial", initial, ("zero", "uniform"))
-        self.head_dim, self.base, self.initial = head_dim, require_base(base), initial
+        self.heads = heads
+        self.head_dim, self.base, self.initial = head_dim, base, initial
         self.phase = nn.Parameter(torch.empty(heads, head_dim))
         self.reset_parameters()
 

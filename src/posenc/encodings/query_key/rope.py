@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Base, Factor, Fraction, Width, checked
 from posenc.encodings.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.precision import wider
 from posenc.encodings.query_key.rotation import (
     Pairing,
     Rotary,
-    require_base,
     still_where_special,
 )
 from posenc.entry import Citation, Claims, Entry
@@ -61,22 +61,19 @@ class Rope(Rotary):
     torch.Size([1, 2, 3, 8])
     """
 
+    @checked
     def __init__(
         self,
         *,
-        head_dim: int,
-        base: float = 10000.0,
+        head_dim: Width,
+        base: Base = 10000.0,
         pairing: Pairing = "half",
-        fraction: float = 1.0,
+        fraction: Fraction = 1.0,
         learned: bool = False,
-        divisors: Sequence[float] | None = None,
-        gain: float = 1.0,
+        divisors: Sequence[Factor] | None = None,
+        gain: Factor = 1.0,
     ) -> None:
-        super().__init__(head_dim=head_dim, pairing=pairing, gain=_require_positive("gain", gain))
-        if not 0 < fraction <= 1:
-            raise ArgumentError(
-                "fraction", expected="0 < fraction ≤ 1", got=fraction, remedy="1 turns all."
-            )
+        super().__init__(head_dim=head_dim, pairing=pairing, gain=gain)
         turned = fraction * head_dim
         if turned < 2 or turned % 2:
             raise ArgumentError(
@@ -85,7 +82,7 @@ class Rope(Rotary):
                 got=f"{turned:g}",
                 remedy="Change head_dim or fraction: features turn in pairs.",
             )
-        self.base, self.turned, self.fraction = require_base(base), int(turned), fraction
+        self.base, self.turned, self.fraction = base, int(turned), fraction
         if divisors is not None and len(divisors) != self.turned // 2:
             raise ArgumentError(
                 "divisors",
@@ -93,11 +90,7 @@ class Rope(Rotary):
                 got=f"{len(divisors)}",
                 remedy="None divides by 1.",
             )
-        self.divisors = (
-            None
-            if divisors is None
-            else tuple(_require_positive("divisors", each) for each in divisors)
-        )
+        self.divisors = None if divisors is None else tuple(divisors)
         self.log_frequencies = nn.Parameter(torch.empty(self.turned // 2)) if learned else None
         self.reset_parameters()
 

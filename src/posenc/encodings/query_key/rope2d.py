@@ -7,12 +7,12 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import Base, Width, checked
 from posenc.encodings.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.precision import wider
 from posenc.encodings.query_key.rotation import (
     Pairing,
     Rotary,
-    require_base,
     still_where_special,
 )
 from posenc.entry import Citation, Claims, Entry
@@ -65,10 +65,11 @@ class Rope2d(Rotary):
 
     axes: ClassVar[tuple[int, ...] | None] = (2,)
 
-    def __init__(self, *, head_dim: int, base: float = 100.0, pairing: Pairing = "half") -> None:
+    @checked
+    def __init__(self, *, head_dim: Width, base: Base = 100.0, pairing: Pairing = "half") -> None:
         super().__init__(head_dim=head_dim, pairing=pairing)
         require_quarters(head_dim)
-        self.base = require_base(base)
+        self.base = base
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, base={self.base:g}, {self.pairing}"

@@ -9,16 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Base, Count, Width, checked
 from posenc.encodings.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.query_key.rope2d import require_quarters
 from posenc.encodings.query_key.rotation import (
     Pairing,
     Rotary,
-    require_base,
     still_where_special,
 )
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["RopeMixed"]
@@ -58,16 +57,14 @@ class RopeMixed(Rotary):
 
     axes: ClassVar[tuple[int, ...] | None] = (2,)
 
+    @checked
     def __init__(
-        self, *, heads: int, head_dim: int, base: float = 10.0, pairing: Pairing = "half"
+        self, *, heads: Count, head_dim: Width, base: Base = 10.0, pairing: Pairing = "half"
     ) -> None:
         super().__init__(head_dim=head_dim, pairing=pairing)
+        self.heads = heads
         require_quarters(head_dim)
-        if heads < 1:
-            raise ArgumentError(
-                "heads", expected="1 or more", got=heads, remedy="Give the query heads."
-            )
-        self.base = require_base(base)
+        self.base = base
         self.frequencies = nn.Parameter(torch.empty(2, heads, head_dim // 2))
         self.reset_parameters()
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import Base, Width, checked
 from posenc.encoding import QueryKeyTransform, Rotation
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rotation import Pairing
@@ -57,8 +58,10 @@ class RopePp(QueryKeyTransform):
 
     views: ClassVar[int] = 2
 
-    def __init__(self, *, head_dim: int, base: float = 10000.0, pairing: Pairing = "half") -> None:
+    @checked
+    def __init__(self, *, head_dim: Width, base: Base = 10000.0, pairing: Pairing = "half") -> None:
         super().__init__()
+        self.head_dim = head_dim
         self.rope = Rope(head_dim=head_dim, base=base, pairing=pairing)
 
     def forward(

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import Factor, Width, checked
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -18,20 +19,11 @@ __all__ = [
     "Rotary",
     "factors",
     "one_a_head",
-    "require_base",
-    "require_pairing",
     "require_width",
     "rotate",
     "still_where_special",
     "turn",
 ]
-
-
-def require_pairing(pairing: Pairing) -> Pairing:
-    """``pairing`` if it is one; UnknownNameError otherwise."""
-    if pairing not in ("half", "adjacent"):
-        raise UnknownNameError.of("pairing", pairing, ("half", "adjacent"))
-    return pairing
 
 
 def rotate(
@@ -85,15 +77,6 @@ def turn(
     return joined if turned == x.shape[-1] else torch.cat([joined, x[..., turned:]], dim=-1)
 
 
-def require_base(base: float) -> float:
-    """``base`` if frequencies fall with it; ArgumentError otherwise."""
-    if not base > 1:
-        raise ArgumentError(
-            "base", expected="more than 1", got=base, remedy="10000 is RoPE's, for text."
-        )
-    return base
-
-
 def require_width(x: Tensor, head_dim: int) -> None:
     """ArgumentError unless ``x`` has heads of width ``head_dim``."""
     if x.shape[-1] != head_dim:
@@ -136,10 +119,13 @@ class Rotary(QueryKeyTransform, ABC):
         UnknownNameError: for another ``pairing``.
     """
 
-    def __init__(self, *, head_dim: int, pairing: Pairing, gain: float = 1.0) -> None:
+    head_dim: int
+
+    @checked
+    def __init__(self, *, head_dim: Width, pairing: Pairing, gain: Factor = 1.0) -> None:
         super().__init__()
         self.head_dim, self.gain = head_dim, gain
-        self.pairing: Pairing = require_pairing(pairing)
+        self.pairing: Pairing = pairing
 
     @abstractmethod
     def angles(self, layout: Layout) -> Float[Tensor, "b *h L T"]:

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import Base, Positive, Width, checked
 from posenc.encoding import QueryKeyTransform
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rotation import Pairing
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -61,27 +61,22 @@ class Xpos(QueryKeyTransform):
     torch.Size([1, 2, 3, 8])
     """
 
+    head_dim: int
+
     causal_only: ClassVar[bool] = True
     tokenwise: ClassVar[bool] = False
 
+    @checked
     def __init__(
         self,
         *,
-        head_dim: int,
-        base: float = 10000.0,
-        gamma: float = 0.4,
-        scale_base: float = 512.0,
+        head_dim: Width,
+        base: Base = 10000.0,
+        gamma: Positive = 0.4,
+        scale_base: Positive = 512.0,
         pairing: Pairing = "half",
     ) -> None:
         super().__init__()
-        for name, value in (("gamma", gamma), ("scale_base", scale_base)):
-            if not value > 0:
-                raise ArgumentError(
-                    name,
-                    expected="more than 0",
-                    got=value,
-                    remedy="The paper's are gamma=0.4 and scale_base=512.",
-                )
         self.rope = Rope(head_dim=head_dim, base=base, pairing=pairing)
         self.head_dim, self.gamma, self.scale_base = head_dim, gamma, scale_base
 

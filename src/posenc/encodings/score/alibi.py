@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Count, checked
 from posenc.encodings.score.offset_bias import OffsetBias
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
@@ -45,10 +46,11 @@ class Alibi(OffsetBias):
     [-1.0, -0.0]
     """
 
-    def __init__(self, *, heads: int, learned: bool = False, asymmetric: bool = False) -> None:
+    heads: int
+
+    @checked
+    def __init__(self, *, heads: Count, learned: bool = False, asymmetric: bool = False) -> None:
         super().__init__()
-        if heads < 1:
-            raise ArgumentError("heads", expected="1 or more", got=heads, remedy="Count heads.")
         if asymmetric and not learned:
             raise ArgumentError(
                 "asymmetric",

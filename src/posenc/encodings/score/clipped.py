@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.errors import ArgumentError
+from posenc.arguments import Natural, Width, checked
 
 __all__ = ["ClippedTable"]
 
@@ -22,16 +22,9 @@ class ClippedTable(nn.Module):
         ArgumentError: when ``head_dim`` is below 1 or ``max_distance`` negative.
     """
 
-    def __init__(self, *, head_dim: int, max_distance: int) -> None:
+    @checked
+    def __init__(self, *, head_dim: Width, max_distance: Natural) -> None:
         super().__init__()
-        if head_dim < 1:
-            raise ArgumentError(
-                "head_dim", expected="1 or more", got=head_dim, remedy="Use the attention's."
-            )
-        if max_distance < 0:
-            raise ArgumentError(
-                "max_distance", expected="0 or more", got=max_distance, remedy="Shaw's is 16."
-            )
         self.max_distance = max_distance
         self.rows = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim))
         self.reset_parameters()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import Natural, Width, checked
 from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm
 from posenc.encodings.score.clipped import ClippedTable
 from posenc.encodings.score.gathering import gather_rows
@@ -15,7 +16,8 @@ from posenc.grid import Grid
 __all__ = ["ContextualScores", "contextual"]
 
 
-def contextual(*, head_dim: int, max_distance: int = 16) -> Encoding:
+@checked
+def contextual(*, head_dim: Width, max_distance: Natural = 16) -> Encoding:
     """A trained vector for each clipped offset, added to queries, to keys and to values.
 
     ``s_ij = scale · (q_i + p^Q[n]) · (k_j + p^K[n])``, ``o_i = Σ_j p_ij (v_j + p^V[n])``,
@@ -53,8 +55,10 @@ def contextual(*, head_dim: int, max_distance: int = 16) -> Encoding:
 class ContextualScores(ScoreTerm):
     """The score half of ``contextual``: all of the logit but ``scale · q_i · k_j``."""
 
-    def __init__(self, *, head_dim: int, max_distance: int = 16) -> None:
+    @checked
+    def __init__(self, *, head_dim: Width, max_distance: Natural = 16) -> None:
         super().__init__()
+        self.head_dim = head_dim
         self.query = ClippedTable(head_dim=head_dim, max_distance=max_distance)
         self.key = ClippedTable(head_dim=head_dim, max_distance=max_distance)
 

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Length, Width, checked
 from posenc.encoding import ScoreTerm
 from posenc.encodings.running import Ranks
 from posenc.entry import Citation, Claims, Entry
@@ -48,12 +49,10 @@ class Cope(ScoreTerm):
     causal_only = True
     axes = None
 
-    def __init__(self, *, head_dim: int, max_count: int = 64) -> None:
+    @checked
+    def __init__(self, *, head_dim: Width, max_count: Length = 64) -> None:
         super().__init__()
-        if head_dim < 1:
-            raise ArgumentError(
-                "head_dim", expected="1 or more", got=head_dim, remedy="Use the attention's."
-            )
+        self.head_dim = head_dim
         if max_count < 2:
             raise ArgumentError(
                 "max_count", expected="2 or more", got=max_count, remedy="The paper has 64."

@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Width, checked
 from posenc.encoding import ScoreTerm
 from posenc.encodings.precision import WideLinear
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.fire import Fire
 from posenc.encodings.score.kerple import Kerple
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, UnknownNameError
 from posenc.grid import Grid
 
 __all__ = ["Bias", "Dape"]
@@ -56,13 +56,10 @@ class Dape(ScoreTerm):
     torch.Size([32, 16])
     """
 
-    def __init__(self, *, heads: int, bias: Bias = "kerple", hidden: int = 32) -> None:
+    @checked
+    def __init__(self, *, heads: Count, bias: Bias = "kerple", hidden: Width = 32) -> None:
         super().__init__()
-        for name, value in (("heads", heads), ("hidden", hidden)):
-            if value < 1:
-                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
-        if bias not in BIASES:
-            raise UnknownNameError.of("bias", bias, BIASES)
+        self.heads = heads
         self.bias = BIASES[bias](heads=heads)
         self.input, self.output = WideLinear(2 * heads, hidden), WideLinear(hidden, heads)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm
 from posenc.encodings.score.gathering import gather_rows
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.part import Projection
 
@@ -26,13 +28,14 @@ STD = 0.02
 """Standard deviation of all initial values, as in BERT."""
 
 
+@checked
 def deberta(
     *,
-    dim: int,
-    heads: int,
-    head_dim: int,
-    max_distance: int = 512,
-    buckets: int | None = None,
+    dim: Width,
+    heads: Count,
+    head_dim: Width,
+    max_distance: Length = 512,
+    buckets: Buckets | None = None,
     projections: Projections = "own",
     lookup: Lookup = "paper",
     clamp: Clamp = "before",
@@ -117,22 +120,17 @@ class RelativeEmbeddings(nn.Module):
         ArgumentError, UnknownNameError: as ``deberta``.
     """
 
+    @checked
     def __init__(
         self,
         *,
-        dim: int,
-        max_distance: int = 512,
-        buckets: int | None = None,
+        dim: Width,
+        max_distance: Length = 512,
+        buckets: Buckets | None = None,
         clamp: Clamp = "before",
         normalize: bool = False,
     ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ArgumentError("dim", expected="1 or more", got=dim, remedy="Use the model's.")
-        if max_distance < 1:
-            raise ArgumentError(
-                "max_distance", expected="1 or more", got=max_distance, remedy="The paper has 512."
-            )
         if buckets is not None and (buckets < 4 or buckets % 2):
             raise ArgumentError(
                 "buckets", expected="an even number from 4, or None", got=buckets, remedy="Use 256."
@@ -144,8 +142,6 @@ class RelativeEmbeddings(nn.Module):
                 got=max_distance,
                 remedy="Raise it or use fewer buckets.",
             )
-        if clamp not in get_args(Clamp):
-            raise UnknownNameError.of("clamp", clamp, get_args(Clamp))
         self.max_distance, self.clamp = max_distance, clamp
         self.span = max_distance if buckets is None else buckets
         self.boundaries = None if buckets is None else log_boundaries(buckets, max_distance, clamp)
@@ -216,8 +212,8 @@ def log_boundaries(buckets: int, max_distance: int, clamp: Clamp) -> list[int]:
     distance = middle
     for step in range(middle - 1):
         most = (max_distance - 1) ** step * middle ** (middle - 1 - step)
-        while distance ** (middle - 1) <= most:
-            distance += 1
+        candidates = range(distance, max_distance + 1)
+        distance += bisect_right(candidates, most, key=lambda n: n ** (middle - 1))
         boundaries.append(distance)
     return boundaries if clamp == "before" else [*boundaries, max_distance]
 
@@ -233,27 +229,22 @@ class Deberta(ScoreTerm):
         ArgumentError, UnknownNameError: as ``deberta``.
     """
 
+    heads: int
+    head_dim: int
+
     terms: ClassVar[int] = 3
 
+    @checked
     def __init__(
         self,
         *,
         relative: RelativeEmbeddings,
-        heads: int,
-        head_dim: int,
+        heads: Count,
+        head_dim: Width,
         projections: Projections = "own",
         lookup: Lookup = "paper",
     ) -> None:
         super().__init__()
-        for name, value in (("heads", heads), ("head_dim", head_dim)):
-            if value < 1:
-                raise ArgumentError(
-                    name, expected="1 or more", got=value, remedy="Use the attention's."
-                )
-        if projections not in get_args(Projections):
-            raise UnknownNameError.of("projections", projections, get_args(Projections))
-        if lookup not in get_args(Lookup):
-            raise UnknownNameError.of("lookup", lookup, get_args(Lookup))
         self.heads, self.head_dim = heads, head_dim
         self.projections: Projections = projections
         self.lookup: Lookup = lookup

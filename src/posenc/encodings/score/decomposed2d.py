@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Width, checked
 from posenc.encoding import Gathered, Lowered, Product, ScoreTerm
 from posenc.encodings.score.gathering import gather_rows
 from posenc.encodings.score.special import has_special, special_pairs
 from posenc.encodings.score.window import Window
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
 __all__ = ["Decomposed2d"]
@@ -55,12 +55,10 @@ class Decomposed2d(ScoreTerm):
 
     axes: ClassVar[tuple[int, ...] | None] = (2,)
 
-    def __init__(self, *, head_dim: int, size: Sequence[int] = (14, 14)) -> None:
+    @checked
+    def __init__(self, *, head_dim: Width, size: tuple[Count, Count] = (14, 14)) -> None:
         super().__init__()
-        if head_dim < 1:
-            raise ArgumentError(
-                "head_dim", expected="1 or more", got=head_dim, remedy="Use the attention's."
-            )
+        self.head_dim = head_dim
         self.window = Window.of(size, argument="size")
         self.rows = nn.Parameter(torch.empty(self.window.spans[0], head_dim))
         self.columns = nn.Parameter(torch.empty(self.window.spans[1], head_dim))

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Width, checked
 from posenc.encodings.precision import WideLayerNorm, WideLinear
 from posenc.encodings.score.offset_bias import OffsetBias
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 
 __all__ = ["DynamicBias"]
 
@@ -46,22 +46,21 @@ class DynamicBias(OffsetBias):
     torch.Size([6, 2])
     """
 
+    @checked
     def __init__(
         self,
         *,
-        heads: int,
-        dim: int | None = None,
-        hidden: int | None = None,
-        depth: int = 2,
+        heads: Count,
+        dim: Width | None = None,
+        hidden: Width | None = None,
+        depth: Count = 2,
         log_distance: bool = False,
         norm: bool = False,
     ) -> None:
         super().__init__()
+        self.heads = heads
         if hidden is None:
             hidden = 16 * heads if dim is None else max(1, dim // 4)
-        for name, value in (("heads", heads), ("hidden", hidden), ("depth", depth)):
-            if value < 1:
-                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
         self.log_distance = log_distance
         self.layers = nn.ModuleList(
             _Hidden(hidden if place else 1, hidden, norm=norm) for place in range(depth)

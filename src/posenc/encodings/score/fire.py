@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import ScoreTerm
 from posenc.encodings.precision import WideLinear
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
 __all__ = ["Fire"]
@@ -50,18 +50,17 @@ class Fire(ScoreTerm):
 
     EPSILON = 1e-6
 
+    @checked
     def __init__(
-        self, *, heads: int, hidden: int = 32, scale: float = 0.1, threshold: float = 512.0
+        self,
+        *,
+        heads: Count,
+        hidden: Width = 32,
+        scale: Positive = 0.1,
+        threshold: Positive = 512.0,
     ) -> None:
         super().__init__()
-        for name, value in (("heads", heads), ("hidden", hidden)):
-            if value < 1:
-                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
-        for name, number in (("scale", scale), ("threshold", threshold)):
-            if not number > 0:
-                raise ArgumentError(
-                    name, expected="more than 0", got=number, remedy="The paper has 0.1 and 512."
-                )
+        self.heads = heads
         self.initial = (scale, threshold)
         self.input, self.output = WideLinear(1, hidden), WideLinear(hidden, heads)
         self.scale = nn.Parameter(torch.empty(1))

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Width, checked
 from posenc.encoding import Gathered, Lowered, ScoreTerm
 from posenc.encodings.precision import WideLinear
 from posenc.encodings.running import Ranks
 from posenc.encodings.signals import require_signal
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -38,13 +38,10 @@ class GatedDecay(ScoreTerm, ABC):
     causal_only = True
     axes = None
 
-    def __init__(self, *, dim: int, heads: int) -> None:
+    @checked
+    def __init__(self, *, dim: Width, heads: Count) -> None:
         super().__init__()
-        for name, value in (("dim", dim), ("heads", heads)):
-            if value < 1:
-                raise ArgumentError(
-                    name, expected="1 or more", got=value, remedy="Use the model's."
-                )
+        self.dim, self.heads = dim, heads
         self.gate = WideLinear(dim, heads)
         self.reset_parameters()
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Width, checked
 from posenc.encoding import ScoreTerm
 from posenc.encodings.precision import WideLinear
 from posenc.encodings.query_key.rotation import rotate
@@ -51,15 +52,14 @@ class GrapeAdditive(ScoreTerm):
     torch.Size([1, 5, 32])
     """
 
+    heads: int
+
     causal_only = True
 
-    def __init__(self, *, dim: int, heads: int, width: int = 8) -> None:
+    @checked
+    def __init__(self, *, dim: Width, heads: Count, width: Width = 8) -> None:
         super().__init__()
-        for name, value in (("dim", dim), ("heads", heads)):
-            if value < 1:
-                raise ArgumentError(
-                    name, expected="1 or more", got=value, remedy="Use the model's."
-                )
+        self.dim = dim
         if width < 2 or width % 2:
             raise ArgumentError(
                 "width", expected="an even number from 2", got=width, remedy="The paper has 8."

@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm, ValueTerm
 from posenc.encodings.score.gathering import gather_rows, sum_by_bucket
 from posenc.encodings.score.piecewise import Buckets, Method, Piecewise, buckets_of
 from posenc.encodings.score.special import has_special, special_pairs
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
 __all__ = ["IrpeScore", "IrpeValue", "Mode", "irpe"]
@@ -21,17 +22,18 @@ __all__ = ["IrpeScore", "IrpeValue", "Mode", "irpe"]
 Mode = Literal["contextual", "bias"]
 
 
+@checked
 def irpe(
     *,
-    heads: int,
-    head_dim: int,
+    heads: Count,
+    head_dim: Width,
     method: Method = "product",
     mode: Mode = "contextual",
     on: str = "k",
     shared_heads: bool = True,
-    alpha: float = 1.9,
-    beta: float = 3.8,
-    gamma: float = 15.2,
+    alpha: Positive = 1.9,
+    beta: Positive = 3.8,
+    gamma: Positive = 15.2,
 ) -> Encoding:
     """iRPE: a learned vector (or number) for each bucket of 2-D offsets, on queries, keys, values.
 
@@ -74,13 +76,6 @@ def irpe(
         raise ArgumentError(
             "on", expected="some of the letters q, k, v", got=repr(on), remedy="The paper has 'k'."
         )
-    if mode not in ("contextual", "bias"):
-        raise UnknownNameError.of("mode", mode, ("contextual", "bias"))
-    for name, value in (("heads", heads), ("head_dim", head_dim)):
-        if value < 1:
-            raise ArgumentError(
-                name, expected="1 or more", got=value, remedy="Use the attention's."
-            )
     if mode == "bias" and "v" in on:
         raise ArgumentError(
             "on",
@@ -113,6 +108,7 @@ class IrpeScore(ScoreTerm):
     ) -> None:
         super().__init__()
         self.buckets, self.contextual = buckets, width is not None
+        self.heads, self.head_dim = tables if tables > 1 else None, width
         self.keys = _tables(buckets, tables, width) if "k" in on else None
         self.queries = _tables(buckets, tables, width) if "q" in on else None
 
@@ -197,6 +193,7 @@ class IrpeValue(ValueTerm):
     def __init__(self, buckets: tuple[Buckets, ...], tables: int, width: int) -> None:
         super().__init__()
         self.buckets = buckets
+        self.heads, self.head_dim = tables if tables > 1 else None, width
         self.values = _tables(buckets, tables, width)
 
     def reset_parameters(self) -> None:

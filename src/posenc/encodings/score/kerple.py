@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Count, checked
 from posenc.encodings.score.offset_bias import OffsetBias
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 
 __all__ = ["Kernel", "Kerple"]
 
@@ -49,12 +50,11 @@ class Kerple(OffsetBias):
     [-0.0]
     """
 
-    def __init__(self, *, heads: int, kernel: Kernel = "log") -> None:
+    heads: int
+
+    @checked
+    def __init__(self, *, heads: Count, kernel: Kernel = "log") -> None:
         super().__init__()
-        if heads < 1:
-            raise ArgumentError("heads", expected="1 or more", got=heads, remedy="Count heads.")
-        if kernel not in ("log", "power"):
-            raise UnknownNameError.of("kernel", kernel, ("log", "power"))
         self.heads = heads
         self.kernel: Kernel = kernel
         self.raw_scale = nn.Parameter(torch.empty(heads))

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Width, checked
 from posenc.encoding import ScoreTerm
 from posenc.encodings.precision import WideLinear
 from posenc.encodings.running import Ranks
 from posenc.encodings.signals import require_signal
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -55,27 +55,21 @@ class Path(ScoreTerm):
     torch.Size([1, 5, 40])
     """
 
+    heads: int
+    head_dim: int
+
     causal_only = True
     keys_by_keys = True
     axes = None
 
     EPSILON = 1e-6
 
+    @checked
     def __init__(
-        self, *, dim: int, heads: int, head_dim: int, rank: int = 32, kernel: int = 3
+        self, *, dim: Width, heads: Count, head_dim: Width, rank: Width = 32, kernel: Count = 3
     ) -> None:
         super().__init__()
-        for name, value in (
-            ("dim", dim),
-            ("heads", heads),
-            ("head_dim", head_dim),
-            ("rank", rank),
-            ("kernel", kernel),
-        ):
-            if value < 1:
-                raise ArgumentError(
-                    name, expected="1 or more", got=value, remedy="The paper's rank 32, kernel 3."
-                )
+        self.dim, self.head_dim = dim, head_dim
         self.heads, self.rank = heads, rank
         self.narrow = WideLinear(dim, rank, bias=False)
         self.wide = WideLinear(rank, heads * head_dim, bias=False)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import Base, Count, Width, checked
 from posenc.encodings.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.precision import wider
 from posenc.encodings.score.offset_bias import OffsetBias
@@ -42,17 +43,14 @@ class Sandwich(OffsetBias):
     [2.0, 1.0]
     """
 
-    def __init__(self, *, heads: int, width: int = 128, base: float = 10000.0) -> None:
+    heads: int
+
+    @checked
+    def __init__(self, *, heads: Count, width: Width = 128, base: Base = 10000.0) -> None:
         super().__init__()
-        if heads < 1:
-            raise ArgumentError("heads", expected="1 or more", got=heads, remedy="Count heads.")
         if width < 2 or width % 2:
             raise ArgumentError(
                 "width", expected="an even number from 2", got=width, remedy="The paper has 128."
-            )
-        if not base > 1:
-            raise ArgumentError(
-                "base", expected="more than 1", got=base, remedy="10000 is the paper's."
             )
         self.heads, self.width, self.base = heads, width, base
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import Natural, Width, checked
 from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm, ValueTerm
 from posenc.encodings.score.clipped import ClippedTable
 from posenc.encodings.score.gathering import gather_rows, sum_by_bucket
@@ -14,7 +15,8 @@ from posenc.grid import Grid
 __all__ = ["ShawKeys", "ShawValues", "shaw"]
 
 
-def shaw(*, head_dim: int, max_distance: int = 16) -> Encoding:
+@checked
+def shaw(*, head_dim: Width, max_distance: Natural = 16) -> Encoding:
     """Shaw et al.: a trained vector for each clipped offset, added to keys and to values.
 
     ``s_ij = scale · q_i · (k_j + a^K[n])``, ``o_i = Σ_j p_ij (v_j + a^V[n])``,
@@ -47,8 +49,10 @@ def shaw(*, head_dim: int, max_distance: int = 16) -> Encoding:
 class ShawKeys(ScoreTerm):
     """The key half of ``shaw``: ``s_ij += scale · q_i · a^K[n]``."""
 
-    def __init__(self, *, head_dim: int, max_distance: int = 16) -> None:
+    @checked
+    def __init__(self, *, head_dim: Width, max_distance: Natural = 16) -> None:
         super().__init__()
+        self.head_dim = head_dim
         self.table = ClippedTable(head_dim=head_dim, max_distance=max_distance)
 
     def forward(
@@ -76,8 +80,10 @@ class ShawKeys(ScoreTerm):
 class ShawValues(ValueTerm):
     """The value half of ``shaw``: ``o_i += Σ_j p_ij · a^V[n]``."""
 
-    def __init__(self, *, head_dim: int, max_distance: int = 16) -> None:
+    @checked
+    def __init__(self, *, head_dim: Width, max_distance: Natural = 16) -> None:
         super().__init__()
+        self.head_dim = head_dim
         self.table = ClippedTable(head_dim=head_dim, max_distance=max_distance)
 
     def forward(self, weights: Float[Tensor, "B H Q K"], grid: Grid) -> Float[Tensor, "B H Q D"]:

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from posenc.arguments import checked
 from posenc.encoding import ScoreTerm
 from posenc.encodings.running import Ranks
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import UnknownNameError
 from posenc.grid import Grid
 
 __all__ = ["Remainder", "StickBreaking"]
@@ -56,10 +56,9 @@ class StickBreaking(ScoreTerm):
     replaces_product = True
     replaces_softmax = True
 
+    @checked
     def __init__(self, *, remainder: Remainder = "self") -> None:
         super().__init__()
-        if remainder not in ("self", "none"):
-            raise UnknownNameError.of("remainder", remainder, ("self", "none"))
         self.remainder: Remainder = remainder
 
     def extra_repr(self) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Count, checked
 from posenc.encoding import Gathered, Lowered, ScoreTerm
 from posenc.encodings.score.special import has_special, special_pairs
 from posenc.encodings.score.window import Window
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
 __all__ = ["Swin"]
@@ -51,10 +50,10 @@ class Swin(ScoreTerm):
     axes: ClassVar[tuple[int, ...] | None] = (2,)
     by_position: ClassVar[bool] = True
 
-    def __init__(self, *, heads: int, window: Sequence[int] = (7, 7)) -> None:
+    @checked
+    def __init__(self, *, heads: Count, window: tuple[Count, Count] = (7, 7)) -> None:
         super().__init__()
-        if heads < 1:
-            raise ArgumentError("heads", expected="1 or more", got=heads, remedy="Count heads.")
+        self.heads = heads
         self.window = Window.of(window, argument="window")
         self.table = nn.Parameter(torch.empty(heads, self.window.count))
         self.reset_parameters()

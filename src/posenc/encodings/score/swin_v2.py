@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Width, checked
 from posenc.encoding import Encoding, Gathered, Lowered, ScoreTerm
 from posenc.encodings.precision import WideLinear
 from posenc.encodings.query_key.cosine import CosineLogits
 from posenc.encodings.score.special import has_special, special_pairs
 from posenc.encodings.score.window import Window
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, UnknownNameError
 from posenc.grid import Grid
 
 __all__ = ["Logits", "SwinV2Bias", "swin_v2"]
@@ -24,11 +23,12 @@ __all__ = ["Logits", "SwinV2Bias", "swin_v2"]
 Logits = Literal["cosine", "dot"]
 
 
+@checked
 def swin_v2(
     *,
-    heads: int,
-    window: Sequence[int] = (8, 8),
-    hidden: int = 512,
+    heads: Count,
+    window: tuple[Count, Count] = (8, 8),
+    hidden: Width = 512,
     logits: Logits = "cosine",
 ) -> Encoding:
     """Swin v2: a small network reads log-spaced offsets; logits are scaled cosines.
@@ -62,8 +62,6 @@ def swin_v2(
     >>> encoding.default_scale(32), encoding.score.output.weight.shape
     (1.0, torch.Size([4, 512]))
     """
-    if logits not in ("cosine", "dot"):
-        raise UnknownNameError.of("logits", logits, ("cosine", "dot"))
     bias = SwinV2Bias(heads=heads, window=window, hidden=hidden)
     return Encoding(query_key=CosineLogits(heads=heads) if logits == "cosine" else None, score=bias)
 
@@ -80,11 +78,12 @@ class SwinV2Bias(ScoreTerm):
     MOST = 16.0
     """The bias is between 0 and this."""
 
-    def __init__(self, *, heads: int, window: Sequence[int] = (8, 8), hidden: int = 512) -> None:
+    @checked
+    def __init__(
+        self, *, heads: Count, window: tuple[Count, Count] = (8, 8), hidden: Width = 512
+    ) -> None:
         super().__init__()
-        for name, value in (("heads", heads), ("hidden", hidden)):
-            if value < 1:
-                raise ArgumentError(name, expected="1 or more", got=value, remedy="Count them.")
+        self.heads = heads
         self.window = Window.of(window, argument="window")
         self.input = WideLinear(2, hidden)
         self.output = WideLinear(hidden, heads, bias=False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import Gathered, ScoreTerm
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
@@ -54,18 +56,19 @@ class T5(ScoreTerm):
 
     by_position: ClassVar[bool] = True
 
+    heads: int
+
+    @checked
     def __init__(
         self,
         *,
-        heads: int,
-        dim: int | None = None,
+        heads: Count,
+        dim: Width | None = None,
         causal: bool = False,
-        buckets: int = 32,
-        max_distance: int = 128,
+        buckets: Buckets = 32,
+        max_distance: Length = 128,
     ) -> None:
         super().__init__()
-        if heads < 1:
-            raise ArgumentError("heads", expected="1 or more", got=heads, remedy="Count heads.")
         step = 2 if causal else 4
         if buckets < step or buckets % step:
             raise ArgumentError(
@@ -136,8 +139,8 @@ def log_boundaries(buckets: int, max_distance: int) -> list[int]:
     distance = exact
     for step in range(1, log_buckets):
         least = max_distance**step * exact ** (log_buckets - step)
-        while distance**log_buckets < least:
-            distance += 1
+        candidates = range(distance, max_distance + 1)
+        distance += bisect_left(candidates, least, key=lambda n: n**log_buckets)
         boundaries.append(distance)
     return boundaries
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Base, Count, Width, checked
 from posenc.encoding import Encoding, Gathered, Lowered, LowRank, Product, ScoreTerm
 from posenc.encodings.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.precision import wider
@@ -23,7 +24,10 @@ STD = 0.02
 """Standard deviation of all initial values, in Transformer-XL and in XLNet."""
 
 
-def transformer_xl(*, dim: int, heads: int, head_dim: int, base: float = 10000.0) -> TransformerXL:
+@checked
+def transformer_xl(
+    *, dim: Width, heads: Count, head_dim: Width, base: Base = 10000.0
+) -> TransformerXL:
     """Transformer-XL: products with projected sinusoids of the offset, and two trained vectors.
 
     ``s_ij = scale · ((q_i + u_h) · k_j + (q_i + w_h) · W_h r(i - j))`` (section 3.3; w is their
@@ -80,13 +84,9 @@ class GlobalBiases(nn.Module):
         ArgumentError: when either is below 1.
     """
 
-    def __init__(self, *, heads: int, head_dim: int) -> None:
+    @checked
+    def __init__(self, *, heads: Count, head_dim: Width) -> None:
         super().__init__()
-        for name, value in (("heads", heads), ("head_dim", head_dim)):
-            if value < 1:
-                raise ArgumentError(
-                    name, expected="1 or more", got=value, remedy="Use the attention's."
-                )
         self.content = nn.Parameter(torch.empty(heads, head_dim))
         self.position = nn.Parameter(torch.empty(heads, head_dim))
         self.reset_parameters()
@@ -113,7 +113,12 @@ class TransformerXL(ScoreTerm):
         ArgumentError: when ``dim`` is odd or below 2, or ``base`` not above 1.
     """
 
-    def __init__(self, *, dim: int, biases: GlobalBiases, base: float = 10000.0) -> None:
+    heads: int
+    head_dim: int
+    dim: int
+
+    @checked
+    def __init__(self, *, dim: Width, biases: GlobalBiases, base: Base = 10000.0) -> None:
         super().__init__()
         if dim < 2 or dim % 2:
             raise ArgumentError(
@@ -122,14 +127,10 @@ class TransformerXL(ScoreTerm):
                 got=dim,
                 remedy="Use an even width.",
             )
-        if not base > 1:
-            raise ArgumentError(
-                "base", expected="more than 1", got=base, remedy="10000 is the paper's."
-            )
         self.dim, self.base = dim, base
         self.biases = biases
-        heads, head_dim = biases.content.shape
-        self.weight = nn.Parameter(torch.empty(heads, head_dim, dim))
+        self.heads, self.head_dim = biases.content.shape
+        self.weight = nn.Parameter(torch.empty(self.heads, self.head_dim, dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

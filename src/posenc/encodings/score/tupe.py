@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import Gathered, Lowered, LowRank, ScoreTerm
 from posenc.encodings.embedding.table import read_rows, require_inside
 from posenc.encodings.precision import WideLayerNorm, WideLinear, with_zero_gradient
 from posenc.encodings.score.t5 import T5
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -65,28 +65,28 @@ class Tupe(ScoreTerm):
     (True, 0.125)
     """
 
+    heads: int
+    head_dim: int
+
     terms: ClassVar[int] = 2
     by_position: ClassVar[bool] = True
 
+    @checked
     def __init__(
         self,
         *,
-        dim: int,
-        heads: int,
-        head_dim: int,
-        max_length: int,
+        dim: Width,
+        heads: Count,
+        head_dim: Width,
+        max_length: Length,
         causal: bool = False,
-        buckets: int | None = 32,
-        max_distance: int = 128,
+        buckets: Buckets | None = 32,
+        max_distance: Length = 128,
     ) -> None:
         super().__init__()
-        sizes = {"dim": dim, "heads": heads, "head_dim": head_dim, "max_length": max_length}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ArgumentError(
-                    name, expected="1 or more", got=value, remedy="Use the model's."
-                )
+        self.head_dim = head_dim
         self.heads = heads
+        self.causal = causal if buckets is not None else None
         self.positions = nn.Parameter(torch.empty(max_length, dim))
         self.norm = WideLayerNorm(dim)
         self.query = WideLinear(dim, heads * head_dim)

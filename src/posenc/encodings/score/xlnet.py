@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from posenc.arguments import Base, Count, Width, checked
 from posenc.encodings.score.transformer_xl import GlobalBiases, TransformerXL
 from posenc.entry import Citation, Claims, Entry
 
 __all__ = ["xlnet"]
 
 
-def xlnet(*, dim: int, heads: int, head_dim: int, base: float = 10000.0) -> TransformerXL:
+@checked
+def xlnet(*, dim: Width, heads: Count, head_dim: Width, base: Base = 10000.0) -> TransformerXL:
     """XLNet: the logits of ``transformer_xl``, where each layer has vectors u and w of its own.
 
     ``s_ij = scale · ((q_i + u_h) · k_j + (q_i + w_h) · W_h r(i - j))``; symbols as there.

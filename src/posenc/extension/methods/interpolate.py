@@ -183,6 +183,7 @@ class Squeezed(EmbeddingEncoding):
     def __init__(self, inner: Sinusoidal | Radix, *, factor: float) -> None:
         super().__init__()
         self.inner, self.factor = inner, factor
+        self.dim = inner.dim
 
     def extra_repr(self) -> str:
         return f"factor={self.factor:g}"

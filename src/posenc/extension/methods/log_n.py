@@ -28,6 +28,9 @@ from posenc.part import Projection
 
 __all__ = ["LogN", "LogNScore", "log_n"]
 
+FIT = ("heads", "head_dim", "dim", "causal")
+"""What a part is made for, and one that wraps it as well."""
+
 
 def log_n(encoding: Encoding, *, length: float) -> Encoding:
     """Log-n scaling: the logits of a query among n > L tokens are multiplied by ``ln n / ln L``.
@@ -86,7 +89,7 @@ class LogN(QueryKeyTransform):
         if inner is None:
             _take_over(self, {"axes": None})
         else:
-            names = ("axes", "causal_only", "scale", "tokenwise", "views")
+            names = ("axes", "causal_only", "scale", "tokenwise", "views", "widening", *FIT)
             _take_over(self, {name: getattr(inner, name) for name in names})
 
     def extra_repr(self) -> str:
@@ -113,7 +116,7 @@ class LogNScore(ScoreTerm):
     def __init__(self, inner: ScoreTerm, *, length: float) -> None:
         super().__init__()
         self.inner, self.length = inner, length
-        names = ("axes", "causal_only", "terms", "replaces_product")
+        names = ("axes", "causal_only", "terms", "replaces_product", *FIT)
         _take_over(self, {name: getattr(inner, name) for name in names})
 
     def extra_repr(self) -> str:

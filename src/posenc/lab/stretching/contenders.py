@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +23,7 @@ from posenc.extension import (
     segments,
 )
 from posenc.models.replacing import encodings_of, with_encodings, with_window
+from posenc.options import parse_options
 
 __all__ = [
     "ALL",
@@ -83,20 +83,15 @@ class Method:
 
         Raises:
             UnknownNameError: on a method or option that does not exist.
+            ArgumentError: on a value out of its option's domain.
         """
         name, *changes = spec.split("@")
         parts = name.split("+")
         for part in parts:
             if part not in EXTENSIONS:
                 raise UnknownNameError.of("method", part, [*EXTENSIONS, ALL])
-        valid = [option for part in parts for option in EXTENSIONS[part].options()]
-        options = {}
-        for change in changes:
-            key, equals, value = change.partition("=")
-            if not equals or key not in valid:
-                raise UnknownNameError.of(f"option of {name}", key, valid)
-            options[key] = _literal(value)
-        return cls(spec, name, options)
+        valid = {o: p for part in parts for o, p in EXTENSIONS[part].options().items()}
+        return cls(spec, name, parse_options(changes, valid, of=name))
 
     @property
     def entries(self) -> list[Extension]:
@@ -281,10 +276,3 @@ def _listed(names: str) -> list[str]:
         else:
             listed[-1] += letter
     return [name.strip() for name in listed if name.strip()]
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -184,6 +185,13 @@ class TaskEntry:
     length_unit: str = "tokens"
     reads_text: bool = False
     windows: bool = False
+
+    def parameters(self) -> dict[str, Parameter]:
+        """The task's options as parameters, of the types of their defaults."""
+        return {
+            name: Parameter(name, Parameter.KEYWORD_ONLY, default=value, annotation=type(value))
+            for name, value in self.options.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,257 @@
+"""Values of arguments: domains as annotations, and the one check that reads them.
+
+A constructor or factory annotates its parameters with the domains below and is decorated with
+``checked``. Types are taken strictly: ``True`` is no number, ``1.5`` no count, ``"8"`` neither.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
+
+from posenc.allocation import require_room
+from posenc.errors import ArgumentError, UnknownNameError
+
+__all__ = [
+    "Base",
+    "Buckets",
+    "Count",
+    "Factor",
+    "Fraction",
+    "Interval",
+    "Length",
+    "Magnitude",
+    "Natural",
+    "Positive",
+    "Probability",
+    "Share",
+    "Width",
+    "check",
+    "checked",
+    "domains",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+EXACT = 2**53
+"""Integers up to here are exact in float64, as positions are."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Numbers from ``low`` to ``high``.
+
+    Args:
+        low, high: the ends.
+        above, below: the low (high) end itself is left out.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low or (not self.above and value == self.low)
+        below = value < self.high or (not self.below and value == self.high)
+        return above and below
+
+    def describe(self, value: float) -> str:
+        """What ``value`` is asked to be, such as ``1 or more``; of the upper end only above it."""
+        ends = []
+        if self.low > -math.inf:
+            low = _written(self.low)
+            ends.append(f"more than {low}" if self.above else f"{low} or more")
+        if value > self.high or (self.below and value == self.high) or self.high <= 1:
+            ends.append(f"{'less than' if self.below else 'at most'} {_written(self.high)}")
+        return ", ".join(ends)
+
+
+Count = Annotated[int, Interval(1, 2**16)]
+"""How many of something there are: heads, buckets, layers, kernel taps."""
+
+Buckets = Annotated[int, Interval(2, 1024)]
+"""Classes of distances, whose boundaries are found in exact integers."""
+
+Width = Annotated[int, Interval(1, 2**20)]
+"""Features of a vector."""
+
+Length = Annotated[int, Interval(1, EXACT)]
+"""Tokens or positions, at least one."""
+
+Natural = Annotated[int, Interval(0, EXACT)]
+"""A whole number that may be 0."""
+
+Positive = Annotated[float, Interval(0, 1e12, above=True)]
+"""A finite number above 0, far from where float32 overflows."""
+
+Base = Annotated[float, Interval(1, 1e30, above=True)]
+"""The ratio of the fastest frequency to the slowest."""
+
+Magnitude = Annotated[float, Interval(0, 1e6)]
+"""The size of initial values."""
+
+Factor = Annotated[float, Interval(1e-6, 1e6)]
+"""A multiplier of vectors or logits."""
+
+Probability = Annotated[float, Interval(0, 1, below=True)]
+"""Of dropping a feature."""
+
+Fraction = Annotated[float, Interval(0, 1, above=True)]
+"""A part of a whole, not none of it."""
+
+Share = Annotated[float, Interval(0, 1)]
+"""A part of a whole, maybe none of it."""
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Check keyword arguments against their annotations, then call.
+
+    Numbers reach the function as plain ``int`` and ``float``, sequences as tuples. What the sizes
+    would need of memory is known before anything is allocated.
+
+    Raises: as ``check``; also ArgumentError when the module made would not fit into memory.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        known = domains(function)
+        for name, value in kwargs.items():
+            if name in known:
+                kwargs[name] = check(name, known[name].annotation, value, known[name].default)
+        sizes = _sizes(kwargs, known)
+        require_room(lambda: _make(function, *args, **kwargs), sizes)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _make(function: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """What a factory returns, or another module like the one that a constructor is to fill."""
+    if not args:
+        return function(*args, **kwargs)
+    kind = type(args[0])
+    module = kind.__new__(kind)
+    function(module, **kwargs)
+    return module
+
+
+def _sizes(given: Mapping[str, object], known: Mapping[str, Parameter]) -> list[tuple[str, int]]:
+    """The integers among the arguments, those in sequences too."""
+    sizes = []
+    for name, parameter in known.items():
+        value = given.get(name, parameter.default)
+        items = value if isinstance(value, tuple) else (value,)
+        sizes += [(name, item) for item in items if isinstance(item, int) and item is not True]
+    return sizes
+
+
+def domains(function: Callable[..., object]) -> Mapping[str, Parameter]:
+    """The keyword-only parameters of a function or class, their annotations resolved."""
+    return _domains(getattr(function, "__wrapped__", function))
+
+
+@functools.cache
+def _domains(function: Callable[..., object]) -> Mapping[str, Parameter]:
+    if isinstance(function, type):
+        return domains(function.__init__)  # type: ignore[misc]
+    hints = typing.get_type_hints(function, include_extras=True)
+    return {
+        name: parameter.replace(annotation=hints[name])
+        for name, parameter in signature(function).parameters.items()
+        if parameter.kind is Parameter.KEYWORD_ONLY and name in hints
+    }
+
+
+def check(name: str, annotation: Any, value: object, default: object = Parameter.empty) -> Any:
+    """``value`` in the type that ``annotation`` says, if it lies in that domain.
+
+    Args:
+        name: of the argument, for messages.
+        annotation: a type, ``Annotated`` with an ``Interval``, ``Literal``, optional, or a
+            sequence of such.
+        value: what came.
+        default: of the parameter, for the remedy.
+
+    Raises:
+        UnknownNameError: on a name that is not among those of a ``Literal``.
+        ArgumentError: on any other value outside the domain.
+    """
+    origin = get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in get_args(annotation):
+            return None
+        (kind,) = (kind for kind in get_args(annotation) if kind is not type(None))
+        return check(name, kind, value, default)
+    if origin is Literal:
+        if not isinstance(value, str):
+            raise _refusal(name, f"one of {get_args(annotation)}", value, default)
+        if value not in get_args(annotation):
+            raise UnknownNameError.of(name, value, get_args(annotation))
+        return value
+    if origin is Annotated:
+        kind, *intervals = get_args(annotation)
+        return _number(name, kind, value, default, intervals[0])
+    if annotation in (int, float):
+        return _number(name, annotation, value, default, Interval(-EXACT, EXACT))
+    if origin in (tuple, Sequence):
+        return _sequence(name, annotation, value, default)
+    if isinstance(annotation, type) and not isinstance(value, annotation):
+        raise _refusal(name, _named(annotation), value, default)
+    return value
+
+
+def _number(name: str, kind: type, value: object, default: object, interval: Interval) -> float:
+    what = "a whole number" if kind is int else "a finite number"
+    try:
+        if isinstance(value, (bool, str, bytes)):
+            raise TypeError
+        number = operator.index(value) if kind is int else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        number = math.nan
+    if number in interval:
+        return number
+    condition = interval.describe(number)
+    raise _refusal(name, f"{what}, {condition}" if condition else what, value, default)
+
+
+def _sequence(name: str, annotation: Any, value: object, default: object) -> tuple[Any, ...]:
+    kinds = get_args(annotation)
+    fixed = get_origin(annotation) is tuple and kinds[-1] is not Ellipsis
+    expected = f"{len(kinds)} values" if fixed else "a sequence of values"
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise _refusal(name, expected, value, default)
+    try:
+        items = tuple(value)
+    except TypeError:  # a tensor without dimensions
+        raise _refusal(name, expected, value, default) from None
+    if fixed and len(items) != len(kinds):
+        raise _refusal(name, expected, value, default)
+    wanted = kinds if fixed else kinds[:1] * len(items)
+    return tuple(check(name, kind, item, default) for kind, item in zip(wanted, items, strict=True))
+
+
+def _refusal(name: str, expected: str, value: object, default: object) -> ArgumentError:
+    try:
+        got = repr(value)
+    except ValueError:  # Python writes no integers of more than 4,300 digits
+        got = "a number of thousands of digits"
+    got = got if len(got) <= 80 else f"{got[:77]}…"
+    remedy = "Use the model's." if default is Parameter.empty else f"The default is {default!r}."
+    return ArgumentError(name, expected=expected, got=got, remedy=remedy)
+
+
+def _named(kind: type) -> str:
+    return {bool: "True or False", str: "a text"}.get(kind, kind.__name__)
+
+
+def _written(number: float) -> str:
+    return f"{number:g}" if isinstance(number, float) else str(number)
