@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Natural, Width, checked
 
-__all__ = ["ClippedTable"]
+__all__ = ["ClippedTable", "clipped_bucket"]
 
 
 class ClippedTable(nn.Module):
@@ -39,5 +39,9 @@ class ClippedTable(nn.Module):
 
     def bucket(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
         """Row of each offset Δ ``[..., 1]``: ``clip(round(Δ), -k, k) + k``."""
-        clipped = offset[..., 0].round().clamp(-self.max_distance, self.max_distance)
-        return clipped.long() + self.max_distance
+        return clipped_bucket(offset, self.max_distance)
+
+
+def clipped_bucket(offset: Float[Tensor, "*dims A"], limit: int) -> Int[Tensor, "*dims"]:
+    """``clip(round(Δ), -limit, limit) + limit`` of each offset Δ ``[..., 1]``."""
+    return offset[..., 0].round().clamp(-limit, limit).long() + limit

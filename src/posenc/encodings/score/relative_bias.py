@@ -1,0 +1,114 @@
+"""A plain table of biases by clipped offset."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.arguments import Count, Natural, checked
+from posenc.encoding import Gathered, Lowered, ScoreTerm
+from posenc.encodings.score.clipped import clipped_bucket
+from posenc.entry import Citation, Claims, Entry
+from posenc.grid import Grid
+
+__all__ = ["Placement", "RelativeBias"]
+
+Placement = Literal["outside", "inside"]
+
+
+class RelativeBias(ScoreTerm):
+    """Relative bias: a learned number for each head and each clipped offset.
+
+    ``s_ij = scale · q_i·k_j + b[h, n]`` (``placement="outside"``), or
+    ``s_ij = scale · (q_i·k_j + b[h, n])`` (``"inside"``, equation 10), ``n = clip(Δ, -k, k) + k``.
+
+    Δ = j - i in tokens (a fractional one is rounded); ``k = max_distance``; b ``[H, 2k + 1]``, in
+    logits outside and in units of q·k inside. Claims: relative, one axis, trainable, each layer
+    with its own table. Cost: Q·K·H (a table of Q + K offsets on regular layouts); H·(2k + 1)
+    parameters. Differs from the paper, whose positions have two axes, in having one.
+
+    Args:
+        heads: H.
+        max_distance: k, the offset beyond which all are alike.
+        placement: whether b is added ``"outside"`` the scaled product or ``"inside"`` it.
+
+    Raises:
+        ArgumentError: when ``heads`` or ``max_distance`` is out of its domain.
+        UnknownNameError: for another ``placement``.
+
+    Reference: Wu et al. 2021, "Rethinking and Improving Relative Position Encoding for Vision
+    Transformer" (bias mode, with Shaw's clip function).
+
+    >>> import posenc, torch
+    >>> bias = posenc.create("relative_bias", heads=4, max_distance=2).score
+    >>> bias.bucket(torch.tensor([[-9.0], [-1.0], [0.0], [2.0], [3.0]])).tolist()
+    [0, 1, 2, 4, 4]
+    """
+
+    @checked
+    def __init__(
+        self, *, heads: Count, max_distance: Natural = 16, placement: Placement = "outside"
+    ) -> None:
+        super().__init__()
+        self.heads, self.max_distance = heads, max_distance
+        self.placement: Placement = placement
+        self.table = nn.Parameter(torch.empty(heads, 2 * max_distance + 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw initial values, normal with standard deviation 0.02."""
+        nn.init.normal_(self.table, std=0.02)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, max_distance={self.max_distance}, {self.placement}"
+
+    def bucket(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+        """Column of each offset Δ ``[..., 1]``, 0 … 2k."""
+        return clipped_bucket(offset, self.max_distance)
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "b H Q K"]:
+        return self._biases(scale)[:, self.bucket(grid.offset)].transpose(0, 1)
+
+    def lower(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> tuple[Lowered, ...] | None:
+        return (Gathered(self.bucket, table=self._biases(scale), reach=self.max_distance),)
+
+    def _biases(self, scale: float) -> Float[Tensor, "H N"]:
+        """The table in logits."""
+        return self.table * scale if self.placement == "inside" else self.table
+
+
+ENTRY = Entry(
+    factory=RelativeBias,
+    summary="Adds a learned number for each head and clipped offset.",
+    claims=Claims(
+        sites=("score",),
+        relative=True,
+        trainable=True,
+        extrapolates="Degrades slowly: offsets beyond the clip distance are alike.",
+        cost="Q·K·H; a table of Q + K offsets on regular layouts",
+    ),
+    citation=Citation(
+        authors="Wu et al.",
+        title="Rethinking and Improving Relative Position Encoding for Vision Transformer",
+        year=2021,
+        url="https://arxiv.org/abs/2107.14222",
+    ),
+    sharing="none",
+)
