@@ -116,7 +116,8 @@ def test_compare_ends_in_words_a_table_and_a_report(finished: tuple[Path, str, s
     assert (out / "report" / "index.html").exists()
     assert f"Report: {out.resolve()}" in stdout.replace("\n", "")
     assert "could not be tested at 32" in stdout
-    assert "untestable" in stdout
+    assert "Not learned, so no verdict" in stdout
+    assert "unlearned" in stdout
     assert "[6/6]" in stderr
     record = json.loads((out / "report" / "comparison.json").read_text())
     assert record["provenance"]["command"].endswith(f"--out {out}")
@@ -129,6 +130,10 @@ def test_compare_as_json_is_json_alone(tmp_path: Path) -> None:
     assert told["complete"] is True
     assert Path(told["report"]).exists()
     assert done.stderr == ""
+    first = told["encodings"][0]
+    assert first["gate"] == first["verdict"] == "unlearned"
+    assert first["lengths"]["32"]["loss"]["n"] == 1
+    assert Path(first["models"][0]).is_dir()
 
 
 def test_tasks_are_listed_with_what_to_expect() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from posenc.lab.results import Comparison, Metric
 from posenc.lab.statistics import Estimate
-from posenc.lab.verdicts import Row
+from posenc.lab.verdicts import LEARNED_NOTHING, Row
 from posenc.lab.wording import amount, listed
 
 __all__ = ["gated", "reason", "unsure"]
@@ -76,7 +76,7 @@ def gated(comparison: Comparison, rows: Sequence[Row], longest: int) -> Iterable
             f"control, at {train} or at {max(row.values)}, so that nothing here is due to its "
             f"positions. Train longer{_longer(comparison)}, or use more seeds (--seeds)."
         )
-    yield from _untestable(stopped("untestable"))
+    yield from _untestable([row for row in rows if row.gate in ("untestable", *LEARNED_NOTHING)])
     beyond = {x: why for row in rows for x, why in row.refusals.items() if x > longest}
     if beyond:
         first = min(beyond)
