@@ -12,10 +12,11 @@ import torchdiffeq
 from torch import Tensor
 
 from posenc import Layout
+from posenc.encodings.embedding import flow
 from posenc.encodings.embedding.floater import ENTRY, Floater
 from posenc.encodings.embedding.flow import Field, Method
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError, LengthError, UnknownNameError
 from posenc.models import Decoder, DecoderConfig
 from posenc.registry import create_layers
 from posenc.testing import LAWS, Subject
@@ -297,3 +298,36 @@ def test_bad_options(options: dict[str, Any]) -> None:
 def test_unknown_names(option: str) -> None:
     with pytest.raises(UnknownNameError, match=option):
         Floater(**{"dim": 4, option: "nothing"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["rk4", "dopri5"])
+def test_far_times_keep_one_segment_at_a_time(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past ``DIRECT`` steps the graph of a segment is made again: the same, with less kept."""
+    encoding = make(dim=4, method=method, start="random")
+    times = torch.tensor([[-3.5, 2.0, 66.25]], dtype=torch.float64)
+    found = []
+    for direct in (flow.DIRECT, 0):
+        monkeypatch.setattr(flow, "DIRECT", direct)
+        kept: list[int] = []
+
+        def pack(tensor: torch.Tensor, kept: list[int] = kept) -> torch.Tensor:
+            kept.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            path = encoding.path(times)
+        gradients = torch.autograd.grad(path.square().sum(), list(encoding.parameters()))
+        found.append((path, gradients, sum(kept)))
+    (path, gradients, many), (same, others, few) = found
+    torch.testing.assert_close(path, same)
+    torch.testing.assert_close(gradients, others)
+    assert few < many / 10
+
+
+def test_times_too_far_to_be_reached_step_by_step_are_refused() -> None:
+    """Seconds since 1970 would take 1.7 billion steps."""
+    layout = Layout.at(torch.tensor([1_700_000_000, 1_700_000_001]))
+    with pytest.raises(LengthError, match=r"positions: expected up to 1048576 steps.*Subtract"):
+        Floater(dim=4).forward(torch.zeros(1, 2, 4), layout)
