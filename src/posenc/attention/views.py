@@ -40,4 +40,5 @@ def strided_view(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: 
             got=f"shape {list(size)} with strides {list(stride)} from element {offset}",
             remedy="Check that the tensors' heads and lengths are those of the grid and encoding.",
         )
-    return x.as_strided(size, stride, x.storage_offset() + offset)
+    # From a slice, which carries the storage offset: torch.compile cannot trace reading it.
+    return x.view(-1)[offset:].as_strided(size, stride)
