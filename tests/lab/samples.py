@@ -1,8 +1,10 @@
-"""A comparison as it might come out, for tests of what is made from one."""
+"""A comparison and a study as they might come out, for tests of what is made from them."""
 
 from __future__ import annotations
 
 import random
+
+import torch
 
 from posenc.lab.results import (
     Comparison,
@@ -14,6 +16,9 @@ from posenc.lab.results import (
     Run,
     Subject,
 )
+from posenc.lab.stretching.measuring import Ruler
+from posenc.lab.stretching.probes import ByteNeedles, letters
+from posenc.lab.stretching.results import Findings, Reading, Study
 
 LOSS = Metric(
     key="loss",
@@ -166,4 +171,66 @@ def sample(
             settings={"width": 64, "layers": 2, "heads": 4, "steps": 600, "batch": 32},
         ),
         complete=complete,
+    )
+
+
+STRETCHED = {
+    "direct": (5.1, 0.05),
+    "window": (2.4, 0.06),
+    "yarn": (2.31, 0.62),
+    "ntk": (2.36, 0.41),
+    "interpolate": (2.55, 0.22),
+    "rerope": (2.34, 0.71),
+    "self_extend": (2.33, 0.69),
+    "cut": (2.42, 0.05),
+    "dynamic_ntk": (2.41, 0.37),
+    "linear+log_n": (2.6, 0.2),
+    "longrope": (2.39, 0.44),
+}
+LENGTHS = (128, 256, 512)
+
+
+def stretched_sample() -> Study:
+    """A study of a stretched checkpoint with plausible numbers, the same at every call."""
+    ruler = Ruler(torch.zeros(64), LENGTHS[::2], ByteNeedles(), letters(), seed=0, windows=1)
+    depths = (0.1, 0.5, 0.9)
+    findings = []
+    for key, (loss, share) in STRETCHED.items():
+        reading = Reading(
+            loss={n: 2.3 + (loss - 2.3) * place / 2 for place, n in enumerate(LENGTHS)},
+            by_position=tuple((8.0 + 16 * n, loss + 1 / (1 + n)) for n in range(32)),
+            needles={n: tuple(share * (1 + d) / 2 for d in depths) for n in LENGTHS},
+            copied=dict.fromkeys(LENGTHS, 0.9 * share),
+            per_second=12_000 - 900 * len(key),
+            peak_memory_bytes=30_000_000 + 10**6 * len(key),
+            windows=tuple(loss + 0.01 * ((7 * n) % 5 - 2) for n in range(64)),
+        )
+        role = "baseline" if key in ("direct", "window") else "method"
+        findings.append(Findings(key=key, role=role, writable=True, untuned=reading))
+    return Study(
+        checkpoint="tiny",
+        family="llama",
+        parameters=147_000,
+        length=LENGTHS[0],
+        factor=4.0,
+        lengths=LENGTHS,
+        metrics=ruler.facts("byte")["metrics"],
+        unit="byte",
+        guide="The same bytes at every length.",
+        text="a text",
+        sha256="ab" * 32,
+        depths=depths,
+        needles="a marked byte far back",
+        chance=1 / 16,
+        copy_chance=1 / 26,
+        targets=64,
+        asked=64,
+        findings=tuple(findings),
+        chosen="rerope",
+        reason="It finds the most needles.",
+        command="posenc extend tiny --method all --factor 4",
+        created="2026-01-01T12:00:00+00:00",
+        versions={"posenc": "0.1.0", "torch": "2.13.0"},
+        device="cpu",
+        seconds=60.0,
     )

@@ -82,8 +82,8 @@ def test_page_adapts_to_accuracies_and_generated_data(tmp_path: Path) -> None:
         assert words in page, words
     change = {chart.key: chart for chart in draw_charts(comparison, summarise(comparison))}
     assert "in points of a hundred" in change["change"].guide
-    assert '"format": "+.0%"' in json.dumps(change["change"].spec)
-    assert '"format": ".0%"' in json.dumps(change["headline"].spec)
+    assert "'+' + format(datum.value, '.0%')" in json.dumps(change["change"].spec)
+    assert "\"format(datum.value, '.0%')" in json.dumps(change["headline"].spec)
 
 
 @pytest.mark.parametrize(
@@ -115,17 +115,24 @@ def test_a_subject_has_one_colour_in_all_charts() -> None:
 
 
 def test_legends_show_what_is_drawn() -> None:
-    """Strokes beside the names where there are lines, dots where there are dots."""
+    """Colour and mark of each subject, in one legend; lines tell candidates from references."""
     comparison = sample(metric=ACCURACY)
     charts = {chart.key: chart.spec for chart in draw_charts(comparison, summarise(comparison))}
-    cost = charts["cost"]["encoding"]
-    assert cost["color"]["legend"]["symbolType"] == "circle"
-    assert cost["y"]["axis"]["format"] == ".0%"
-    lines = [layer["encoding"] for layer in charts["headline"]["layer"]]
-    legends = [
-        encoding["color"]["legend"] for encoding in lines if "legend" in encoding.get("color", {})
+    for key in ("headline", "cost"):
+        marks = [each["encoding"] for each in charts[key]["layer"] if "shape" in each["encoding"]]
+        assert len(marks) == 1
+        colour, shape = (marks[0][channel] for channel in ("color", "shape"))
+        assert colour["legend"] == shape["legend"]
+        assert colour["scale"]["domain"] == shape["scale"]["domain"]
+        pairs = list(zip(colour["scale"]["range"], shape["scale"]["range"], strict=True))
+        assert len(set(pairs)) == len(comparison.subjects)
+    (lines,) = [
+        each["encoding"]["strokeDash"]["scale"]
+        for each in charts["headline"]["layer"]
+        if each["mark"]["type"] == "line"
     ]
-    assert {legend["symbolType"] for legend in legends} == {"stroke"}
+    dashes = dict(zip(lines["domain"], lines["range"], strict=True))
+    assert dashes["alibi"] == dashes["rope"] != dashes["rope (window 64)"] != dashes["nope"]
 
 
 def test_no_change_is_drawn_from_nothing() -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from browsing import CHROMIUM, CONTRAST, Visit, browser
-from samples import sample
+from samples import sample, stretched_sample
 
 from posenc.lab.report import write_report
+from posenc.lab.stretching.page import write_study
 
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -23,6 +24,17 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(sample(), tmp_path_factory.mktemp("browser") / "report").page
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(stretched_sample(), tmp_path_factory.mktemp("browser") / "study")
+
+
+@pytest.fixture(scope="module", params=["report", "study"])
+def page(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(request.param)
+    return found
 
 
 def test_draws_everything_without_network_or_errors(
@@ -82,10 +94,69 @@ def test_charts_follow_a_change_of_scheme(browser: playwright.Browser, report: P
     visit.page.close()
 
 
-def test_fits_a_phone(browser: playwright.Browser, report: Path) -> None:
-    visit = Visit(browser, report, "html[data-drawn]", viewport={"width": 390, "height": 800})
-    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 390
+@pytest.mark.parametrize("width", [1280, 390])
+def test_shows_every_number_of_the_table(
+    browser: playwright.Browser, page: Path, width: int
+) -> None:
+    """Nothing is cut, and nothing is to be scrolled aside for, on a phone either."""
+    visit = Visit(browser, page, "html[data-drawn]", viewport={"width": width, "height": 800})
     assert visit.troubles == []
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+    ends = visit.page.locator(".results td").evaluate_all(
+        "cells => cells.filter(c => c.checkVisibility()).map(c => c.getBoundingClientRect().right)"
+    )
+    assert len(ends) >= 60
+    assert max(ends) <= width
+    visit.page.close()
+
+
+def test_a_table_is_sorted_by_a_click(browser: playwright.Browser, page: Path) -> None:
+    visit = Visit(browser, page, "html[data-drawn]")
+    for name, column in (("128", None), ("memory", -2 if "report" in str(page) else -1)):
+        button = visit.page.locator(".results button.sort", has_text=name).first
+        values = []
+        for _ in range(2):
+            button.click()
+            heads = visit.page.locator(".results [aria-sort=ascending], [aria-sort=descending]")
+            assert heads.count() == 1
+            rows = visit.page.locator(".results tbody tr").evaluate_all(
+                "(rows, at) => rows.map(r => r.cells[at < 0 ? r.cells.length + at : at]"
+                ".dataset.value).filter(v => v).map(Number)",
+                column if column is not None else (4 if "report" in str(page) else 1),
+            )
+            values.append(rows)
+        assert values[0] == sorted(values[0])
+        assert values[1] == sorted(values[1], reverse=True)
+    visit.page.close()
+
+
+def test_charts_have_words_for_those_who_cannot_see_them(
+    browser: playwright.Browser, page: Path
+) -> None:
+    visit = Visit(browser, page, "html[data-drawn]")
+    told = visit.page.locator(".chart").evaluate_all(
+        "charts => charts.map(c => [c.role, c.ariaLabel])"
+    )
+    for role, words in told:
+        assert role == "img"
+        assert " against " in words
+        assert words.count(";") >= 5
+    visit.page.close()
+
+
+def test_paper_keeps_headings_with_what_follows(browser: playwright.Browser, page: Path) -> None:
+    visit = Visit(browser, page, "html[data-drawn]")
+    visit.page.emulate_media(media="print")
+    for selector, rule, value in (
+        ("h2", "break-after", "avoid"),
+        (".figure", "break-inside", "avoid"),
+        (".scroll", "overflow-x", "visible"),
+        ("#copy", "display", "none"),
+    ):
+        styles = visit.page.locator(selector).evaluate_all(
+            "(all, rule) => all.map(e => getComputedStyle(e).getPropertyValue(rule))", rule
+        )
+        assert set(styles) == {value}, selector
     visit.page.close()
 
 

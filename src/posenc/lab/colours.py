@@ -10,21 +10,36 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["COLOURS", "FALL", "RISE", "Scale", "is_narrow"]
+__all__ = ["COLOURS", "CONTROL_COLOUR", "FALL", "RISE", "SHAPES", "Scale", "is_narrow"]
 
 COLOURS = (
-    "#3584c6",
-    "#d9742b",
-    "#2c9c6a",
-    "#c2508c",
-    "#8a6ed0",
-    "#a3892a",
-    "#23a0aa",
-    "#d0505a",
-    "#7c8c3c",
-    "#b07050",
+    "#0e8bff",
+    "#f16b00",
+    "#157565",
+    "#f43e8c",
+    "#cc2d12",
+    "#cb1358",
+    "#32a0bb",
+    "#125de1",
+    "#b42790",
+    "#dc7768",
 )
-"""Apart for colour-blind readers, and at least 3:1 against white and against near-black."""
+"""At least 11 apart (CIEDE2000) from one another and from ``CONTROL_COLOUR``, for readers with
+deuteranopia or protanopia too, and at least 3:1 against white and against near-black."""
+
+CONTROL_COLOUR = "#80878f"
+
+SHAPES = (
+    "circle",
+    "square",
+    "triangle-up",
+    "diamond",
+    "triangle-down",
+    "cross",
+    "triangle-right",
+    "triangle-left",
+)
+"""Marks, so that series differ without colours too."""
 
 RISE, FALL = "#2f7cc4", "#cf3f45"
 """Above zero and below it. Zero is the paper: what is less is more transparent."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,15 @@ import altair as alt
 import pandas as pd
 
 from posenc.lab.answer import Summary
-from posenc.lab.colours import COLOURS
+from posenc.lab.colours import COLOURS, CONTROL_COLOUR, SHAPES
+from posenc.lab.report.axes import bounds_of, interval, value_axis
 from posenc.lab.results import Comparison, Metric
 from posenc.lab.statistics import estimate
 
-__all__ = ["Chart", "draw_charts"]
+__all__ = ["Chart", "draw_charts", "text_of"]
 
-CONTROL_COLOUR = "#80878f"
+FEW = 90
+"""Points up to which a chart has large ones, and a dot a seed."""
 
 DASHES: dict[str, list[int]] = {"candidate": [1, 0], "baseline": [7, 4], "control": [2, 3]}
 
@@ -31,12 +33,14 @@ class Chart:
         title: what it shows.
         guide: how to read it, true whatever the results.
         spec: Vega-Lite, with its data, as wide as what holds it.
+        text: the same in words, for those who cannot see it.
     """
 
     key: str
     title: str
     guide: str
     spec: dict[str, Any]
+    text: str
 
 
 def draw_charts(comparison: Comparison, summary: Summary) -> list[Chart]:
@@ -66,6 +70,24 @@ def draw_charts(comparison: Comparison, summary: Summary) -> list[Chart]:
     return charts
 
 
+def text_of(
+    title: str, axes: tuple[str, str], series: Iterable[tuple[str, list[tuple[float, str]]]]
+) -> str:
+    """A chart in words: its axes, and where each series begins and ends.
+
+    Args:
+        title: of the chart.
+        axes: what is across, and what is up.
+        series: names with (x, value as it is shown), in the order of x.
+    """
+    told = []
+    for name, points in series:
+        (first, begins), (last, ends) = points[0], points[-1]
+        end = "" if first == last else f", {ends} at {last:g}"
+        told.append(f"{name}: {begins} at {first:g}{end}")
+    return f"{title}. {axes[1]} against {axes[0]}. {'; '.join(told)}."
+
+
 class _Artist:
     """Draws the charts of one comparison, with one colour a subject in all of them."""
 
@@ -73,30 +95,28 @@ class _Artist:
         self.comparison, self.summary = comparison, summary
         self.rows = summary.rows
         labels = [row.subject.label for row in self.rows]
-        colours = iter(COLOURS * (len(labels) // len(COLOURS) + 1))
-        by_name = {
-            subject.label: CONTROL_COLOUR if subject.role == "control" else next(colours)
-            for subject in comparison.subjects
-        }
-        dashes = [DASHES[row.subject.role] for row in self.rows]
+        order = [s.label for s in comparison.subjects if s.role != "control"]
+        colours = dict(zip(order, COLOURS * (len(order) // len(COLOURS) + 1), strict=False))
+        everyone = [subject.label for subject in comparison.subjects]
+        shapes = dict(zip(everyone, SHAPES * (len(everyone) // len(SHAPES) + 1), strict=False))
         legend = alt.Legend(
             title=None,
             orient="top",
-            symbolType="stroke",
-            symbolSize=320,
+            symbolSize=90,
+            symbolOpacity=1,
+            symbolStrokeWidth=0,
             columns=4,
             labelLimit=220,
-            symbolOpacity=1,
         )
         self.pick = alt.selection_point(fields=["subject"], bind="legend", name="picked")
         self.colour = alt.Color("subject:N", sort=labels, legend=legend).scale(
-            domain=labels, range=[by_name[label] for label in labels]
+            domain=labels, range=[colours.get(label, CONTROL_COLOUR) for label in labels]
         )
-        dots = legend.copy()
-        dots.symbolType, dots.symbolSize, dots.symbolStrokeWidth = "circle", 110, 0
-        self.dots = self.colour.copy().legend(dots)
+        self.shape = alt.Shape("subject:N", sort=labels, legend=legend).scale(
+            domain=labels, range=[shapes[label] for label in labels]
+        )
         self.dash = alt.StrokeDash("subject:N", sort=labels, legend=legend).scale(
-            domain=labels, range=dashes
+            domain=labels, range=[DASHES[row.subject.role] for row in self.rows]
         )
         self.dim = alt.condition(self.pick, alt.value(1.0), alt.value(0.12))
 
@@ -110,30 +130,32 @@ class _Artist:
             "headline",
             metric.label,
             f"{metric.description} The training length is the dashed rule; bands are 95 % "
-            f"intervals over seeds; {direction} is better. Click a name to single it out.",
-            self._curve(metric, lambda value, base: value, percent=metric.is_share),
+            f"intervals over seeds, dots the seeds; {direction} is better. Baselines are dashed, "
+            "controls dotted. Click a name to single it out.",
+            *self._curve(metric, _same, metric.label),
         )
 
     def changes(self) -> bool:
         """Whether there is a change to draw: nothing is a share of zero."""
-        return not self._table(self.comparison.headline, self._changed).empty
+        return not self._table(self.comparison.headline, self._changed)[0].empty
 
     def change(self) -> Chart:
         metric = self.comparison.headline
         worse = "above" if metric.lower_is_better else "below"
         how = "in points of a hundred" if metric.is_share else "as a share of it"
-        chart = self._curve(metric, self._changed, percent=True)
+        title = "Change from the training length"
         return self._make(
             "change",
-            "Change from the training length",
+            title,
             f"The same measurement, each run against itself at the training length, {how}: {worse} "
             "zero is worse. It shows what holds up, whatever the level it started from.",
-            chart,
+            *self._curve(metric, self._changed, title),
         )
 
     def curve(self, metric: Metric, guide: str) -> Chart:
-        chart = self._curve(metric, lambda value, base: value, percent=metric.is_share)
-        return self._make(metric.key, metric.label, f"{metric.description} {guide}".strip(), chart)
+        guide = f"{metric.description} {guide}".strip()
+        chart = self._curve(metric, _same, metric.label)
+        return self._make(metric.key, metric.label, guide, *chart)
 
     def cost(self) -> Chart:
         metric, longest = self.comparison.headline, self.comparison.test_lengths[-1]
@@ -145,43 +167,50 @@ class _Artist:
             {
                 "subject": row.subject.label,
                 "speed": row.tokens_per_second,
-                "value": row.values[at].mean,
+                "mean": row.values[at].mean,
                 "memory": f"{(row.peak_memory_bytes or 0) / 2**20:.0f} MiB",
                 "parameters": f"{row.parameters:,}",
             }
             for row in self.rows
             if at in row.values and row.tokens_per_second
         )
-        points = (
-            alt.Chart(data)
-            .mark_point(size=130, filled=True)
-            .encode(
-                x=alt.X("speed:Q", title="tokens a second in training").scale(zero=False),
-                y=alt.Y(
-                    "value:Q",
-                    title=f"{metric.unit} at {at}",
-                    axis=alt.Axis(format=".0%") if metric.is_share else alt.Axis(),
-                ).scale(zero=False, padding=12),
-                color=self.dots,
-                opacity=self.dim,
-                tooltip=[
-                    alt.Tooltip("subject", title="encoding"),
-                    alt.Tooltip("speed", title="tokens/s", format=",.0f"),
-                    alt.Tooltip(
-                        "value", title=metric.unit, format=".1%" if metric.is_share else ".3f"
-                    ),
-                    alt.Tooltip("memory", title="peak memory"),
-                    alt.Tooltip("parameters"),
-                ],
-            )
-            .add_params(self.pick)
+        form = ".1%" if metric.is_share else ".3f"
+        title = f"{metric.unit} at {at}"
+        up = value_axis(data["mean"], title, percent=metric.is_share, bounds=bounds_of(metric))
+        across = "tokens a second in training"
+        base = alt.Chart(data).encode(
+            x=alt.X("speed:Q", title=across, axis=alt.Axis(format="~s", tickCount=6)).scale(
+                zero=False, padding=24
+            ),
+            y=up,
+            opacity=self.dim,
         )
+        points = base.mark_point(size=130, filled=True).encode(
+            color=self.colour,
+            shape=self.shape,
+            tooltip=[
+                alt.Tooltip("subject", title="encoding"),
+                alt.Tooltip("speed", title="tokens/s", format=",.0f"),
+                alt.Tooltip("mean", title=metric.unit, format=form),
+                alt.Tooltip("memory", title="peak memory"),
+                alt.Tooltip("parameters"),
+            ],
+        )
+        names = base.mark_text(dy=-13, color=CONTROL_COLOUR).encode(text="subject:N")
         return self._make(
             "cost",
             "What it costs",
             "Speed in training against the result at the longest length tested. Speeds are of "
             "this machine in this run; only their ratios carry over.",
-            points,
+            alt.layer(points.add_params(self.pick), names),
+            text_of(
+                "What it costs",
+                (across, title),
+                [
+                    (row["subject"], [(row["speed"], f"{row['mean']:{form}}")])
+                    for row in data.to_dict("records")
+                ],
+            ),
         )
 
     def _changed(self, value: float, base: float) -> float:
@@ -191,14 +220,18 @@ class _Artist:
         return value / base - 1 if base else math.nan
 
     def _table(
-        self, metric: Metric, of: Callable[[float, float], float], *, percent: bool = False
-    ) -> pd.DataFrame:
-        """Mean and interval of ``of(value, value at the training length)`` where defined."""
+        self, metric: Metric, of: Callable[[float, float], float]
+    ) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """``of(value, value at the training length)``: its mean and interval, and every seed's."""
+        changed = _is_change(of)
+        percent = metric.is_share or changed
+        form, fine = (".1%", ".1%") if percent else (".3g", ".2g")
+        bounds = bounds_of(metric, changed=changed)
         train = self.comparison.train_length
         labels = {subject.name: subject.label for subject in self.comparison.subjects}
         found = self.comparison.frame()
         found = found[found.metric == metric.key]
-        records = []
+        means, seeds = [], []
         for (subject, x), group in found.groupby(["subject", "x"], sort=True):
             name = str(subject)
             base = self.comparison.values(name, metric.key, train)
@@ -206,28 +239,25 @@ class _Artist:
                 of(value, base.get(seed, float("nan")))
                 for seed, value in zip(group.seed, group.value, strict=True)
             ]
-            point = estimate(value for value in values if math.isfinite(value))
-            if point is not None:
-                form, fine = (".1%", ".1%") if percent else (".3g", ".2g")
-                spread = "" if point.half_width is None else f" ± {point.half_width:{fine}}"
-                records.append(
-                    {
-                        "subject": labels[name],
-                        "x": x,
-                        "mean": point.mean,
-                        "low": point.low,
-                        "high": point.high,
-                        "shown": f"{point.mean:{form}}{spread}",
-                        "seeds": point.n,
-                    }
-                )
+            values = [value for value in values if math.isfinite(value)]
+            point = estimate(values)
+            if point is None:
+                continue
+            here = {"subject": labels[name], "x": x}
+            shown = f"{point.mean:{form}} {interval(point, bounds, form, fine)}".strip()
+            means.append(
+                here
+                | {"mean": point.mean, "low": bounds.clip(point.low)}
+                | {"high": bounds.clip(point.high), "shown": shown, "seeds": point.n}
+            )
+            seeds += [here | {"mean": value} for value in values if point.n > 1]
         columns = ["subject", "x", "mean", "low", "high", "shown", "seeds"]
-        return pd.DataFrame(records, columns=columns)
+        return pd.DataFrame(means, columns=columns), pd.DataFrame(seeds, columns=columns[:3])
 
     def _curve(
-        self, metric: Metric, of: Callable[[float, float], float], *, percent: bool = False
-    ) -> Any:
-        data = self._table(metric, of, percent=percent)
+        self, metric: Metric, of: Callable[[float, float], float], title: str
+    ) -> tuple[Any, str]:
+        data, seeds = self._table(metric, of)
         lengths = list(self.comparison.test_lengths)
         at_lengths = set(data.x) <= set(lengths)
         axis = alt.Axis(values=lengths) if at_lengths else alt.Axis(tickCount=8)
@@ -237,10 +267,18 @@ class _Artist:
             else alt.Scale(zero=not at_lengths, nice=False)
         )
         x = alt.X("x:Q", title=metric.axis, axis=axis, scale=scale)
-        unit = "change" if of(2.0, 1.0) != 2.0 else metric.unit
-        whole = metric.is_share and unit != "change"  # of shares, none is left to be guessed
-        value_axis = (
-            alt.Axis(format="+.0%" if unit == "change" else ".0%") if percent else alt.Axis()
+        changed = _is_change(of)
+        unit = "change" if changed else metric.unit
+        level, name = (0.0, "") if changed else (metric.chance, "chance")
+        if level is not None and (data.empty or level > 1.1 * float(data.high.max())):
+            level = None
+        y = value_axis(
+            [*data.low, *data.high, *seeds["mean"], *([] if level is None else [level])],
+            unit,
+            percent=metric.is_share or changed,
+            signed=changed,
+            zero=metric.is_share and not changed,  # of shares, none is left to be guessed
+            bounds=bounds_of(metric, changed=changed),
         )
         tooltip = [
             alt.Tooltip("subject", title="encoding"),
@@ -248,36 +286,37 @@ class _Artist:
             alt.Tooltip("shown", title=unit),
             alt.Tooltip("seeds"),
         ]
-        base = alt.Chart(data)
+        base = alt.Chart(data).encode(x=x, y=y, color=self.colour)
         band = base.mark_area().encode(
-            x=x,
-            y=alt.Y("low:Q").scale(zero=whole),
+            y=of_field(y, "low:Q"),
             y2="high:Q",
-            color=self.colour,
             opacity=alt.condition(self.pick, alt.value(0.16), alt.value(0.02)),
         )
-        line = base.mark_line(strokeWidth=2.2).encode(
-            x=x,
-            y=alt.Y("mean:Q", title=unit, axis=value_axis).scale(zero=whole),
-            color=self.colour,
-            strokeDash=self.dash,
-            opacity=self.dim,
-        )
-        points = base.mark_point(size=64 if len(data) < 90 else 24, filled=True).encode(
-            x=x, y="mean:Q", color=self.colour, opacity=self.dim, tooltip=tooltip
+        line = base.mark_line(strokeWidth=2.2).encode(strokeDash=self.dash, opacity=self.dim)
+        few = len(data) < FEW
+        points = base.mark_point(size=80 if few else 24, filled=True).encode(
+            shape=self.shape, opacity=self.dim, tooltip=tooltip
         )
         layers: list[Any] = [band, line, points.add_params(self.pick)]
+        if few and not seeds.empty:
+            dots = alt.Chart(seeds).mark_circle(size=14, clip=True)
+            layers.insert(1, dots.encode(x=x, y=y, color=self.colour, opacity=self.dim))
         if metric.key != "training_loss":
-            layers = self._rule("x", self.comparison.train_length, "trained") + layers
-        level, name = (0.0, "") if unit == "change" else (metric.chance, "chance")
-        if level is not None and not data.empty and level <= 1.1 * float(data.high.max()):
-            layers = self._rule("y", level, name) + layers
-        return alt.layer(*layers)
+            layers = self._rule(x, self.comparison.train_length, "trained") + layers
+        if level is not None:
+            layers = self._rule(y, level, name) + layers
+        series = [
+            (label, list(zip(own.x, own.shown, strict=True)))
+            for label in (row.subject.label for row in self.rows)
+            if not (own := data[data.subject == label]).empty
+        ]
+        return alt.layer(*layers), text_of(title, (metric.axis, unit), series)
 
-    def _rule(self, channel: str, at: float, label: str) -> list[Any]:
-        """A dashed rule at a value of ``channel`` ("x" or "y"), labelled at its end."""
-        base = alt.Chart(pd.DataFrame({channel: [at], "label": [label]})).encode(
-            **{channel: f"{channel}:Q"}
+    def _rule(self, axis: alt.X | alt.Y, at: float, label: str) -> list[Any]:
+        """A dashed rule at a value of an axis, labelled at its end."""
+        channel = "x" if isinstance(axis, alt.X) else "y"
+        base = alt.Chart(pd.DataFrame({"at": [at], "label": [label]})).encode(
+            **{channel: of_field(axis, "at:Q")}
         )
         rule = base.mark_rule(strokeDash=[5, 4], color=CONTROL_COLOUR, strokeWidth=1)
         if channel == "x":
@@ -294,7 +333,22 @@ class _Artist:
         text = base.mark_text(align="right", baseline="bottom", dy=-3, color=CONTROL_COLOUR)
         return [rule, text.encode(x=alt.value("width"), text="label:N")]
 
-    def _make(self, key: str, title: str, guide: str, chart: Any) -> Chart:
-        spec = chart.properties(width="container", height=320).to_dict()
+    def _make(self, key: str, title: str, guide: str, chart: Any, text: str) -> Chart:
+        spec = chart.properties(width="container", height=320, description=text).to_dict()
         spec.pop("config", None)
-        return Chart(key, title, guide, spec)
+        return Chart(key, title, guide, spec, text)
+
+
+def _same(value: float, base: float) -> float:
+    return value
+
+
+def _is_change(of: Callable[[float, float], float]) -> bool:
+    return of is not _same
+
+
+def of_field(axis: alt.X | alt.Y, field: str) -> Any:
+    """The same axis of another field."""
+    other = axis.copy()
+    other.shorthand = field
+    return other

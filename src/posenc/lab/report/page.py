@@ -8,8 +8,9 @@ from markupsafe import Markup
 from posenc.lab.answer import Summary
 from posenc.lab.gates import reason
 from posenc.lab.html import environment, source
+from posenc.lab.report.axes import bounds_of, interval
 from posenc.lab.report.charts import Chart
-from posenc.lab.results import Comparison
+from posenc.lab.results import Comparison, Metric
 from posenc.lab.statistics import Estimate
 
 __all__ = ["render_page"]
@@ -25,8 +26,12 @@ def render_page(comparison: Comparison, summary: Summary, charts: list[Chart]) -
         "bytes": _bytes,
         "count": _count,
     }
+    # The first sentence is the heading, but for a note that runs are missing.
+    first = 1 if not comparison.complete and len(summary.answer) > 1 else 0
     return templates.get_template("page.html.jinja").render(
         comparison=comparison,
+        finding=summary.answer[first],
+        rest=summary.answer[:first] + summary.answer[first + 1 :],
         summary=summary,
         charts=charts,
         specs={chart.key: chart.spec for chart in charts},
@@ -35,7 +40,7 @@ def render_page(comparison: Comparison, summary: Summary, charts: list[Chart]) -
         recall=comparison.metric("recall"),
         recalled=sorted({length for row in summary.rows for length in row.recall}),
         style=source(templates, "style.css"),
-        script=source(templates, "charts.js"),
+        script=source(templates, "table.js") + source(templates, "charts.js"),
         libraries=Markup(libraries.replace("</script", "<\\/script")),
     )
 
@@ -46,10 +51,10 @@ def _number(value: Estimate | None, unit: str = "") -> str:
     return f"{value.mean:.1%}" if unit.startswith("share") else f"{value.mean:.3f}"
 
 
-def _spread(value: Estimate | None, unit: str = "") -> str:
-    if value is None or value.half_width is None:
+def _spread(value: Estimate | None, metric: Metric) -> str:
+    if value is None:
         return ""
-    return f"±{value.half_width:.1%}" if unit.startswith("share") else f"±{value.half_width:.3f}"
+    return interval(value, bounds_of(metric), ".1%" if metric.is_share else ".3f")
 
 
 def _bytes(value: float | None) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from posenc.lab.colours import COLOURS
-from posenc.lab.report.charts import CONTROL_COLOUR, Chart
+from posenc.lab.colours import COLOURS, CONTROL_COLOUR, SHAPES
+from posenc.lab.report.axes import Bounds, value_axis
+from posenc.lab.report.charts import Chart, text_of
 from posenc.lab.stretching.results import Metric, Reading, Study
 
 __all__ = ["draw_charts"]
@@ -89,11 +90,13 @@ class _Artist:
         colours = dict(zip(shown, COLOURS, strict=False))
         self.named = [*baselines, *reversed(shown)]  # what is drawn last lies on top
         self.grey = len(keys) - len(self.named)
+        shapes = dict(zip([*shown, *baselines], SHAPES * 2, strict=False))
         legend = alt.Legend(
             title=None,
             orient="top",
-            symbolType="stroke",
-            symbolSize=320,
+            symbolSize=90,
+            symbolOpacity=1,
+            symbolStrokeWidth=0,
             columns=4,
             labelLimit=260,
             values=[*shown, *baselines],
@@ -108,6 +111,9 @@ class _Artist:
                 ([2, 3] if key == "direct" else [7, 4]) if key in baselines else [1, 0]
                 for key in self.named
             ],
+        )
+        self.shape = alt.Shape("method:N", sort=self.named, legend=legend).scale(
+            domain=self.named, range=[shapes[key] for key in self.named]
         )
         self.dim = alt.condition(self.pick, alt.value(1.0), alt.value(0.1))
 
@@ -128,12 +134,12 @@ class _Artist:
 
         def table(keys: Iterable[str]) -> pd.DataFrame:
             rows = [
-                {"method": key, "x": x, "y": y}
+                {"method": key, "x": x, "mean": y}
                 for key in keys
                 if key in found
                 for x, y in points(found[key])
             ]
-            return pd.DataFrame(rows, columns=["method", "x", "y"])
+            return pd.DataFrame(rows, columns=["method", "x", "mean"])
 
         if self.grey:
             guide += (
@@ -144,28 +150,40 @@ class _Artist:
         axis = alt.Axis(values=list(self.study.lengths)) if log else alt.Axis(tickCount=8)
         scale = alt.Scale(type="log", base=2) if log else alt.Scale(zero=True, nice=False)
         x = alt.X("x:Q", title=across, axis=axis, scale=scale)
-        form = ".0%" if percent else ".2f"
-        shares = alt.Scale(domain=[0, 1]) if percent else alt.Scale(zero=False)
-        y = alt.Y("y:Q", title=up, axis=alt.Axis(format=form), scale=shares)
+        y = value_axis(
+            [0.0, 1.0] if percent else table(found)["mean"],
+            up,
+            percent=percent,
+            bounds=Bounds(0.0, 1.0) if percent else Bounds(0.0),
+        )
         tooltip = [
             alt.Tooltip("method:N"),
             alt.Tooltip("x:Q", title=across),
-            alt.Tooltip("y:Q", title=up, format=".1%" if percent else ".3f"),
+            alt.Tooltip("mean:Q", title=up, format=".1%" if percent else ".3f"),
         ]
-        rest = alt.Chart(table(key for key in found if key not in self.named)).encode(
-            x=x, y=y, detail="method:N", opacity=self.dim
-        )
+        others = [key for key in found if key not in self.named]
+        rest = alt.Chart(table(others)).encode(x=x, y=y, detail="method:N", opacity=self.dim)
         named = alt.Chart(table(self.named)).encode(x=x, y=y, color=self.colour, opacity=self.dim)
+        grey = rest.mark_point(size=26, filled=True, color=REST_COLOUR)
         layers: list[Any] = [
             *self._rule(top=lower),
-            rest.mark_line(strokeWidth=1, color=REST_COLOUR),
-            rest.mark_point(size=26, filled=True, color=REST_COLOUR).encode(tooltip=tooltip),
+            *([rest.mark_line(strokeWidth=1, color=REST_COLOUR)] if others else []),
+            *([grey.encode(tooltip=tooltip)] if others else []),
             named.mark_line(strokeWidth=2.4).encode(strokeDash=self.dash),
-            named.mark_point(size=56, filled=True).encode(tooltip=tooltip).add_params(self.pick),
+            named.mark_point(size=72 if log else 24, filled=True)
+            .encode(tooltip=tooltip, shape=self.shape)
+            .add_params(self.pick),
         ]
-        spec = alt.layer(*layers).properties(width="container", height=320).to_dict()
+        form = ".1%" if percent else ".3f"
+        series = [
+            (name, [(at, f"{value:{form}}") for at, value in points(reading)])
+            for name, reading in found.items()
+        ]
+        text = text_of(title, axes, series)
+        chart = alt.layer(*layers).properties(width="container", height=320, description=text)
+        spec = chart.to_dict()
         spec.pop("config", None)
-        return Chart(key, title, guide, spec)
+        return Chart(key, title, guide, spec, text)
 
     def _rule(self, *, top: bool) -> list[Any]:
         """The trained length, labelled where lines do not begin."""

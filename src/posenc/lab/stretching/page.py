@@ -56,7 +56,7 @@ def render_page(study: Study, charts: list[Chart]) -> str:
         specs={chart.key: chart.spec for chart in charts},
         style=source(templates, "style.css"),
         own_style=source(templates, "study.css"),
-        script=source(templates, "charts.js"),
+        script=source(templates, "table.js") + source(templates, "charts.js"),
         libraries=Markup(libraries.replace("</script", "<\\/script")),
     )
 

@@ -1,0 +1,103 @@
+"""Value axes: ticks that differ, and intervals within what a metric can be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import altair as alt
+
+from posenc.lab.results import Metric
+from posenc.lab.statistics import Estimate
+
+__all__ = ["Bounds", "bounds_of", "interval", "value_axis"]
+
+TICKS = 6
+"""Steps that an axis is divided into, roughly."""
+
+LEAST_SHARE = 0.05
+LEAST_PART = 0.02
+"""Shortest axis: of shares, and of other values as a part of the largest."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The smallest and the largest value that a metric can have."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def clip(self, value: float) -> float:
+        """The nearest possible value."""
+        return min(max(value, self.low), self.high)
+
+
+def bounds_of(metric: Metric, *, changed: bool = False) -> Bounds:
+    """What a metric can be, or its change from the training length.
+
+    Shares of what is right end at 1; errors, which may be shares too, are only positive. Changes
+    of shares are differences, of other metrics parts of the value at the training length.
+    """
+    if metric.is_share and not metric.lower_is_better:
+        return Bounds(-1.0, 1.0) if changed else Bounds(0.0, 1.0)
+    return Bounds(-math.inf if metric.is_share else -1.0) if changed else Bounds(0.0)
+
+
+def interval(found: Estimate, bounds: Bounds, form: str, fine: str | None = None) -> str:
+    """``±0.12``, or ``0.0% – 100.0%`` where the interval would leave what is possible.
+
+    Args:
+        form: format of the ends.
+        fine: format of the half width; ``form`` by default.
+    """
+    if found.half_width is None:
+        return ""
+    low, high = bounds.clip(found.low), bounds.clip(found.high)
+    if (low, high) == (found.low, found.high):
+        return f"±{found.half_width:{fine or form}}"
+    return f"{low:{form}} – {high:{form}}"
+
+
+def value_axis(
+    values: Iterable[float],
+    title: str,
+    *,
+    percent: bool = False,
+    signed: bool = False,
+    zero: bool = False,
+    bounds: Bounds | None = None,
+) -> alt.Y:
+    """A vertical axis around ``values``, whose ticks have as many digits as tell them apart.
+
+    Args:
+        values: all that is to be seen; those not finite are left out.
+        title: of the axis, with the unit.
+        percent: whether values are shares, shown in per cent.
+        signed: whether positive values have a plus.
+        zero: whether it begins at zero, or ends there.
+        bounds: what it does not go beyond.
+    """
+    limits = bounds or Bounds()
+    seen = [value for value in values if math.isfinite(value)] + ([0.0] if zero else [])
+    low, high = (min(seen), max(seen)) if seen else (0.0, 1.0)
+    least = LEAST_SHARE if percent else LEAST_PART * (max(abs(low), abs(high)) or 1.0)
+    if high - low < least:
+        middle = (low + high) / 2
+        low, high = limits.clip(middle - least / 2), limits.clip(middle + least / 2)
+    step = _step((high - low) / TICKS)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    ticks = [limits.clip(step * n) for n in range(first, last + 1)]
+    digits = max(0, -math.floor(math.log10(step * (100 if percent else 1)) + 1e-9))
+    kind = "%" if percent else "f"
+    form = f"format(datum.value, '.{digits}{kind}')"
+    if signed:
+        form = f"datum.value > 0 ? '+' + {form} : {form}"
+    axis = alt.Axis(values=sorted(set(ticks)), labelExpr=form)
+    return alt.Y("mean:Q", title=title, axis=axis).scale(domain=[ticks[0], ticks[-1]], nice=False)
+
+
+def _step(width: float) -> float:
+    """The next of 1, 2, 5, 10, … times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(width))
+    return next(power * n for n in (1, 2, 5, 10) if power * n >= width * (1 - 1e-9))
