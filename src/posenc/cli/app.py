@@ -10,7 +10,7 @@ import typer
 
 from posenc.cli.bench import bench
 from posenc.cli.compare import compare
-from posenc.cli.console import ERRORS, EXIT_CODES, exit_code, print_error
+from posenc.cli.console import ERRORS, EXIT_CODES, exit_code, help_of, print_error
 from posenc.cli.evaluate import evaluate
 from posenc.cli.extend import extend
 from posenc.cli.gallery import gallery
@@ -33,16 +33,16 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("list")(list_encodings)
-app.command("show")(show)
-app.command("gallery")(gallery)
-app.command("tasks")(list_tasks)
-app.command("compare")(compare)
-app.command("extend")(extend)
-app.command("evaluate")(evaluate)
-app.command("generate")(generate)
+app.command("list", help=help_of(list_encodings))(list_encodings)
+app.command("show", help=help_of(show))(show)
+app.command("gallery", help=help_of(gallery))(gallery)
+app.command("tasks", help=help_of(list_tasks))(list_tasks)
+app.command("compare", help=help_of(compare))(compare)
+app.command("extend", help=help_of(extend))(extend)
+app.command("evaluate", help=help_of(evaluate))(evaluate)
+app.command("generate", help=help_of(generate))(generate)
 app.add_typer(translate)
-app.command("bench")(bench)
+app.command("bench", help=help_of(bench))(bench)
 
 
 def _version(wanted: bool) -> None:

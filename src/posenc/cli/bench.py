@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from posenc.cli.completion import complete_encodings
-from posenc.cli.console import ERRORS, EXIT_CODES, OUT, Words, print_json
+from posenc.cli.console import ERRORS, OUT, Words, print_json
 from posenc.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -27,25 +27,34 @@ def bench(
     encodings: Annotated[
         str | None,
         typer.Option(
+            show_default="all that have limits",
             help="Joined by commas: t5,t5@frozen,shaw@max_distance=64,rope+alibi.",
             autocompletion=complete_encodings,
         ),
     ] = None,
-    lengths: Annotated[str | None, typer.Option(help="Tokens, joined by commas.")] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(show_default="those that have limits", help="Tokens, joined by commas."),
+    ] = None,
     backends: Annotated[str, typer.Option(help="Of posenc, joined by commas.")] = "auto",
     causal: Annotated[
         bool | None,
-        typer.Option("--causal/--bidirectional", help="By default both ways, and some causal."),
+        typer.Option(
+            "--causal/--bidirectional", show_default="both", help="One direction or both."
+        ),
     ] = None,
     heads: Annotated[int, typer.Option(help="Of q, k and v.")] = 8,
     head_dim: Annotated[int, typer.Option(help="Width of each.")] = 64,
     rounds: Annotated[
-        int | None, typer.Option(help="Of timing up to 2048 tokens; 7, or 3 if quick.")
+        int | None,
+        typer.Option(show_default="7, or 3 if quick", help="Of timing up to 2048 tokens."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Of the CPU; one a core by default.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(show_default="one a core", help="Of the CPU.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[
-        str | None, typer.Option(help="float32 on the CPU and bfloat16 on CUDA by default.")
+        str | None, typer.Option(show_default="float32, on CUDA bfloat16", help="Of q, k and v.")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="posenc and plain SDPA alone, up to 4096 tokens.")
@@ -100,9 +109,6 @@ def bench(
     OUT.print(Text(f"\n{_about(report)}", "dim"))
     for path in (files.json, *files.pictures):
         OUT.print(f"Written: {path}", soft_wrap=True)
-
-
-bench.__doc__ = f"{bench.__doc__}\n{EXIT_CODES}"
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
 from posenc.cli.completion import complete_encodings, complete_task
-from posenc.cli.console import ERRORS, EXIT_CODES, OUT, Words, print_json
+from posenc.cli.console import ERRORS, OUT, Countdown, Words, print_json
 from posenc.errors import ArgumentError
 from posenc.options import parse_options
 
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from posenc.lab.statistics import Estimate
 
 __all__ = ["compare"]
+
+BY_TASK = "the task's"
+"""Default of an option that each task has its own value for."""
+
+TRAINING = 0.8
+"""Share of a run's time that training is counted as; measuring is the rest."""
 
 VERDICT_STYLES = {
     "holds": "green",
@@ -46,44 +52,72 @@ def compare(
     task: Annotated[
         str | None,
         typer.Option(
-            help="What to compare on (posenc tasks); language by default.",
+            show_default="language",
+            help="What to compare on (posenc tasks).",
             autocompletion=complete_task,
         ),
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE of the task; again for more.")
+        list[str] | None,
+        typer.Option(show_default="none", help="KEY=VALUE of the task; again for more."),
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="A file or folder of text, for language; else posenc's own source."),
+        typer.Option(
+            show_default="posenc's own source", help="A file or folder of text, for language."
+        ),
     ] = None,
     encodings: Annotated[
         str | None,
         typer.Option(
-            help="Joined by commas: rope,t5+sinusoidal,sinusoidal@randomized.",
+            show_default=BY_TASK,
+            help="Joined by commas: rope,t5+sinusoidal,alibi@learned=True.",
             autocompletion=complete_encodings,
         ),
     ] = None,
     train_length: Annotated[
-        int | None, typer.Option(help="Bytes a training window, or what the task counts.")
+        int | None,
+        typer.Option(
+            show_default=BY_TASK, help="Bytes a training window, or what the task counts."
+        ),
     ] = None,
     test_lengths: Annotated[
-        str | None, typer.Option(help="Joined by commas; multiples of that by default.")
+        str | None,
+        typer.Option(
+            show_default="the task's multiples of --train-length", help="Joined by commas."
+        ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps a run.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(show_default=BY_TASK, help="Training steps a run.")
+    ] = None,
     budget_minutes: Annotated[
-        float | None, typer.Option(help="Choose the steps so that the whole takes this long.")
+        float | None,
+        typer.Option(
+            show_default="none", help="Choose the steps so that the whole takes this long."
+        ),
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="How many (3), or which (0,1,2).")] = None,
-    width: Annotated[int | None, typer.Option(help="Of the model.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Of the model.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Of the model.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Windows a step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="At its peak.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or mps.")] = None,
-    precision: Annotated[str | None, typer.Option(help="32-true or bf16-mixed.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(show_default="3", help="How many, or which (0,1,2).")
+    ] = None,
+    width: Annotated[int | None, typer.Option(show_default=BY_TASK, help="Model width.")] = None,
+    layers: Annotated[
+        int | None, typer.Option(show_default=BY_TASK, help="Blocks of the model.")
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(show_default=BY_TASK, help="Attention heads.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(show_default=BY_TASK, help="Windows a step.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(show_default=BY_TASK, help="At its peak.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(show_default="cpu", help="cpu, cuda, cuda:N or mps.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(show_default="32-true", help="32-true or bf16-mixed.")
+    ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes at a time; one a core by default.")
+        int | None, typer.Option(show_default="one a core", help="Processes at a time.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("posenc-compare"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in OUT.")] = False,
@@ -165,9 +199,6 @@ def compare(
         raise typer.Exit(130)
 
 
-compare.__doc__ = f"{compare.__doc__}\n{EXIT_CODES}"
-
-
 def _settings(
     out: Path, given: dict[str, Any], options: list[str], *, resume: bool, replace: bool
 ) -> Settings:
@@ -228,12 +259,14 @@ class _Display:
             BarColumn(bar_width=24),
             Words("{task.percentage:>3.0f}%"),
             Words("{task.fields[note]}", style="dim"),
-            TimeRemainingColumn(compact=True),
             console=ERRORS,
             disable=not shown or not ERRORS.is_terminal,
             transient=True,
         )
         self.tasks: dict[tuple[str, int], TaskID] = {}
+        self.shares: dict[tuple[str, int], float] = {}
+        self.finished = self.runs = 0
+        self.countdown = Countdown()
         self.whole: TaskID | None = None
 
     def __enter__(self) -> _Display:
@@ -258,19 +291,25 @@ class _Display:
                 self.say(runs, "dim")
                 total = len(event.runs)
                 self.whole = self.bars.add_task("all runs", total=total, note="")
-                self.bars.update(self.whole, completed=event.finished)
+                self.finished, self.runs = event.finished, total
+                self.countdown.restart(event.finished)
+                self._advance()
             case progress.Paced():
                 minutes = event.seconds / 60
                 self.say(f"{event.steps} steps a run fit the budget: about {minutes:.1f} minutes.")
             case progress.RunStarted():
                 key = (event.encoding, event.seed)
                 name = f"{event.encoding}, seed {event.seed}"
+                before = TRAINING * event.step / event.steps
+                self.shares[key] = before
+                self.countdown.start += before
+                self.countdown.done += before
                 self.tasks[key] = self.bars.add_task(name, total=1.0, note="starts")
             case progress.Stepped():
                 note = f"loss {event.loss:.3f}  {event.tokens_per_second / 1000:.0f} k tokens/s"
-                self._move(event.encoding, event.seed, 0.8 * event.step / event.steps, note)
+                self._move(event.encoding, event.seed, TRAINING * event.step / event.steps, note)
             case progress.Measuring():
-                share = 0.8 + 0.2 * event.done / event.total
+                share = TRAINING + (1 - TRAINING) * event.done / event.total
                 self._move(event.encoding, event.seed, share, f"measures {event.subject}")
             case progress.RunFinished():
                 self._finish(event)
@@ -285,15 +324,27 @@ class _Display:
         key = (encoding, seed)
         if key in self.tasks:
             self.bars.update(self.tasks[key], completed=share, note=note)
+            self.shares[key] = share
+            self._advance()
+
+    def _advance(self) -> str:
+        """Move the bar of all runs by what each has done; the time left."""
+        done = self.finished + sum(self.shares.values())
+        left = self.countdown.left(done, self.runs)
+        if self.whole is not None:
+            self.bars.update(self.whole, completed=done, note=left)
+        return left
 
     def _finish(self, event: Any) -> None:
         key = (event.encoding, event.seed)
         if key in self.tasks:
             self.bars.remove_task(self.tasks.pop(key))
-        if self.whole is not None:
-            self.bars.update(self.whole, completed=event.finished)
+        self.shares.pop(key, None)
+        self.finished = event.finished
+        left = self._advance()
         done = f"[{event.finished:>{len(str(event.runs))}}/{event.runs}]"
-        self.say(f"{done} {event.encoding}, seed {event.seed}: {event.seconds:.1f} s")
+        ending = f", {left}" if left else ""
+        self.say(f"{done} {event.encoding}, seed {event.seed}: {event.seconds:.1f} s{ending}")
 
 
 def _print_summary(comparison: Comparison, summary: Summary) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
-from collections.abc import Iterable
+import textwrap
+import time
+from collections.abc import Callable, Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import TextColumn
@@ -24,9 +27,11 @@ __all__ = [
     "ERRORS",
     "EXIT_CODES",
     "OUT",
+    "Countdown",
     "Terminal",
     "Words",
     "exit_code",
+    "help_of",
     "print_error",
     "print_json",
 ]
@@ -76,6 +81,49 @@ OUT = Terminal()
 ERRORS = Terminal(stderr=True)
 
 EXIT_CODES = """Exit codes: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted."""
+
+
+def help_of(command: Callable[..., None]) -> str:
+    """A command's docstring as its help: paragraphs flow, indented commands stay in their lines."""
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    flowing = [
+        textwrap.indent(textwrap.dedent(paragraph), "  ")
+        if paragraph.startswith(" ")
+        else " ".join(paragraph.split())
+        for paragraph in paragraphs
+    ]
+    return "\n\n".join([*flowing, EXIT_CODES])
+
+
+class Countdown:
+    """Time left, from what has been done since the start.
+
+    Args:
+        clock: seconds that pass.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.began = clock()
+        self.start = self.done = 0.0
+
+    def restart(self, done: float = 0.0) -> None:
+        """Count from now on, with so much done before."""
+        self.began, self.start, self.done = self.clock(), done, done
+
+    def left(self, done: float, total: float) -> str:
+        """``about 12 s left``, ``about 3 min left``; empty before there is anything to go by."""
+        if done < self.done:  # another stage
+            self.restart(done)
+        self.done = done
+        if done <= self.start or done >= total:
+            return ""
+        seconds = (self.clock() - self.began) * (total - done) / (done - self.start)
+        if seconds < 90:
+            return f"about {max(1, round(seconds))} s left"
+        if seconds < 5400:
+            return f"about {seconds / 60:.0f} min left"
+        return f"about {seconds / 3600:.1f} h left"
 
 
 def exit_code(error: PosencError) -> int:

@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 
 from posenc.cli.checkpoints import open_checkpoint, publish, require_free
-from posenc.cli.console import EXIT_CODES, OUT, print_json
+from posenc.cli.console import OUT, print_json
 from posenc.cli.extend import Display, print_study, subject_of
 from posenc.cli.material import material_of
 from posenc.errors import ArgumentError
@@ -25,20 +25,26 @@ __all__ = ["evaluate"]
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.")],
     text: Annotated[
-        Path | None, typer.Option(help="A file or folder to measure on; else Python's own source.")
+        Path | None,
+        typer.Option(show_default="posenc's own source", help="A file or folder to measure on."),
     ] = None,
     images: Annotated[
         Path | None,
-        typer.Option(help="For a ViT: a folder of image files, or a .npy or .npz file of arrays."),
+        typer.Option(
+            show_default="none",
+            help="For a ViT: a folder of image files, or a .npy or .npz file of arrays.",
+        ),
     ] = None,
     lengths: Annotated[
         str | None,
         typer.Option(
-            help="Of contexts (sides of images), joined by commas; half, once and twice its own."
+            show_default="half, once and twice the trained length",
+            help="Of contexts (sides of images), joined by commas.",
         ),
     ] = None,
     trained_length: Annotated[
-        int | None, typer.Option(help="If it is not max_position_embeddings.")
+        int | None,
+        typer.Option(show_default="max_position_embeddings", help="The length it was trained at."),
     ] = None,
     out: Annotated[Path, typer.Option(help="New folder for the report.")] = Path("posenc-evaluate"),
     seed: Annotated[int, typer.Option(help="Of needles and words.")] = 0,
@@ -84,9 +90,6 @@ def evaluate(
     OUT.print(
         Text.assemble("\nReport: ", (str((out / "index.html").resolve()), "bold")), soft_wrap=True
     )
-
-
-evaluate.__doc__ = f"{evaluate.__doc__}\n{EXIT_CODES}"
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from posenc.cli.checkpoints import (
     write_report,
 )
 from posenc.cli.completion import complete_methods
-from posenc.cli.console import ERRORS, EXIT_CODES, OUT, Words, print_json
+from posenc.cli.console import ERRORS, OUT, Countdown, Words, print_json
 from posenc.cli.material import material_of
 from posenc.errors import ArgumentError, Interrupted
 
@@ -56,13 +56,15 @@ def extend(
     ] = "yarn",
     factor: Annotated[float, typer.Option(help="How many times the trained length.")] = 4.0,
     text: Annotated[
-        Path | None, typer.Option(help="A file or folder to measure on; else posenc's own source.")
+        Path | None,
+        typer.Option(show_default="posenc's own source", help="A file or folder to measure on."),
     ] = None,
     images: Annotated[
         Path | None,
         typer.Option(
+            show_default="none",
             help="To measure a ViT on: a folder of image files (in subfolders called like the "
-            "classes, if these are known), or a .npy or .npz file of arrays."
+            "classes, if these are known), or a .npy or .npz file of arrays.",
         ),
     ] = None,
     report: Annotated[
@@ -83,10 +85,11 @@ def extend(
         str, typer.Option(help="Of fine-tuning: plain, randomized or skipped (PoSE).")
     ] = "plain",
     finetune_rate: Annotated[
-        float | None, typer.Option(help="At its peak; 0.1 / width by default.")
+        float | None, typer.Option(show_default="0.1 / width", help="At its peak.")
     ] = None,
     trained_length: Annotated[
-        int | None, typer.Option(help="If it is not max_position_embeddings.")
+        int | None,
+        typer.Option(show_default="max_position_embeddings", help="The length it was trained at."),
     ] = None,
     always: Annotated[
         bool,
@@ -108,19 +111,19 @@ def extend(
 
     Examples:
 
-        posenc extend llama-folder --method yarn --factor 4 --text book.txt --out longer
+        posenc extend llama --method yarn --factor 4 --text book.txt --out longer
 
-        posenc extend llama-folder --method all --factor 2 --out longer
+        posenc extend llama --method all --factor 2 --out longer
 
-        posenc extend llama-folder --method yarn@alpha=0.5@beta=4,rerope+log_n --out longer
+        posenc extend llama --method yarn@alpha=0.5@beta=4,rerope+log_n
 
-        posenc extend llama-folder --method longrope --search 200 --text book.txt --out longer
+        posenc extend llama --method longrope --search 200 --text book.txt
 
         posenc extend posenc-compare/runs/rope/seed-0 --method all --out longer
 
-        posenc extend bert-folder --method all --factor 4 --text book.txt --out longer
+        posenc extend bert --method all --factor 4 --text book.txt --out longer
 
-        posenc extend vit-folder --method all --factor 2 --images photos --out larger
+        posenc extend vit --method all --factor 2 --images photos --out larger
 
         posenc extend --method all --factor 2 --finetune-steps 50
     """
@@ -205,9 +208,6 @@ def extend(
         Text.assemble("Report: ", (str((out / "report/index.html").resolve()), "bold")),
         soft_wrap=True,
     )
-
-
-extend.__doc__ = f"{extend.__doc__}\n{EXIT_CODES}"
 
 
 def subject_of(opened: Opened) -> Subject:
@@ -349,12 +349,14 @@ class Display:
             Words("{task.percentage:>3.0f}%"),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
-            Words("{task.description}"),
+            Words("{task.fields[left]}"),
+            Words("{task.description}", style="dim"),
             console=ERRORS,
             disable=not self.live,
             transient=True,
         )
-        self.task: TaskID = self.bar.add_task("", total=1.0)
+        self.task: TaskID = self.bar.add_task("", total=1.0, left="")
+        self.countdown = Countdown()
 
     def __enter__(self) -> Display:
         self.bar.start()
@@ -370,10 +372,12 @@ class Display:
 
     def tell(self, what: str, done: int, total: int) -> None:
         """What is done now, and how much of all."""
+        left = self.countdown.left(done / total, 1.0)
         if self.live:
-            self.bar.update(self.task, completed=done / total, description=what)
+            self.bar.update(self.task, completed=done / total, description=what, left=left)
             return
         brief = what.partition(", step")[0]
         if self.shown and brief != self.said:
             self.said = brief
-            ERRORS.print(f"[{done}/{total}] {brief}", markup=False)
+            ending = f", {left}" if left else ""
+            ERRORS.print(f"[{done}/{total}] {brief}{ending}", markup=False)

@@ -20,7 +20,8 @@ def gallery(
     encodings: Annotated[
         str | None,
         typer.Option(
-            help="Only these, separated by commas. By default all.",
+            show_default="all",
+            help="Only these, joined by commas.",
             autocompletion=complete_encodings,
         ),
     ] = None,

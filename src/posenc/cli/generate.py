@@ -23,7 +23,9 @@ def generate(
     temperature: Annotated[
         float, typer.Option(help="Below 1 sharpens; 0 always takes the likeliest byte.")
     ] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Only the k likeliest bytes.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(show_default="all", help="Only the k likeliest bytes.")
+    ] = None,
     top_p: Annotated[
         float, typer.Option(help="Only the likeliest bytes that reach this probability.")
     ] = 1.0,
@@ -36,7 +38,7 @@ def generate(
 
         posenc generate posenc-demo/runs/rope/seed-0
 
-        posenc generate posenc-demo/runs/alibi/seed-1 --prompt "import " --temperature 0
+        posenc generate demo/runs/alibi/seed-1 --prompt "import " --temperature 0
     """
     import torch
 

@@ -61,10 +61,13 @@ def describe(name: str, entry: Entry) -> dict[str, Any]:
 
 def list_encodings(
     site: Annotated[
-        Site | None, typer.Option(help="Only methods with a part on this site.")
+        Site | None, typer.Option(show_default="any", help="Only methods with a part on this site.")
     ] = None,
     axes: Annotated[
-        int | None, typer.Option(help="Only methods for so many axes: 1 for text, 2 for images.")
+        int | None,
+        typer.Option(
+            show_default="any", help="Only methods for so many axes: 1 for text, 2 for images."
+        ),
     ] = None,
     causal: Annotated[
         bool | None,
@@ -74,7 +77,10 @@ def list_encodings(
     ] = None,
     extrapolates: Annotated[
         str | None,
-        typer.Option(help="Only methods of which it is said so past their length; a few letters."),
+        typer.Option(
+            show_default="any",
+            help="Only methods of which it is said so past their length; a few letters.",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:

@@ -37,10 +37,19 @@ def show(
     ],
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the method."),
+        typer.Option(
+            "--option",
+            "-o",
+            metavar="KEY=VALUE",
+            show_default="none",
+            help="An option of the method.",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the picture here: .png, .svg or .html.")
+        Path | None,
+        typer.Option(
+            show_default="no picture", help="Write the picture here: .png, .svg or .html."
+        ),
     ] = None,
     bidirectional: Annotated[
         bool, typer.Option("--bidirectional", help="Attention to both sides.")

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from posenc.cli.completion import complete_encoding
-from posenc.cli.console import ERRORS, EXIT_CODES, OUT, Words, print_json
+from posenc.cli.console import ERRORS, EXIT_CODES, OUT, Words, help_of, print_json
 from posenc.errors import ArgumentError, OutputError
 
 if TYPE_CHECKING:
@@ -30,42 +30,75 @@ translate = typer.Typer(
 )
 
 
-@translate.command("train")
 def train(
     text: Annotated[
         Path | None,
-        typer.Option(help="A sentence, a tab and its translation a line; or sentences alone."),
+        typer.Option(
+            show_default="the text with --resume",
+            help="A sentence, a tab and its translation a line; or sentences alone.",
+        ),
     ] = None,
     target: Annotated[
-        Path | None, typer.Option(help="The translations of --text, line by line.")
+        Path | None,
+        typer.Option(show_default="none", help="The translations of --text, line by line."),
     ] = None,
     encoding: Annotated[
-        str | None, typer.Option(help="Of positions: rope, t5, …", autocompletion=complete_encoding)
+        str | None,
+        typer.Option(
+            show_default="sinusoidal",
+            help="Of positions: rope, t5, …",
+            autocompletion=complete_encoding,
+        ),
     ] = None,
     cross_encoding: Annotated[
-        str | None, typer.Option(help="Of the attention from target to source.")
+        str | None,
+        typer.Option(show_default="nope", help="Of the attention from target to source."),
     ] = None,
-    vocabulary: Annotated[int | None, typer.Option(help="Subwords of both languages.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Subwords of the longest line.")] = None,
-    width: Annotated[int | None, typer.Option(help="Of the model.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Of encoder and of decoder.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Of the model.")] = None,
-    dropout: Annotated[float | None, typer.Option(help="While training.")] = None,
-    smoothing: Annotated[float | None, typer.Option(help="Of labels.")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Tokens a batch.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps at most.")] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(show_default="2000", help="Subwords of both languages.")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(show_default="128", help="Subwords of the longest line.")
+    ] = None,
+    width: Annotated[int | None, typer.Option(show_default="128", help="Model width.")] = None,
+    layers: Annotated[
+        int | None, typer.Option(show_default="2", help="Of encoder and of decoder.")
+    ] = None,
+    heads: Annotated[int | None, typer.Option(show_default="4", help="Attention heads.")] = None,
+    dropout: Annotated[
+        float | None, typer.Option(show_default="0.1", help="While training.")
+    ] = None,
+    smoothing: Annotated[float | None, typer.Option(show_default="0.1", help="Of labels.")] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(show_default="1024", help="Tokens a batch.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(show_default="4000", help="Training steps at most.")
+    ] = None,
     every: Annotated[
-        int | None, typer.Option(help="Steps between two looks at the validation pairs.")
+        int | None,
+        typer.Option(show_default="200", help="Steps between two looks at the validation pairs."),
     ] = None,
     patience: Annotated[
-        int | None, typer.Option(help="Stop after so many looks without a lower loss.")
+        int | None,
+        typer.Option(show_default="5", help="Stop after so many looks without a lower loss."),
     ] = None,
-    warmup: Annotated[int | None, typer.Option(help="Steps of a rising rate.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="At its peak.")] = None,
-    beams: Annotated[int | None, typer.Option(help="Of the search scored at the end.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights, order and dropout.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:N or mps.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    warmup: Annotated[
+        int | None, typer.Option(show_default="400", help="Steps of a rising rate.")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(show_default="0.002", help="At its peak.")
+    ] = None,
+    beams: Annotated[
+        int | None, typer.Option(show_default="4", help="Of the search scored at the end.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(show_default="0", help="Of weights, order and dropout.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(show_default="cpu", help="cpu, cuda, cuda:N or mps.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(show_default="2", help="CPU threads.")] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out pairs with an empty or over-long side.")
     ] = False,
@@ -126,17 +159,17 @@ def train(
         _print_report(report, out)
 
 
-@translate.command("run")
 def run(
     model: Annotated[Path, typer.Argument(help="Folder that posenc translate train has written.")],
     file: Annotated[
         Path | None, typer.Argument(help="Sentences, one a line; standard input by default.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A file; standard output by default.")
+        Path | None, typer.Option("--output", "-o", show_default="standard output", help="A file.")
     ] = None,
     reference: Annotated[
-        Path | None, typer.Option(help="Right translations, line by line: prints BLEU.")
+        Path | None,
+        typer.Option(show_default="none", help="Right translations, line by line: prints BLEU."),
     ] = None,
     beams: Annotated[int, typer.Option(help="1 always takes the likeliest subword.")] = 4,
     length_penalty: Annotated[float, typer.Option(help="More favours longer ones.")] = 0.6,
@@ -190,6 +223,10 @@ def run(
     if references is not None:
         score, signature = bleu(written, references)
         ERRORS.print(f"BLEU {score:.2f} ({signature})", markup=False, soft_wrap=True)
+
+
+translate.command("train", help=help_of(train))(train)
+translate.command("run", help=help_of(run))(run)
 
 
 def _settings(
