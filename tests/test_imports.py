@@ -21,6 +21,7 @@ FOUNDATION = {
     "grid",
     "padding",
     "part",
+    "lowered",
     "encoding",
     "entry",
 }
@@ -36,7 +37,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "padding": {"layout", "grid"},
     "part": {"layout"},
     "standalone": {"errors", "layout", "grid", "part", "encoding"},
-    "encoding": {"errors", "display", "layout", "grid", "padding", "part", "standalone"},
+    "lowered": set(),
+    "head_range": {"errors", "layout", "grid", "part", "lowered"},
+    "encoding": FOUNDATION - {"encoding", "entry"} | {"display", "standalone", "head_range"},
     "entry": {"errors", "arguments", "encoding"},
     "storage": {"errors"},
     "transforms": {"errors", "integers", "layout", "grid"},

@@ -73,6 +73,9 @@ class Part(Hooked):
 
     hooked: ClassVar[tuple[str, ...]] = ("lower", "observe")
 
+    mixes_heads: ClassVar[bool] = False
+    """Whether what one head gets depends on the queries or keys of others."""
+
     causal_only: ClassVar[bool] = False
     """Meaningless unless queries see the past only."""
 

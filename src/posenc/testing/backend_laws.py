@@ -11,12 +11,18 @@ from torch import Tensor
 from posenc.attention import BACKENDS, attend, explain
 from posenc.encoding import Encoding, Gathered, Lowered
 from posenc.encodings.query_key.rotation import turn
-from posenc.errors import BackendRefusal
+from posenc.errors import ArgumentError, BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.testing.subject import HEADS, LENGTH, Subject, agree, heads_of, observed
+from posenc.testing.subject import HEADS, LENGTH, LawBroken, Subject, agree, heads_of, observed
 
-__all__ = ["backends_agree", "grouped_heads_are_repeated", "lowered_is_forward", "serving"]
+__all__ = [
+    "backends_agree",
+    "grouped_heads_are_repeated",
+    "heads_are_slices",
+    "lowered_is_forward",
+    "serving",
+]
 
 
 def grouped_heads_are_repeated(subject: Subject) -> None:
@@ -37,6 +43,38 @@ def grouped_heads_are_repeated(subject: Subject) -> None:
             grouped,
             attend(q, every_k, every_v, grid, encoding, backend="reference"),
         )
+
+
+def heads_are_slices(subject: Subject) -> None:
+    """The encoding of some heads gives their slice of all heads' attention, gradients too.
+
+    Where a head depends on others, it is refused.
+    """
+    encoding = subject.layer().encoding
+    sizes = zip((HEADS, 3, 3), (2, 3, 4), strict=True)
+    q, k, v = (heads_of(count, LENGTH, seed=seed).requires_grad_() for count, seed in sizes)
+    grid = Grid.of(observed(subject, encoding, Layout.sequence(LENGTH)), causal=True)
+    wanted = [q, k, v, *encoding.parameters()]
+    for begin, end in ((0, 2), (2, 6)):
+        if any(part.mixes_heads for part in encoding.parts()):
+            with contextlib.suppress(ArgumentError):
+                encoding.heads(begin, end)
+                raise LawBroken("heads_are_slices: an encoding that mixes heads is not refused")
+            continue
+        some = encoding.heads(begin, end)
+        groups = slice(begin // 2, end // 2)
+        whole = attend(q, k, v, grid, encoding, backend="reference")[:, begin:end]
+        expected = torch.autograd.grad(whole.sin().sum(), wanted, None, True, allow_unused=True)
+        inputs = (q[:, begin:end], k[:, groups], v[:, groups])
+        for backend in serving(*inputs, grid, some):
+            part = attend(*inputs, grid, some, backend=backend)
+            agree("heads_are_slices", f"heads {begin} to {end} by {backend}", part, whole)
+            found = torch.autograd.grad(part.sin().sum(), wanted, None, True, allow_unused=True)
+            for got, gradient in zip(found, expected, strict=True):
+                if got is not None or gradient is not None:
+                    zero = torch.zeros_like(gradient if got is None else got)
+                    pair = (zero if each is None else each for each in (got, gradient))
+                    agree("heads_are_slices", f"a gradient by {backend}", *pair, tolerance=1e-5)
 
 
 def lowered_is_forward(subject: Subject) -> None:

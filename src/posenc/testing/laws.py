@@ -19,6 +19,7 @@ from posenc.layout import Layout
 from posenc.testing.backend_laws import (
     backends_agree,
     grouped_heads_are_repeated,
+    heads_are_slices,
     lowered_is_forward,
 )
 from posenc.testing.padding_laws import invalid_tokens_hold_anything
@@ -337,6 +338,7 @@ LAWS: dict[str, Law] = {
         gradients_are_right,
         grouped_heads_are_repeated,
         half_precision_keeps_positions,
+        heads_are_slices,
         hidden_tokens_change_nothing,
         invalid_tokens_hold_anything,
         irregular_is_regular,

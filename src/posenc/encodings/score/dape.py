@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -55,6 +55,8 @@ class Dape(ScoreTerm):
     >>> posenc.create("dape", heads=8).score.input.weight.shape
     torch.Size([32, 16])
     """
+
+    mixes_heads: ClassVar[bool] = True
 
     @checked
     def __init__(self, *, heads: Count, bias: Bias = "kerple", hidden: Width = 32) -> None:

@@ -28,7 +28,7 @@ from posenc.part import Projection
 
 __all__ = ["LogN", "LogNScore", "log_n"]
 
-FIT = ("heads", "head_dim", "dim", "causal")
+FIT = ("heads", "head_dim", "dim", "causal", "mixes_heads")
 """What a part is made for, and one that wraps it as well."""
 
 

@@ -1,0 +1,171 @@
+"""An encoding's parts restricted to a range of query heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.errors import ArgumentError
+from posenc.grid import Grid
+from posenc.layout import Layout
+from posenc.lowered import Gathered, Lowered, LowRank, Product
+from posenc.part import Part, Projection
+
+__all__ = ["HeadRange", "SomeHeadsScore", "SomeHeadsTransform", "SomeHeadsValue", "range_of"]
+
+
+@dataclass(frozen=True)
+class HeadRange:
+    """Heads ``begin`` to ``end`` (exclusive) of ``count``."""
+
+    begin: int
+    end: int
+    count: int
+
+    def fill(self, x: Float[Tensor, "B n *dims"]) -> Float[Tensor, "B H *dims"]:
+        """A tensor of all heads, in which these heads have the given values; others repeat them."""
+        index = torch.arange(self.count, device=x.device) - self.begin
+        return x[:, index.clamp(0, self.end - self.begin - 1)]
+
+    def cut(self, x: Float[Tensor, "B h *dims"], dim: int = 1) -> Float[Tensor, "B n *dims"]:
+        """These heads; a tensor that all heads share stays whole."""
+        if x.shape[dim] == 1:
+            return x
+        return x.narrow(dim, self.begin, self.end - self.begin)
+
+    def cut_term(self, term: Lowered) -> Lowered:
+        """These heads of a term in structured form."""
+        if isinstance(term, LowRank):
+            return LowRank(self.cut(term.query), self.cut(term.key))
+        value = None if term.value is None else self.cut(term.value, 0)
+        return replace(
+            term,
+            table=None if term.table is None else self.cut(term.table, 0),
+            left=self._cut_product(term.left),
+            right=self._cut_product(term.right),
+            row=None if term.row is None else self.cut(term.row),
+            column=None if term.column is None else self.cut(term.column),
+            value=value,
+        )
+
+    def _cut_product(self, product: Product | None) -> Product | None:
+        if product is None:
+            return None
+        return Product(self.cut(product.tokens), self.cut(product.rows, 0))
+
+
+def range_of(part: Part, begin: int, end: int) -> HeadRange | None:
+    """These query heads among the part's; None for a part that treats all heads alike.
+
+    Raises:
+        ArgumentError: when it has no such heads, or a head's result depends on other heads.
+    """
+    if part.mixes_heads:
+        raise ArgumentError(
+            "encoding",
+            expected="one in which no head depends on another",
+            got=f"{type(part).__name__}, which mixes heads",
+            remedy="Keep its heads together.",
+        )
+    views = getattr(part, "views", 1)
+    count = end if part.heads is None else part.heads
+    if not 0 <= begin < end <= count or begin % views or end % views:
+        most = "" if part.heads is None else f" ≤ {count}"
+        raise ArgumentError(
+            "begin, end",
+            expected=f"0 ≤ begin < end{most}" + ("" if views == 1 else f", multiples of {views}"),
+            got=f"{begin}, {end}",
+            remedy="Count the encoding's query heads from 0.",
+        )
+    return None if part.heads is None else HeadRange(begin, end, count)
+
+
+CLAIMS = (
+    "axes",
+    "by_position",
+    "causal",
+    "causal_only",
+    "dim",
+    "head_dim",
+    "replaces_product",
+    "replaces_softmax",
+    "scale",
+    "terms",
+    "tokenwise",
+    "views",
+    "widening",
+)
+"""Claims of a part's class that hold for some of its heads too."""
+
+
+class SomeHeads(Part):
+    """A part that computes as ``whole`` does for all heads, and keeps some."""
+
+    def __init__(self, whole: Any, heads: HeadRange) -> None:
+        super().__init__()
+        self.whole, self.range = whole, heads
+        # Claims are of classes elsewhere; here they are those of the whole part.
+        claims = {name: getattr(whole, name) for name in CLAIMS if hasattr(whole, name)}
+        self.__dict__.update(claims, heads=heads.end - heads.begin)
+
+    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
+        observed: Layout = self.whole.observe(x, layout)
+        return observed
+
+    def attach(self, query: Projection, key: Projection) -> None:
+        self.whole.attach(query, key)
+
+
+class SomeHeadsTransform(SomeHeads):
+    """Some heads of a query_key part; keys come back with one for each query head."""
+
+    def forward(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+    ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H K E"]]:
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        q, k = self.whole(self.range.fill(q), self.range.fill(k), grid)
+        return self.range.cut(q), self.range.cut(k)
+
+
+class SomeHeadsScore(SomeHeads):
+    """Some heads of a score part."""
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "b H Q K"]:
+        score: Tensor = self.whole(self.range.fill(q), self.range.fill(k), grid, scale=scale)
+        return self.range.cut(score)
+
+    def lower(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        grid: Grid,
+        *,
+        scale: float,
+    ) -> tuple[Lowered, ...] | None:
+        terms = self.whole.lower(self.range.fill(q), self.range.fill(k), grid, scale=scale)
+        return None if terms is None else tuple(self.range.cut_term(term) for term in terms)
+
+
+class SomeHeadsValue(SomeHeads):
+    """Some heads of a value part."""
+
+    def forward(self, weights: Float[Tensor, "B H Q K"], grid: Grid) -> Float[Tensor, "B H Q D"]:
+        values: Tensor = self.whole(self.range.fill(weights), grid)
+        return self.range.cut(values)
+
+    def lower(self, grid: Grid) -> Gathered | None:
+        term: Gathered | None = self.whole.lower(grid)
+        if term is None or term.value is None:
+            return term
+        return replace(term, value=self.range.cut(term.value, 0))

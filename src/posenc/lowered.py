@@ -1,0 +1,93 @@
+"""The structured forms that parts of an encoding may be lowered to, which fast backends take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+__all__ = ["Gathered", "LowRank", "Lowered", "Pairing", "Product", "Rotation"]
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A summand that depends on one token and one bucket: ``tokens[b, h, l] · rows[h, n]``.
+
+    Kept as its two factors, so that no one has to hold an L×N matrix.
+    """
+
+    tokens: Float[Tensor, "b H L E"]
+    rows: Float[Tensor, "h N E"]
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """One group of the formula that most relative methods share. With n = bucket(offset(i, j)):
+
+    ``s_ij += table[h, n] + left[b, h, i, n] + right[b, h, j, n] + row[b, h, i] + column[b, h, j]``
+    and ``o_i += Σ_j p_ij · value[h, n]``.
+
+    Args:
+        bucket: maps offsets Δ = key − query, ``[..., A]`` real, to buckets ``[...]`` int64 in
+            0 … N-1. A pure function of the offset alone.
+        table: ``[H, N]``.
+        left: tokens are the queries (``[B, H, Q, E]``); the attention scale is already in it.
+        right: tokens are the keys (``[B, H, K, E]``); the attention scale is already in it.
+        row: ``[B|1, H, Q]``; column: ``[B|1, H, K]``.
+        value: ``[H|1, N, D]``.
+        reach: beyond this distance (on one axis) the bucket no longer changes, on either side.
+            None: no such distance is known.
+    """
+
+    bucket: Callable[[Float[Tensor, "*dims A"]], Int[Tensor, "*dims"]]
+    table: Float[Tensor, "H N"] | None = None
+    left: Product | None = None
+    right: Product | None = None
+    row: Float[Tensor, "b H Q"] | None = None
+    column: Float[Tensor, "b H K"] | None = None
+    value: Float[Tensor, "h N D"] | None = None
+    reach: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """``s_ij += query[b, h, i] · key[b, h, j]``: extra columns on the queries and keys.
+
+    Args:
+        query: ``[B|1, H, Q, R]``, the attention scale already in it; key: ``[B|1, H, K, R]``.
+    """
+
+    query: Float[Tensor, "b H Q R"]
+    key: Float[Tensor, "b H K R"]
+
+
+Lowered = Gathered | LowRank
+
+Pairing = Literal["half", "adjacent"]
+"""Pair t is features (t, t + T) of T pairs (``"half"``), or (2t, 2t + 1)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """Pairs of features as complex numbers, each times a factor of its token.
+
+    ``(a, b) → (a·cosine - b·sine, a·sine + b·cosine)``: of an angle, it is turned; a gain is in
+    both. Features beyond the pairs stay as they are.
+
+    Args:
+        query: cosines and sines, each ``[B|1, H|1, Q, T]`` in float32 or float64.
+        key: each ``[B|1, G|1, K, T]``; keys keep their number of heads.
+        pairing: of the first 2T features.
+    """
+
+    query: tuple[Float[Tensor, "b h Q T"], Float[Tensor, "b h Q T"]]
+    key: tuple[Float[Tensor, "b g K T"], Float[Tensor, "b g K T"]]
+    pairing: Pairing
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether anything behind the factors is to be given a gradient."""
+        return any(factor.requires_grad for factor in (*self.query, *self.key))
