@@ -206,7 +206,7 @@ def test_interrupted_comparison_goes_on_to_the_same_results(
     assert signal.getsignal(signal.SIGINT) is before
     assert not partial.complete
     assert len(partial.runs) < len(whole.runs)
-    assert Comparison.from_json(partial.to_json()) == partial
+    assert Comparison.from_json(json.loads(json.dumps(partial.to_json()))) == partial
     command = resume_command(settings.out)
     assert log.of(Stopping) == [Stopping(resume=command)]
     last = log.events[-1]
