@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from types import FunctionType
+from dataclasses import replace
 
 import pytest
+from mutations import Mutation, mutate
 
 from posenc.lab import answer, gates, statistics, verdicts
 from posenc.lab.results import Comparison, Measurement, Metric, Provenance, Refusal, Run, Subject
@@ -289,20 +287,6 @@ def medians_have_an_interval() -> None:
     assert measuring._spread([5.0, 1.0, 2.0, 4.0, 1.0]) == pytest.approx(1.0)
 
 
-@dataclass(frozen=True)
-class Mutation:
-    """A change of a line of a function, and the check that has to fail by it."""
-
-    function: Callable[..., object]
-    old: str
-    new: str
-    noticed_by: Check
-
-    @property
-    def name(self) -> str:
-        return f"{self.function.__name__}: {self.old.strip()} → {self.new.strip()}"
-
-
 MUTATIONS = [
     Mutation(
         statistics.paired_difference,
@@ -371,17 +355,6 @@ MUTATIONS = [
     Mutation(measuring._spread, "sorted(times)", "list(times)", medians_have_an_interval),
     Mutation(measuring._spread, "max(0, math.floor", "min(0, math.floor", medians_have_an_interval),
 ]
-
-
-def mutate(mutation: Mutation, patch: pytest.MonkeyPatch) -> None:
-    """Put the changed code into the function itself, so that every import of it has it."""
-    function = mutation.function
-    assert isinstance(function, FunctionType)
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(mutation.old) >= 1, f"{mutation.old} is no longer in {function.__name__}"
-    space = dict(function.__globals__)
-    exec(compile(source.replace(mutation.old, mutation.new), "<mutated>", "exec"), space)
-    patch.setattr(function, "__code__", space[function.__name__].__code__)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
