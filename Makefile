@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-extend test fuzz-files fuzz-options check docs format bench gpu-test gpu-bench wheel lock clean
+.PHONY: help demo demo-extend test fuzz-files fuzz-options test-onnx check docs format bench gpu-test gpu-bench wheel lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -48,7 +48,7 @@ demo-extend: $(VENV)/.installed ## stretch a small model by every method; prints
 	$(BIN)/posenc extend --method all --factor 2 --finetune-steps 20 --out posenc-demo-extend
 
 test: check ## run format, lint, types and the whole suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not onnx" --durations=10
 
 fuzz-files: $(VENV)/.installed-test ## damage files that posenc reads, in many ways; it must say so
 	cd tests/hostile && ../../$(BIN)/python -m hostile_files 7000
@@ -71,6 +71,9 @@ bench: $(VENV)/.installed-bench ## time attention with encodings against attenti
 
 fuzz-options: $(VENV)/.installed-test ## try random options of every method
 	OMP_NUM_THREADS=1 $(BIN)/python -m posenc.testing.option_fuzz --samples 50000
+
+test-onnx: $(VENV)/.installed-test ## run every encoding that ONNX can express in ONNX Runtime
+	$(BIN)/python -m pytest -q -n $(WORKERS) tests/testing/test_onnx.py
 
 gpu-test: $(VENV)/.installed-test ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -q -m gpu -rs

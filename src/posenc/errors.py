@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+import torch
+
 __all__ = [
     "ArgumentError",
     "BackendRefusal",
@@ -39,7 +41,11 @@ class PosencError(Exception):
         self.expected = _shortened(expected)
         self.got = _shortened(str(got))
         self.remedy = remedy
-        super().__init__(f"{self.argument}: expected {self.expected}, got {self.got}. {remedy}")
+        message = f"{self.argument}: expected {self.expected}, got {self.got}. {remedy}"
+        if torch.compiler.is_dynamo_compiling():
+            # Under fullgraph=True, Dynamo reports an exception by its positional arguments only.
+            raise ValueError(message)
+        super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.argument, self.expected, self.got, self.remedy)

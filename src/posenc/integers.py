@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.errors import ArgumentError
+from posenc.runtime import has_values
 
 __all__ = ["LARGEST", "exact_dtype", "exact_floats", "successors"]
 
@@ -66,7 +67,7 @@ def exact_floats(
     """
     if values.dtype.itemsize <= 2 or not values.numel():
         return values.to(torch.float32)
-    if torch.compiler.is_compiling() or values.is_meta:
+    if not has_values(values):
         return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
     low, high = (int(end) for end in values.aminmax())
     return values.to(exact_dtype(low, high, values.device, argument=argument))
@@ -74,7 +75,7 @@ def exact_floats(
 
 def successors(positions: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
     """``positions + 1``; in float64 where float32 has no such number, if the host can see that."""
-    seen = positions.device.type == "cpu" and not torch.compiler.is_compiling()
+    seen = positions.device.type == "cpu" and has_values(positions)
     if seen and bool((positions >= LARGEST_SINGLE).any()):
         positions = positions.double()
     return positions + 1

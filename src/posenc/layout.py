@@ -27,6 +27,7 @@ from torch import Tensor
 from posenc.display import layout_html, layout_line
 from posenc.errors import ArgumentError
 from posenc.integers import exact_dtype, exact_floats, successors
+from posenc.runtime import has_values
 
 __all__ = ["Layout"]
 
@@ -81,7 +82,7 @@ class Layout:
                 got=self.positions.dtype,
                 remedy="Narrower types merge neighbours: bfloat16 cannot tell 256 from 257.",
             )
-        rows = {self.positions.shape[0]}
+        rows = [self.positions.shape[0]]  # no set: symbolic sizes have no hash
         for name, dtype in (
             ("order", torch.int64),
             ("document", torch.int64),
@@ -91,7 +92,7 @@ class Layout:
             value: Tensor | None = getattr(self, name)
             if value is None:
                 continue
-            rows.add(value.shape[0])
+            rows.append(value.shape[0])
             if value.dim() != 2 or value.shape[1] != self.length:
                 raise ArgumentError(
                     name,
@@ -103,7 +104,8 @@ class Layout:
                 raise ArgumentError(
                     name, expected=f"{dtype}", got=value.dtype, remedy=f"Use .to({dtype})."
                 )
-        if len(rows - {1}) > 1:
+        several = [count for count in rows if count != 1]
+        if any(count != several[0] for count in several):
             raise ArgumentError(
                 "layout",
                 expected="equal batch sizes (or 1)",
@@ -147,7 +149,9 @@ class Layout:
             _require_length(length)
         positions = torch.cat([torch.arange(n, device=device) for n in lengths])
         document = torch.repeat_interleave(
-            torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device)
+            torch.arange(len(lengths), device=device),
+            torch.tensor(lengths, device=device),
+            output_size=sum(lengths),
         )
         order = torch.arange(len(positions), device=device)
         return cls(
@@ -209,9 +213,7 @@ class Layout:
         Raises:
             ArgumentError: on another rank, or entries that are neither 0 nor 1.
         """
-        if mask.dim() != 2 or (
-            not torch.compiler.is_compiling() and not bool(((mask == 0) | (mask == 1)).all())
-        ):
+        if mask.dim() != 2 or (has_values(mask) and not bool(((mask == 0) | (mask == 1)).all())):
             raise ArgumentError(
                 "mask",
                 expected="0 and 1 of shape [B, L]",
@@ -421,7 +423,7 @@ class Layout:
 
 
 def _require_finite(positions: Tensor) -> None:
-    if torch.compiler.is_compiling() or positions.is_meta:
+    if not has_values(positions):
         return
     if not bool(torch.isfinite(positions.detach()).all()):
         raise ArgumentError(

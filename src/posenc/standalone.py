@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.runtime import has_values
 
 if TYPE_CHECKING:
     from posenc.encoding import QueryKeyTransform, ScoreTerm, ValueTerm
@@ -58,7 +59,7 @@ class Standalone:
         given = grid.query.positions.new_tensor(torch.nan)
         q, k = (given.expand(1, 1, side.length, 1) for side in (grid.query, grid.key))
         bias: Tensor = self.score(q, k, grid, scale=torch.nan if scale is None else scale)
-        if scale is None and not torch.compiler.is_compiling() and bool(bias.isnan().any()):
+        if scale is None and has_values(bias) and bool(bias.isnan().any()):
             raise ArgumentError(
                 "scale",
                 expected=f"the factor of the logits, which {type(self.score).__name__} multiplies",

@@ -23,6 +23,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.grid import Grid
 from posenc.padding import zero_invalid, zero_invalid_signals
+from posenc.runtime import without_autocast
 
 __all__ = ["BACKENDS", "VARIANTS", "Explanation", "attend", "explain", "transformed"]
 
@@ -139,7 +140,7 @@ def attend(
             remedy="Its weights have no sum that they are divided by.",
         )
     q, k, v = _autocast(q, k, v)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         if not (q.shape[0] and q.shape[2] and k.shape[2]):
             return _nothing(q, k, v)
         posing = _pose(q, k, v, grid, encoding, dropout, scale)
@@ -191,7 +192,7 @@ def explain(
     """
     validate(q, k, v, grid, encoding, dropout=dropout, scale=scale)
     q, k, v = _autocast(q, k, v)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         posing = _pose(q, k, v, grid, encoding, dropout, scale)
         chosen, rule, refusals = _choose(posing, backend)
         if backend == "auto":
@@ -227,7 +228,7 @@ def _nothing(
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What autocast would make of the operands; positions and biases are kept out of it."""
     device = q.device.type
-    if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
+    if device == "meta" or not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
     return q.to(dtype), k.to(dtype), v.to(dtype)

@@ -18,6 +18,7 @@ from posenc.errors import ArgumentError, UnknownNameError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.padding import zero_invalid
+from posenc.runtime import without_autocast
 
 __all__ = ["FEATURES", "FeatureMap", "LinearAttention", "LinearState", "attend_linear"]
 
@@ -109,7 +110,7 @@ def attend_linear(
     wide = torch.promote_types(q.dtype, torch.float32)
     q = zero_invalid(q, grid.query, dim=2)
     k, v = (zero_invalid(x, grid.key, dim=2) for x in (k, v))
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         plain_q = FEATURES[features].query(q.to(wide))
         plain_k, level = FEATURES[features].key(k.to(wide))
         turned_q, turned_k = plain_q, plain_k

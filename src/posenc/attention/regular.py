@@ -20,6 +20,7 @@ from torch import Tensor
 
 from posenc.encoding import Gathered, Lowered, LowRank, Product
 from posenc.grid import Grid
+from posenc.runtime import has_values
 
 __all__ = ["Regular", "reach_of", "read_offsets", "reads_offsets"]
 
@@ -105,7 +106,7 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor | None:
 
 def _read(rows: Float[Tensor, "h N F"], place: Int[Tensor, "W"]) -> Float[Tensor, "h W F"]:
     """``rows[:, place]``; on the CPU no copy where these are all the rows in their order."""
-    plain = place.device.type == "cpu" and not torch.compiler.is_compiling()
+    plain = place.device.type == "cpu" and has_values(place)
     if plain and torch.equal(place, torch.arange(rows.shape[1], dtype=place.dtype)):
         return rows
     return rows[:, place]

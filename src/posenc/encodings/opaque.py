@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.runtime import has_values
+
 __all__ = ["Trajectory", "opaque"]
 
 
@@ -83,7 +85,7 @@ def opaque(name: str, compute: Trajectory) -> Trajectory:
     operator.register_autograd(differentiate, setup_context=remember)
 
     def choose(positions: Tensor, weights: Sequence[Tensor], settings: str) -> Tensor:
-        if torch.compiler.is_compiling():
+        if not has_values(positions):
             made: Tensor = operator(positions, list(weights), settings)
             return made
         return compute(positions, weights, settings)

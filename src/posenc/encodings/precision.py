@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from posenc.runtime import without_autocast
 
 __all__ = [
     "WideLayerNorm",
@@ -15,13 +15,7 @@ __all__ = [
     "wider",
     "widest",
     "with_zero_gradient",
-    "without_autocast",
 ]
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which operands keep their dtypes; the meta device has no autocast to leave."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 class WideLinear(nn.Linear):

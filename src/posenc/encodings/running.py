@@ -43,9 +43,9 @@ class Ranks:
         """The ranks of a grid's keys and queries; reads no tensor's values on the host."""
         places, query_places = _places(grid.key, grid.query)
         if grid.key.start is not None and not grid.marked:
-            ordered, arrangement = places, None
-        else:
-            ordered, arrangement = places.sort(dim=-1, stable=True)
+            before, query_until = places - grid.key.start, query_places - grid.key.start + 1
+            return cls(None, before, before + 1, query_until.clamp(0, grid.key.length))
+        ordered, arrangement = places.sort(dim=-1, stable=True)
         return cls(
             arrangement,
             _count(ordered, places, right=False),
@@ -87,7 +87,7 @@ class Ranks:
         Of keys of equal order, those that come later in the tensor count as after.
         """
         sums = self.arrange(values).flip(-1).cumsum(-1).flip(-1)
-        later = torch.nn.functional.pad(sums[..., 1:], (0, 1))
+        later = torch.nn.functional.pad(sums, (0, 1))[..., 1:]
         return later if self.arrangement is None else _read(later, self.own)
 
 

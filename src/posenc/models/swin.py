@@ -114,7 +114,7 @@ class SwinStage(nn.Module):
         """
         for index, block in enumerate(self.blocks):
             windows = Windows.swin(extent, self.window, shifted=index % 2 == 1)
-            layout = windows.layout(len(x), valid, device=x.device)
+            layout = windows.layout(x.shape[0], valid, device=x.device)
             x = windows.join(block(windows.split(x), layout))
         return x
 

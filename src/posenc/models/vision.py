@@ -197,7 +197,7 @@ class ImageEncoder(nn.Module):
                 got=f"{layout.length} tokens" if valid is None else "padding marked by valid",
                 remedy="Make it from model.layout(rows, columns, valid=…).",
             )
-        x = torch.cat([self.special.expand(len(x), -1, -1), x], dim=1)
+        x = torch.cat([self.special.expand(x.shape[0], -1, -1), x], dim=1)
         x = self.dropout(embed(self.encoding, x, layout, None))
         for block in self.blocks:
             x = block(x, layout)

@@ -128,7 +128,7 @@ class Windows:
         fill = (0, 0, 0, across * width - self.extent[1], 0, down * height - self.extent[0])
         image = F.pad(image, fill).roll([-by for by in self.shift], dims=(1, 2))
         image = image.reshape(-1, down, height, across, width, image.shape[-1]).transpose(2, 3)
-        return image.reshape(len(image), down * across, height * width, -1)
+        return image.reshape(image.shape[0], down * across, height * width, -1)
 
 
 def _repeated(marks: Tensor, batch: int) -> Tensor:

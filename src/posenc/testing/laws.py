@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
 
 from posenc.attention import LayerCache, attend
 from posenc.grid import Grid
@@ -34,11 +33,11 @@ from posenc.testing.subject import (
     Layer,
     Subject,
     agree,
-    fold,
     heads_of,
     inputs,
     observed,
 )
+from posenc.testing.tracing_laws import compiles_once, exports, runs_without_values
 
 __all__ = ["LAWS", "Law", "certify"]
 
@@ -271,43 +270,6 @@ def half_precision_keeps_positions(subject: Subject) -> None:
     agree(law, "autocast", mixed, expected, tolerance=0.06)
 
 
-def compiles_once(subject: Subject) -> None:
-    """``torch.compile(fullgraph=True)`` gives the same, without a recompilation a length."""
-    layer = subject.layer(dtype=torch.float32)
-    counter, axes = CompileCounter(), subject.axes
-
-    def run(x: Tensor, tokens: Tensor) -> Tensor:
-        output: Tensor = layer(x, fold(Layout.sequence(x.shape[1]), axes), tokens=tokens)
-        return output
-
-    torch._dynamo.reset()
-    compiled = torch.compile(run, backend=counter, fullgraph=True, dynamic=True)
-    for length in (LENGTH, 9, 21):
-        x, tokens = inputs(2, length).float(), _tokens(2, length)
-        agree("compiles_once", f"length {length}", compiled(x, tokens), run(x, tokens))
-    if counter.frame_count != 1:
-        raise LawBroken(f"compiles_once: {counter.frame_count} compilations for three lengths")
-
-
-def exports(subject: Subject) -> None:
-    """``torch.export`` gives a program that computes the same."""
-    layer, axes = subject.layer(dtype=torch.float32), subject.axes
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-            output: Tensor = self.layer(x, fold(Layout.sequence(LENGTH), axes), tokens=tokens)
-            return output
-
-    x, tokens = inputs().float(), _tokens()
-    exported = torch.export.export(Model(), (x, tokens)).module()
-    with torch.no_grad():
-        agree("exports", "the output", exported(x, tokens), Model()(x, tokens))
-
-
 def survives_saving(subject: Subject) -> None:
     """A state dict, a deep copy, and a model made on the meta device carry all there is."""
     layer, x = subject.layer(), inputs()
@@ -346,6 +308,7 @@ LAWS: dict[str, Law] = {
         packed_is_separate,
         padded_is_unpadded,
         rows_are_independent,
+        runs_without_values,
         sharded_is_whole,
         shift_is_as_claimed,
         single_precision_is_double,

@@ -20,6 +20,7 @@ from posenc.attention.lowering import is_constant_table, offset_line
 from posenc.attention.views import strided_view
 from posenc.encoding import Gathered, LowRank
 from posenc.grid import Grid
+from posenc.runtime import has_values
 
 __all__ = ["Sdpa"]
 
@@ -188,8 +189,10 @@ def _drop_negligible(
     shift, queries, keys = grid.require_shift(), grid.query.length, grid.key.length
     if shift > 0 or queries > shift + keys:
         return line  # some query does not see its own position
+    if torch.compiler.is_exporting():
+        return line  # a saving on this kernel, which the program may not run on
     limit = 3 * math.log(torch.finfo(line.dtype).eps)
-    if not torch.compiler.is_compiling() and float(line.min() - line.max()) > limit:
+    if has_values(line) and float(line.min() - line.max()) > limit:
         return line
     longest_query, longest_key = (x.detach().norm(dim=-1).amax().to(line.dtype) for x in (q, k))
     largest = problem.scale * longest_query * longest_key

@@ -14,6 +14,7 @@ from posenc.encodings.embedding.fusion import fuse
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError, LengthError
 from posenc.layout import Layout
+from posenc.runtime import has_values
 
 __all__ = ["Abacus"]
 
@@ -101,7 +102,7 @@ class Abacus(EmbeddingEncoding):
                 remedy="Pass tokens=… to embed.",
             )
         place = self.place(tokens, layout)
-        if not (torch.compiler.is_compiling() or place.is_meta):
+        if has_values(place):
             longest = int(place.max()) if place.numel() else 0
             if longest > self.places:
                 raise LengthError(
@@ -117,7 +118,8 @@ class Abacus(EmbeddingEncoding):
 
     def place(self, tokens: Int[Tensor, "B L"], layout: Layout) -> Int[Tensor, "B L"]:
         """Each digit's place in its number, from 1 where it begins; 0 for all other tokens."""
-        digit = torch.isin(tokens, torch.tensor(self.digits, device=tokens.device))
+        digits = torch.tensor(self.digits, device=tokens.device)
+        digit = (tokens.unsqueeze(-1) == digits).any(-1)
         for hidden in (layout.special, None if layout.valid is None else ~layout.valid):
             if hidden is not None:
                 digit = digit & ~hidden
@@ -129,10 +131,12 @@ class Abacus(EmbeddingEncoding):
 
 def _continues(digit: Bool[Tensor, "B L"], layout: Layout) -> Bool[Tensor, "B L"]:
     """Whether a token stands right after a digit of its own document."""
-    after = digit[:, :-1] & (layout.order[:, 1:] - layout.order[:, :-1] == 1)
+    # The first token is compared with itself, whose order is not one less.
+    before = (torch.arange(layout.length, device=layout.device) - 1).clamp(min=0)
+    after = digit[:, before] & (layout.order - layout.order[:, before] == 1)
     if layout.document is not None:
-        after = after & (layout.document[:, 1:] == layout.document[:, :-1])
-    return nn.functional.pad(after, (1, 0), value=False)
+        after = after & (layout.document == layout.document[:, before])
+    return after
 
 
 ENTRY = Entry(

@@ -16,6 +16,7 @@ from posenc.encodings.precision import wider
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
+from posenc.runtime import has_values
 
 __all__ = ["ComplexOrder", "Shared"]
 
@@ -165,7 +166,7 @@ class ComplexOrder(EmbeddingEncoding):
                 remedy="Pass tokens=…, or create it with shared='words'.",
             )
         count = len(self.departure)
-        if not torch.compiler.is_compiling() and device.type == "cpu" and tokens.numel():
+        if has_values(tokens) and device.type == "cpu" and tokens.numel():
             low, high = int(tokens.min()), int(tokens.max())
             if low < 0 or high >= count:
                 raise ArgumentError(

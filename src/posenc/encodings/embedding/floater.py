@@ -24,6 +24,7 @@ from posenc.encodings.embedding.table import real_positions
 from posenc.encodings.precision import widest
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
+from posenc.runtime import without_autocast
 
 __all__ = ["Dynamics", "Floater", "Start"]
 
@@ -183,7 +184,7 @@ class Floater(EmbeddingEncoding):
         """``p`` at real times, in float64 where the device has it."""
         wide = widest(times.device)
         weights = [weight.to(wide) for weight in (self.start, *self.dynamics())]
-        with torch.autocast(times.device.type, enabled=False):
+        with without_autocast(times.device):
             return flow_at(times.to(wide), weights, self._settings)
 
 

@@ -14,6 +14,7 @@ from posenc.encodings.precision import with_zero_gradient
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError, LengthError
 from posenc.layout import Layout
+from posenc.runtime import has_values
 
 __all__ = ["Learned2d", "require_grid"]
 
@@ -115,7 +116,7 @@ class Learned2d(EmbeddingEncoding):
         """The row of each special token; what ordinary tokens get means nothing."""
         count = self.special.shape[0]
         number = special.cumsum(1) - 1
-        if not (torch.compiler.is_compiling() or number.is_meta):
+        if has_values(number):
             most = int(number[:, -1].max()) + 1
             if most > count:
                 raise LengthError(

@@ -21,6 +21,7 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.part import Hooked
+from posenc.runtime import has_values, without_autocast
 
 __all__ = ["FreeStep", "GatedStep", "Recursive", "RotationStep", "Step", "StepKind"]
 
@@ -223,15 +224,15 @@ class Recursive(EmbeddingEncoding):
 
     def table(self, layout: Layout) -> Float[Tensor, "b L C"]:
         """``p`` at a layout's positions, in float64 where the device has it."""
-        with torch.autocast(layout.device.type, enabled=False):
+        with without_autocast(layout.device):
             return self._read(layout)
 
     def _read(self, layout: Layout) -> Float[Tensor, "b L C"]:
-        if layout.start is not None and not torch.compiler.is_compiling():
+        if layout.start is not None and has_values(layout.positions):
             require_forward(float(layout.start))
             return self.step.along(layout.start, layout.length).unsqueeze(0)
         positions = real_positions(layout)
-        if not torch.compiler.is_compiling() and positions.numel():
+        if has_values(positions) and positions.numel():
             require_forward(float(positions.detach().min()))
         return self.step.at(positions)
 

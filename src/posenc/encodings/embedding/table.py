@@ -8,6 +8,7 @@ from torch import Tensor
 
 from posenc.errors import LengthError
 from posenc.layout import Layout
+from posenc.runtime import has_values
 
 __all__ = ["neighbours", "read_rows", "real_positions", "require_inside"]
 
@@ -20,11 +21,13 @@ def require_inside(layout: Layout, count: int, *, holder: str, remedy: str, axis
     Raises:
         LengthError: with ``holder`` as what has no such position, and ``remedy``.
     """
+    first: float
+    last: float
     if layout.start is not None:
-        first, last = float(layout.start), float(layout.start + layout.length - 1)
+        first, last = layout.start, layout.start + layout.length - 1
     elif layout.extent is not None and layout.valid is None:
-        first, last = 0.0, float(layout.extent[axis] - 1)
-    elif torch.compiler.is_compiling() or layout.positions.is_meta:
+        first, last = 0, layout.extent[axis] - 1
+    elif not has_values(layout.positions):
         return
     else:
         positions = real_positions(layout, axis)

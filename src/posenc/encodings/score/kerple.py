@@ -12,6 +12,7 @@ from posenc.arguments import Count, checked
 from posenc.encodings.score.offset_bias import OffsetBias
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
+from posenc.runtime import has_values
 
 __all__ = ["Kernel", "Kerple"]
 
@@ -81,7 +82,7 @@ class Kerple(OffsetBias):
         """
         most = float("inf") if self.kernel == "log" else 2.0
         fits = (scale > 0).all() & ((shape > 0) & (shape <= most)).all()
-        if not scale.is_meta and not bool(fits):
+        if has_values(scale) and not bool(fits):
             raise ArgumentError(
                 "scale, shape",
                 expected="positive numbers" + (", shape up to 2" if most == 2.0 else ""),

@@ -185,7 +185,8 @@ class TransformerXL(ScoreTerm):
         The sines' part of ``W r(x)`` is odd and the cosines' even: each distance is projected once.
         """
         first, last = _first(grid), grid.require_shift() + grid.key.length - 1
-        if first >= 0 or last <= 0:
+        # Comparisons of symbolic lengths would bound them in an exported program.
+        if torch.compiler.is_exporting() or first >= 0 or last <= 0:
             odd, even = self._projected(-grid.line_offsets(device=like.device), like)
             return odd + even
         distances = torch.arange(max(-first, last) + 1.0, device=like.device)

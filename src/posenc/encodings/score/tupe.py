@@ -16,6 +16,7 @@ from posenc.encodings.score.t5 import T5
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.runtime import has_values
 
 __all__ = ["Tupe"]
 
@@ -208,7 +209,7 @@ def _count_special(layout: Layout) -> int | None:
     """Special tokens of the row that has most; None where too many, or not to be known."""
     if layout.special is None:
         return 0
-    if torch.compiler.is_compiling() or layout.special.is_meta:
+    if not has_values(layout.special):
         return None
     most = int(layout.special.sum(-1).max())
     return most if most <= MOST_SPECIAL else None

@@ -13,6 +13,7 @@ from posenc.encodings.score.special import special_pairs
 from posenc.errors import ArgumentError, LengthError
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.runtime import has_values
 
 __all__ = ["Window"]
 
@@ -107,7 +108,7 @@ class Window:
             if not grid.marked and not grid.causal and grid.window is None:
                 raise self._refusal(f"{widest[0] - 1} by {widest[1] - 1}")
         positions = query.positions
-        if torch.compiler.is_compiling() or positions.device.type != "cpu":
+        if not has_values(positions) or positions.device.type != "cpu":
             return False
         if not self._holds(query, key):
             self._require_each(grid)

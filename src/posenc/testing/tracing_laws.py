@@ -1,0 +1,120 @@
+"""Laws about tracing: compilation, export, ONNX, and tensors without values."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from posenc.layout import Layout
+from posenc.testing.subject import DIM, LENGTH, LawBroken, Layer, Subject, agree, fold, inputs
+
+__all__ = ["compiles_once", "exports", "exports_to_onnx", "runs_without_values"]
+
+SIZES = ((2, LENGTH), (3, 21), (1, 2))
+"""Batches and lengths on which a traced program is compared; it is traced with the first."""
+
+LONGEST = 150
+"""Largest length that exported programs are asked to take."""
+
+
+class Model(nn.Module):
+    """A subject's layer over texts that begin at 0."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__()
+        self.layer: Layer = subject.layer(dtype=torch.float32)
+        self.axes = subject.axes
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        layout = fold(Layout.sequence(x.shape[1], device=x.device), self.axes)
+        output: Tensor = self.layer(x, layout, tokens=tokens)
+        return output
+
+
+def _arguments(rows: int, length: int) -> tuple[Tensor, Tensor]:
+    tokens = torch.arange(rows * length).reshape(rows, length) % 5
+    return inputs(rows, length).float(), tokens
+
+
+def compiles_once(subject: Subject) -> None:
+    """``torch.compile(fullgraph=True)`` gives the same, without a recompilation a length."""
+    model, counter = Model(subject), CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
+    for length in (LENGTH, 9, 21):
+        given = _arguments(2, length)
+        agree("compiles_once", f"length {length}", compiled(*given), model(*given))
+    if counter.frame_count != 1:
+        raise LawBroken(f"compiles_once: {counter.frame_count} compilations for three lengths")
+
+
+def exports(subject: Subject) -> None:
+    """``torch.export`` with dynamic batch and length gives a program that computes the same."""
+    model = Model(subject)
+    with torch.no_grad():
+        program = _export(model).module()
+        for rows, length in SIZES:
+            given = _arguments(rows, length)
+            agree("exports", f"a batch of {rows} × {length}", program(*given), model(*given))
+
+
+def _export(model: Model) -> torch.export.ExportedProgram:
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", min=2, max=LONGEST)}
+    shapes = {"x": sizes, "tokens": sizes}
+    return torch.export.export(model, _arguments(*SIZES[0]), dynamic_shapes=shapes)
+
+
+def runs_without_values(subject: Subject) -> None:
+    """On the meta device and on fake tensors, shapes come out and no value is read."""
+
+    def check(kind: str, device: str, model: Model) -> None:
+        x = torch.zeros(2, LENGTH, DIM, device=device)
+        tokens = torch.zeros(2, LENGTH, dtype=torch.int64, device=device)
+        for layout in (
+            Layout.sequence(LENGTH, device=device),
+            Layout.packed([8, LENGTH - 8], device=device),
+            Layout.padded([LENGTH, 8], device=device),
+        ):
+            output = model.layer(x, subject.place(layout), tokens=tokens)
+            if output.shape != x.shape:
+                raise LawBroken(f"runs_without_values: {kind} tensors give {list(output.shape)}")
+
+    try:
+        model = Model(subject)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            check("fake", "cpu", model)
+        check("meta", "meta", model.to("meta"))
+    except (RuntimeError, NotImplementedError) as error:
+        raise LawBroken(f"runs_without_values: {error}") from error
+
+
+def exports_to_onnx(subject: Subject) -> None:
+    """The exported program, written as ONNX, computes the same in ONNX Runtime to 1e-4.
+
+    Needs the packages onnx, onnxscript and onnxruntime. Takes some seconds, so it is none of
+    ``LAWS``.
+
+    Raises:
+        torch.onnx.ConversionError: when ONNX has no operator for something in the program.
+    """
+    import onnxruntime
+
+    model = Model(subject)
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        written = torch.onnx.export(_export(model), dynamo=True, optimize=False, verbose=False)
+        if written is None:
+            raise LawBroken("exports_to_onnx: nothing was written")
+        written.save(path)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        names = [each.name for each in session.get_inputs()]
+        for rows, length in SIZES:
+            given = _arguments(rows, length)
+            arrays = {name: each.numpy() for name, each in zip(names, given, strict=False)}
+            got = torch.from_numpy(session.run(None, arrays)[0])
+            agree("exports_to_onnx", f"{rows} × {length}", got, model(*given), tolerance=1e-4)

@@ -1,0 +1,43 @@
+"""Encodings as ONNX, run by ONNX Runtime; all of them with ``make test-onnx``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from posenc.registry import ENCODINGS
+from posenc.testing import Subject
+from posenc.testing.tracing_laws import exports_to_onnx
+
+INEXPRESSIBLE = {
+    "abacus": "aten.cummax",
+    "comrope": "aten.linalg_matrix_exp",
+    "floater": "posenc.flow",
+    "gaussian_fourier": "aten.view",
+    "grape_multiplicative": "aten._linalg_solve_ex",
+    "lierope": "aten.linalg_matrix_exp",
+    "recursive": "posenc.linear_orbit",
+}
+"""Encodings with an operator that ONNX does not have."""
+
+QUICK = ("alibi", "fire", "learned", "rope", "shaw", "t5")
+OTHERS = sorted(set(ENCODINGS) - set(QUICK))
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of onnxscript's own modules
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.onnx) for name in OTHERS)]
+)
+def test_runs_in_onnxruntime(name: str) -> None:
+    subject = Subject.of_entry(name, ENCODINGS[name])
+    if name not in INEXPRESSIBLE:
+        exports_to_onnx(subject)
+        return
+    with pytest.raises(torch.onnx.errors.OnnxExporterError) as caught:
+        exports_to_onnx(subject)
+    assert INEXPRESSIBLE[name] in f"{caught.value} {caught.value.__cause__}"
