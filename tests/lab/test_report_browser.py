@@ -107,6 +107,8 @@ def test_shows_every_number_of_the_table(
     )
     assert len(ends) >= 60
     assert max(ends) <= width
+    overhang = "tables => tables.map(t => t.scrollWidth - t.clientWidth)"
+    assert max(visit.page.locator(".scroll").evaluate_all(overhang)) <= 0
     visit.page.close()
 
 
