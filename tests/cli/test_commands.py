@@ -66,7 +66,7 @@ def test_list_as_json_and_by_site() -> None:
 def test_show_tells_formula_options_and_source(name: str) -> None:
     done = posenc("show", name)
     assert done.returncode == 0
-    for words in ("By distance", "cite", "past its length", "backends"):
+    for words in ("By distance", "cite", "past its length", "on the CPU"):
         assert words in done.stdout
 
 

@@ -151,7 +151,7 @@ def test_starts_as_gpt2_does() -> None:
         {"heads": 5},
         {"axes": 0},
         {"digits": 0},
-        {"layers": 0},
+        {"depth": 0},
         {"dropout": 1.0},
         {"std": -1.0},
     ],
