@@ -15,7 +15,7 @@ from posenc.encodings.embedding.table import read_rows, require_inside
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
 
-__all__ = ["Multiplicative"]
+__all__ = ["Multiplicative", "bounded_gain"]
 
 
 class Multiplicative(EmbeddingEncoding):
@@ -78,9 +78,12 @@ class Multiplicative(EmbeddingEncoding):
         )
         departure = read_rows(self.table, layout)
         departure = departure.to(torch.promote_types(departure.dtype, torch.float32))
-        if self.bound is not None:
-            departure = self.bound * torch.tanh(departure / self.bound)
-        return fuse(x, 1 + departure, "multiply")
+        return fuse(x, bounded_gain(departure, self.bound), "multiply")
+
+
+def bounded_gain(departure: Float[Tensor, "*dims"], bound: float | None) -> Float[Tensor, "*dims"]:
+    """``1 + bound · tanh(departure / bound)``; ``1 + departure`` without a bound."""
+    return 1 + (departure if bound is None else bound * torch.tanh(departure / bound))
 
 
 ENTRY = Entry(

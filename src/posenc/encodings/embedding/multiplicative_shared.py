@@ -1,0 +1,99 @@
+"""Positions that scale token vectors, by parameters that all positions share."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.arguments import Base, Fraction, Width, checked
+from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.embedding.multiplicative import bounded_gain
+from posenc.encodings.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.precision import wider
+from posenc.entry import Citation, Claims, Entry
+from posenc.layout import Layout
+
+__all__ = ["MultiplicativeShared"]
+
+
+class MultiplicativeShared(EmbeddingEncoding):
+    """Shared multiplicative positions: gains are waves over position, with trained amplitudes.
+
+    ``x ⊗ g(p)``, ``g = 1 + b · tanh(w(p) / b)`` (or ``1 + w(p)`` without a bound),
+    ``w_c(p) = u_c sin(ω_c p) + v_c cos(ω_c p)``, ``ω_c = base^(-c/C)`` for c = 0 … C-1.
+
+    ``p`` in tokens, any real; u and v ``[C]`` trained, the same for all positions, zero at first,
+    so that the encoding starts as the identity; gains stay in (1 - b, 1 + b). Claims: absolute,
+    one axis, trainable. Cost: L·C; 2·C parameters, however long the text. Differs from
+    ``multiplicative``, which has C parameters a position, in what its gains can be: one wave a
+    feature. The source names the product ``x ⊗ p`` and leaves the gains open.
+
+    Args:
+        dim: width C.
+        base: ratio of the fastest frequency to the slowest (its limit).
+        bound: b, largest departure of a gain from 1; None for no bound.
+
+    Raises:
+        ArgumentError: when ``dim``, ``base`` or ``bound`` is out of its domain.
+
+    Reference: Su 2021, "Transformer position encodings that rack researchers' brains"
+    (kexue.fm/archives/8130), section on multiplicative positions.
+
+    >>> import posenc, torch
+    >>> encoding = posenc.create("multiplicative_shared", dim=4)
+    >>> encoding.embed(torch.ones(1, 2, 4), posenc.Layout.sequence(2, start=10**6))[0, 1].tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+
+    @checked
+    def __init__(self, *, dim: Width, base: Base = 10000.0, bound: Fraction | None = 1.0) -> None:
+        super().__init__()
+        self.dim, self.base, self.bound = dim, base, bound
+        self.sine, self.cosine = nn.Parameter(torch.empty(dim)), nn.Parameter(torch.empty(dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start as the identity."""
+        nn.init.zeros_(self.sine)
+        nn.init.zeros_(self.cosine)
+
+    def extra_repr(self) -> str:
+        limit = math.inf if self.bound is None else self.bound
+        return f"dim={len(self.sine)}, base={self.base:g}, bound={limit:g}"
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L C"],
+        layout: Layout,
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+    ) -> Float[Tensor, "B L C"]:
+        positions, width = layout.positions[..., 0], len(self.sine)
+        frequencies = geometric_frequencies(width, 2 * width, self.base, like=wider(positions))
+        angles = angles_at(positions.unsqueeze(-1), frequencies)
+        departure = self.sine.to(angles) * angles.sin() + self.cosine.to(angles) * angles.cos()
+        return fuse(x, bounded_gain(departure, self.bound), "multiply")
+
+
+ENTRY = Entry(
+    factory=MultiplicativeShared,
+    summary="Scales each feature of a token by a wave over positions, with trained amplitudes.",
+    claims=Claims(
+        sites=("embedding",),
+        relative=False,
+        trainable=True,
+        extrapolates="Any position exists and is bounded; use past the trained ones is uncertain.",
+        cost="L·C once",
+    ),
+    citation=Citation(
+        authors="Su",
+        title="Transformer position encodings that rack researchers' brains",
+        year=2021,
+        url="https://kexue.fm/archives/8130",
+    ),
+    sharing="layers",
+)
