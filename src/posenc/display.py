@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from html import escape
 from typing import Any, Protocol
 
 import torch
@@ -233,25 +232,31 @@ def _places(
 def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, note: str) -> str:
     """A table with everything escaped."""
     start = ' style="text-align:left;padding:2px 12px 2px 0"'
-    head = "".join(f'<th scope="col"{start}>{escape(text)}</th>' for text in heads)
+    head = "".join(f'<th scope="col"{start}>{_escape(text)}</th>' for text in heads)
     body = "".join(
-        "<tr>" + "".join(f"<td{start}>{escape(text)}</td>" for text in row) + "</tr>"
+        "<tr>" + "".join(f"<td{start}>{_escape(text)}</td>" for text in row) + "</tr>"
         for row in rows
     )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return _figure(title, table, note)
 
 
+def _escape(text: str) -> str:
+    from html import escape  # at its first use: importing posenc needs none of it
+
+    return escape(text)
+
+
 def _figure(title: str, picture: str, note: str) -> str:
-    below = f'<div style="opacity:0.75;font-size:85%">{escape(note)}</div>' if note else ""
-    return f"<div><div><code>{escape(title)}</code></div>{picture}{below}</div>"
+    below = f'<div style="opacity:0.75;font-size:85%">{_escape(note)}</div>' if note else ""
+    return f"<div><div><code>{_escape(title)}</code></div>{picture}{below}</div>"
 
 
 def _svg(shapes: Iterable[str], width: float, height: float, description: str) -> str:
     total = f"{width + 2 * EDGE:.0f}", f"{height + 2 * EDGE:.0f}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{total[0]}" height="{total[1]}" '
-        f'viewBox="0 0 {total[0]} {total[1]}" role="img" aria-label="{escape(description)}" '
+        f'viewBox="0 0 {total[0]} {total[1]}" role="img" aria-label="{_escape(description)}" '
         f'style="max-width:100%;height:auto">{"".join(shapes)}</svg>'
     )
 
@@ -259,7 +264,7 @@ def _svg(shapes: Iterable[str], width: float, height: float, description: str) -
 def _text(x: float, y: float, text: str) -> str:
     return (
         f'<text x="{x}" y="{y}" font-size="10" font-family="sans-serif" '
-        f'fill="currentColor">{escape(text)}</text>'
+        f'fill="currentColor">{_escape(text)}</text>'
     )
 
 
