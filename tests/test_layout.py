@@ -83,15 +83,23 @@ def test_slices_of_regular_layouts_are_regular() -> None:
     part = Layout.sequence(9, start=2).slice(4, 7)
     assert part.start == 6
     assert part.order[0].tolist() == [6, 7, 8]
+    assert Layout.image(2, 3).slice(0, 4).extent is None
     documents = Layout.packed([2, 3]).slice(1, 4).document
     assert documents is not None
     assert documents.tolist() == [[0, 1, 1]]
 
 
+def test_other_positions_are_not_taken_to_be_regular() -> None:
+    for layout in (Layout.sequence(6), Layout.image(2, 3)):
+        moved = layout.with_positions(2 * layout.positions)
+        assert (moved.start, moved.extent) == (None, None)
+        assert torch.equal(moved.order, layout.order)
+
+
 def test_following_goes_on_from_the_last_token() -> None:
     assert Layout.sequence(3, start=2).following().start == 5
     after = Layout.padded([3, 1], side="left").following()
-    assert after.positions[:, 0, 0].tolist() == [3, 1]
+    assert after.positions[:, 0, 0].tolist() == after.order[:, 0].tolist() == [3, 1]
     assert after.valid is None
     packed = Layout.packed([2, 3]).following()
     assert packed.positions.item() == 3
@@ -155,6 +163,7 @@ VISIBLE = {
     "window": (Grid.of(Layout.sequence(4), window=2), ["xx..", "xxx.", ".xxx", "..xx"]),
     "both": (Grid.of(Layout.sequence(4), causal=True, window=2), ["x...", "xx..", ".xx.", "..xx"]),
     "packed": (Grid.of(Layout.packed([1, 2]), causal=True), ["x..", ".x.", ".xx"]),
+    "packed after plain": (Grid(Layout.sequence(2), Layout.packed([1, 1])), ["x.", "x."]),
     "padded": (Grid.of(Layout.padded([1, 2])), ["x.", ".."]),
     "chunk": (Grid(Layout.sequence(2, 1), Layout.sequence(3), causal=True), ["xx.", "xxx"]),
 }
@@ -166,8 +175,16 @@ def test_visible(grid: Grid, picture: list[str]) -> None:
     assert ["".join("x" if cell else "." for cell in row) for row in seen] == picture
 
 
+def test_documents_are_those_of_each_row() -> None:
+    rows = torch.tensor([[0, 0, 1], [0, 1, 1]])
+    layout = Layout(torch.zeros(2, 3, 1), torch.arange(3).unsqueeze(0), document=rows)
+    seen = Grid.of(layout).visible[:, 0].int()
+    assert seen[0].tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    assert seen[1].tolist() == [[1, 0, 0], [0, 1, 1], [0, 1, 1]]
+
+
 @pytest.mark.parametrize("queries", [1, 3])
-@pytest.mark.parametrize("start", [0, 2, 9])
+@pytest.mark.parametrize("start", [0, 1, 2, 9])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 3, 20])
 def test_dense_says_what_visible_shows(

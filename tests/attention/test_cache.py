@@ -189,3 +189,30 @@ def test_a_graph_is_kept_through_what_is_appended() -> None:
     )
     joined.sum().backward()
     assert keys.grad is not None
+
+
+def test_rows_and_tokens_chosen_are_written_anew() -> None:
+    """Once rows are chosen or tokens forgotten, the memory behind the past is that of others."""
+    for choose, left in (
+        (lambda cache: cache.select(torch.tensor([1, 0])), [2, 2, 4, 7]),
+        (lambda cache: cache.truncate(2), [1, 3, 7]),
+    ):
+        cache, rows = LayerCache(), torch.tensor([1.0, 2.0]).view(2, 1, 1, 1)
+        for start, length in ((0, 2), (2, 1)):
+            keys = (rows + start).expand(2, 1, length, 3)
+            cache.append(keys, -keys, Layout.sequence(length, start))
+        choose(cache)
+        last = torch.full((2, 1, 1, 3), 7.0)
+        keys, values, _ = cache.append(last, -last, Layout.sequence(1, 3))
+        assert keys[0, 0, :, 0].tolist() == left
+        assert torch.equal(values, -keys)
+
+
+def test_what_embedding_looks_back_on_is_chosen_too() -> None:
+    encoding, x = create("conv", dim=8, causal=True), torch.randn(2, 5, 8)
+    whole = encoding.embed(x[[1, 1, 0]], Layout.sequence(5))
+    cache = LayerCache()
+    cache.embed(encoding, x[:, :4], Layout.sequence(4))
+    cache.select(torch.tensor([1, 1, 0]))
+    got = cache.embed(encoding, x[[1, 1, 0], 4:], Layout.sequence(1, 4))
+    torch.testing.assert_close(got, whole[:, 4:])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from mutations import Check, law
 from torch import Tensor
 
 import posenc
@@ -23,8 +24,7 @@ from posenc.encodings.score import alibi as alibi_file
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.shaw import ShawKeys
 from posenc.encodings.score.t5 import T5
-from posenc.registry import ENCODINGS
-from posenc.testing import LAWS, LawBroken, Subject
+from posenc.testing import LawBroken
 from posenc.testing.oracles import (
     attention_by_loops,
     rotate_by_loops,
@@ -33,14 +33,6 @@ from posenc.testing.oracles import (
 )
 
 Plant = Callable[[pytest.MonkeyPatch], None]
-Check = Callable[[], None]
-
-
-def law(name: str, encoding: str) -> Check:
-    def check() -> None:
-        LAWS[name](Subject.of_entry(encoding, ENCODINGS[encoding]))
-
-    return check
 
 
 def _inputs() -> tuple[Tensor, Tensor, Tensor]:
