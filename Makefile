@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-extend test fuzz-files fuzz-options test-onnx check docs format bench gpu-test gpu-bench wheel lock clean
+.PHONY: help demo demo-extend test fuzz-attention fuzz-files fuzz-options test-onnx check docs format bench gpu-test gpu-bench wheel lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -68,6 +68,9 @@ format: $(VENV)/.installed-test ## format and fix what can be fixed
 bench: $(VENV)/.installed-bench ## time attention with encodings against attention without
 	$(BIN)/posenc bench --out benchmarks/results
 	$(BIN)/python benchmarks/import_time.py
+
+fuzz-attention: $(VENV)/.installed-test ## random calls of attend, every backend against the reference
+	OMP_NUM_THREADS=1 $(BIN)/python -m posenc.testing.attention_fuzz --count 2000
 
 fuzz-options: $(VENV)/.installed-test ## try random options of every method
 	OMP_NUM_THREADS=1 $(BIN)/python -m posenc.testing.option_fuzz --samples 50000

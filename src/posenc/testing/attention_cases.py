@@ -1,0 +1,133 @@
+"""Random calls of ``attend``: what ``attention_fuzz`` tries the backends on."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+from posenc.layout import Layout
+from posenc.registry import ENCODINGS
+from posenc.testing.subject import fold
+
+__all__ = ["MAX_LENGTH", "Case", "draw"]
+
+MAX_LENGTH = 700
+"""Longest sequence drawn, and ``max_length`` of the encodings."""
+
+WRONG = ("heads", "head_dim", "causal", "key_width", "axes", "length", "dtype")
+"""Mistakes made on purpose."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One random call of ``attend``.
+
+    Args:
+        number: what everything is drawn from.
+        name: of the encoding.
+        batch, heads, kv_heads, head_dim, value_dim: sizes.
+        queries, keys: layouts before the encoding has observed the tokens.
+        causal, window: of the grid.
+        dtype: float64 or float32.
+        frozen: the encoding's parameters need no gradient.
+        memory: how operands lie in memory.
+        wrong: the mistake made on purpose, or None.
+    """
+
+    number: int
+    name: str
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    queries: Layout
+    keys: Layout
+    causal: bool
+    window: int | None
+    dtype: torch.dtype
+    frozen: bool
+    memory: str
+    wrong: str | None
+
+    def __str__(self) -> str:
+        said = "" if self.wrong is None else f", wrong {self.wrong}"
+        return (
+            f"case {self.number}: {self.name}, batch {self.batch}, heads {self.heads}/"
+            f"{self.kv_heads} of {self.head_dim}/{self.value_dim}, {self.queries.length}×"
+            f"{self.keys.length} tokens on {self.keys.axes} axes, causal={self.causal}, "
+            f"window={self.window}, {self.dtype}, frozen={self.frozen}, {self.memory}{said}"
+        )
+
+
+def draw(number: int, names: list[str]) -> Case:
+    """The case of this number."""
+    dice = random.Random(number)
+    name = dice.choice(names)
+    claims = ENCODINGS[name].claims
+    axes = dice.choice(claims.axes or (1, 2, 3))
+    causal = claims.causal_only or dice.random() < 0.5
+    kv_heads = dice.choice([1, 2, 3])
+    head_dim = dice.choice([8, 8, 16, 24])
+    batch = dice.choice([1, 1, 2, 3])
+    longest = dice.choice([3, 20, 80, 80, 300, MAX_LENGTH // batch])
+    queries, keys = _layouts(dice, batch, longest, axes)
+    return Case(
+        number=number,
+        name=name,
+        batch=batch,
+        heads=kv_heads * dice.choice([1, 2, 4]),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        value_dim=dice.choice([head_dim, head_dim, head_dim, 5, 32]),
+        queries=queries,
+        keys=keys,
+        causal=causal,
+        window=dice.choice([None, None, None, 1, 7, 70]),
+        dtype=dice.choice([torch.float64, torch.float32]),
+        frozen=dice.random() < 0.3,
+        memory=dice.choice(["contiguous", "transposed", "strided", "offset", "expanded"]),
+        wrong=dice.choice(WRONG) if dice.random() < 0.15 else None,
+    )
+
+
+def _layouts(dice: random.Random, batch: int, longest: int, axes: int) -> tuple[Layout, Layout]:
+    """Layouts of queries and keys, of the kinds that models meet."""
+    length = dice.randint(1, longest)
+    if axes == 2 and dice.random() < 0.6:
+        return _image_layouts(dice, batch, max(1, int(length**0.5)))
+    kind = dice.choice(["sequence", "sequence", "cross", "packed", "padded", "gaps", "times"])
+    if kind == "cross":
+        keys = Layout.sequence(dice.randint(1, longest), start=dice.randint(0, 5))
+        queries = Layout.sequence(length, start=dice.randint(0, 9))
+        return fold(queries, axes), fold(keys, axes)
+    if kind == "packed":
+        cuts = [dice.randint(1, max(1, length)) for _ in range(dice.randint(1, 4))]
+        keys = Layout.packed(cuts)
+    elif kind == "padded":
+        lengths = [dice.randint(0, length) for _ in range(batch)]
+        keys = Layout.padded(lengths, length, side=dice.choice(["left", "right"]))
+    elif kind == "gaps":
+        keys = Layout.at(torch.tensor(sorted(dice.sample(range(2 * length), length))))
+    elif kind == "times":
+        rows = [sorted(dice.uniform(0, length) for _ in range(length)) for _ in range(batch)]
+        keys = Layout.at(torch.tensor(rows, dtype=dice.choice([torch.float32, torch.float64])))
+    else:
+        keys = Layout.sequence(length, start=dice.randint(0, 5))
+    keys = fold(keys, axes)
+    begin = dice.choice([0, 0, dice.randrange(keys.length)])  # a part of them, as with a cache
+    return (keys if begin == 0 else keys.slice(begin, keys.length)), keys
+
+
+def _image_layouts(dice: random.Random, batch: int, side: int) -> tuple[Layout, Layout]:
+    height, width = dice.randint(1, side), dice.randint(1, side + 3)
+    valid = None
+    if dice.random() < 0.3:
+        generator = torch.Generator().manual_seed(dice.randrange(2**31))
+        valid = torch.rand(batch, height, width, generator=generator) < 0.8
+    keys = Layout.image(height, width, valid=valid, prefix=dice.choice([0, 0, 1]))
+    if dice.random() < 0.3:
+        return Layout.image(dice.randint(1, side), dice.randint(1, side)), keys
+    return keys, keys

@@ -1,0 +1,286 @@
+"""Differential fuzzing: random calls of ``attend``, each backend against ``reference``.
+
+    python -m posenc.testing.attention_fuzz --count 2000
+    python -m posenc.testing.attention_fuzz --first 1234 --count 1
+
+A case is drawn from its number alone, so a failure is reproduced by that number. Values and all
+gradients are compared; in some cases heads, widths or axes are wrong on purpose, and every backend
+has to raise ``ArgumentError``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from posenc.attention import BACKENDS, attend
+from posenc.encoding import Encoding
+from posenc.entry import CONTEXT
+from posenc.errors import ArgumentError, BackendRefusal, PosencError
+from posenc.grid import Grid
+from posenc.layout import Layout
+from posenc.registry import ENCODINGS
+from posenc.testing.attention_cases import MAX_LENGTH, Case, draw
+from posenc.testing.subject import OPTIONS, spread
+from posenc.testing.tolerances import distance, tolerance
+
+__all__ = ["Failure", "fuzz", "run"]
+
+
+class Failure(AssertionError):
+    """A backend differs from the reference, or accepts a wrong argument."""
+
+
+def make_encoding(case: Case) -> tuple[Encoding, int]:
+    """The case's encoding in float64, its parameters away from their initial values; its width.
+
+    Where the method refuses the head size, 8 is taken.
+    """
+    entry = ENCODINGS[case.name]
+    given = entry.parameters()
+    for head_dim in (case.head_dim, 8):
+        context = {
+            "dim": case.heads * head_dim,
+            "heads": case.heads,
+            "head_dim": head_dim,
+            "max_length": 3 * MAX_LENGTH,
+            "causal": case.causal,
+        }
+        options: dict[str, object] = {key: context[key] for key in CONTEXT if key in given}
+        try:
+            made = entry.factory(**options, **OPTIONS.get(case.name, {}))
+            break
+        except ArgumentError:
+            if head_dim == 8:
+                raise
+    encoding = made if isinstance(made, Encoding) else Encoding.of(made)
+    spread(encoding)
+    return encoding.double().requires_grad_(not case.frozen), head_dim
+
+
+def _operand(
+    shape: tuple[int, ...], memory: str, dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    """A leaf of random numbers of this shape that lie in memory as ``memory`` says."""
+    rows, heads, tokens, width = shape
+
+    def numbers(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
+
+    if memory == "transposed":
+        x = numbers(rows, tokens, width, heads).permute(0, 3, 1, 2)
+    elif memory == "strided":
+        x = numbers(rows, heads, tokens, 2 * width)[..., ::2]
+    elif memory == "offset":
+        x = numbers(rows, heads, tokens + 1, width + 1)[:, :, 1:, 1:]
+    elif memory == "expanded":
+        x = numbers(rows, 1, tokens, width).expand(shape)
+    else:
+        x = numbers(*shape)
+    return x.requires_grad_()
+
+
+Outcome = tuple[list[Tensor], None] | tuple[None, PosencError]
+"""Output and gradients, or the error that was raised."""
+
+
+def run(case: Case) -> list[str]:
+    """Hold every backend to the reference on one case.
+
+    Returns:
+        Names of the backends that served it, ``reference`` among them.
+
+    Raises:
+        Failure: when one differs.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(case.number)
+        try:
+            encoding, head_dim = make_encoding(case)
+        except PosencError:
+            return []  # these sizes are none that the method serves
+    call = _call(case, encoding, head_dim)
+    if case.wrong is not None:
+        for name in ("auto", *BACKENDS):
+            _expect_refusal(case, name, encoding, call)
+        return []
+    exact, error = _outcome(lambda: call("reference", torch.float64))
+    narrow = exact
+    if case.dtype != torch.float64:
+        narrow, error = _outcome(lambda: call("reference", case.dtype))
+    served = []
+    for name in ("auto", *BACKENDS):
+        try:
+            got, raised = _outcome(lambda name=name: call(name, case.dtype))  # type: ignore[misc]
+        except BackendRefusal:
+            continue
+        if (raised is None) != (error is None):
+            raise Failure(f"{case}\n{name}: {raised!r}, but the reference: {error!r}")
+        if got is None or exact is None or narrow is None:
+            continue
+        _compare(case, name, got, narrow, exact)
+        served.append(name)
+    return served
+
+
+def _call(
+    case: Case, encoding: Encoding, head_dim: int
+) -> Callable[[str, torch.dtype], list[Tensor]]:
+    """A function from a backend and a dtype to the output and all gradients."""
+    value_dim = head_dim if case.value_dim == case.head_dim else case.value_dim
+    groups, heads, width, key_width = case.kv_heads, case.heads, head_dim, head_dim
+    queries, keys = case.queries, case.keys
+    if case.wrong == "heads":
+        groups, heads = groups + 1, 2 * heads + 1
+    elif case.wrong == "head_dim":
+        width = key_width = 2 * head_dim + 2
+    elif case.wrong == "key_width":
+        key_width += 1
+    elif case.wrong == "axes":
+        queries = keys = keys.with_positions(keys.positions.repeat(1, 1, 4))
+    batch, size = case.batch, (queries.length, keys.length)
+    if case.wrong == "length":
+        size = (size[0] + 1, size[1])
+    shapes = ((heads, size[0], width), (groups, size[1], key_width), (groups, size[1], value_dim))
+    parameters = [p for p in encoding.parameters() if p.requires_grad]
+
+    def call(backend: str, dtype: torch.dtype) -> list[Tensor]:
+        encoding.to(dtype)
+        generator = torch.Generator().manual_seed(case.number)
+        leaves = [_operand((batch, *s), case.memory, dtype, generator) for s in shapes]
+        features = (batch, 1, keys.length, case.heads * head_dim)
+        leaves.append(_operand(features, "contiguous", dtype, generator))
+        q, k, v, x = leaves
+        if case.wrong == "dtype":
+            k = k.half()
+        grid = _grid(case, encoding, queries, keys, x.squeeze(1))
+        output = attend(q, k, v, grid, encoding, backend=backend)
+        wanted = [*leaves, *parameters]
+        zeros = [torch.zeros_like(each) for each in wanted]
+        if not output.requires_grad:
+            raise Failure(f"{case}\n{backend}: the output is detached from the graph")
+        found = torch.autograd.grad(output.sin().sum(), wanted, allow_unused=True)
+        gradients = [z if g is None else g for z, g in zip(zeros, found, strict=True)]
+        return [output.detach(), *gradients]
+
+    return call
+
+
+def _grid(case: Case, encoding: Encoding, queries: Layout, keys: Layout, x: Tensor) -> Grid:
+    """The case's grid, with what the encoding reads from the tokens' features."""
+    causal = case.causal != (case.wrong == "causal")
+    seen = encoding.observe(x, keys)
+    if queries is keys:
+        return Grid(seen, seen, causal, case.window)
+    if queries.length <= keys.length:
+        x = x[:, keys.length - queries.length :]
+    else:
+        x = torch.cat([x, x[:, :1].expand(-1, queries.length - keys.length, -1)], dim=1)
+    return Grid(encoding.observe(x, queries), seen, causal, case.window)
+
+
+def _outcome(work: Callable[[], list[Tensor]]) -> Outcome:
+    try:
+        return work(), None
+    except BackendRefusal:
+        raise
+    except PosencError as error:
+        return None, error
+
+
+def _expect_refusal(
+    case: Case, name: str, encoding: Encoding, call: Callable[[str, torch.dtype], list[Tensor]]
+) -> None:
+    try:
+        call(name, case.dtype)
+    except PosencError:
+        return
+    except Exception as error:
+        raise Failure(f"{case}\n{name} raised {error!r}") from error
+    if _takes_any(case, encoding):
+        return
+    raise Failure(f"{case}\n{name} took it")
+
+
+def _takes_any(case: Case, encoding: Encoding) -> bool:
+    """Whether the method has no heads, width, mask or axes of its own that could be wrong."""
+    if case.wrong == "axes":
+        return ENCODINGS[case.name].claims.axes is None
+    if case.wrong not in ("heads", "head_dim", "causal"):
+        return False
+    if case.wrong == "causal" and encoding.causal_only:
+        return False
+    return all(getattr(part, case.wrong) is None for part in encoding.parts())
+
+
+def _compare(
+    case: Case, name: str, got: list[Tensor], narrow: list[Tensor], exact: list[Tensor]
+) -> None:
+    """Output and gradients may be as far off as the definition is in the same dtype."""
+    for place, (mine, reference, truth) in enumerate(zip(got, narrow, exact, strict=True)):
+        # Positions and what follows from them alone are float32 beside float64 features too.
+        largest = truth.abs().max().item() if truth.numel() else 0.0
+        allowed = max(tolerance(reference, truth, factor=32.0), 1e-5 * max(1.0, largest))
+        off = distance(mine, truth)
+        if not off <= allowed:
+            what = "the output" if place == 0 else f"gradient {place - 1}"
+            raise Failure(f"{case}\n{name}: {what} is off by {off:.3g}, more than {allowed:.3g}")
+
+
+def fuzz(
+    count: int, *, first: int = 0, names: list[str] | None = None
+) -> Iterator[tuple[Case, list[str]]]:
+    """Run cases ``first`` to ``first + count - 1``, and yield each with the backends it met.
+
+    Args:
+        count: how many.
+        first: number of the first.
+        names: encodings to draw from; by default all that take part in attention.
+
+    Raises:
+        Failure: by the first case in which a backend differs.
+    """
+    if names is None:
+        names = [n for n, e in ENCODINGS.items() if e.claims.sites != ("embedding",)]
+    for number in range(first, first + count):
+        case = draw(number, names)
+        try:
+            yield case, run(case)
+        except Failure:
+            raise
+        except Exception as error:
+            raise Failure(f"{case}\nraised {error!r}") from error
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Random calls of attend, backends compared.")
+    parser.add_argument("--count", type=int, default=2000, help="cases (2000)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case (0)")
+    parser.add_argument("--only", nargs="*", default=None, help="encodings (all)")
+    parser.add_argument("--all", action="store_true", help="go on after a failure")
+    given = parser.parse_args()
+    warnings.simplefilter("error")
+    met: dict[str, int] = {}
+    failures = 0
+    for number in range(given.first, given.first + given.count):
+        try:
+            for _, served in fuzz(1, first=number, names=given.only):
+                for name in served:
+                    met[name] = met.get(name, 0) + 1
+        except Failure as failure:
+            failures += 1
+            sys.stdout.write(f"{failure}\n")
+            if not given.all:
+                break
+    sys.stdout.write(f"{given.count} cases, {failures} failures; served: {met}\n")
+    return min(failures, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

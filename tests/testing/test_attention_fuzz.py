@@ -1,0 +1,49 @@
+"""A share of the differential fuzz of ``attend``, and proof that it finds what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc.attention.backends.base import Problem
+from posenc.attention.backends.sdpa import Sdpa
+from posenc.testing.attention_cases import Case, draw
+from posenc.testing.attention_fuzz import Failure, fuzz
+
+SHARE = 100
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_backends_agree_on_random_calls(part: int) -> None:
+    count = SHARE // 4
+    served = {name for _, names in fuzz(count, first=part * count) for name in names}
+    assert {"auto", "sdpa", "tiled", "reference"} <= served
+
+
+def test_a_case_is_its_number() -> None:
+    cases = [draw(7, ["rope", "alibi"]) for _ in range(2)]
+    assert str(cases[0]) == str(cases[1])
+    assert torch.equal(cases[0].keys.positions, cases[1].keys.positions)
+
+
+def test_a_wrong_backend_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Sdpa.run
+
+    def run(self: Sdpa, problem: Problem) -> Tensor:
+        return whole(self, problem).roll(1, dims=2)
+
+    monkeypatch.setattr(Sdpa, "run", run)
+    with pytest.raises(Failure, match=r"(auto|sdpa): the output is off"):
+        list(fuzz(60, names=["nope"]))
+
+
+def test_a_backend_that_takes_wrong_heads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = next(n for n in range(10_000) if _is_wrong(draw(n, ["alibi"])))
+    monkeypatch.setattr("posenc.attention.api.validate", lambda *given, **options: None)
+    with pytest.raises(Failure):
+        list(fuzz(1, first=number, names=["alibi"]))
+
+
+def _is_wrong(case: Case) -> bool:
+    return case.wrong == "heads"
