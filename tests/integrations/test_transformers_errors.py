@@ -246,3 +246,13 @@ def test_nothing_is_left_of_a_save_that_fails(
     with pytest.raises(OutputError):
         save(decoder(), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["y" * 5000, "\0", "..", "/dev/zero"], ids=lambda name: name[:5])
+def test_an_index_with_names_that_are_none(folder: Path, name: str) -> None:
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["model.norm.weight"] = name
+    path.write_text(json.dumps(index))
+    with pytest.raises(CheckpointError):
+        load(folder)

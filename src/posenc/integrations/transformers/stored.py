@@ -112,7 +112,8 @@ class StoredTensors:
         index = read_json(path)
         weights = index.get("weight_map") if isinstance(index, dict) else None
         if not isinstance(weights, dict) or not all(
-            isinstance(file, str) and file and Path(file).name == file for file in weights.values()
+            isinstance(file, str) and 0 < len(file.encode()) < 256 and Path(file).name == file
+            for file in weights.values()
         ):
             raise CheckpointError(
                 str(path),
