@@ -20,7 +20,7 @@ GIB = 2**30
 
 
 def require_room(make: Callable[[], object], sizes: Iterable[tuple[str, int]]) -> None:
-    """Refuse to make a module whose parameters and buffers exceed the machine's memory.
+    """Refuse to make a module that could not be trained within the machine's memory.
 
     Where ``sizes`` are large, ``make`` is called on the meta device, which allocates nothing.
 
@@ -35,7 +35,7 @@ def require_room(make: Callable[[], object], sizes: Iterable[tuple[str, int]]) -
     large = math.prod(size for _, size in sizes) >= ROOMY or any(size >= LONG for _, size in sizes)
     if not large or torch.get_default_device().type == "meta":
         return
-    limit = _memory()
+    limit = _memory() // 4  # gradients and an optimiser's two moments take as much each
     try:
         with torch.device("meta"):
             module = make()

@@ -20,6 +20,7 @@ from posenc.allocation import require_room
 from posenc.errors import ArgumentError, UnknownNameError
 
 __all__ = [
+    "EXACT",
     "Base",
     "Buckets",
     "Count",
@@ -90,8 +91,8 @@ Length = Annotated[int, Interval(1, EXACT)]
 Natural = Annotated[int, Interval(0, EXACT)]
 """A whole number that may be 0."""
 
-Positive = Annotated[float, Interval(0, 1e12, above=True)]
-"""A finite number above 0, far from where float32 overflows."""
+Positive = Annotated[float, Interval(1e-12, 1e12)]
+"""A number above 0, far from where float32 overflows or vanishes."""
 
 Base = Annotated[float, Interval(1, 1e30, above=True)]
 """The ratio of the fastest frequency to the slowest."""
@@ -105,7 +106,7 @@ Factor = Annotated[float, Interval(1e-6, 1e6)]
 Probability = Annotated[float, Interval(0, 1, below=True)]
 """Of dropping a feature."""
 
-Fraction = Annotated[float, Interval(0, 1, above=True)]
+Fraction = Annotated[float, Interval(1e-6, 1)]
 """A part of a whole, not none of it."""
 
 Share = Annotated[float, Interval(0, 1)]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from posenc.arguments import Length, Magnitude, Share, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
-from posenc.encodings.embedding.table import read_rows, require_inside
+from posenc.encodings.embedding.table import draw_rows, read_rows, require_inside
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -66,7 +66,7 @@ class Hierarchical(EmbeddingEncoding):
 
     def reset_parameters(self) -> None:
         """Draw the initial values, as for a learned table."""
-        nn.init.trunc_normal_(self.table, std=self.std, a=-2 * self.std, b=2 * self.std)
+        draw_rows(self.table, std=self.std)
 
     def extra_repr(self) -> str:
         count, dim = self.table.shape

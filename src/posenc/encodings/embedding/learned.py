@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from posenc.arguments import Length, Magnitude, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import Fusion, fuse
-from posenc.encodings.embedding.table import read_rows, require_inside
+from posenc.encodings.embedding.table import draw_rows, read_rows, require_inside
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
 
@@ -60,9 +60,7 @@ class Learned(EmbeddingEncoding):
     def reset_parameters(self) -> None:
         """Draw the initial values."""
         mean = 1.0 if self.fusion == "multiply" else 0.0
-        nn.init.trunc_normal_(
-            self.table, mean, self.std, a=mean - 2 * self.std, b=mean + 2 * self.std
-        )
+        draw_rows(self.table, mean=mean, std=self.std)
 
     @property
     def max_length(self) -> int:

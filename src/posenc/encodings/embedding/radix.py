@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Length, Magnitude, Width, checked
+from posenc.arguments import EXACT, Count, Length, Magnitude, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encodings.embedding.fusion import fuse
-from posenc.encodings.embedding.table import real_positions, require_inside
+from posenc.encodings.embedding.table import draw_rows, real_positions, require_inside
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -80,6 +80,13 @@ class Radix(EmbeddingEncoding):
                 got=f"{digits} in base {base} for {max_length} positions",
                 remedy="Raise digits or base.",
             )
+        if base ** (digits - 1) >= EXACT:
+            raise ArgumentError(
+                "digits",
+                expected="a largest place below 2^53, up to where positions are exact",
+                got=f"{base}^{digits - 1}",
+                remedy="Lower digits or base.",
+            )
         if join == "concatenate" and dim % digits:
             raise ArgumentError(
                 "dim",
@@ -95,7 +102,7 @@ class Radix(EmbeddingEncoding):
 
     def reset_parameters(self) -> None:
         """Draw the initial values."""
-        nn.init.trunc_normal_(self.tables, std=self.std, a=-2 * self.std, b=2 * self.std)
+        draw_rows(self.tables, std=self.std)
 
     @property
     def digits(self) -> int:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values
 
-__all__ = ["neighbours", "read_rows", "real_positions", "require_inside"]
+__all__ = ["draw_rows", "neighbours", "read_rows", "real_positions", "require_inside"]
+
+
+def draw_rows(table: Tensor, *, mean: float = 0.0, std: float) -> None:
+    """Draw initial values, normal and cut off two standard deviations from the mean."""
+    if std > 0:
+        nn.init.trunc_normal_(table, mean, std, a=mean - 2 * std, b=mean + 2 * std)
+    else:
+        nn.init.constant_(table, mean)
 
 
 def require_inside(layout: Layout, count: int, *, holder: str, remedy: str, axis: int = 0) -> None:

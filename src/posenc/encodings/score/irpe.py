@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Positive, Width, checked
+from posenc.arguments import Count, Interval, Width, checked
 from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm, ValueTerm
 from posenc.encodings.score.gathering import gather_rows, sum_by_bucket
 from posenc.encodings.score.piecewise import Buckets, Method, Piecewise, buckets_of
@@ -21,6 +21,9 @@ __all__ = ["IrpeScore", "IrpeValue", "Mode", "irpe"]
 
 Mode = Literal["contextual", "bias"]
 
+Cells = Annotated[float, Interval(1e-6, 1024)]
+"""A distance; tables have a row for each up to β, squared by ``method="product"``."""
+
 
 @checked
 def irpe(
@@ -31,9 +34,9 @@ def irpe(
     mode: Mode = "contextual",
     on: str = "k",
     shared_heads: bool = True,
-    alpha: Positive = 1.9,
-    beta: Positive = 3.8,
-    gamma: Positive = 15.2,
+    alpha: Cells = 1.9,
+    beta: Cells = 3.8,
+    gamma: Cells = 15.2,
 ) -> Encoding:
     """iRPE: a learned vector (or number) for each bucket of 2-D offsets, on queries, keys, values.
 
