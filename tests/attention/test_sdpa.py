@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 from posenc import Encoding, Grid, Layout, ScoreTerm, attend, explain
+from posenc.attention.backends import sdpa
 from posenc.attention.backends.base import Problem
 from posenc.attention.backends.sdpa import _drop_negligible
 from posenc.encoding import Lowered, LowRank
@@ -20,12 +21,12 @@ FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
 GRIDS = {
     "dense": Grid.of(Layout.sequence(65)),
     "causal": Grid.of(Layout.sequence(65), causal=True),
-    "several blocks": Grid.of(Layout.sequence(1100), causal=True),
+    "several blocks": Grid.of(Layout.sequence(150), causal=True),
     "chunk": Grid(Layout.sequence(9, start=56), Layout.sequence(65), causal=True),
     "one query": Grid(Layout.sequence(1, start=64), Layout.sequence(65), causal=True),
     "fewer keys": Grid(Layout.sequence(65), Layout.sequence(9), causal=True),
     "window": Grid.of(Layout.sequence(65), window=7),
-    "causal window": Grid.of(Layout.sequence(1100), causal=True, window=7),
+    "causal window": Grid.of(Layout.sequence(150), causal=True, window=7),
     "wide window": Grid.of(Layout.sequence(20), causal=True, window=100),
     "queries before keys": Grid(Layout.sequence(9), Layout.sequence(9, start=5), causal=True),
     "keys out of the window": Grid(Layout.sequence(5, start=90), Layout.sequence(9), window=4),
@@ -34,6 +35,18 @@ GRIDS = {
     "packed": Grid.of(Layout.packed([30, 35]), causal=True),
     "irregular": Grid.of(Layout.at(torch.linspace(0, 9, 33)), causal=True),
 }
+
+
+LAST_OF_MANY = Grid(Layout.sequence(60, 2940), Layout.sequence(3000), causal=True)
+
+
+@pytest.fixture
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks so small that a short text has several."""
+    monkeypatch.setattr(sdpa, "CAUSAL_BLOCK", 64)
+
+
+pytestmark = pytest.mark.usefixtures("_small_blocks")
 
 
 def inputs(
@@ -47,6 +60,24 @@ def inputs(
 
     keys = grid.key.length
     return draw(heads, grid.query.length), draw(kv_heads, keys), draw(kv_heads, keys)
+
+
+class Sum(ScoreTerm):
+    """Two score parts added, for the tests."""
+
+    def __init__(self, first: ScoreTerm, second: ScoreTerm) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> Tensor:
+        total: Tensor = self.first(q, k, grid, scale=scale) + self.second(q, k, grid, scale=scale)
+        return total
+
+    def lower(
+        self, q: Tensor, k: Tensor, grid: Grid, *, scale: float
+    ) -> tuple[Lowered, ...] | None:
+        parts = [part.lower(q, k, grid, scale=scale) for part in (self.first, self.second)]
+        return tuple(term for terms in parts if terms is not None for term in terms)
 
 
 class Slope(ScoreTerm):
@@ -202,7 +233,7 @@ def test_refuses_with_the_reason(
 
 def test_weights_that_cannot_matter_are_left_out() -> None:
     """Subnormal weights slow the kernel down; what is dropped is far below rounding."""
-    grid = Grid.of(Layout.sequence(3000), causal=True)
+    grid = LAST_OF_MANY
     q, k, v = (x.detach().float() for x in inputs(grid))
     encoding = posenc.create("alibi", heads=4)
     exact = attend(q.double(), k.double(), v.double(), grid, encoding, backend="reference")
@@ -211,12 +242,53 @@ def test_weights_that_cannot_matter_are_left_out() -> None:
         for backend in ("sdpa", "reference")
     }
     assert error["sdpa"] <= 2 * error["reference"]
-    line = -0.25 * torch.arange(-2999.0, 3000.0).abs().unsqueeze(0)
+    line = -0.25 * torch.arange(-2999.0, 60.0).abs().unsqueeze(0)
     problem = Problem(q, k, v, grid, encoding, 0.25, 0.0, None)
     kept = _drop_negligible(line, q, k, problem)
     assert 0.5 < kept.isinf().float().mean().item() < 1.0
     huge = _drop_negligible(line, 10 * q, 10 * k, problem)
     assert huge.isinf().sum() == 0  # such products could outweigh the whole line
+
+
+def falling(by: float) -> Encoding:
+    """``by`` less from the logit of every pair but those of a token with itself."""
+    score = posenc.create("t5", heads=4, causal=True, buckets=2, max_distance=2).score
+    assert score is not None
+    with torch.no_grad():
+        for table in score.parameters():
+            table.copy_(torch.tensor([0.0, -by]).expand_as(table))
+    return Encoding(score=score.requires_grad_(False))
+
+
+def both_ways(grid: Grid, encoding: Encoding, *, dtype: torch.dtype) -> list[Tensor]:
+    """What equal logits but for the encoding give: the values are 1, and 0 for the last token."""
+    q, k, v = (torch.zeros_like(x, dtype=dtype).detach() for x in inputs(grid))
+    v[:, :, :-1] = 1
+    return [attend(q, k, v, grid, encoding, backend=way) for way in ("sdpa", "reference")]
+
+
+def test_many_small_weights_are_kept() -> None:
+    """Each of 3,000 weights is below the rounding of 1, their sum is not."""
+    got, expected = both_ways(LAST_OF_MANY, falling(16.5), dtype=torch.float32)
+    assert expected[0, 0, -1, 0].item() > 1e-4
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_queries_without_their_own_position_keep_all() -> None:
+    """Keys far below a position that is not there matter all the same."""
+    got, expected = both_ways(GRIDS["fewer keys"], falling(200), dtype=torch.float64)
+    assert expected[0, 0, -1, 0].item() == pytest.approx(8 / 9)
+    torch.testing.assert_close(got, expected)
+
+
+def test_two_tables_are_added() -> None:
+    grid, first, second = GRIDS["causal"], ENCODINGS["alibi"].score, T5[True].score
+    assert first is not None
+    assert second is not None
+    encoding = Encoding(score=Sum(first, second))
+    q, k, v = inputs(grid)
+    got, expected = (attend(q, k, v, grid, encoding, backend=way) for way in ("sdpa", "reference"))
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
 
 
 def test_values_of_another_width() -> None:

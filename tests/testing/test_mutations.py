@@ -170,10 +170,6 @@ def _cache_drops(original: Callable[..., object], cache: LayerCache, *chunk: obj
     return original(cache, *chunk)
 
 
-def _single(x: Tensor) -> bool:
-    return x.dtype == torch.float32
-
-
 def _bfloat_angles(original: Callable[..., Tensor], rope: Rope, layout: Layout) -> Tensor:
     coarse = layout.with_positions(layout.positions.bfloat16().float())
     return original(rope, coarse)
@@ -208,11 +204,9 @@ BUGS = [
         _wrap(
             rope_file,
             "geometric_frequencies",
-            lambda f, *ladder, like: f(*ladder, like=like.bfloat16() if _single(like) else like).to(
-                like
-            ),
+            lambda f, *ladder, like: f(*ladder, like=like.bfloat16()).to(like),
         ),
-        law("single_precision_is_double", "rope"),
+        rope_oracle,
     ),
     Bug(
         "rope turns queries only",

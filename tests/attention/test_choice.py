@@ -1,0 +1,92 @@
+"""The rules by which ``auto`` orders backends, each on both sides of its bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from posenc import Encoding, Grid, Layout
+from posenc.attention.backends.base import Problem
+from posenc.attention.choice import LONG, SMALL, preference
+from posenc.encoding import Gathered, Lowered, LowRank
+
+CPU = torch.device("cpu")
+
+
+def problem(
+    queries: int,
+    keys: int,
+    *,
+    heads: int = 4,
+    lowered: tuple[Lowered, ...] | None = (),
+    layout: Layout | None = None,
+) -> Problem:
+    """Zeros of width 8 that take no memory."""
+    q, k = (torch.zeros(()).expand(1, heads, n, 8) for n in (queries, keys))
+    key = Layout.sequence(keys) if layout is None else layout
+    grid = Grid(key.slice(keys - queries, keys), key, causal=True)
+    return Problem(q, k, k, grid, Encoding(), 1.0, 0.0, lowered)
+
+
+def columns(count: int) -> LowRank:
+    zeros = torch.zeros(1, 1, 1, count)
+    return LowRank(zeros, zeros)
+
+
+TABLE = Gathered(bucket=lambda offsets: offsets[..., 0].long(), table=torch.zeros(1, 1))
+SIDE = 512
+"""Queries and keys of four heads with just ``SMALL`` logits."""
+
+CASES = {
+    "few": (problem(SIDE, SIDE), "few logits"),
+    "one more": (problem(SIDE, SIDE + 1), "many logits"),
+    "one more head": (problem(SIDE, SIDE, heads=5), "many logits"),
+    "packed, few": (problem(300, 300, layout=Layout.packed([100, 200])), "few logits"),
+    "packed": (problem(600, 600, layout=Layout.packed([100, 500])), "documents or padding"),
+    "as many columns as features": (
+        problem(600, 600, lowered=(columns(3), columns(5))),
+        "many logits",
+    ),
+    "more columns": (problem(600, 600, lowered=(columns(4), columns(5))), "more extra columns"),
+    "table": (problem(600, LONG - 1, lowered=(TABLE,)), "many logits"),
+    "long table": (problem(600, LONG, lowered=(columns(1), TABLE)), "a long table"),
+    "long without table": (problem(600, LONG, lowered=(columns(1),)), "many logits"),
+    "unstructured": (problem(600, LONG, lowered=None), "many logits"),
+}
+ORDER = {
+    "few logits": ["sdpa", "reference"],
+    "many logits": ["sdpa", "tiled", "reference"],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rules_on_the_cpu(name: str) -> None:
+    assert 4 * SIDE * SIDE == SMALL
+    posed, expected = CASES[name]
+    reason, order = preference(CPU, lambda: posed)
+    assert reason.startswith(expected)
+    assert order == ORDER.get(expected, ["tiled", "sdpa", "reference"])
+
+
+def test_few_logits_under_a_transform_go_by_definition() -> None:
+    found: list[tuple[str, list[str]]] = []
+
+    def ask(x: torch.Tensor) -> torch.Tensor:
+        found.append(preference(CPU, lambda: problem(3, 3)))
+        return x
+
+    torch.func.vmap(ask)(torch.zeros(2))
+    assert found == [("few logits, under a transform of torch.func", ["reference"])]
+
+
+def test_accelerators_are_not_asked_what_is_there() -> None:
+    def pose() -> Problem:
+        raise AssertionError
+
+    ask: Callable[[], Problem] = pose
+    reason, order = preference(torch.device("cuda"), ask)
+    assert reason == "on an accelerator"
+    assert order[0] == "sdpa"
+    assert order[-1] == "reference"
