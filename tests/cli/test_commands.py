@@ -305,3 +305,10 @@ def test_version_and_help() -> None:
         told = posenc(command, "--help").stdout
         assert "Examples:" in told
         assert f"posenc {command}" in told
+
+
+def test_options_of_the_wrong_type_are_refused_in_words() -> None:
+    done = posenc("show", "rope", "-o", "base=abc")
+    assert done.returncode != 0
+    assert "base: expected a finite number" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

@@ -37,3 +37,19 @@ def test_axes_must_fit() -> None:
         Recipe.parse("sine2d")
     with pytest.raises(ArgumentError, match="positions of 2 axes"):
         Recipe.parse("sinusoidal", axes=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rope@base=abc", "base: expected a finite number"),
+        ("alibi@learned=maybe", "learned: expected True or False"),
+    ],
+)
+def test_options_out_of_their_domain_are_refused(name: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Recipe.parse(name)
+
+
+def test_options_are_read_by_their_type() -> None:
+    assert Recipe.parse("alibi@learned=false").options == {"learned": False}

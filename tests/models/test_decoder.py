@@ -180,3 +180,10 @@ def test_cache_of_another_model_is_not_shared() -> None:
     model = make("rope")
     assert isinstance(model.new_cache(), Cache)
     assert model.new_cache()[0] is not model.new_cache()[0]
+
+
+def test_options_may_repeat_the_models_shape_but_not_contradict_it() -> None:
+    shape = {"vocabulary": 8, "dim": 16, "layers": 1, "heads": 2, "encoding": "conv"}
+    Decoder(DecoderConfig(**shape, options={"causal": True}))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"options\['causal'\]: expected True, as the model"):
+        Decoder(DecoderConfig(**shape, options={"causal": False}))  # type: ignore[arg-type]
