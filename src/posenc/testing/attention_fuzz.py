@@ -33,8 +33,8 @@ __all__ = ["Failure", "fuzz", "run"]
 
 
 FLOOR = {torch.float64: 1e-5, torch.float32: 1e-4}
-"""Allowed relative errors at least: positions, and what follows from them alone, are float32 beside
-float64 features too; in float32, sums of many terms that cancel are exactly 0 by definition only."""
+"""Relative errors that are allowed at least. Positions, and what follows from them alone, are
+float32 beside float64 features too; sums that cancel are exactly 0 only in the definition."""
 
 
 class Failure(AssertionError):
