@@ -15,6 +15,7 @@ from posenc.attention import LayerCache
 from posenc.errors import ArgumentError
 from posenc.extension import Misfit, extend
 from posenc.extension.banded import BandedRope
+from posenc.extension.methods.self_extend import SelfExtend
 from posenc.testing.oracles import attention_by_loops
 
 Distance = Callable[[float, float], float]
@@ -238,6 +239,13 @@ def test_a_score_part_is_in_the_way(method: str) -> None:
 def test_bad_arguments(method: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         made(method, **options)
+
+
+def test_groups_are_the_smallest_that_serve_the_length() -> None:
+    # Of 192 tokens 16 are near, and 176 are to count as 48: groups of 11/3 or more.
+    part = made("self_extend", factor=3, length=64, window=16, group=None).score
+    assert isinstance(part, SelfExtend)
+    assert part.group == 4
 
 
 def test_string_scales_logits_by_the_square_of_its_temperature() -> None:

@@ -113,6 +113,19 @@ def test_llama3_is_by_parts_with_another_ramp() -> None:
     assert frequencies(stretched("llama3")) == pytest.approx(frequencies(by_parts), rel=1e-12)
 
 
+def test_yarn_by_hand() -> None:
+    # Pair 8 ln(512 / 2πr) / (2 ln 10⁴) turns r times within 512: 0.41 for r = 32, 1.91 for r = 1.
+    encoding, options = rope(head_dim=8), {"factor": 4, "length": 512}
+    rounded = extend(encoding, "yarn", **options).query_key
+    exact = extend(encoding, "yarn", **options, truncate=False).query_key
+    assert isinstance(rounded, Rope)
+    assert isinstance(exact, Rope)
+    assert rounded.divisors == pytest.approx([1, 1.6, 4, 4])
+    low, high = (8 * math.log(512 / math.tau / r) / math.log(1e8) for r in (32, 1))
+    share = (high - 1) / (high - low)
+    assert exact.divisors == pytest.approx([1, 1 / (share + (1 - share) / 4), 4, 4])
+
+
 def test_yarn_scales_the_logits_by_the_square_of_its_temperature() -> None:
     q = torch.randn(1, 1, 1, 16).double()
     here = Grid.of(Layout.sequence(1))

@@ -62,13 +62,13 @@ def require_caught(mutation: Mutation, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(function, "__code__", _plain(space[function.__name__]).__code__)
     with pytest.raises((Exception, pytest.fail.Exception)) as raised:
         mutation.noticed_by()
-    assert not isinstance(raised.value, NameError), "the change is no Python that runs"
+    assert not isinstance(raised.value, NameError), raised.value
 
 
 def _plain(function: Any) -> FunctionType:
-    """The function of a method or property."""
+    """The function of a method or property, without what wraps it."""
     if isinstance(function, property):
         function = function.fget
-    plain = getattr(function, "__func__", function)
+    plain = inspect.unwrap(getattr(function, "__func__", function))
     assert isinstance(plain, FunctionType)
     return plain
