@@ -76,10 +76,13 @@ def check(encoding: Encoding, grid: Grid) -> None:
     given = inputs(grid)
     problem = Posing(*given, grid, encoding, 0.0, None).transformed()
     assert refuse_terms(problem.lowered, grid) is None
-    got = Flex().run(problem)
+    got, lse = Flex().run(problem, lse=True)
+    assert lse is not None
     wide = [x.double() for x in given]
-    expected = attend(*wide, grid, encoding, backend="reference")
+    expected, sums = attend(*wide, grid, encoding, backend="reference", return_lse=True)
     torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(lse.double(), sums, atol=2e-5, rtol=2e-5)
+    assert Flex().run(problem).lse is None
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

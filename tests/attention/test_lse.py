@@ -1,4 +1,4 @@
-"""Sums of exponentiated logits beside the output."""
+"""Sums of exponentiated logits beside the output; ``lse_is_of_all_logits`` tries every encoding."""
 
 from __future__ import annotations
 
@@ -7,66 +7,171 @@ import torch
 from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create
-from posenc.attention.backends import definition
+from posenc.attention.backends import sdpa
+from posenc.attention.backends.tiled import blockwise, images
 from posenc.errors import ArgumentError
+from posenc.testing.backend_laws import serving
+
+ENCODINGS = {
+    "rope": {"head_dim": 8},
+    "alibi": {"heads": 4},
+    "t5": {"heads": 4, "max_distance": 6, "buckets": 8, "causal": True},
+    "shaw": {"head_dim": 8, "max_distance": 3},
+}
+
+HALVES = ((0, 5), (5, 12))
 
 
-def inputs(queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(queries: int, keys: int) -> list[Tensor]:
     torch.manual_seed(0)
     shapes = ((4, queries), (2, keys), (2, keys))
-    q, k, v = (torch.randn(2, *shape, 8).requires_grad_() for shape in shapes)
-    return q, k, v
+    return [torch.randn(2, *shape, 8).requires_grad_() for shape in shapes]
 
 
-@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "reference"])
-@pytest.mark.parametrize("name", ["rope", "alibi"])
+def spread(encoding: Encoding) -> Encoding:
+    """With parameters off their initial values, where terms are zero."""
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter)
+    return encoding
+
+
+def served() -> list[tuple[str, str]]:
+    """Encodings, each with the backends that serve it."""
+    sequence = Layout.sequence(12)
+    grid = Grid(sequence.slice(0, 9), sequence, True)
+    return [
+        (name, backend)
+        for name, options in ENCODINGS.items()
+        for backend in serving(*inputs(9, 12), grid, create(name, **options))
+    ]
+
+
+@pytest.mark.parametrize(("name", "backend"), served())
 def test_outputs_over_parts_of_the_keys_are_joined_by_it(name: str, backend: str) -> None:
-    encoding = create(name, heads=4, head_dim=8)
+    encoding = spread(create(name, **ENCODINGS[name]))
     q, k, v = inputs(9, 12)
     query, key = Layout.sequence(9), Layout.sequence(12)
-    whole, total = attend(
-        q, k, v, Grid(query, key, True), encoding, backend=backend, return_lse=True
-    )
+    grid = Grid(query, key, True)
+    whole, total = attend(q, k, v, grid, encoding, backend=backend, return_lse=True)
     assert total.dtype == torch.float32
     assert total.requires_grad == (backend == "reference")
-    parts = [
-        attend(
-            q,
-            k[:, :, a:b],
-            v[:, :, a:b],
-            Grid(query, key.slice(a, b), True),
-            encoding,
-            backend=backend,
-            return_lse=True,
-        )
-        for a, b in ((0, 5), (5, 12))
-    ]
-    sums = torch.stack([lse for _, lse in parts])
-    assert sums[1, :, :, :5].isneginf().all()  # the first queries see none of the second part
-    torch.testing.assert_close(sums.logsumexp(0), total)
-    weights = (sums - total).exp().unsqueeze(-1)
-    joined = sum(out * weight for (out, _), weight in zip(parts, weights, strict=True))
-    torch.testing.assert_close(joined, whole, atol=1e-5, rtol=1e-5)
-    plain = attend(q, k, v, Grid(query, key, True), encoding, backend=backend)
-    torch.testing.assert_close(whole, plain, atol=0, rtol=0)
+    outputs, sums = [], []
+    for a, b in HALVES:
+        part = Grid(query, key.slice(a, b), True)
+        operands = (q, k[:, :, a:b], v[:, :, a:b])
+        output, lse = attend(*operands, part, encoding, backend=backend, return_lse=True)
+        outputs.append(output)
+        sums.append(lse)
+    assert sums[1][:, :, :5].isneginf().all()  # the first queries see none of the second part
+    torch.testing.assert_close(torch.stack(sums).logsumexp(0), total)
+    weights = (torch.stack(sums) - total).exp().unsqueeze(-1)
+    torch.testing.assert_close((torch.stack(outputs) * weights).sum(0), whole, atol=1e-5, rtol=1e-5)
+    plain = attend(q, k, v, grid, encoding, backend=backend)
+    torch.testing.assert_close(whole, plain, atol=1e-6, rtol=1e-6)
 
 
-def test_its_gradient_is_right_in_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = inputs(5, 5)
-    grid = Grid.of(Layout.padded([5, 3], side="left"), causal=True)
+@pytest.mark.parametrize("backend", ["sdpa", "tiled"])
+def test_gradients_of_the_output_are_those_without_it(backend: str) -> None:
+    layout = Layout.padded([12, 5], side="left")
+    q, k, v = inputs(12, 12)
+    encoding = create("rope", head_dim=8)
     found = []
-    for budget in (2**23, 40):  # all queries at once, and one at a time
-        monkeypatch.setattr(definition, "BUDGET", budget)
-        _, lse = attend(q, k, v, grid, Encoding(), backend="reference", return_lse=True)
-        finite = lse.masked_fill(lse.isneginf(), 0)
-        found.append(torch.autograd.grad(finite.square().sum(), (q, k)))
-        assert all(gradient.isfinite().all() for gradient in found[-1])
+    for lse in (False, True):
+        given = attend(
+            q, k, v, Grid.of(layout, causal=True), encoding, backend=backend, return_lse=lse
+        )
+        output = given[0] if isinstance(given, tuple) else given
+        found.append(torch.autograd.grad(output.square().sum(), (q, k, v)))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_no_backend_computes_logits_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> Tensor:
+        raise AssertionError("computed from the definition")
+
+    monkeypatch.setattr(sdpa, "lse_by_definition", refuse)
+    monkeypatch.setattr(blockwise, "attend_by_definition", refuse)
+    layouts = (Layout.sequence(12), Layout.packed([5, 7]), Layout.padded([12, 4], side="left"))
+    q, k, v = inputs(12, 12)
+    for layout in layouts:
+        grid = Grid.of(layout, causal=True)
+        for name, options in ENCODINGS.items():
+            encoding = create(name, **options)
+            for backend in sorted({"sdpa", "tiled"} & {*serving(q, k, v, grid, encoding)}):
+                attend(q, k, v, grid, encoding, backend=backend, return_lse=True)
+
+
+def test_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "TILE", (6, 12))
+    encoding = spread(create("swin", heads=4, window=(5, 6)))
+    q, k, v = inputs(30, 30)
+    grid = Grid.of(Layout.image(5, 6))
+    expected = attend(q, k, v, grid, encoding, backend="reference", return_lse=True)
+    found = attend(q, k, v, grid, encoding, backend="tiled", return_lse=True)
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("grid", [Layout.sequence(12), Layout.padded([12, 4])])
+def test_dropout_does_not_change_it(grid: Layout) -> None:
+    q, k, v = inputs(12, 12)
+    encoding = spread(create("t5", **ENCODINGS["t5"]))
+    whole = Grid.of(grid, causal=True)
+    _, expected = attend(q, k, v, whole, encoding, backend="reference", return_lse=True)
+    for backend in ("tiled", "reference"):
+        _, lse = attend(q, k, v, whole, encoding, backend=backend, dropout=0.5, return_lse=True)
+        torch.testing.assert_close(lse, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_function_transforms_have_it() -> None:
+    q, k, v = (x.detach() for x in inputs(9, 9))
+    grid = Grid.of(Layout.sequence(9), causal=True)
+    encoding = create("rope", head_dim=8)
+    expected = attend(q, k, v, grid, encoding, backend="reference", return_lse=True)
+
+    def one(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        operands = (x.unsqueeze(0) for x in (q, k, v))
+        output, lse = attend(*operands, grid, encoding, return_lse=True)
+        return output[0], lse[0]
+
+    for got, want in zip(torch.vmap(one)(q, k, v), expected, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_its_gradient_is_right_in_reference() -> None:
+    q, k, v = inputs(5, 5)
+    grid = Grid.of(Layout.padded([5, 3], side="left"), causal=True)
+    _, lse = attend(q, k, v, grid, Encoding(), backend="reference", return_lse=True)
+    finite = lse.masked_fill(lse.isneginf(), 0)
+    found = torch.autograd.grad(finite.square().sum(), (q, k))
     logits = q @ k.repeat_interleave(2, 1).mT * 8**-0.5
     logits = logits.masked_fill(~grid.visible, -torch.inf)
-    expected = torch.stack([row.logsumexp(-1) for row in logits.unbind()])
-    torch.testing.assert_close(lse, expected)
+    torch.testing.assert_close(lse, logits.logsumexp(-1))
+    seen = grid.visible.any(-1).expand(lse.shape)
+    total = logits.exp().sum(-1)[seen].log().square().sum()
+    for got, want in zip(found, torch.autograd.grad(total, (q, k)), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_half_precision_is_summed_in_single() -> None:
+    q, k, v = (x.detach().bfloat16() for x in inputs(12, 12))
+    grid = Grid.of(Layout.sequence(12), causal=True)
+    encoding = create("alibi", heads=4)
+    _, expected = attend(q, k, v, grid, encoding, backend="reference", return_lse=True)
+    for backend in ("sdpa", "tiled"):
+        output, lse = attend(q, k, v, grid, encoding, backend=backend, return_lse=True)
+        assert (output.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
+        torch.testing.assert_close(lse, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_over_no_keys_it_is_minus_infinity() -> None:
+    q, k, v = inputs(5, 3)
+    grid = Grid(Layout.sequence(5), Layout.sequence(3).slice(0, 0))
+    output, lse = attend(q, k[:, :, :0], v[:, :, :0], grid, Encoding(), return_lse=True)
+    assert output.shape == (2, 4, 5, 8)
+    assert lse.shape == (2, 4, 5)
+    assert lse.isneginf().all()
 
 
 def test_weights_that_no_softmax_makes_have_none() -> None:

@@ -78,10 +78,23 @@ def test_equals_reference(name: str, grid: str) -> None:
     encoding, where = ENCODINGS[name], {**GRIDS, "image": IMAGES}[grid]
     given = inputs(where)
     assert "one query" in str(explain(*given, where, encoding, backend="triton"))
-    got = attend(*given, where, encoding, backend="triton")
+    got = attend(*given, where, encoding, backend="triton", return_lse=True)
     wide = [x.double() for x in given]
-    expected = attend(*wide, where, encoding, backend="reference")
-    torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
+    expected = attend(*wide, where, encoding, backend="reference", return_lse=True)
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, atol=2e-5, rtol=2e-5)
+
+
+def test_constants_of_a_query_are_in_the_lse() -> None:
+    encoding = posenc.create("forgetting", dim=96, heads=HEADS)
+    layout = encoding.observe(torch.randn(2, 40, 96), Layout.sequence(40))
+    grid = Grid(layout.slice(39, 40), layout, causal=True)
+    given = inputs(grid)
+    assert "one query" in str(explain(*given, grid, encoding, backend="triton"))
+    got = attend(*given, grid, encoding, backend="triton", return_lse=True)
+    expected = attend(*given, grid, encoding, backend="reference", return_lse=True)
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -97,7 +110,9 @@ def test_half_precision(dtype: torch.dtype) -> None:
 
 def test_nothing_visible_gives_zeros() -> None:
     grid = Grid(Layout.sequence(1), Layout.sequence(20, 5), causal=True)
-    assert not attend(*inputs(grid), grid, ENCODINGS["t5"], backend="triton").any()
+    output, lse = attend(*inputs(grid), grid, ENCODINGS["t5"], backend="triton", return_lse=True)
+    assert not output.any()
+    assert lse.isneginf().all()
 
 
 def test_gradients_take_the_other_kernels() -> None:

@@ -62,7 +62,8 @@ class Everything(ScoreTerm):
         right = torch.einsum("bhjd,hbijd->bhij", k, self.right[:, n].expand(HEADS, *[-1] * 4).to(q))
         column = (k * self.column.to(k)).sum(-1).unsqueeze(2)
         table = self.table[:, n].transpose(0, 1)
-        return (table + scale * (left + right) + column + query @ key.mT).to(q)
+        row = q.sum(-1, keepdim=True) * scale
+        return (table + scale * (left + right) + row + column + query @ key.mT).to(q)
 
     def lower(
         self, q: Tensor, k: Tensor, grid: Grid, *, scale: float
@@ -72,7 +73,7 @@ class Everything(ScoreTerm):
         column = (k * self.column.to(k)).sum(-1)
         return (
             Gathered(n, table=self.table, left=left, column=column, reach=self.reach),
-            Gathered(n, right=right, reach=self.reach),
+            Gathered(n, right=right, row=q.sum(-1) * scale, reach=self.reach),
             LowRank(*self._factors(grid)),
         )
 
@@ -130,13 +131,20 @@ def inputs(
 def both(
     encoding: Encoding, grid: Grid, given: list[Tensor]
 ) -> tuple[Tensor, list[Tensor], Tensor, list[Tensor]]:
-    """Output and gradients of inputs and parameters by Triton, then by the definition."""
+    """Output and gradients of inputs and parameters by Triton, then by the definition.
+
+    The LSE of both are compared.
+    """
     learned = [p for p in encoding.parameters() if p.requires_grad]
     found: list[Tensor | list[Tensor]] = []
+    sums = []
     for backend, chosen in (("triton", given), ("reference", [x.double() for x in given])):
-        output = attend(*chosen, grid, encoding, backend=backend)
+        output, lse = attend(*chosen, grid, encoding, backend=backend, return_lse=True)
         gradients = torch.autograd.grad(output.double().sin().sum(), [*given, *learned])
         found += [output, list(gradients)]
+        sums.append(lse.double())
+    tolerance = 3e-5 if given[0].dtype == torch.float32 else 5e-2
+    torch.testing.assert_close(*sums, atol=tolerance, rtol=tolerance)
     return tuple(found)  # type: ignore[return-value]
 
 

@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.base import Backend
-from posenc.attention.backends.definition import lse_by_definition
 from posenc.attention.backends.flex import Flex
 from posenc.attention.backends.reference import Reference
 from posenc.attention.backends.sdpa import Sdpa
@@ -118,13 +117,16 @@ def attend(
         dropout: probability of dropping an attention weight.
         scale: factor of the logits; ``(terms · D) ** -0.5`` by default (T5 models use 1).
         return_lse: also return the logarithm of each query's sum of exponentiated logits, by
-            which outputs over parts of the keys are joined. It is computed from the definition,
-            whatever the backend, for some queries at a time: one more product of queries and keys.
-            Dropout is not in it. ``"reference"`` gives it gradients; elsewhere it has none.
+            which outputs over parts of the keys are joined; dropout is not in it. Backends return
+            what their kernels compute anyway; only ``"sdpa"`` on devices other than the CPU, and
+            under ``torch.func``, takes one more product of queries and keys. ``"reference"`` gives
+            it gradients; that of all others is detached, so that outputs joined by it have
+            gradients with respect to the parts' outputs only, which are not the whole's.
 
     Returns:
         ``[B, H, Q, E]`` in ``v``'s dtype (the autocast dtype under autocast). A row that sees
-        nothing is zero. With ``return_lse`` also ``[B, H, Q]`` in float32, -inf for such a row.
+        nothing is zero. With ``return_lse`` also ``[B, H, Q]`` in float32 (float64 for float64
+        inputs), -inf for such a row.
 
     Raises:
         ArgumentError: on arguments that do not fit together.
@@ -142,14 +144,15 @@ def attend(
     q, k, v = _autocast(q, k, v)
     with without_autocast(q.device):
         if not (q.shape[0] and q.shape[2] and k.shape[2]):
-            return _nothing(q, k, v)
+            nothing = _nothing(q, k, v)
+            return (nothing, _no_lse(q)) if return_lse else nothing
         posing = _pose(q, k, v, grid, encoding, dropout, scale)
         chosen = _choose(posing, backend)[0]
-        output = chosen.run(posing.problem(chosen))
-        if not return_lse:
+        output, lse = chosen.run(posing.problem(chosen), lse=return_lse)
+        if lse is None:
             return output
-        with torch.set_grad_enabled(torch.is_grad_enabled() and chosen.name == "reference"):
-            return output, lse_by_definition(posing.transformed())
+        lse = lse.to(torch.promote_types(q.dtype, torch.float32))
+        return output, lse if chosen.lse_has_gradient else lse.detach()
 
 
 def transformed(
@@ -223,6 +226,11 @@ def _nothing(
     """The output without batch rows, queries or keys: empty or zero, with gradients of zero."""
     zero = 0.0 * (q.sum() + k.sum() + v.sum())
     return v.new_zeros(*q.shape[:3], v.shape[3]) + zero
+
+
+def _no_lse(q: Float[Tensor, "B H Q D"]) -> Float[Tensor, "B H Q"]:
+    """LSE over no keys."""
+    return q.new_full(q.shape[:3], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

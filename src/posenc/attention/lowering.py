@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -9,7 +11,14 @@ from torch import Tensor
 from posenc.encoding import Encoding, Gathered, Lowered, LowRank
 from posenc.grid import Grid
 
-__all__ = ["is_constant_table", "lower", "offset_line", "reads_tokens", "repeat_heads"]
+__all__ = [
+    "add_rows",
+    "is_constant_table",
+    "lower",
+    "offset_line",
+    "reads_tokens",
+    "repeat_heads",
+]
 
 
 def repeat_heads(x: Float[Tensor, "B G K D"], heads: int) -> Float[Tensor, "B H K D"]:
@@ -50,6 +59,17 @@ def offset_line(group: Gathered, grid: Grid) -> Float[Tensor, "H offsets"]:
     assert group.table is not None  # callers choose groups that have one
     line = grid.line_offsets(device=group.table.device)
     return group.table[:, group.bucket(line.unsqueeze(-1))]
+
+
+def add_rows(lse: Float[Tensor, "B H Q"], lowered: Iterable[Lowered]) -> Float[Tensor, "B H Q"]:
+    """LSE of the whole logits, from one of logits without the ``row`` terms.
+
+    A ``row`` term is the same for all keys of a query: no output depends on it.
+    """
+    for term in lowered:
+        if isinstance(term, Gathered) and term.row is not None:
+            lse = lse + term.row.detach()
+    return lse
 
 
 def reads_tokens(term: Lowered) -> bool:

@@ -21,6 +21,7 @@ __all__ = [
     "grouped_heads_are_repeated",
     "heads_are_slices",
     "lowered_is_forward",
+    "lse_is_of_all_logits",
     "serving",
 ]
 
@@ -204,6 +205,34 @@ def _one_grid(subject: Subject, encoding: Encoding, layout: Layout, queries: int
             zero = torch.zeros_like(either)
             got, want = zero if got is None else got, zero if want is None else want
             agree(law, f"a gradient of {backend}", got, want, tolerance=1e-5)
+
+
+def lse_is_of_all_logits(subject: Subject) -> None:
+    """Every backend that serves the encoding returns the LSE that ``reference`` does."""
+    encoding, law = subject.layer().encoding, "lse_is_of_all_logits"
+    if encoding.score is not None and encoding.score.replaces_softmax:
+        return
+    length = 2 * LENGTH
+    for layout, queries, window in (
+        (Layout.sequence(length), length, None),
+        (Layout.sequence(length), LENGTH, 4),
+        (Layout.packed([LENGTH, 1, LENGTH - 1]), length, None),
+        (Layout.padded([length, 6], side="left"), length, None),
+        (Layout.padded([LENGTH, length]), LENGTH, None),
+    ):
+        rows, shapes = layout.batch, ((HEADS, queries), (3, length), (3, length))
+        q, k, v = (heads_of(n, size, seed=i, rows=rows) for i, (n, size) in enumerate(shapes))
+        seen = observed(subject, encoding, layout, rows=rows)
+        grid = Grid(seen.slice(length - queries, length), seen, causal=True, window=window)
+        # Constant tables go other ways than those that learn.
+        with torch.set_grad_enabled(queries == length):
+            expected, sums = attend(q, k, v, grid, encoding, backend="reference", return_lse=True)
+            for backend in serving(q, k, v, grid, encoding):
+                output, lse = attend(q, k, v, grid, encoding, backend=backend, return_lse=True)
+                agree(law, f"the output of {backend}", output, expected)
+                if not torch.equal(lse.isneginf(), sums.isneginf()):
+                    raise LawBroken(f"{law}: {backend} is -inf for other queries")
+                agree(law, backend, lse.nan_to_num(neginf=0.0), sums.nan_to_num(neginf=0.0))
 
 
 def serving(q: Tensor, k: Tensor, v: Tensor, grid: Grid, encoding: Encoding) -> list[str]:

@@ -20,6 +20,7 @@ from posenc.testing.backend_laws import (
     grouped_heads_are_repeated,
     heads_are_slices,
     lowered_is_forward,
+    lse_is_of_all_logits,
 )
 from posenc.testing.padding_laws import invalid_tokens_hold_anything
 from posenc.testing.position_laws import (
@@ -305,6 +306,7 @@ LAWS: dict[str, Law] = {
         invalid_tokens_hold_anything,
         irregular_is_regular,
         lowered_is_forward,
+        lse_is_of_all_logits,
         packed_is_separate,
         padded_is_unpadded,
         rows_are_independent,

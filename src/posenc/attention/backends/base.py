@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -12,7 +14,7 @@ from torch import Tensor
 from posenc.encoding import Encoding, Lowered, Rotation
 from posenc.grid import Grid
 
-__all__ = ["Backend", "Problem"]
+__all__ = ["Backend", "Problem", "Result", "join_queries"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +47,36 @@ class Problem:
         return self.q.shape[1]
 
 
+class Result(NamedTuple):
+    """Attention of all queries.
+
+    Args:
+        output: ``[B, H, Q, E]``.
+        lse: ``[B, H, Q]`` in float32 or better, the logarithm of the sum of each query's
+            exponentiated logits, before dropout; -inf where no key is visible. None where it was
+            not asked for.
+    """
+
+    output: Float[Tensor, "B H Q E"]
+    lse: Float[Tensor, "B H Q"] | None
+
+
+def join_queries(results: Sequence[Result]) -> Result:
+    """Attention of all queries, from that of ranges of them in order."""
+    if len(results) == 1:
+        return results[0]
+    sums = [result.lse for result in results if result.lse is not None]
+    output = torch.cat([result.output for result in results], dim=2)
+    return Result(output, torch.cat(sums, dim=2) if sums else None)
+
+
 class Backend(ABC):
     """A way to compute attention. Never falls back: it does the job or says why it cannot."""
 
     name: str
+
+    lse_has_gradient: bool = False
+    """Whether the ``lse`` that it returns can be differentiated."""
 
     fuses: bool = False
     """Whether it takes queries and keys that are yet to be rotated."""
@@ -69,8 +97,13 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def run(self, problem: Problem) -> Float[Tensor, "B H Q E"]:
-        """The attention output, for a problem that was not refused."""
+    def run(self, problem: Problem, *, lse: bool = False) -> Result:
+        """Attention for a problem that was not refused.
+
+        Args:
+            lse: also return each query's LSE, of the whole logits: constants a query, which no
+                output depends on, included.
+        """
 
     @abstractmethod
     def describe(self, problem: Problem) -> str:

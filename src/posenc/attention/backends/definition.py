@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from posenc.attention.backends.base import Problem
+from posenc.attention.backends.base import Problem, Result
 from posenc.attention.lowering import repeat_heads
 from posenc.attention.scoring import masked_softmax
 
@@ -19,26 +19,27 @@ BUDGET = 2**23
 """Logits at a time of which sums are taken, 32 MiB in float32."""
 
 
-def attend_by_definition(problem: Problem) -> Float[Tensor, "B H Q E"]:
+def attend_by_definition(problem: Problem, *, lse: bool = False) -> Result:
     """Materialises the logits, in float32 or better; memory H·Q·K a batch row."""
-    logits = _logits(problem)
+    logits, visible = _logits(problem), problem.grid.visible
     v = repeat_heads(problem.v, problem.heads).to(logits.dtype)
     score, value = problem.encoding.score, problem.encoding.value
     if score is not None and score.replaces_softmax:
-        weights = logits.exp().masked_fill(~problem.grid.visible, 0.0)
+        weights = logits.exp().masked_fill(~visible, 0.0)
     else:
-        weights = masked_softmax(logits, problem.grid.visible)
+        weights = masked_softmax(logits, visible)
     weights = torch.dropout(weights, problem.dropout, train=problem.dropout > 0)
     output = weights @ v
     if value is not None:
         output = output + value(weights, problem.grid)
-    return output.to(problem.v.dtype)
+    return Result(output.to(problem.v.dtype), _masked_lse(logits, visible) if lse else None)
 
 
+@torch.no_grad()
 def lse_by_definition(problem: Problem) -> Float[Tensor, "B H Q"]:
-    """The logarithm of each query's sum of exponentiated logits, in float32.
+    """LSE without gradients, some queries at a time: one more product of queries and keys.
 
-    -inf where a query sees nothing. Computed for some queries at a time.
+    For kernels that keep it to themselves.
     """
     batch, heads, queries, _ = problem.q.shape
     size = max(1, BUDGET // max(1, batch * heads * problem.k.shape[2]))
@@ -46,12 +47,19 @@ def lse_by_definition(problem: Problem) -> Float[Tensor, "B H Q"]:
     for begin in range(0, max(1, queries), size):
         rows = replace(grid, query=grid.query.slice(begin, begin + size))
         part = replace(problem, q=problem.q[:, :, begin : begin + size], grid=rows)
-        seen = rows.visible
-        empty = ~seen.any(-1)
-        # A row that sees nothing sees all here, so that its gradient is zero and not NaN.
-        logits = _logits(part).masked_fill(~(seen | empty.unsqueeze(-1)), -torch.inf)
-        parts.append(logits.logsumexp(-1).masked_fill(empty, -torch.inf))
-    return torch.cat(parts, dim=2).float()
+        parts.append(_masked_lse(_logits(part), rows.visible))
+    return torch.cat(parts, dim=2)
+
+
+def _masked_lse(
+    logits: Float[Tensor, "B H Q K"], visible: Bool[Tensor, "b 1 Q K"]
+) -> Float[Tensor, "B H Q"]:
+    """-inf, with gradients of zero, where a query sees no key."""
+    empty = ~visible.any(-1)
+    # A row that sees nothing sees all here, so that its gradient is zero and not NaN.
+    seen = visible | empty.unsqueeze(-1)
+    lse = logits.masked_fill(~seen, -torch.inf).logsumexp(-1)
+    return lse.masked_fill(empty, -torch.inf)
 
 
 def _logits(problem: Problem) -> Float[Tensor, "B H Q K"]:

@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posenc.attention.backends.base import Backend, Problem
+from posenc.attention.backends.base import Backend, Problem, Result
 from posenc.attention.differentiation import is_transformed
+from posenc.attention.lowering import add_rows
 from posenc.attention.regular import reads_offsets
 from posenc.encoding import Gathered, Lowered, LowRank, Product
 from posenc.grid import Grid
@@ -70,8 +71,10 @@ class Flex(Backend):
     def describe(self, problem: Problem) -> str:
         return "PyTorch's FlexAttention, its terms read pair by pair"
 
-    def run(self, problem: Problem) -> Float[Tensor, "B H Q E"]:
-        output: Tensor = _kernels()[0](
+    def run(self, problem: Problem, *, lse: bool = False) -> Result:
+        from torch.nn.attention.flex_attention import AuxRequest
+
+        found = _kernels()[0](
             problem.q,
             problem.k,
             problem.v,
@@ -79,8 +82,12 @@ class Flex(Backend):
             block_mask=None if problem.grid.dense else _block_mask(problem.grid),
             scale=problem.scale,
             enable_gqa=problem.q.shape[1] != problem.k.shape[1],
+            return_aux=AuxRequest(lse=True) if lse else None,
         )
-        return output
+        if not lse:
+            return Result(found, None)
+        output, aux = found
+        return Result(output, add_rows(aux.lse, problem.lowered or ()))
 
 
 def _learns(problem: Problem) -> bool:

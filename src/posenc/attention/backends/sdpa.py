@@ -14,9 +14,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from posenc.attention.backends.base import Backend, Problem
+from posenc.attention.backends.base import Backend, Problem, Result, join_queries
+from posenc.attention.backends.definition import lse_by_definition
 from posenc.attention.differentiation import differentiates_forward, is_transformed
-from posenc.attention.lowering import is_constant_table, offset_line
+from posenc.attention.flash_cpu import flash_forward
+from posenc.attention.lowering import is_constant_table, offset_line, repeat_heads
 from posenc.attention.views import strided_view
 from posenc.encoding import Gathered, LowRank
 from posenc.grid import Grid
@@ -74,16 +76,24 @@ class Sdpa(Backend):
             ways.append("a mask of Q×K booleans")
         return "PyTorch's fused kernel" + (f" with {' and '.join(ways)}" if ways else "")
 
-    def run(self, problem: Problem) -> Float[Tensor, "B H Q E"]:
+    def run(self, problem: Problem, *, lse: bool = False) -> Result:
+        # Only the CPU's kernel is called without PyTorch's choice among kernels.
+        own = lse and problem.q.device.type == "cpu" and not is_transformed()
+        output, sums = self._attend(problem, lse=own)
+        if lse and sums is None:
+            sums = lse_by_definition(problem)
+        return Result(output, sums)
+
+    def _attend(self, problem: Problem, *, lse: bool) -> Result:
         lowered = problem.lowered or ()
         factors = [term for term in lowered if isinstance(term, LowRank)]
         tables = [offset_line(t, problem.grid) for t in lowered if isinstance(t, Gathered)]
         q, k, v = _widen(problem, factors)
         if tables:
-            output = _attend_line(q, k, v, torch.stack(tables).sum(0), problem)
+            found = _attend_line(q, k, v, torch.stack(tables).sum(0), problem, lse=lse)
         else:
-            output = _attend_masked(q, k, v, problem)
-        return output[..., : problem.v.shape[-1]]
+            found = _attend_masked(q, k, v, problem, lse=lse)
+        return Result(found.output[..., : problem.v.shape[-1]], found.lse)
 
 
 def _constant_table(term: object) -> bool:
@@ -122,25 +132,32 @@ def _pad(x: Float[Tensor, "*dims D"], width: int) -> Float[Tensor, "*dims W"]:
     return torch.nn.functional.pad(x, (0, missing)) if missing else x
 
 
-def _attend_masked(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+def _attend_masked(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, lse: bool) -> Result:
     """Attention without a bias, with the cheapest mask that says what the grid says."""
     grid = problem.grid
     if grid.dense or _plainly_causal(grid):
-        return _kernel(q, k, v, problem, causal=not grid.dense)
+        return _kernel(q, k, v, problem, causal=not grid.dense, lse=lse)
     if q.device.type == "cpu" and grid.shift is not None and not grid.marked:
         line = torch.zeros_like(grid.line(device=q.device), dtype=torch.float32)
-        return _attend_line(q, k, v, line.unsqueeze(0), problem)
+        return _attend_line(q, k, v, line.unsqueeze(0), problem, lse=lse)
     mask = grid.visible
     if q.device.type == "cpu":
-        return _kernel(q, k, v, problem, mask=mask)
+        return _masked(_kernel(q, k, v, problem, mask=mask, lse=lse), ~mask.any(-1))
     # Elsewhere a row that sees nothing may come out as NaN: let it see all, then clear it.
     empty = ~mask.any(dim=-1, keepdim=True)
-    return _kernel(q, k, v, problem, mask=mask | empty).masked_fill(empty, 0.0)
+    found = _kernel(q, k, v, problem, mask=mask | empty, lse=lse)
+    return found._replace(output=found.output.masked_fill(empty, 0.0))
 
 
 def _attend_line(
-    q: Tensor, k: Tensor, v: Tensor, line: Float[Tensor, "h offsets"], problem: Problem
-) -> Tensor:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    line: Float[Tensor, "h offsets"],
+    problem: Problem,
+    *,
+    lse: bool,
+) -> Result:
     """Attention with ``line[h, j - i + Q - 1]`` added to the logits of a regular grid."""
     grid = problem.grid
     queries, keys = q.shape[2], k.shape[2]
@@ -153,25 +170,37 @@ def _attend_line(
         offsets = grid.line(device=q.device)
         line = line.masked_fill((offsets < first) | (offsets > last), -torch.inf)
     line = line.contiguous()
-    outputs = []
+    parts = []
     for begin, end in _blocks(queries, one_sided=grid.causal or grid.window is not None):
         low = max(0, begin + first - shift)
         high = min(keys, end + last - shift)
         if low >= high:
-            outputs.append(_nothing(q[:, :, begin:end], k, v))
+            parts.append(_nothing(q[:, :, begin:end], k, v, lse=lse))
             continue
         # Row r of the reversed block is query end-1-r, so the pair (r, j) is at r + j + Q - end.
         size = (1, line.shape[0], end - begin, high - low)
         view = strided_view(line, size, (0, line.shape[1], 1, 1), queries - end + low)
         part = (q[:, :, begin:end].flip(2), k[:, :, low:high], v[:, :, low:high])
-        outputs.append(_kernel(*part, problem, mask=view).flip(2))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+        output, sums = _kernel(*part, problem, mask=view, lse=lse)
+        parts.append(Result(output.flip(2), None if sums is None else sums.flip(2)))
+    rows = torch.arange(queries, device=q.device)
+    empty = (rows + first - shift).clamp(min=0) > (rows + last - shift).clamp(max=keys - 1)
+    return _masked(join_queries(parts), empty)
 
 
-def _nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _masked(found: Result, empty: Bool[Tensor, "*b Q"]) -> Result:
+    """LSE of -inf for queries that see no key, where the kernel has 0."""
+    if found.lse is None:
+        return found
+    return found._replace(lse=found.lse.masked_fill(empty, -torch.inf))
+
+
+def _nothing(q: Tensor, k: Tensor, v: Tensor, *, lse: bool) -> Result:
     """Zeros for queries that see no key, with gradients of zero to all three."""
     tied = q + k[:, :1, :1] + v[:, :1, :1]
-    return tied.masked_fill(torch.ones_like(tied, dtype=torch.bool), 0.0)
+    output = tied.masked_fill(torch.ones_like(tied, dtype=torch.bool), 0.0)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return Result(output, q.new_full(q.shape[:3], -torch.inf, dtype=wide) if lse else None)
 
 
 def _drop_negligible(
@@ -226,8 +255,14 @@ def _kernel(
     *,
     mask: Bool[Tensor, "b h Q K"] | Float[Tensor, "b h Q K"] | None = None,
     causal: bool = False,
-) -> Tensor:
-    return scaled_dot_product_attention(
+    lse: bool,
+) -> Result:
+    if lse:
+        k, v = (repeat_heads(x, q.shape[1]) for x in (k, v))
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+        return Result(*flash_forward(q, k, v, mask, causal=causal, scale=problem.scale))
+    output = scaled_dot_product_attention(
         q,
         k,
         v,
@@ -237,3 +272,4 @@ def _kernel(
         scale=problem.scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
+    return Result(output, None)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.base import Backend, Problem
+from posenc.attention.backends.base import Backend, Problem, Result, join_queries
 from posenc.attention.backends.tiled.blockwise import attend_blockwise
 from posenc.attention.backends.tiled.images import image_table, serves_images, tiled_image
 from posenc.attention.backends.tiled.op import tiled
 from posenc.attention.backends.tiled.runs import Run, regular_runs
 from posenc.attention.differentiation import is_transformed
-from posenc.attention.lowering import lower, repeat_heads
+from posenc.attention.lowering import add_rows, lower, repeat_heads
 from posenc.attention.regular import Regular, read_offsets
 
 __all__ = ["Tiled"]
@@ -54,15 +53,15 @@ class Tiled(Backend):
             return "the definition, some queries at a time, which torch.func can transform"
         return "the definition, some queries at a time (memory linear in the length)"
 
-    def run(self, problem: Problem) -> Float[Tensor, "B H Q E"]:
+    def run(self, problem: Problem, *, lse: bool = False) -> Result:
         if _regular(problem):
-            return _attend_regular(problem)
+            return _attend_regular(problem, lse=lse)
         if _images(problem):
-            return _attend_images(problem)
+            return _attend_images(problem, lse=lse)
         runs = _runs(problem)
         if runs is not None:
-            return _attend_runs(problem, runs)
-        return attend_blockwise(problem)
+            return _attend_runs(problem, runs, lse=lse)
+        return attend_blockwise(problem, lse=lse)
 
 
 def _regular(problem: Problem) -> bool:
@@ -101,7 +100,7 @@ def _lowerable(problem: Problem) -> bool:
     return score is None or not score.replaces_product
 
 
-def _attend_regular(problem: Problem) -> Tensor:
+def _attend_regular(problem: Problem, *, lse: bool) -> Result:
     assert problem.lowered is not None
     heads, wide = problem.heads, torch.promote_types(problem.q.dtype, torch.float32)
     terms = read_offsets(problem.lowered, problem.grid, device=problem.q.device)
@@ -118,7 +117,7 @@ def _attend_regular(problem: Problem) -> Tensor:
         -1 if terms.reach is None else terms.reach,
     ]
     batch = q.shape[0]
-    output: Tensor = tiled(
+    output, total, *_ = tiled(
         q,
         k,
         v,
@@ -135,25 +134,28 @@ def _attend_regular(problem: Problem) -> Tensor:
         int(torch.randint(2**31, ()).item()) if problem.dropout else 0,
         line is not None and line.requires_grad and torch.is_grad_enabled(),
         not problem.grid.causal and _wants_sums(line, terms),
-    )[0]
-    return output[..., : problem.v.shape[-1]].to(problem.v.dtype)
+    )
+    output = output[..., : problem.v.shape[-1]].to(problem.v.dtype)
+    return Result(output, add_rows(total, problem.lowered) if lse else None)
 
 
-def _attend_images(problem: Problem) -> Tensor:
+def _attend_images(problem: Problem, *, lse: bool) -> Result:
     assert problem.lowered is not None
     grid, heads = problem.grid, problem.heads
     wide = torch.promote_types(problem.q.dtype, torch.float32)
     table = image_table(problem.lowered, grid, device=problem.q.device).to(wide).contiguous()
     q, k, v = (x.to(wide) for x in (problem.q, problem.k, problem.v))
-    output: Tensor = tiled_image(
+    output, total = tiled_image(
         (q * problem.scale).flip(2),
         repeat_heads(k, heads),
         repeat_heads(v, heads),
         table,
         [*(grid.query.extent or ()), *(grid.key.extent or ())],
         table.requires_grad and torch.is_grad_enabled(),
-    )[0]
-    return output.flip(2).to(problem.v.dtype)
+    )
+    # Queries come back from the last to the first.
+    sums = add_rows(total.flip(2), problem.lowered) if lse else None
+    return Result(output.flip(2).to(problem.v.dtype), sums)
 
 
 def _contiguous(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -175,33 +177,35 @@ def _widen(q: Tensor, k: Tensor, v: Tensor, terms: Regular) -> tuple[Tensor, Ten
     return q, k, torch.nn.functional.pad(v, (0, missing)) if missing > 0 else v
 
 
-def _attend_runs(problem: Problem, runs: dict[tuple[Run, ...], list[int]]) -> Tensor:
+def _attend_runs(problem: Problem, runs: dict[tuple[Run, ...], list[int]], *, lse: bool) -> Result:
     """Each document by itself; queries in none of them give zeros."""
     batch = problem.q.shape[0]
-    rows: list[Tensor | None] = [None] * batch
+    rows: list[Result | None] = [None] * batch
     every = len(runs) == 1
     for documents, members in runs.items():
         chosen = list(range(batch)) if every else members
         part = replace(problem, q=problem.q[chosen], k=problem.k[chosen], v=problem.v[chosen])
-        output = _attend_row(part, documents)
+        output, sums = _attend_row(part, documents, lse=lse)
         for place, row in enumerate(chosen):
-            rows[row] = output[place]
-    return torch.stack([row for row in rows if row is not None])
+            rows[row] = Result(output[place], None if sums is None else sums[place])
+    found = [row for row in rows if row is not None]
+    parts = [row.lse for row in found if row.lse is not None]
+    return Result(torch.stack([row.output for row in found]), torch.stack(parts) if parts else None)
 
 
-def _attend_row(problem: Problem, documents: tuple[Run, ...]) -> Tensor:
+def _attend_row(problem: Problem, documents: tuple[Run, ...], *, lse: bool) -> Result:
     pieces, at = [], 0
     for run in documents:
         if run.query[0] > at:
-            pieces.append(_nothing(problem, at, run.query[0]))
-        pieces.append(_attend_run(problem, run))
+            pieces.append(_nothing(problem, at, run.query[0], lse=lse))
+        pieces.append(_attend_run(problem, run, lse=lse))
         at = run.query[1]
     if at < problem.q.shape[2]:
-        pieces.append(_nothing(problem, at, problem.q.shape[2]))
-    return torch.cat(pieces, dim=2)
+        pieces.append(_nothing(problem, at, problem.q.shape[2], lse=lse))
+    return join_queries(pieces)
 
 
-def _attend_run(problem: Problem, run: Run) -> Tensor:
+def _attend_run(problem: Problem, run: Run, *, lse: bool) -> Result:
     q, (k, v) = (
         problem.q[:, :, slice(*run.query)],
         (x[:, :, slice(*run.key)] for x in (problem.k, problem.v)),
@@ -209,10 +213,14 @@ def _attend_run(problem: Problem, run: Run) -> Tensor:
     grid = run.grid(problem.grid)
     lowered = lower(problem.encoding, q, k, grid, scale=problem.scale)
     part = replace(problem, q=q, k=k, v=v, grid=grid, lowered=lowered)
-    return attend_blockwise(part) if lowered is None else _attend_regular(part)
+    if lowered is None:
+        return attend_blockwise(part, lse=lse)
+    return _attend_regular(part, lse=lse)
 
 
-def _nothing(problem: Problem, begin: int, end: int) -> Tensor:
+def _nothing(problem: Problem, begin: int, end: int, *, lse: bool) -> Result:
     """Zeros for queries that see no key."""
-    size = (*problem.q.shape[:2], end - begin, problem.v.shape[-1])
-    return problem.v.new_zeros(size)
+    size = (*problem.q.shape[:2], end - begin)
+    wide = torch.promote_types(problem.q.dtype, torch.float32)
+    sums = problem.q.new_full(size, -torch.inf, dtype=wide) if lse else None
+    return Result(problem.v.new_zeros(*size, problem.v.shape[-1]), sums)

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.attention.backends.base import Problem
+from posenc.attention.backends.base import Problem, Result, join_queries
 from posenc.attention.backends.definition import attend_by_definition
 from posenc.attention.differentiation import is_transformed
 from posenc.grid import Grid
@@ -24,28 +23,29 @@ BUDGET = 2**23
 """Logits a block, so that a tensor of them has 32 MiB in float32."""
 
 
-def attend_blockwise(problem: Problem) -> Float[Tensor, "B H Q E"]:
+def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
     """Attention by definition, block by block."""
     batch, heads, queries, _ = problem.q.shape
     size = max(1, min(queries, BUDGET // max(1, batch * heads * problem.k.shape[2])))
     blocks = [
-        _block(problem, begin, min(begin + size, queries)) for begin in range(0, queries, size)
+        _block(problem, begin, min(begin + size, queries), lse=lse)
+        for begin in range(0, queries, size)
     ]
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+    return join_queries(blocks)
 
 
-def _block(problem: Problem, begin: int, end: int) -> Tensor:
+def _block(problem: Problem, begin: int, end: int, *, lse: bool) -> Result:
     whole = problem.grid
     grid = Grid(whole.query.slice(begin, end), whole.key, whole.causal, whole.window)
     part = replace(problem, grid=grid)
 
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend_by_definition(replace(part, q=q, k=k, v=v))
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Result:
+        return attend_by_definition(replace(part, q=q, k=k, v=v), lse=lse)
 
     q = problem.q[:, :, begin:end]
     whole_range = begin == 0 and end == problem.q.shape[2]
     # torch.func's transforms do not take the hooks by which a checkpoint computes again.
     if whole_range or not torch.is_grad_enabled() or is_transformed():
         return run(q, problem.k, problem.v)
-    output: Tensor = checkpoint(run, q, problem.k, problem.v, use_reentrant=False)
-    return output
+    result: Result = checkpoint(run, q, problem.k, problem.v, use_reentrant=False)
+    return result

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.base import Backend, Problem
+from posenc.attention.backends.base import Backend, Problem, Result
 from posenc.attention.backends.triton.decoding import attend_single_query
 from posenc.attention.backends.triton.marks import labels_of
 from posenc.attention.backends.triton.op import attention
@@ -19,6 +18,7 @@ from posenc.attention.backends.triton.situation import (
     situation,
     turns_of,
 )
+from posenc.attention.lowering import add_rows
 from posenc.attention.regular import read_offsets
 from posenc.errors import BackendRefusal
 
@@ -70,9 +70,9 @@ class Triton(Backend):
             return f"{way}, after queries and keys are transformed"
         return way
 
-    def run(self, problem: Problem) -> Float[Tensor, "B H Q E"]:
+    def run(self, problem: Problem, *, lse: bool = False) -> Result:
         if is_single_query(problem):
-            return attend_single_query(problem)
+            return attend_single_query(problem, lse=lse)
         found = situation(problem)
         if isinstance(found, str):
             raise BackendRefusal(
@@ -81,10 +81,12 @@ class Triton(Backend):
                 got=f"one that is, because {found}",
                 remedy="Ask for a refusal first.",
             )
-        return _attend(problem, found)
+        output, total = _attend(problem, found)
+        return Result(output, add_rows(total, found.lowered) if lse else None)
 
 
-def _attend(problem: Problem, found: Situation) -> Tensor:
+def _attend(problem: Problem, found: Situation) -> tuple[Tensor, Tensor]:
+    """Output, and LSE without the ``row`` terms."""
     q, place, grid = problem.q, found.place, problem.grid
     terms = read_offsets(found.lowered, place.offsets(), device=q.device)
     factors = [
@@ -106,7 +108,7 @@ def _attend(problem: Problem, found: Situation) -> Tensor:
         orders = grid.query.order.contiguous(), grid.key.order.contiguous()
         causal, window = grid.causal, grid.window
     query_turn, key_turn, adjacent = turns_of(problem)
-    output: Tensor = attention(
+    result: tuple[Tensor, Tensor] = attention(
         q,
         problem.k,
         problem.v,
@@ -128,8 +130,8 @@ def _attend(problem: Problem, found: Situation) -> Tensor:
         problem.scale,
         problem.dropout,
         int(torch.randint(2**31 - 1, ()).item()) if problem.dropout else 0,
-    )[0]
-    return output
+    )
+    return result
 
 
 def _cast(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:

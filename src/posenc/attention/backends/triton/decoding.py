@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.base import Problem
+from posenc.attention.backends.base import Problem, Result
 from posenc.attention.backends.triton.situation import turns_of
-from posenc.attention.lowering import repeat_heads
+from posenc.attention.lowering import add_rows, repeat_heads
 from posenc.encoding import Gathered, Lowered, LowRank
 
 __all__ = ["attend_single_query"]
@@ -26,8 +26,8 @@ def decode(
     key_turn: Tensor | None,
     adjacent: bool,
     scale: float,
-) -> Tensor:
-    """Output ``[B, H, 1, E]`` of queries ``[B, H, 1, D]``.
+) -> tuple[Tensor, Tensor]:
+    """Output ``[B, H, 1, E]`` and LSE ``[B, H, 1]`` of queries ``[B, H, 1, D]``.
 
     Args:
         bias: ``[B, H, K]`` float32, -inf where hidden. bucket: ``[B, K]``, which of ``value_rows``
@@ -56,12 +56,13 @@ def _(
     key_turn: Tensor | None,
     adjacent: bool,
     scale: float,
-) -> Tensor:
-    return v.new_empty(*q.shape[:3], v.shape[-1])
+) -> tuple[Tensor, Tensor]:
+    output = v.new_empty(*q.shape[:3], v.shape[-1])
+    return output, q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def attend_single_query(problem: Problem) -> Float[Tensor, "B H 1 E"]:
-    """The attention output, for any layout: offsets are looked up key by key."""
+def attend_single_query(problem: Problem, *, lse: bool) -> Result:
+    """Attention for any layout: offsets are looked up key by key."""
     batch, heads = problem.q.shape[:2]
     lowered = problem.lowered
     if lowered is None:
@@ -84,8 +85,8 @@ def attend_single_query(problem: Problem) -> Float[Tensor, "B H 1 E"]:
         bucket = value.bucket(problem.grid.offset[:, 0]).expand(batch, -1)
         rows = value.value.to(problem.v.dtype)
     q, k, v = problem.q, problem.k, problem.v
-    found: Tensor = decode(q, k, v, bias, bucket, rows, *turns_of(problem), problem.scale)
-    return found
+    output, total = decode(q, k, v, bias, bucket, rows, *turns_of(problem), problem.scale)
+    return Result(output, add_rows(total, lowered or ()) if lse else None)
 
 
 def _by_definition(problem: Problem) -> Float[Tensor, "b H K"] | None:

@@ -31,7 +31,7 @@ def attend_in_shares(
     key_turn: Tensor | None,
     adjacent: bool,
     scale: float,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Keys are dealt to as many programs as keep the device busy; operands as in ``decode``."""
     batch, heads = q.shape[:2]
     key_heads, keys, width = k.shape[1], k.shape[2], v.shape[-1]
@@ -67,5 +67,6 @@ def attend_in_shares(
         precision=precision,
     )
     output = v.new_empty(batch, heads, 1, width)
-    together_kernel[(batch * heads,)](partial, total, output, shares, width, padded(width))
-    return output
+    lse = q.new_empty(batch, heads, 1, dtype=torch.float32)
+    together_kernel[(batch * heads,)](partial, total, output, lse, shares, width, padded(width))
+    return output, lse

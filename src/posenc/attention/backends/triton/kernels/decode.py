@@ -131,9 +131,10 @@ def share_kernel(
 
 @triton.jit
 def together_kernel(
-    partial_ptr, total_ptr, out_ptr, shares, width: tl.constexpr, block: tl.constexpr
+    partial_ptr, total_ptr, out_ptr, lse_ptr, shares, width: tl.constexpr, block: tl.constexpr
 ):
-    """The shares of one head ``[shares, width]``, by their totals (to the base of 2)."""
+    """The shares of one head ``[shares, width]``, by their totals (to the base of 2);
+    stores their LSE, too."""
     lane = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, block)
     inside = feature < width
@@ -150,5 +151,7 @@ def together_kernel(
         output = output * shrink + part * more
         weight = weight * shrink + more
         peak = above
-    output /= tl.where(weight > 0, weight, 1.0)
+    weight = tl.where(weight > 0, weight, 1.0)
+    output /= weight
+    tl.store(lse_ptr + lane, (peak + tl.log2(weight)) / LOG2E)
     tl.store(out_ptr + lane * width + feature, output.to(out_ptr.dtype.element_ty), mask=inside)

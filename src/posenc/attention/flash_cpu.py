@@ -1,0 +1,99 @@
+"""PyTorch's fused CPU kernel with its LSE; operands are checked here, since the kernel does not."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.errors import ArgumentError
+
+__all__ = ["flash_backward", "flash_forward"]
+
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def flash_forward(
+    q: Float[Tensor, "B H Q D"],
+    k: Float[Tensor, "B H K D"],
+    v: Float[Tensor, "B H K D"],
+    mask: Float[Tensor, "b h #Q K"] | None = None,
+    *,
+    causal: bool = False,
+    scale: float = 1.0,
+) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B H Q"]]:
+    """Softmax of ``scale · q·k + mask`` applied to the values, and LSE.
+
+    Where the mask is -inf for all keys both are 0. Gradients flow through the output only.
+
+    Args:
+        causal: key indices beyond that of the query are masked.
+
+    Raises:
+        ArgumentError: when operands do not fit together.
+    """
+    mask = _check(q, k, v, mask)
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    output, lse = _FORWARD(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+    return output, lse
+
+
+def flash_backward(
+    gradient: Float[Tensor, "B H Q D"],
+    q: Float[Tensor, "B H Q D"],
+    k: Float[Tensor, "B H K D"],
+    v: Float[Tensor, "B H K D"],
+    output: Float[Tensor, "B H Q D"],
+    lse: Float[Tensor, "B H Q"],
+    mask: Float[Tensor, "b h #Q K"] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dQ, dK and dV through these keys, given output and LSE over all keys; the scale is 1.
+
+    Raises:
+        ArgumentError: when operands do not fit together.
+    """
+    mask = _check(q, k, v, mask)
+    lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+    found: tuple[Tensor, Tensor, Tensor] = _BACKWARD(
+        *(_rows(x) for x in (gradient, q, k, v, output)),
+        lse.contiguous(),
+        0.0,
+        False,
+        attn_mask=mask,
+        scale=1.0,
+    )
+    return found
+
+
+def _rows(x: Float[Tensor, "B H L D"]) -> Float[Tensor, "B H L D"]:
+    """The same with features side by side and tokens apart; the kernel checks no strides."""
+    tokens, width = x.shape[-2:]
+    features_are = x.stride(-1) == 1 or width == 1
+    tokens_are = x.stride(-2) >= width or tokens == 1
+    return x if features_are and tokens_are else x.clone(memory_format=torch.contiguous_format)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The mask, its keys side by side.
+
+    Raises:
+        ArgumentError: when operands do not fit together, which the kernel does not check.
+    """
+    batch, heads, queries, width = q.shape
+    wanted = (batch, heads, k.shape[2], width)
+    fit = tuple(k.shape) == wanted and tuple(v.shape) == wanted
+    if mask is not None:
+        pairs = (batch, heads, queries, k.shape[2])
+        fit &= all(mine in (1, full) for mine, full in zip(mask.shape, pairs, strict=True))
+    if not fit:
+        shapes = [list(x.shape) for x in (q, k, v, mask) if x is not None]
+        raise ArgumentError(
+            "q, k, v and mask",
+            expected="operands of one batch size, number of heads and head width",
+            got=shapes,
+            remedy="Check that the encoding was made for these heads.",
+        )
+    if mask is None or mask.shape[-1] == 1 or mask.stride(-1) in (0, 1):
+        return mask
+    return mask.contiguous()
