@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.attention import Attention, Context, LayerCache
@@ -15,7 +15,7 @@ from posenc.models.complex_layers import ComplexAttention, ComplexFeedForward
 from posenc.models.norm import Norm, make_norm, normalize
 from posenc.padding import zero_invalid
 
-__all__ = ["Activation", "Block", "FeedForward"]
+__all__ = ["Activation", "Block", "FeedForward", "SourceContext"]
 
 Activation = Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu"]
 
@@ -63,6 +63,36 @@ class FeedForward(nn.Module):
             x = torch.relu(x)
         projected: Tensor = self.output(x)
         return projected
+
+
+class SourceContext:
+    """What one block's cross-attention looks at, projected within the block's own ``forward``.
+
+    So the projections run where sharding and offloading have gathered the block's parameters.
+    Without gradients the projection is kept, however many tokens are decoded.
+
+    Args:
+        vectors: ``[B, K, C]``, of another sequence.
+        layout: where they are.
+    """
+
+    def __init__(self, vectors: Float[Tensor, "B K C"], layout: Layout) -> None:
+        self.vectors, self.layout = vectors, layout
+        self._kept: Context | None = None
+
+    def project(self, attention: Attention) -> Context:
+        """Keys and values by ``attention``, the same layer at every call."""
+        if torch.is_grad_enabled():
+            return attention.project(self.vectors, self.layout)
+        if self._kept is None:
+            self._kept = attention.project(self.vectors, self.layout)
+        return self._kept
+
+    def select(self, rows: Int[Tensor, " rows"]) -> SourceContext:
+        """The context of these batch rows; a row may come more than once (beam search)."""
+        selected = SourceContext(self.vectors[rows], self.layout.select(rows))
+        selected._kept = None if self._kept is None else self._kept.select(rows)
+        return selected
 
 
 class Block(nn.Module):
@@ -129,7 +159,7 @@ class Block(nn.Module):
         *,
         cache: LayerCache | None = None,
         source: Float[Tensor, "B L C"] | None = None,
-        context: Context | None = None,
+        context: Context | SourceContext | None = None,
     ) -> Float[Tensor, "B L C"]:
         """``x`` after all layers.
 
@@ -140,7 +170,7 @@ class Block(nn.Module):
             cache: the past of the self-attention.
             source: what keys and values of the self-attention are made of, at the same places,
                 instead of ``x`` (DeBERTa's decoding layers).
-            context: what the cross-attention projected of another sequence.
+            context: what the cross-attention projected of another sequence, or is to project.
 
         Raises:
             ArgumentError: on a context without a cross-attention, or the reverse.
@@ -150,8 +180,10 @@ class Block(nn.Module):
                 "context",
                 expected="one exactly where the block has a cross-attention",
                 got="none" if context is None else "one",
-                remedy="Pass block.cross.project(vectors, layout), or leave it out.",
+                remedy="Pass SourceContext(vectors, layout), or leave it out.",
             )
+        if self.cross is not None and isinstance(context, SourceContext):
+            context = context.project(self.cross)
         x = zero_invalid(x, layout)
         source = None if source is None else zero_invalid(source, layout)
         if self.norm_first:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +15,7 @@ from posenc.attention import Cache, Context, LayerCache
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-from posenc.models.block import Activation, Block
+from posenc.models.block import Activation, Block, SourceContext
 from posenc.models.checkpoint import load_model, save_model
 from posenc.models.norm import Norm, make_norm, normalize
 from posenc.models.sharing import share_encodings
@@ -207,14 +207,13 @@ class Transformer(nn.Module):
         encoded = self.encode(source, layout)
         if layout is None:
             layout = Layout.sequence(source.shape[1], device=source.device)
-        crosses = [block.cross for block in cast(Iterable[Block], self.decoder)]
-        return Given(self, [c.project(encoded, layout) for c in crosses if c is not None])
+        return Given(self, [SourceContext(encoded, layout) for _ in self.decoder])
 
     def decode(
         self,
         target: Int[Tensor, "B T"],
         layout: Layout | None,
-        contexts: Sequence[Context],
+        contexts: Sequence[Context | SourceContext],
         *,
         cache: Cache | None = None,
     ) -> Float[Tensor, "B T V"]:
@@ -260,14 +259,15 @@ class Transformer(nn.Module):
 class Given:
     """A ``Transformer``'s decoder with a source in view: a language model of targets.
 
-    The source is encoded and projected once, however many tokens are decoded.
+    The source is encoded once and, without gradients, projected once, however many tokens are
+    decoded.
 
     Args:
         model: the whole model.
         contexts: what each block's cross-attention looks at.
     """
 
-    def __init__(self, model: Transformer, contexts: Sequence[Context]) -> None:
+    def __init__(self, model: Transformer, contexts: Sequence[SourceContext]) -> None:
         self.model, self.contexts = model, contexts
 
     def __call__(
@@ -284,14 +284,18 @@ class Given:
         """An empty cache for a call."""
         return Cache(len(self.contexts))
 
-    def require_position(self, position: int) -> None:
+    def require_position(self, position: int, *, device: torch.device | None = None) -> None:
         """Refuse a target position that the decoder's encoding cannot represent.
+
+        Args:
+            device: of the tokens; the embedding's by default.
 
         Raises:
             LengthError: from the encoding, with the remedy.
         """
         model = self.model
-        require_position(_first(model.decoder), model.target_embedding, position)
+        encoding = _first(model.decoder)
+        require_position(encoding, model.target_embedding, position, device=device)
 
     def select(self, rows: Int[Tensor, " rows"]) -> Given:
         """The same for these rows of the sources; a row may come more than once."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,9 +17,11 @@ from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
+from posenc.models import Transformer, TransformerConfig
+from posenc.models.block import Block
 from posenc.registry import ENCODINGS
-from posenc.testing.stacks import run, stack, tokens
-from posenc.testing.subject import LawBroken, Subject, agree
+from posenc.testing.stacks import VOCABULARY, run, stack, tokens
+from posenc.testing.subject import DIM, HEADS, LawBroken, Subject, agree
 
 __all__ = ["broken_in_parallel"]
 
@@ -31,7 +34,7 @@ def broken_in_parallel(names: Iterable[str]) -> dict[str, str]:
     With the whole batch in one process, its gradients are compared with those of two processes
     that have half of it each: by ``DistributedDataParallel``, which stops where a parameter has
     no gradient, and by ``fully_shard`` of each block and of the model. One pair of processes
-    (gloo, CPU) serves all entries.
+    (gloo, CPU) serves all entries, and an encoder–decoder (``"transformer"``) beside them.
     """
     with TemporaryDirectory() as folder:
         arguments = (list(names), folder)
@@ -45,10 +48,10 @@ def _work(rank: int, names: list[str], folder: str) -> None:
     address = f"file://{folder}/store"
     dist.init_process_group("gloo", address, rank=rank, world_size=PROCESSES)
     broken = {}
-    for name in names:
-        subject = Subject.of_entry(name, ENCODINGS[name])
+    checks = {name: partial(_check_entry, name) for name in names}
+    for name, check in (checks | {"transformer": _check_transformer}).items():
         try:
-            _check(subject, rank)
+            check(rank)
         except Exception:
             broken[name] = traceback.format_exc(limit=-3)
         both: list[object] = [None] * PROCESSES
@@ -61,26 +64,72 @@ def _work(rank: int, names: list[str], folder: str) -> None:
     dist.destroy_process_group()
 
 
-def _check(subject: Subject, rank: int) -> None:
+def _check_entry(name: str, rank: int) -> None:
+    subject = Subject.of_entry(name, ENCODINGS[name])
     text = tokens(2 * PROCESSES)
-    own = text[rank * 2 : rank * 2 + 2]
-    alone = stack(subject)
-    expected = _gradients(subject, alone, text)
-    data_parallel = DistributedDataParallel(stack(subject))
+
+    def forward(model: nn.Module, rows: slice) -> Tensor:
+        return run(subject, model, text[rows])
+
+    _check(lambda: stack(subject), forward, rank)
+
+
+def _check_transformer(rank: int) -> None:
+    """Of an encoder–decoder, whose decoder blocks project the encoder's vectors."""
+
+    def make() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(13)
+            config = TransformerConfig(
+                source_vocabulary=VOCABULARY,
+                target_vocabulary=VOCABULARY,
+                dim=DIM,
+                heads=HEADS,
+                encoder_layers=1,
+                decoder_layers=2,
+                encoder_encoding="t5",
+                decoder_encoding="t5",
+                cross_encoding="rope",
+            )
+            return Transformer(config).double().eval()
+
+    text = tokens(2 * PROCESSES)
+
+    def forward(model: nn.Module, rows: slice) -> Tensor:
+        logits: Tensor = model(text[rows], text[rows].flip(1))
+        return logits
+
+    _check(make, forward, rank)
+
+
+def _check(
+    make: Callable[[], nn.Module], forward: Callable[[nn.Module, slice], Tensor], rank: int
+) -> None:
+    """Compare gradients of two processes with those of one.
+
+    Args:
+        make: the same model at every call.
+        forward: its output for some rows of the batch.
+    """
+    own = slice(rank * 2, rank * 2 + 2)
+    expected = _gradients(forward, make(), slice(None))
+    data_parallel = DistributedDataParallel(make())
     for _ in range(2):  # a parameter without gradient stops the second step
         data_parallel.zero_grad()
-        found = _gradients(subject, data_parallel, own)
+        found = _gradients(forward, data_parallel, own)
     _compare("DistributedDataParallel", found, expected)
-    sharded = stack(subject)
+    sharded = make()
     mesh = init_device_mesh("cpu", (PROCESSES,))
-    for block in sharded.blocks:
+    for block in [module for module in sharded.modules() if isinstance(module, Block)]:
         fully_shard(block, mesh=mesh)
     fully_shard(sharded, mesh=mesh)
-    _compare("fully_shard", _gradients(subject, sharded, own), expected)
+    _compare("fully_shard", _gradients(forward, sharded, own), expected)
 
 
-def _gradients(subject: Subject, model: nn.Module, text: Tensor) -> dict[str, Tensor | None]:
-    run(subject, model, text).sin().mean().backward()  # type: ignore[no-untyped-call]
+def _gradients(
+    forward: Callable[[nn.Module, slice], Tensor], model: nn.Module, rows: slice
+) -> dict[str, Tensor | None]:
+    forward(model, rows).sin().mean().backward()  # type: ignore[no-untyped-call]
     found = {}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
