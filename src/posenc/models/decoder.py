@@ -165,13 +165,16 @@ class Decoder(nn.Module):
         """The model for these rows of a batch: itself, which knows nothing of rows."""
         return self
 
-    def require_position(self, position: int) -> None:
+    def require_position(self, position: int, *, device: torch.device | None = None) -> None:
         """Refuse a position that the encoding cannot represent, before any work is done.
+
+        Args:
+            device: of the tokens; the embedding's by default.
 
         Raises:
             LengthError: from the encoding, with the remedy.
         """
-        require_position(self.encodings[0], self.embedding, position)
+        require_position(self.encodings[0], self.embedding, position, device=device)
 
     def save(self, folder: Path | str) -> None:
         """Write ``model.safetensors`` and ``config.json`` into ``folder``.

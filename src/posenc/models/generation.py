@@ -28,7 +28,7 @@ class LanguageModel(Protocol):
 
     def new_cache(self) -> Cache: ...
 
-    def require_position(self, position: int) -> None: ...
+    def require_position(self, position: int, *, device: torch.device | None = None) -> None: ...
 
     def select(self, rows: Tensor) -> LanguageModel: ...
 
@@ -182,5 +182,6 @@ def check_prompt(
         )
     if max_new_tokens > 1:
         # The last token drawn is never read, so the last position is one short of the end.
-        model.require_position(int(layout.positions[:, -1].max()) + max_new_tokens - 1)
+        last = int(layout.positions[:, -1].max()) + max_new_tokens - 1
+        model.require_position(last, device=layout.device)
     return layout

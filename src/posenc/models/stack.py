@@ -307,13 +307,24 @@ def require_by_name(named: bool) -> None:
 
 
 @torch.no_grad()
-def require_position(encoding: Encoding, embedding: nn.Embedding, position: int) -> None:
+def require_position(
+    encoding: Encoding,
+    embedding: nn.Embedding,
+    position: int,
+    *,
+    device: torch.device | None = None,
+) -> None:
     """Refuse a position that the encoding cannot represent, before any work is done.
+
+    Args:
+        device: of the tokens; that of ``embedding`` by default, which an offloaded one has not.
 
     Raises:
         LengthError: from the encoding, with the remedy.
     """
     weight = embedding.weight
-    layout = Layout.sequence(1, position, device=weight.device)
-    token = torch.zeros(1, 1, dtype=torch.int64, device=weight.device)
-    encoding.embed(weight.new_zeros(1, 1, weight.shape[1]), layout, tokens=token)
+    device = weight.device if device is None else device
+    layout = Layout.sequence(1, position, device=device)
+    token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    vector = torch.zeros(1, 1, weight.shape[1], dtype=weight.dtype, device=device)
+    encoding.embed(vector, layout, tokens=token)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.layout import Layout
-from posenc.testing.stacks import run, stack
+from posenc.models import generate
+from posenc.testing.stacks import run, stack, tokens
 from posenc.testing.subject import LENGTH, LawBroken, Layer, Subject, agree, inputs
 
 __all__ = ["adapters_merge", "offloading_changes_nothing", "quantisation_is_near"]
@@ -47,7 +48,7 @@ def adapters_merge(subject: Subject) -> None:
 def offloading_changes_nothing(subject: Subject) -> None:
     """With parameters on the CPU's side and brought for each call (accelerate), outputs are equal.
 
-    Of a decoder with tied and with untied output.
+    Of a decoder with tied and with untied output, and of tokens that it generates.
     """
     from accelerate import cpu_offload  # type: ignore[import-untyped]
 
@@ -58,6 +59,9 @@ def offloading_changes_nothing(subject: Subject) -> None:
             offloaded = cpu_offload(copy.deepcopy(model), execution_device=torch.device("cpu"))
             got = run(subject, offloaded)
         agree("offloading_changes_nothing", f"the output, tied={tied}", got, expected)
+        if subject.axes == 1 and tied:
+            drawn = [generate(each, tokens(), max_new_tokens=3) for each in (offloaded, model)]
+            agree("offloading_changes_nothing", "what is generated", *drawn)
 
 
 def quantisation_is_near(subject: Subject) -> None:
