@@ -27,7 +27,16 @@ from torch import Tensor
 from posenc.display import layout_html, layout_line
 from posenc.errors import ArgumentError
 from posenc.integers import exact_dtype, exact_floats, successors
-from posenc.runtime import has_values
+from posenc.layout_checks import (
+    MARKS,
+    require_cells,
+    require_documents,
+    require_finite,
+    require_length,
+    require_mask,
+    require_padded,
+    require_tensors,
+)
 
 __all__ = ["Layout"]
 
@@ -68,52 +77,10 @@ class Layout:
     extent: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        if self.positions.dim() != 3:
-            raise ArgumentError(
-                "positions",
-                expected="shape [B|1, L, A]",
-                got=list(self.positions.shape),
-                remedy="Use Layout.at(times) for one axis, or add the missing dimensions.",
-            )
-        if self.positions.dtype not in (torch.float32, torch.float64):
-            raise ArgumentError(
-                "positions",
-                expected="float32 or float64",
-                got=self.positions.dtype,
-                remedy="Narrower types merge neighbours: bfloat16 cannot tell 256 from 257.",
-            )
-        rows = [self.positions.shape[0]]  # no set: symbolic sizes have no hash
-        for name, dtype in (
-            ("order", torch.int64),
-            ("document", torch.int64),
-            ("valid", torch.bool),
-            ("special", torch.bool),
-        ):
-            value: Tensor | None = getattr(self, name)
-            if value is None:
-                continue
-            rows.append(value.shape[0])
-            if value.dim() != 2 or value.shape[1] != self.length:
-                raise ArgumentError(
-                    name,
-                    expected=f"shape [B|1, {self.length}]",
-                    got=list(value.shape),
-                    remedy="Give one entry a token.",
-                )
-            if value.dtype != dtype:
-                raise ArgumentError(
-                    name, expected=f"{dtype}", got=value.dtype, remedy=f"Use .to({dtype})."
-                )
-        several = [count for count in rows if count != 1]
-        if any(count != several[0] for count in several):
-            raise ArgumentError(
-                "layout",
-                expected="equal batch sizes (or 1)",
-                got=sorted(rows),
-                remedy="Give every tensor of a layout B or 1 rows.",
-            )
+        marks = {name: getattr(self, name) for name in MARKS}
+        require_tensors(self.positions, marks)
         if self.start is None and self.positions.device.type == "cpu":
-            _require_finite(self.positions)
+            require_finite(self.positions)
 
     @classmethod
     def sequence(
@@ -132,7 +99,7 @@ class Layout:
         Raises:
             ArgumentError: for an empty sequence, and for positions beyond 2^53.
         """
-        _require_length(length)
+        require_length(length)
         order = torch.arange(start, start + length, device=device).unsqueeze(0)
         dtype = exact_dtype(start, start + length - 1, order.device, argument="start")
         tokens = cls(order.to(dtype).unsqueeze(-1), order, start=start)
@@ -141,12 +108,7 @@ class Layout:
     @classmethod
     def packed(cls, lengths: Sequence[int], *, device: torch.device | str | None = None) -> Layout:
         """Documents one after the other in one row; positions begin at 0 in each."""
-        if not lengths:
-            raise ArgumentError(
-                "lengths", expected="one length a document", got=lengths, remedy="Give at least 1."
-            )
-        for length in lengths:
-            _require_length(length)
+        require_documents(lengths)
         positions = torch.cat([torch.arange(n, device=device) for n in lengths])
         document = torch.repeat_interleave(
             torch.arange(len(lengths), device=device),
@@ -179,15 +141,7 @@ class Layout:
             prefix: special tokens ([CLS]) before each row, padding included; not counted above.
         """
         total = max(lengths) if length is None else length
-        for count in lengths:
-            if not 0 <= count <= total:
-                raise ArgumentError(
-                    "lengths", expected=f"0 to {total}", got=count, remedy="Raise `length`."
-                )
-        if side not in ("left", "right"):
-            raise ArgumentError(
-                "side", expected="'left' or 'right'", got=repr(side), remedy="Choose one."
-            )
+        require_padded(lengths, total, side)
         real = torch.tensor(lengths, device=device).unsqueeze(1)
         order = torch.arange(total, device=device).unsqueeze(0)
         if side == "left":
@@ -213,13 +167,7 @@ class Layout:
         Raises:
             ArgumentError: on another rank, or entries that are neither 0 nor 1.
         """
-        if mask.dim() != 2 or (has_values(mask) and not bool(((mask == 0) | (mask == 1)).all())):
-            raise ArgumentError(
-                "mask",
-                expected="0 and 1 of shape [B, L]",
-                got=f"{mask.dtype} of shape {list(mask.shape)}",
-                remedy="Use the tokenizer's attention_mask; additive masks are (mask == 0).",
-            )
+        require_mask(mask)
         valid = mask != 0
         counted = valid if special is None else valid & ~special
         places = (counted.cumsum(1) - 1).clamp(min=0).masked_fill(~counted, 0)
@@ -244,21 +192,15 @@ class Layout:
             prefix: tokens before the image that stand nowhere (a class token); put at (0, 0)
                 and marked special.
         """
-        _require_length(height)
-        _require_length(width)
+        require_length(height)
+        require_length(width)
         rows = torch.arange(height, device=device).repeat_interleave(width)
         columns = torch.arange(width, device=device).repeat(height)
         cells = torch.stack([rows, columns], dim=-1).to(torch.float32)
         positions = torch.cat([cells.new_zeros(prefix, 2), cells]).unsqueeze(0)
         order = torch.arange(prefix + height * width, device=device).unsqueeze(0)
         if valid is not None:
-            if valid.dim() != 3 or valid.shape[1:] != (height, width):
-                raise ArgumentError(
-                    "valid",
-                    expected=f"shape [B|1, {height}, {width}]",
-                    got=list(valid.shape),
-                    remedy="Give one entry a cell.",
-                )
+            require_cells(valid, height, width)
             valid = torch.cat([valid.new_ones(valid.shape[0], prefix), valid.flatten(1)], dim=1)
         return cls(
             positions,
@@ -286,7 +228,7 @@ class Layout:
             times = exact_floats(times, argument="times")
         positions = times.reshape(1, -1, 1) if times.dim() == 1 else times
         positions = positions.unsqueeze(-1) if positions.dim() == 2 else positions
-        _require_finite(positions)
+        require_finite(positions)
         order = torch.arange(positions.shape[1], device=times.device).unsqueeze(0)
         return cls(positions, order, valid=valid)
 
@@ -420,23 +362,6 @@ class Layout:
             else _join(self.signal, other.signal),
             start=start,
         )
-
-
-def _require_finite(positions: Tensor) -> None:
-    if not has_values(positions):
-        return
-    if not bool(torch.isfinite(positions.detach()).all()):
-        raise ArgumentError(
-            "positions",
-            expected="finite numbers",
-            got="NaN or infinity",
-            remedy="Mark missing tokens with `valid` instead.",
-        )
-
-
-def _require_length(length: int) -> None:
-    if length < 1:
-        raise ArgumentError("length", expected="1 or more", got=length, remedy="Drop empty rows.")
 
 
 def _join(first: Tensor, second: Tensor) -> Tensor:
