@@ -301,7 +301,7 @@ class Deberta(ScoreTerm):
         scale: float,
     ) -> Float[Tensor, "B H Q K"]:
         low, high = self.relative.reached(grid)
-        from_query, from_key = self._tables(low, high)
+        from_query, from_key = self._tables(low, high, q.device)
         bucket = self.relative.bucket(grid.offset) - low
         c2p = gather_rows(q, from_query, bucket)
         p2c = gather_rows(k, from_key, bucket.mT).mT
@@ -316,7 +316,7 @@ class Deberta(ScoreTerm):
         scale: float,
     ) -> tuple[Lowered, ...] | None:
         low, high = self.relative.reached(grid)
-        from_query, from_key = self._tables(low, high)
+        from_query, from_key = self._tables(low, high, q.device)
 
         def bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
             return self.relative.bucket(offset).clamp(low, high) - low
@@ -324,13 +324,15 @@ class Deberta(ScoreTerm):
         left, right = Product(q * scale, from_query), Product(k * scale, from_key)
         return (Gathered(bucket, left=left, right=right, reach=self.relative.max_distance),)
 
-    def _tables(self, low: int, high: int) -> tuple[Float[Tensor, "H N D"], Float[Tensor, "H N D"]]:
+    def _tables(
+        self, low: int, high: int, device: torch.device
+    ) -> tuple[Float[Tensor, "H N D"], Float[Tensor, "H N D"]]:
         """What each bucket from ``low`` to ``high`` adds to products with queries and with keys.
 
         One group for both terms: of the 2S + 1 buckets each term finds two in one row.
         """
         last = 2 * self.relative.span
-        bucket = torch.arange(low, high + 1, device=self.relative.rows.device)
+        bucket = torch.arange(low, high + 1, device=device)
         of_query = bucket.clamp(max=last - 1)
         of_key = of_query if self.lookup == "released" else (last - bucket).clamp(max=last - 1)
         query, key = self._projections()
