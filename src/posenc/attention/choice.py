@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 
 from posenc.attention.backends.base import Problem
-from posenc.attention.differentiation import is_transformed
 from posenc.encoding import LowRank
+from posenc.runtime import is_transformed
 
 __all__ = ["preference"]
 

@@ -55,7 +55,11 @@ def _masked_lse(
     logits: Float[Tensor, "B H Q K"], visible: Bool[Tensor, "b 1 Q K"]
 ) -> Float[Tensor, "B H Q"]:
     """-inf, with gradients of zero, where a query sees no key."""
-    return logits.masked_fill(~visible, -torch.inf).logsumexp(-1)
+    empty = ~visible.any(-1)
+    # A row that sees nothing sees all here, so that its gradient is zero and not NaN.
+    seen = visible | empty.unsqueeze(-1)
+    lse = logits.masked_fill(~seen, -torch.inf).logsumexp(-1)
+    return lse.masked_fill(empty, -torch.inf)
 
 
 def _logits(problem: Problem) -> Float[Tensor, "B H Q K"]:

@@ -17,13 +17,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.attention.backends.base import Backend, Problem, Result
-from posenc.attention.differentiation import is_transformed
 from posenc.attention.lowering import add_rows
 from posenc.attention.regular import reads_offsets
 from posenc.encoding import Gathered, Lowered, LowRank, Product
 from posenc.grid import Grid
 from posenc.integers import exact_dtype
 from posenc.layout import Layout
+from posenc.runtime import is_transformed
 
 if TYPE_CHECKING:  # takes 25 ms to import
     from torch.nn.attention.flex_attention import BlockMask

@@ -16,13 +16,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention.backends.base import Backend, Problem, Result, join_queries
 from posenc.attention.backends.definition import lse_by_definition
-from posenc.attention.differentiation import differentiates_forward, is_transformed
 from posenc.attention.flash_cpu import flash_forward
 from posenc.attention.lowering import is_constant_table, offset_line, repeat_heads
 from posenc.attention.views import strided_view
 from posenc.encoding import Gathered, LowRank
 from posenc.grid import Grid
-from posenc.runtime import has_values
+from posenc.runtime import differentiates_forward, has_values, is_transformed
 
 __all__ = ["Sdpa"]
 

@@ -12,9 +12,9 @@ from posenc.attention.backends.tiled.blockwise import attend_blockwise
 from posenc.attention.backends.tiled.images import image_table, serves_images, tiled_image
 from posenc.attention.backends.tiled.op import tiled
 from posenc.attention.backends.tiled.runs import Run, regular_runs
-from posenc.attention.differentiation import is_transformed
 from posenc.attention.lowering import add_rows, lower, repeat_heads
 from posenc.attention.regular import Regular, read_offsets
+from posenc.runtime import is_transformed
 
 __all__ = ["Tiled"]
 

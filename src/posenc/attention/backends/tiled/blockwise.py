@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from posenc.attention.backends.base import Problem, Result, join_queries
 from posenc.attention.backends.definition import attend_by_definition
-from posenc.attention.differentiation import is_transformed
 from posenc.grid import Grid
+from posenc.runtime import is_transformed
 
 __all__ = ["attend_blockwise"]
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from posenc.attention.backends.base import Problem
 from posenc.attention.backends.triton.marks import spacing
 from posenc.attention.backends.triton.place import Place
-from posenc.attention.differentiation import is_transformed
 from posenc.attention.lowering import lower
 from posenc.attention.regular import reach_of, reads_offsets
 from posenc.encoding import Gathered, Lowered, LowRank
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.runtime import is_transformed
 
 __all__ = [
     "Situation",
