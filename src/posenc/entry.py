@@ -48,7 +48,8 @@ class Claims:
         length_dependent: what happens between two tokens depends on how many others there are.
         extrapolates: what to expect past the training length, in a sentence.
         cost: extra work and memory, in Q, K, D, H, N.
-        exceptions: laws it does not keep, each with the reason.
+        exceptions: laws it does not keep, each with the reason; or parts of laws, by the names in
+            ``posenc.testing.PARTIAL``.
     """
 
     sites: tuple[Site, ...]

@@ -6,6 +6,6 @@ certify(Subject.of_entry("my method", my_entry))
 
 from posenc.testing.identities import IDENTITIES
 from posenc.testing.laws import LAWS, certify
-from posenc.testing.subject import LawBroken, Subject
+from posenc.testing.subject import PARTIAL, LawBroken, Subject
 
-__all__ = ["IDENTITIES", "LAWS", "LawBroken", "Subject", "certify"]
+__all__ = ["IDENTITIES", "LAWS", "PARTIAL", "LawBroken", "Subject", "certify"]

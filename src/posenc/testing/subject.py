@@ -20,6 +20,7 @@ __all__ = [
     "HEADS",
     "HEAD_DIM",
     "LENGTH",
+    "PARTIAL",
     "LawBroken",
     "Layer",
     "Subject",
@@ -44,6 +45,12 @@ OPTIONS: dict[str, dict[str, object]] = {
     "swin": {"window": (14, 14)},
 }
 """Options that a method of the registry needs for the lengths that laws are tried on."""
+
+PARTIAL = {
+    "positions": "Some positions do not exist: laws keep to small ones.",
+    "angles": "Angles are rounded far out: laws keep to positions up to 2^40.",
+}
+"""Exceptions that a method may claim to parts of laws, rather than to a whole one."""
 
 LENGTH = 13
 """Tokens that most laws are tried on."""
