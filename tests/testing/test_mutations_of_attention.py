@@ -10,9 +10,9 @@ from mutations import Check, Mutation, law, require_caught
 import test_arguments
 from attention import test_api, test_choice, test_lse, test_module, test_sdpa, test_strides
 from posenc.attention import validation, views
-from posenc.attention.backends import definition, sdpa, tiled
+from posenc.attention.backends import definition, sdpa
 from posenc.attention.choice import preference
-from posenc.attention.lowering import add_rows, is_constant_table, repeat_heads
+from posenc.attention.lowering import is_constant_table, repeat_heads
 from posenc.attention.posing import Posing
 
 
@@ -41,12 +41,7 @@ def no_view_outside(case: int) -> Check:
 
 def by_blocks() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        test_lse.test_function_transforms_have_it(patch)
-
-
-def images() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        test_lse.test_images(patch)
+        test_lse.test_its_gradient_is_right_in_reference(patch)
 
 
 grouped = law("grouped_heads_are_repeated", "alibi")
@@ -160,7 +155,7 @@ MUTATIONS = [
     # The definition.
     Mutation(
         definition.attend_by_definition,
-        "masked_softmax(logits, visible)",
+        "masked_softmax(logits, problem.grid.visible)",
         "logits.softmax(-1)",
         equals_reference("nope", "causal"),
     ),
@@ -170,20 +165,7 @@ MUTATIONS = [
         "0, size)",
         by_blocks,
     ),
-    Mutation(definition._masked_lse, ".masked_fill(~visible, -torch.inf)", "", joined),
-    Mutation(
-        add_rows,
-        "lse + term.row.detach()",
-        "lse",
-        law("lse_is_of_all_logits", "forgetting"),
-    ),
-    Mutation(
-        sdpa._masked,
-        "found.lse.masked_fill(empty, -torch.inf)",
-        "found.lse",
-        law("lse_is_of_all_logits", "rope"),
-    ),
-    Mutation(tiled._attend_images, "total.flip(2)", "total", images),
+    Mutation(definition.lse_by_definition, ".masked_fill(empty, -torch.inf)", "", joined),
     Mutation(
         definition._logits,
         "logits = q @ k.mT * problem.scale",
@@ -218,12 +200,8 @@ MUTATIONS = [
         "low)",
         equals_reference("alibi", "several blocks"),
     ),
-    Mutation(sdpa._attend_line, "output.flip(2)", "output", equals_reference("alibi", "dense")),
     Mutation(
-        sdpa._attend_line,
-        "sums.flip(2)",
-        "sums",
-        law("lse_is_of_all_logits", "alibi"),
+        sdpa._attend_line, "mask=view).flip(2)", "mask=view)", equals_reference("alibi", "dense")
     ),
     Mutation(
         sdpa._nothing,
@@ -259,15 +237,15 @@ MUTATIONS = [
         equals_reference("low rank", "dense"),
     ),
     Mutation(
-        sdpa.Sdpa._attend,
+        sdpa.Sdpa.run,
         "torch.stack(tables).sum(0)",
         "tables[0]",
         test_sdpa.test_two_tables_are_added,
     ),
     Mutation(
-        sdpa.Sdpa._attend,
-        "found.output[..., : problem.v.shape[-1]]",
-        "found.output",
+        sdpa.Sdpa.run,
+        "output[..., : problem.v.shape[-1]]",
+        "output",
         test_sdpa.test_values_of_another_width,
     ),
     Mutation(

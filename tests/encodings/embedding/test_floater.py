@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torchdiffeq
+from floaters import count_evaluations, make
 from torch import Tensor
 
 from posenc import Layout
-from posenc.encodings.embedding import flow
+from posenc.encodings.embedding import flow, trajectory
 from posenc.encodings.embedding.floater import ENTRY, Floater
-from posenc.encodings.embedding.flow import Field, Method
+from posenc.encodings.embedding.flow import Method
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
 from posenc.errors import ArgumentError, LengthError, UnknownNameError
 from posenc.models import Decoder, DecoderConfig
@@ -22,16 +23,6 @@ from posenc.registry import create_layers
 from posenc.testing import LAWS, Subject
 
 METHODS: tuple[Method, ...] = ("rk4", "dopri5")
-
-
-def make(*, dim: int = 6, noise: float = 0.4, **options: Any) -> Floater:
-    """One with weights that matter."""
-    torch.manual_seed(5)
-    encoding = Floater(dim=dim, **({"unit": 0.3} | options)).double()
-    with torch.no_grad():
-        for parameter in encoding.parameters():
-            parameter.add_(noise * torch.randn(parameter.shape))
-    return encoding
 
 
 def equation(encoding: Floater, time: float, p: list[float]) -> list[float]:
@@ -169,26 +160,18 @@ def test_times_before_0_are_solved_backwards() -> None:
 def test_cost_does_not_grow_with_rows_or_batches(
     method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = 0
-    plain = Field.__call__
-
-    def counted(self: Field, times: Tensor, z: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return plain(self, times, z)
-
-    monkeypatch.setattr(Field, "__call__", counted)
+    calls = count_evaluations(monkeypatch)
     encoding = make(method=method)
     counts = []
     for rows in (1, 50):
         for _ in range(2):
-            calls = 0
+            calls.clear()
             encoding(torch.zeros(rows, 9, 6), Layout.at(torch.arange(9.0).expand(rows, 9)))
-            counts.append(calls)
+            counts.append(len(calls))
     assert len(set(counts)) == 1
-    calls = 0
+    calls.clear()
     encoding(torch.zeros(50, 9, 6), Layout.at(torch.rand(50, 9) * 8 + torch.eye(50, 9)))
-    assert calls <= counts[0] + 4, "450 distinct times take no more steps, but one shorter one"
+    assert len(calls) <= counts[0] + 4, "450 distinct times take one shorter step more"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -300,17 +283,26 @@ def test_unknown_names(option: str) -> None:
         Floater(**{"dim": 4, option: "nothing"})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("method", ["rk4", "dopri5"])
+@pytest.mark.parametrize("method", METHODS)
 def test_far_times_keep_one_segment_at_a_time(
     method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Past ``DIRECT`` steps the graph of a segment is made again: the same, with less kept."""
+    """Past ``DIRECT`` steps the stages of a segment are computed again: the same, less stored."""
     encoding = make(dim=4, method=method, start="random")
     times = torch.tensor([[-65.5, 2.0, 66.25]], dtype=torch.float64)
     found = []
     for direct in (flow.DIRECT, 0):
-        monkeypatch.setattr(flow, "DIRECT", direct)
+        for module in (flow, trajectory):
+            monkeypatch.setattr(module, "DIRECT", direct)
         kept: list[int] = []
+        tapes: list[trajectory.Tape] = []
+
+        class Watched(trajectory.Tape):
+            def __init__(self, tapes: list[trajectory.Tape] = tapes) -> None:
+                super().__init__()
+                tapes.append(self)
+
+        monkeypatch.setattr(trajectory, "Tape", Watched)
 
         def pack(tensor: torch.Tensor, kept: list[int] = kept) -> torch.Tensor:
             kept.append(tensor.numel())
@@ -318,8 +310,10 @@ def test_far_times_keep_one_segment_at_a_time(
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             path = encoding.path(times)
+        stages = [s.points.numel() + s.hidden.numel() for tape in tapes for s in tape.segments]
+        states = [bound.numel() for tape in tapes for bound in tape.bounds]
         gradients = torch.autograd.grad(path.square().sum(), list(encoding.parameters()))
-        found.append((path, gradients, sum(kept)))
+        found.append((path, gradients, sum(stages + states) if tapes else sum(kept)))
     (path, gradients, many), (same, others, few) = found
     torch.testing.assert_close(path, same)
     torch.testing.assert_close(gradients, others)

@@ -11,20 +11,22 @@ from torch import Tensor, nn
 
 from posenc.arguments import Interval, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding, Encoding
+from posenc.encodings.embedding.field import Activation
 from posenc.encodings.embedding.flow import (
-    Activation,
     Flow,
     Gradient,
     Method,
     flow_at,
     load_solvers,
+    vectors_at,
 )
 from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.embedding.solutions import Solutions
 from posenc.encodings.embedding.table import real_positions
 from posenc.encodings.precision import widest
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
-from posenc.runtime import without_autocast
+from posenc.runtime import has_values, is_transformed, without_autocast
 
 __all__ = ["Dynamics", "Floater", "Start"]
 
@@ -57,6 +59,7 @@ class Dynamics(nn.Module):
         self.still = still
         self.first = Affine(dim + 1, hidden)
         self.second = Affine(hidden + 1, dim)
+        self.solutions = Solutions()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -81,10 +84,13 @@ class Floater(EmbeddingEncoding):
     ``t`` is the position ``[B|1, L]`` in tokens, any real, before 0 too; ``p(0)`` ``[C]``, one a
     block; ``W_1`` ``[E, C+1]``, ``W_2`` ``[C, E+1]``, shared by all blocks; ``u`` the time a
     token. Claims: absolute, one axis, trainable; p(t) does not depend on what other times are
-    asked for. Solved once a call and block for the sorted distinct times, in float64. Cost: C·E for
-    each of ``max |t| / step`` steps, one after the other (as many as the tolerance asks for with
-    "dopri5"), however many rows and tokens there are; memory grows with the distinct times, and a
-    state every 64 steps. No more than 2^20 steps are taken.
+    asked for. Solved for the sorted distinct times, in float64. Cost: C·E for each of
+    ``max |t| / step`` steps, one after the other (as many as the tolerance asks for with
+    "dopri5"), however many rows and tokens there are. Blocks that share the dynamics take fixed
+    steps together, as one batch. Without a graph the states reached stay stored until a parameter
+    changes, up to 128 MiB a stack, so that decoding a token takes one step; with "dopri5" those
+    every 64 tokens. With a graph, memory grows with the distinct times, and a state every 64
+    steps. No more than 2^20 steps are taken.
 
     Differs from the official code in where it enters, which gives queries, keys and values of a
     block flows of their own after the projections; here one flow enters before, as the paper
@@ -169,6 +175,8 @@ class Floater(EmbeddingEncoding):
         self._settings = self.flow.to_text()
         self.dynamics = Dynamics(dim, hidden, still=start == "sinusoidal")
         self.start = nn.Parameter(torch.empty(dim))
+        self._adaptive = Solutions()
+        self.dynamics.solutions.join(self)
         self._reset_start()
 
     def reset_parameters(self) -> None:
@@ -183,6 +191,10 @@ class Floater(EmbeddingEncoding):
             self.start[1::2] = 1
         else:
             nn.init.xavier_uniform_(self.start.unsqueeze(0))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.dynamics.solutions.join(self)
 
     def extra_repr(self) -> str:
         return f"{self.flow}"
@@ -199,9 +211,32 @@ class Floater(EmbeddingEncoding):
     def path(self, times: Float[Tensor, "b L"]) -> Float[Tensor, "b L C"]:
         """``p`` at real times, in float64 where the device has it."""
         wide = widest(times.device)
-        weights = [weight.to(wide) for weight in (self.start, *self.dynamics())]
+        weights = [weight.to(wide) for weight in (self.start, *self.weights())]
         with without_autocast(times.device):
-            return flow_at(times.to(wide), weights, self._settings)
+            if not has_values(times) or is_transformed():
+                return flow_at(times.to(wide), weights, self._settings)
+            return self._solved(times.to(wide), *weights)
+
+    def weights(self) -> list[Tensor]:
+        """Weight and bias of both layers of the dynamics."""
+        weights: list[Tensor] = self.dynamics()
+        return weights
+
+    def _solved(
+        self, times: Float[Tensor, "b L"], start: Tensor, *weights: Tensor
+    ) -> Float[Tensor, "b L C"]:
+        """``path`` with what was solved before, or is solved for all blocks at once."""
+        inputs = (start, *weights)
+        graph = torch.is_grad_enabled() and any(part.requires_grad for part in inputs)
+        if self.flow.method == "dopri5" and not graph:
+            with self._adaptive.bounds(self) as bounds:
+                return vectors_at(times, start, weights, self.flow, bounds=bounds)
+        if self.flow.method == "dopri5" or (self.flow.gradient == "adjoint" and graph):
+            return vectors_at(times, start, weights, self.flow)
+        solutions = self.dynamics.solutions
+        return vectors_at(
+            times, start, weights, self.flow, lambda numbers: solutions.reached(self, numbers)
+        )
 
 
 def _share(layers: int, arguments: Mapping[str, Any]) -> list[Encoding]:
@@ -209,6 +244,7 @@ def _share(layers: int, arguments: Mapping[str, Any]) -> list[Encoding]:
     blocks = [Floater(**arguments) for _ in range(layers)]
     for block in blocks[1:]:
         block.dynamics = blocks[0].dynamics
+        block.dynamics.solutions.join(block)
     return [Encoding.of(block) for block in blocks]
 
 
@@ -220,7 +256,7 @@ ENTRY = Entry(
         relative=False,
         trainable=True,
         extrapolates="Any real time exists; use past the trained ones is uncertain.",
-        cost="C·E·max t / step a block, one step after the other",
+        cost="C·E·max t / step, one step after the other; of blocks together",
     ),
     citation=Citation(
         authors="Liu et al.",

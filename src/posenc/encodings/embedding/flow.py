@@ -6,36 +6,55 @@ import importlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.embedding.field import Activation, Field
+from posenc.encodings.embedding.runge_kutta import SEGMENT, TABLEAUS, Stepper, step
+from posenc.encodings.embedding.trajectory import DIRECT, split, trajectory
 from posenc.encodings.opaque import opaque
 from posenc.errors import ArgumentError, LengthError
+from posenc.runtime import is_transformed
 
-__all__ = ["Activation", "Flow", "Gradient", "Method", "flow_at", "load_solvers"]
-
-SEGMENT = 64
-"""Steps, or tokens, solved at once: the solvers' backward takes time quadratic in the times asked.
-
-The bounds of segments are fixed, so that no time depends on which others are asked for.
-"""
-
-DIRECT = 16 * SEGMENT
-"""Up to so many steps the graph is kept for the backward pass. Beyond, that of a segment is made
-again, so that memory grows with the times asked for, and a state a segment."""
+__all__ = [
+    "Bounds",
+    "Flow",
+    "Gradient",
+    "Method",
+    "flow_at",
+    "load_solvers",
+    "vectors_at",
+]
 
 FARTHEST = 2**20
 """Most steps, or tokens, from 0: they are taken one after the other."""
 
 Method = Literal["euler", "midpoint", "rk4", "dopri5"]
 Gradient = Literal["direct", "adjoint"]
-Activation = Literal["relu", "tanh"]
+
+
+Solved = Callable[[Int[Tensor, " N"]], Float[Tensor, "N C"]]
+"""States after sorted, distinct numbers of whole steps from 0."""
+
+
+class Bounds(Protocol):
+    """States at the bounds of segments, by sign and number."""
+
+    def last(self, sign: int, segment: int) -> int:
+        """The last number up to ``segment`` that has a state; -1 without any."""
+        ...
+
+    def get(self, sign: int, segment: int) -> Tensor | None:
+        """The state, if there is one."""
+        ...
+
+    def put(self, sign: int, segment: int, states: Tensor) -> None:
+        """Store a state."""
+        ...
 
 
 def load_solvers() -> Any:
@@ -81,75 +100,176 @@ class Flow:
         """The fields as JSON, which an operator can carry."""
         return json.dumps(asdict(self))
 
-    def at(
-        self, times: Float[Tensor, " N"], start: Float[Tensor, " C"], weights: Sequence[Tensor]
-    ) -> Float[Tensor, "N C"]:
-        """``p`` at sorted, distinct times, each as if it were asked for alone."""
-        field = Field(self, start, weights)
-        ahead = self._departure(times[times >= 0], field, start, weights)
-        behind = self._departure(times[times < 0].flip(0), field, start, weights)
-        return field.turned(torch.cat([behind.flip(0), ahead]), times)
+    def field(self, start: Float[Tensor, " C"], weights: Sequence[Tensor]) -> Field:
+        """The equation with such weights."""
+        return Field(
+            start,
+            weights,
+            activation=self.activation,
+            unit=self.unit,
+            turning=self.turning,
+        )
 
-    def _departure(
-        self, times: Float[Tensor, " N"], field: Field, start: Tensor, weights: Sequence[Tensor]
+    def at(
+        self,
+        times: Float[Tensor, " N"],
+        start: Float[Tensor, " C"],
+        weights: Sequence[Tensor],
+        solved: Solved | None = None,
+        bounds: Bounds | None = None,
     ) -> Float[Tensor, "N C"]:
-        """``z = exp(-R t) p`` at times of one sign, from 0 outwards."""
+        """``p`` at sorted, distinct times, each as if it were asked for alone.
+
+        Args:
+            times: in tokens.
+            start: ``p(0)``.
+            weights: of the dynamics.
+            solved: where states after whole steps come from, if not from ``start``.
+            bounds: where the adaptive method finds and stores the states at segments' bounds.
+        """
+        field = self.field(start, weights)
         if not len(times):
             return start.new_zeros(0, len(start))
-        if self.method == "dopri5":
-            return self._adaptive(times, field, start, weights)
-        # Whole steps from 0, then a shorter one from the last knot before each time.
+        if self.method != "dopri5":
+            return field.turned(self._by_steps(times, field, start, weights, solved), times)
+        ahead, behind = times[times >= 0], times[times < 0].flip(0)
+        parts = []
+        if len(behind):
+            parts.append(self._adaptive(behind, field, start, weights, bounds).flip(0))
+        if len(ahead):
+            parts.append(self._adaptive(ahead, field, start, weights, bounds))
+        return field.turned(torch.cat(parts), times)
+
+    def _by_steps(
+        self,
+        times: Float[Tensor, " N"],
+        field: Field,
+        start: Float[Tensor, " C"],
+        weights: Sequence[Tensor],
+        solved: Solved | None,
+    ) -> Float[Tensor, "N C"]:
+        """``z = exp(-R t) p``: whole steps from 0, then a shorter one from the last knot."""
         steps = (times / self.step).trunc()
-        distinct, index = steps.abs().long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        reached = self._knots(distinct, steps[-1].sign(), field, start, weights)[index]
+        require_near(int(steps.abs().max()))
+        numbers, index = steps.long().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        if solved is not None:
+            reached = solved(numbers)
+        elif self.gradient == "adjoint" and torch.is_grad_enabled():
+            reached = self.each_way(
+                numbers, lambda sign, counts: self._knots(counts, sign, field, start, weights)
+            )
+        else:
+            reached = self.whole_steps(numbers, start.unsqueeze(0), weights)[:, 0]
+        reached = reached[index]
         knot = steps * self.step
         rest = times - knot
-        if not bool(rest.any()):
-            return reached
+        return step(TABLEAUS[self.method], field, knot, rest, reached) if rest.any() else reached
 
-        def shorter(share: Tensor, z: Tensor) -> Tensor:
-            return rest.unsqueeze(-1) * field(knot + share * rest, z)
+    def each_way(
+        self, numbers: Int[Tensor, " N"], solve: Callable[[int, Sequence[int]], Tensor]
+    ) -> Tensor:
+        """``solve(sign, counts)`` for the steps before 0 and for the others, in ascending order.
 
-        return self._solve(shorter, reached, times.new_tensor([0.0, 1.0]), weights)[1]
+        ``numbers`` of steps are sorted and distinct; so are the ``counts`` from 0 outwards.
+        """
+        every = numbers.tolist()
+        behind = [-number for number in reversed(every) if number < 0]
+        ahead = [number for number in every if number >= 0]
+        parts = [solve(-1, behind).flip(0)] if behind else []
+        return torch.cat([*parts, solve(1, ahead)] if ahead else parts)
+
+    def whole_steps(
+        self,
+        numbers: Int[Tensor, " N"],
+        starts: Float[Tensor, "S C"],
+        weights: Sequence[Tensor],
+        finish: Callable[[], None] = lambda: None,
+    ) -> Float[Tensor, "N S C"]:
+        """``z`` after sorted, distinct numbers of whole steps from 0, for a batch of ``p(0)``.
+
+        ``finish`` is called whenever the backward pass begins.
+        """
+        field = self.field(starts[0], weights)
+
+        def solve(sign: int, counts: Sequence[int]) -> Tensor:
+            def unrolled(starts: Tensor, weights: Sequence[Tensor]) -> Tensor:
+                return self._unrolled(sign, counts, starts, field.having(weights))
+
+            if is_transformed():
+                return unrolled(starts, field.weights)
+            return trajectory(
+                lambda weights: self._stepper(sign, field.having(weights)),
+                unrolled,
+                counts,
+                starts,
+                field.weights,
+                finish,
+            )
+
+        return self.each_way(numbers, solve)
+
+    def stepper(self, sign: int, start: Float[Tensor, " C"], weights: Sequence[Tensor]) -> Stepper:
+        """The fixed steps after 0, or before it, without a graph."""
+        return self._stepper(sign, self.field(start, weights))
+
+    def _stepper(self, sign: int, field: Field) -> Stepper:
+        return Stepper(
+            TABLEAUS[self.method],
+            sign * self.step,
+            field.rates,
+            self.activation,
+            self.unit,
+            field.weights,
+        )
+
+    def _unrolled(
+        self, sign: int, counts: Sequence[int], starts: Float[Tensor, "S C"], field: Field
+    ) -> Float[Tensor, "N S C"]:
+        size = starts.new_full((len(starts),), sign * self.step)
+        states, state = [starts], starts
+        for number in range(counts[-1]):
+            state = step(TABLEAUS[self.method], field, number * size, size, state)
+            states.append(state)
+        return torch.stack([states[count] for count in counts])
 
     def _knots(
         self,
-        wanted: Int[Tensor, " N"],
-        sign: Float[Tensor, ""],
+        counts: Sequence[int],
+        sign: int,
         field: Field,
         start: Tensor,
         weights: Sequence[Tensor],
     ) -> Float[Tensor, "N C"]:
-        """``z`` after so many whole steps from 0: sorted, distinct numbers of steps.
-
-        Of each segment only the wanted states are kept, and the last.
-        """
-        count = int(wanted[-1])
-        long = require_near(count) > DIRECT
-        found = [start.unsqueeze(0)] if bool(wanted[0] == 0) else []
-        for begin in range(0, count, SEGMENT):
-            end = min(begin + SEGMENT, count)
-            knots = torch.arange(begin, end + 1, device=start.device).to(start) * self.step * sign
-            inside = wanted[(wanted > begin) & (wanted <= end)] - begin
-
-            def segment(z: Tensor, knots: Tensor = knots, inside: Tensor = inside) -> Tensor:
-                states = self._solve(field, z, knots, weights)
-                return torch.cat([states[inside], states[-1:]])
-
-            states = _recomputed(segment, start) if long else segment(start)
-            found.append(states[:-1])
+        """``z`` after so many whole steps from 0, with gradients by the adjoint equation."""
+        found = [start.unsqueeze(0)] if counts[0] == 0 else []
+        for begin, many, inside, _ in split(counts):
+            knots = torch.arange(begin, begin + many + 1, device=start.device).to(start)
+            states = self._solve(field, start, knots * self.step * sign, weights)
+            found.append(states[inside])
             start = states[-1]
         return torch.cat(found)
 
     def _adaptive(
-        self, times: Float[Tensor, " N"], field: Field, start: Tensor, weights: Sequence[Tensor]
+        self,
+        times: Float[Tensor, " N"],
+        field: Field,
+        start: Tensor,
+        weights: Sequence[Tensor],
+        bounds: Bounds | None,
     ) -> Float[Tensor, "N C"]:
-        """Segment by segment; the solver chooses its first step anew in each."""
+        """``z`` at times of one sign, from 0 outwards.
+
+        Segment by segment; the solver chooses its first step anew in each.
+        """
         found = []
         sign = -1 if bool(times[-1] < 0) else 1
         numbers = (times.abs() / SEGMENT).floor()
-        long = require_near(int(numbers[-1]) * SEGMENT) > DIRECT
-        for number in range(int(numbers[-1]) + 1):
+        wanted = numbers.unique().long().tolist()  # type: ignore[no-untyped-call]
+        long = require_near(wanted[-1] * SEGMENT) > DIRECT
+        first = 0 if bounds is None else max(0, bounds.last(sign, wanted[0]))
+        for number in range(first, wanted[-1] + 1):
+            kept = None if bounds is None else bounds.get(sign, number)
+            start = start if kept is None else kept
             begin = times.new_tensor([sign * SEGMENT * number])
             inside = times[numbers == number]
             skipped = int(not len(inside) or bool(inside[0] != begin))
@@ -162,6 +282,8 @@ class Flow:
             states = _recomputed(segment, start) if long else segment(start)
             found.append(states[:-1])
             start = states[-1]
+            if bounds is not None:
+                bounds.put(sign, number + 1, start.clone())
         return torch.cat(found)
 
     def _solve(
@@ -207,83 +329,28 @@ def _recomputed(segment: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     return states
 
 
-class Field:
-    """``dz/dt`` for ``z = exp(-R t) p``: the equation in the frame that turns along.
-
-    There the turning is exact, and the solver only has the trained part to follow.
-    """
-
-    def __init__(self, flow: Flow, start: Tensor, weights: Sequence[Tensor]) -> None:
-        self.first, self.first_bias, second, second_bias = weights
-        self.second, self.second_bias = second * flow.unit, second_bias * flow.unit
-        self.flow = flow
-        self.paired = len(start) // 2 * 2 if flow.turning else 0
-        self.rates = geometric_frequencies(self.paired // 2, len(start), 10000.0, like=start)
-
-    def __call__(
-        self, times: Float[Tensor, "*dims"], z: Float[Tensor, "*dims C"]
-    ) -> Float[Tensor, "*dims C"]:
-        if not self.paired:
-            return self.learned(times, z)
-        angles = times.unsqueeze(-1) * self.rates
-        cosine, sine = angles.cos(), angles.sin()
-        p = _times(z, torch.complex(cosine, -sine))
-        return _times(self.learned(times, p), torch.complex(cosine, sine))
-
-    def learned(
-        self, times: Float[Tensor, "*dims"], p: Float[Tensor, "*dims C"]
-    ) -> Float[Tensor, "*dims C"]:
-        """The trained part of h."""
-        time = (self.flow.unit * times).unsqueeze(-1).expand(*p.shape[:-1], 1)
-        hidden = F.linear(torch.cat([p, time], dim=-1), self.first, self.first_bias)
-        hidden = hidden.relu() if self.flow.activation == "relu" else hidden.tanh()
-        return F.linear(torch.cat([hidden, time], dim=-1), self.second, self.second_bias)
-
-    def velocity(
-        self, times: Float[Tensor, "*dims"], p: Float[Tensor, "*dims C"]
-    ) -> Float[Tensor, "*dims C"]:
-        """``h(t, p)`` a token, the turning included."""
-        learned = self.learned(times, p)
-        if not self.paired:
-            return learned
-        turning = _times(p, torch.complex(torch.zeros_like(self.rates), -self.rates))
-        return learned + torch.cat(
-            [turning[..., : self.paired], torch.zeros_like(p[..., self.paired :])], dim=-1
-        )
-
-    def turned(
-        self, z: Float[Tensor, "*dims C"], times: Float[Tensor, "*dims"]
-    ) -> Float[Tensor, "*dims C"]:
-        """``exp(R t) z``."""
-        if not self.paired:
-            return z
-        angles = times.unsqueeze(-1) * self.rates
-        return _times(z, torch.complex(angles.cos(), -angles.sin()))
-
-
-def _times(p: Float[Tensor, "*dims C"], turn: Tensor) -> Float[Tensor, "*dims C"]:
-    """Pairs of features, read as complex numbers, times ``turn``; a last odd one stays.
-
-    The pair (sin α, cos α) times ``exp(-iβ)`` is that of ``α + β``. (No lazy conjugates: inside
-    an operator of a compiled graph they are lost.)
-    """
-    paired = 2 * turn.shape[-1]
-    pairs = torch.complex(p[..., 0:paired:2], p[..., 1:paired:2])
-    turned = torch.view_as_real(pairs * turn).flatten(-2)
-    return turned if paired == p.shape[-1] else torch.cat([turned, p[..., paired:]], dim=-1)
+def vectors_at(
+    positions: Float[Tensor, "b L"],
+    start: Float[Tensor, " C"],
+    weights: Sequence[Tensor],
+    flow: Flow,
+    solved: Solved | None = None,
+    bounds: Bounds | None = None,
+) -> Float[Tensor, "b L C"]:
+    """``p`` at any times, from the distinct ones; see ``Flow.at``."""
+    times = positions.detach()
+    distinct, index = times.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    vectors = flow.at(distinct, start, weights, solved, bounds)[index]
+    if positions.requires_grad:
+        # The derivative by the time is the equation itself.
+        velocity = flow.field(start, weights).velocity(times, vectors)
+        vectors = vectors + (positions - times).unsqueeze(-1) * velocity
+    return vectors
 
 
 def _compute(positions: Tensor, weights: Sequence[Tensor], settings: str) -> Tensor:
-    flow = Flow(**json.loads(settings))
     start, *learned = weights
-    times = positions.detach()
-    distinct, index = times.unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    vectors = flow.at(distinct, start, learned)[index]
-    if positions.requires_grad:
-        # The derivative by the time is the equation itself.
-        velocity = Field(flow, start, learned).velocity(times, vectors)
-        vectors = vectors + (positions - times).unsqueeze(-1) * velocity
-    return vectors
+    return vectors_at(positions, start, learned, Flow(**json.loads(settings)))
 
 
 flow_at = opaque("flow", _compute)

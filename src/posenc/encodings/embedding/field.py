@@ -1,0 +1,98 @@
+"""FLOATER's equation, in the frame that rotates along."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encodings.frequencies import geometric_frequencies
+
+__all__ = ["Activation", "Field"]
+
+Activation = Literal["relu", "tanh"]
+
+
+class Field:
+    """``dz/dt`` for ``z = exp(-R t) p``: the equation in the frame that turns along.
+
+    There the turning is exact, and the solver only has the trained part to follow.
+    """
+
+    def __init__(
+        self,
+        start: Float[Tensor, " C"],
+        weights: Sequence[Tensor],
+        *,
+        activation: Activation,
+        unit: float,
+        turning: bool,
+    ) -> None:
+        self.weights = list(weights)
+        self.activation, self.unit = activation, unit
+        self.paired = len(start) // 2 * 2 if turning else 0
+        self.rates = geometric_frequencies(self.paired // 2, len(start), 10000.0, like=start)
+
+    def having(self, weights: Sequence[Tensor]) -> Field:
+        """The same with other weights."""
+        other = copy.copy(self)
+        other.weights = list(weights)
+        return other
+
+    def __call__(
+        self, times: Float[Tensor, "*dims"], z: Float[Tensor, "*dims C"]
+    ) -> Float[Tensor, "*dims C"]:
+        if not self.paired:
+            return self.learned(times, z)
+        angles = times.unsqueeze(-1) * self.rates
+        cosine, sine = angles.cos(), angles.sin()
+        p = _times(z, torch.complex(cosine, -sine))
+        return _times(self.learned(times, p), torch.complex(cosine, sine))
+
+    def learned(
+        self, times: Float[Tensor, "*dims"], p: Float[Tensor, "*dims C"]
+    ) -> Float[Tensor, "*dims C"]:
+        """The trained part of h."""
+        time = (self.unit * times).unsqueeze(-1).expand(*p.shape[:-1], 1)
+        first, first_bias, second, second_bias = self.weights
+        hidden = F.linear(torch.cat([p, time], dim=-1), first, first_bias)
+        hidden = hidden.relu() if self.activation == "relu" else hidden.tanh()
+        return self.unit * F.linear(torch.cat([hidden, time], dim=-1), second, second_bias)
+
+    def velocity(
+        self, times: Float[Tensor, "*dims"], p: Float[Tensor, "*dims C"]
+    ) -> Float[Tensor, "*dims C"]:
+        """``h(t, p)`` a token, the turning included."""
+        learned = self.learned(times, p)
+        if not self.paired:
+            return learned
+        turning = _times(p, torch.complex(torch.zeros_like(self.rates), -self.rates))
+        return learned + torch.cat(
+            [turning[..., : self.paired], torch.zeros_like(p[..., self.paired :])], dim=-1
+        )
+
+    def turned(
+        self, z: Float[Tensor, "*dims C"], times: Float[Tensor, "*dims"]
+    ) -> Float[Tensor, "*dims C"]:
+        """``exp(R t) z``."""
+        if not self.paired:
+            return z
+        angles = times.unsqueeze(-1) * self.rates
+        return _times(z, torch.complex(angles.cos(), -angles.sin()))
+
+
+def _times(p: Float[Tensor, "*dims C"], turn: Tensor) -> Float[Tensor, "*dims C"]:
+    """Pairs of features, read as complex numbers, times ``turn``; a last odd one stays.
+
+    The pair (sin α, cos α) times ``exp(-iβ)`` is that of ``α + β``. (No lazy conjugates: inside
+    an operator of a compiled graph they are lost.)
+    """
+    paired = 2 * turn.shape[-1]
+    pairs = torch.complex(p[..., 0:paired:2], p[..., 1:paired:2])
+    turned = torch.view_as_real(pairs * turn).flatten(-2)
+    return turned if paired == p.shape[-1] else torch.cat([turned, p[..., paired:]], dim=-1)

@@ -1,0 +1,232 @@
+"""States that FLOATER's solver has reached, for as long as the parameters are the same."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import RLock
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.encodings.embedding.flow import Flow
+from posenc.encodings.embedding.runge_kutta import SEGMENT, Stepper
+from posenc.encodings.precision import widest
+
+__all__ = ["LIMIT", "Solutions", "Trajectory"]
+
+LIMIT = 2**27
+"""Bytes of states that one dynamics stores without a graph."""
+
+
+class Trajectory(Protocol):
+    """A block with an initial value of its own, and a dynamics that others may share."""
+
+    flow: Flow
+    start: nn.Parameter
+
+    def weights(self) -> list[Tensor]:
+        """Weight and bias of both layers."""
+        ...
+
+
+@dataclass(frozen=True)
+class Solved:
+    """States at the last question, of all blocks; with autograd's graph, or without.
+
+    ``waiting`` are the ids of the blocks that have not asked yet.
+    """
+
+    numbers: Int[Tensor, " N"]
+    parameters: Sequence[Tensor]
+    graph: bool
+    states: Float[Tensor, "N S C"]
+    waiting: set[int]
+
+
+class Recent:
+    """States by sign and segment, the least recently used dropped past ``LIMIT`` bytes."""
+
+    def __init__(self) -> None:
+        self.entries: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
+        self.bytes = 0
+
+    def get(self, sign: int, segment: int) -> Tensor | None:
+        """The entry, which becomes the most recent."""
+        if (sign, segment) not in self.entries:
+            return None
+        self.entries.move_to_end((sign, segment))
+        return self.entries[sign, segment]
+
+    def put(self, sign: int, segment: int, states: Tensor) -> None:
+        """Store an entry; older ones may be dropped."""
+        replaced = self.entries.pop((sign, segment), None)
+        self.entries[sign, segment] = states
+        self.bytes += states.nbytes - (0 if replaced is None else replaced.nbytes)
+        while self.bytes > LIMIT and len(self.entries) > 1:
+            self.bytes -= self.entries.popitem(last=False)[1].nbytes
+
+    def last(self, sign: int, segment: int) -> int:
+        """The entry's segment, or the nearest one before it; -1 without any."""
+        if (sign, segment) in self.entries:
+            return segment
+        return max((n for s, n in self.entries if s == sign and n <= segment), default=-1)
+
+
+class Solutions:
+    """What the blocks of one dynamics have solved, together.
+
+    Without a graph, states are stored at the knots of the fixed steps, segment by segment, for
+    later calls: to decode one more token takes one more step. With a graph, the states of the last
+    call are, until all blocks have read them or the backward pass runs: blocks of a stack that ask
+    for the same times are solved as one batch. States are dropped when the parameters have other
+    values, which are compared at each call; copies and pickles start empty.
+    """
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._blocks: list[weakref.ref[Trajectory]] = []
+        self._key: Tensor | None = None
+        self._recent = Recent()
+        self._last: Solved | None = None
+
+    def __deepcopy__(self, memo: object) -> Solutions:
+        return Solutions()
+
+    def __reduce__(self) -> tuple[type[Solutions], tuple[()]]:
+        return Solutions, ()
+
+    def join(self, block: Trajectory) -> None:
+        """Solve for ``block`` whenever one of the others asks."""
+        with self._lock:
+            if not any(reference() is block for reference in self._blocks):
+                self._blocks.append(weakref.ref(block))
+
+    def reached(self, block: Trajectory, numbers: Int[Tensor, " N"]) -> Float[Tensor, "N C"]:
+        """``z`` of one block after whole steps from 0: sorted, distinct numbers."""
+        with self._lock:
+            self.join(block)
+            blocks = list(self._together(block))
+            parameters = [*(other.start for other in blocks), *block.weights()]
+            graph = torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
+            self._renew(parameters)
+            solved = self._last
+            if solved is None or not _answers(solved, numbers, parameters, graph):
+                states = self._solve(block.flow, numbers, parameters, graph)
+                solved = Solved(numbers, parameters, graph, states, {id(b) for b in blocks})
+                self._last = solved
+            solved.waiting.discard(id(block))
+            if not solved.waiting and (graph or solved.states.nbytes > LIMIT):
+                self._last = None
+            index = next(i for i, other in enumerate(blocks) if other is block)
+            return solved.states[:, index]
+
+    @contextmanager
+    def bounds(self, block: Trajectory) -> Iterator[Recent]:
+        """The store of an adaptive solver's states at the bounds of segments; empty at first."""
+        with self._lock:
+            self._renew([block.start, *block.weights()])
+            yield self._recent
+
+    def _together(self, block: Trajectory) -> Iterator[Trajectory]:
+        """The blocks of the same dynamics, settings and kind of initial value."""
+        start, weights = block.start, block.weights()
+        self._blocks = [reference for reference in self._blocks if reference() is not None]
+        for reference in self._blocks:
+            other = reference()
+            if other is block or (
+                other is not None
+                and other.flow == block.flow
+                and all(a is b for a, b in zip(weights, other.weights(), strict=True))
+                and type(other.start) is type(start)
+                and (other.start.shape, other.start.dtype) == (start.shape, start.dtype)
+                and other.start.device == start.device
+                and other.start.untyped_storage().nbytes() > 0
+            ):
+                yield other
+
+    def _renew(self, parameters: Sequence[Tensor]) -> None:
+        """Forget what was solved for other values."""
+        wide = widest(parameters[0].device)
+        key = torch.cat([p.detach().flatten().to(wide) for p in parameters])
+        old = self._key
+        same = old is not None and old.shape == key.shape and old.device == key.device
+        if old is None or not (same and torch.equal(old, key)):
+            self._key, self._recent, self._last = key, Recent(), None
+
+    def _solve(
+        self, flow: Flow, numbers: Tensor, parameters: Sequence[Tensor], graph: bool
+    ) -> Float[Tensor, "N S C"]:
+        wide = widest(numbers.device)
+        *starts, first, first_bias, second, second_bias = (p.to(wide) for p in parameters)
+        weights = [first, first_bias, second, second_bias]
+        if graph:
+            return flow.whole_steps(numbers, torch.stack(starts), weights, self._finisher())
+        batch = torch.stack(starts).detach()
+
+        def stored(sign: int, counts: Sequence[int]) -> Tensor:
+            return self._stored(flow.stepper(sign, batch[0], weights), sign, counts, batch)
+
+        return flow.each_way(numbers, stored)
+
+    def _finisher(self) -> Callable[[], None]:
+        """A function that forgets the graph, and holds nothing."""
+        this = weakref.ref(self)
+
+        def finish() -> None:
+            solutions = this()
+            if solutions is not None:
+                solutions._last = None
+
+        return finish
+
+    @torch.no_grad()
+    def _stored(
+        self, stepper: Stepper, sign: int, counts: Sequence[int], starts: Tensor
+    ) -> Float[Tensor, "N S C"]:
+        """States of segments, those solved before and those that are missing."""
+        found, row = [], 0
+        if counts[0] == 0:
+            found, row = [stepper.padded(starts).unsqueeze(0)], 1
+        while row < len(counts):
+            segment = (counts[row] - 1) // SEGMENT
+            first = segment * SEGMENT
+            until = row
+            while until < len(counts) and counts[until] <= first + SEGMENT:
+                until += 1
+            states = self._segment(stepper, sign, segment, counts[until - 1] - first, starts)
+            found.append(states[[count - first for count in counts[row:until]]])
+            row = until
+        return torch.cat(found)[..., : stepper.dim]
+
+    def _segment(
+        self, stepper: Stepper, sign: int, segment: int, length: int, starts: Tensor
+    ) -> Float[Tensor, "M S C"]:
+        """The states 0 … ``length``, or more, of a segment."""
+        number = self._recent.last(sign, segment)
+        states = None if number < 0 else self._recent.get(sign, number)
+        if states is None:
+            number, states = 0, stepper.padded(starts).unsqueeze(0)
+        while True:
+            end = length if number == segment else SEGMENT
+            if len(states) <= end:
+                done = len(states) - 1
+                more = stepper.forward(states[-1], number * SEGMENT + done, end - done)
+                states = torch.cat([states, more.states[1:]])
+                self._recent.put(sign, number, states)
+            if number == segment:
+                return states
+            number, states = number + 1, states[SEGMENT:]
+
+
+def _answers(solved: Solved, numbers: Tensor, parameters: Sequence[Tensor], graph: bool) -> bool:
+    """Whether states solved for the parameters' values are those asked for."""
+    if solved.graph != graph or len(solved.parameters) != len(parameters):
+        return False
+    same = all(a is b for a, b in zip(solved.parameters, parameters, strict=True))
+    return same and torch.equal(solved.numbers, numbers)

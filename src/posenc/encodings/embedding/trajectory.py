@@ -1,0 +1,139 @@
+"""Trajectories over many fixed steps, as one node of autograd's graph."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.encodings.embedding.runge_kutta import SEGMENT, Segment, Stepper
+
+__all__ = ["DIRECT", "split", "trajectory"]
+
+DIRECT = 16 * SEGMENT
+"""Up to so many steps all stages are stored for the backward pass. Beyond, those of a segment are
+computed again, so that memory grows with the times asked for, and a state a segment."""
+
+
+@dataclass(eq=False)
+class Tape:
+    """What the backward pass of a trajectory needs.
+
+    Held beside autograd's graph rather than in it, so that trajectories solved together may be
+    differentiated one after the other, and under activation checkpointing.
+    """
+
+    segments: list[Segment] = field(default_factory=list)
+    bounds: list[Tensor] = field(default_factory=list)
+
+
+def trajectory(
+    stepper: Callable[[Sequence[Tensor]], Stepper],
+    unrolled: Callable[[Tensor, Sequence[Tensor]], Tensor],
+    counts: Sequence[int],
+    starts: Float[Tensor, "S C"],
+    weights: Sequence[Tensor],
+    finish: Callable[[], None],
+) -> Float[Tensor, "N S C"]:
+    """States after so many steps from ``starts``: ascending numbers.
+
+    Args:
+        stepper: makes the steps for given weights.
+        unrolled: the same by differentiable operations, for second derivatives.
+        counts: N numbers of steps, ascending, 0 or more.
+        starts: initial values.
+        weights: as ``Stepper`` has them.
+        finish: is called whenever the backward pass begins.
+    """
+    states: Tensor = _Trajectory.apply(stepper, unrolled, counts, finish, starts, *weights)  # type: ignore[no-untyped-call]
+    return states
+
+
+class _Trajectory(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        make: Callable[[Sequence[Tensor]], Stepper],
+        unrolled: Callable[[Tensor, Sequence[Tensor]], Tensor],
+        counts: Sequence[int],
+        finish: Callable[[], None],
+        starts: Tensor,
+        *weights: Tensor,
+    ) -> Tensor:
+        ctx.stepper, ctx.unrolled = make(weights), unrolled
+        ctx.counts, ctx.finish, ctx.inputs = counts, finish, (starts, *weights)
+        ctx.tape = tape = Tape()
+        ctx.set_materialize_grads(True)
+        state = ctx.stepper.padded(starts)
+        found = [state.unsqueeze(0)] if counts[0] == 0 else []
+        for begin, many, inside, _ in split(counts):
+            segment = ctx.stepper.forward(state, begin, many)
+            if counts[-1] <= DIRECT:
+                tape.segments.append(segment)
+            else:
+                tape.bounds.append(state)
+            if inside:
+                found.append(segment.states[inside])
+            state = segment.states[-1].clone()
+        return torch.cat(found)[..., : starts.shape[-1]].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        tape: Tape = ctx.tape
+        ctx.finish()
+        (given,) = gradients
+        if torch.is_grad_enabled():
+            starts, *weights = ctx.inputs
+            needed = [part for part in ctx.inputs if part.requires_grad]
+            found = iter(
+                torch.autograd.grad(
+                    ctx.unrolled(starts, weights),
+                    needed,
+                    given,
+                    create_graph=True,
+                    allow_unused=True,
+                )
+            )
+            return (
+                None,
+                None,
+                None,
+                None,
+                *(next(found) if part.requires_grad else None for part in ctx.inputs),
+            )
+        stepper: Stepper = ctx.stepper
+        given = stepper.padded(given)
+        sums = [torch.zeros_like(weight) for weight in ctx.inputs[1:]]
+        state = torch.zeros_like(given[0])
+        pieces = list(split(ctx.counts))
+        for number in range(len(pieces) - 1, -1, -1):
+            begin, many, inside, rows = pieces[number]
+            if tape.segments:
+                segment = tape.segments[number]
+            else:
+                segment = stepper.forward(tape.bounds[number], begin, many)
+            gradient = given.new_zeros(many + 1, *state.shape)
+            gradient[many] = state
+            gradient[inside] += given[rows]
+            state = stepper.backward(segment, gradient, sums)
+        if ctx.counts[0] == 0:
+            state = state + given[0]
+        return None, None, None, None, state[..., : stepper.dim], *sums
+
+
+def split(counts: Sequence[int]) -> list[tuple[int, int, list[int], slice]]:
+    """Segments up to the last count: first step, steps, wanted ones in it, and their rows."""
+    pieces, row = [], int(counts[0] == 0)
+    for begin in range(0, counts[-1], SEGMENT):
+        end = min(begin + SEGMENT, counts[-1])
+        until = bisect_right(counts, end)
+        pieces.append(
+            (begin, end - begin, [n - begin for n in counts[row:until]], slice(row, until))
+        )
+        row = until
+    return pieces

@@ -1,0 +1,322 @@
+"""FLOATER's solutions: steps against torchdiffeq, and how often the dynamics is evaluated."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torchdiffeq
+from floaters import count_evaluations, make
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from posenc import Layout
+from posenc.encodings.embedding import solutions
+from posenc.encodings.embedding.floater import Floater
+from posenc.encodings.embedding.flow import Method
+from posenc.registry import create_layers
+
+STAGES = 4
+
+
+def blocks(count: int = 3, **options: Any) -> list[Floater]:
+    """Blocks of a stack, with weights that matter."""
+    torch.manual_seed(3)
+    made = []
+    for layer in create_layers("floater", layers=count, dim=6, **({"unit": 0.3} | options)):
+        assert isinstance(layer.embedding, Floater)
+        made.append(layer.embedding.double())
+    with torch.no_grad():
+        for parameter in torch.nn.ModuleList(made).parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+    return made
+
+
+def at(begin: int, end: int) -> Tensor:
+    return torch.arange(float(begin), float(end)).unsqueeze(0).double()
+
+
+def fresh(block: Floater, times: Tensor) -> Tensor:
+    """The path by a block of the same values that has solved nothing yet."""
+    with torch.no_grad():
+        return copy.deepcopy(block).path(times)
+
+
+@pytest.mark.parametrize("method", ["euler", "midpoint", "rk4"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"start": "random", "activation": "relu"}, {"dim": 5, "step": 0.5}, {"dim": 1}],
+    ids=["sinusoidal", "random", "odd", "single"],
+)
+def test_fixed_steps_are_torchdiffeqs(method: Method, options: dict[str, Any]) -> None:
+    """Values and gradients, before 0 and past the first segment."""
+    encoding = make(method=method, noise=0.2, unit=0.1, **({"dim": 6} | options))
+    parameters = list(encoding.parameters())
+    step = encoding.flow.step
+    field = encoding.flow.field(encoding.start, encoding.weights())
+    pairs = []
+    for sign in (1, -1):
+        times = sign * step * torch.arange(70, dtype=torch.float64)
+        solved = torchdiffeq.odeint(field, encoding.start, times, method=method)
+        paths = (encoding.path(times.unsqueeze(0))[0], field.turned(solved, times))
+        pairs += [(path, *torch.autograd.grad(path.sin().sum(), parameters)) for path in paths]
+    for got, want in ((pairs[0], pairs[1]), (pairs[2], pairs[3])):
+        torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("start", ["sinusoidal", "random"])
+def test_derivatives_of_any_kind(start: str) -> None:
+    """By difference quotients: first and second ones, and those of ``torch.func``."""
+    encoding = make(dim=3, noise=0.2, start=start)
+    names, values = zip(*encoding.named_parameters(), strict=True)
+    times = torch.tensor([[-1.5, 0.0, 1.0, 1.5]], dtype=torch.float64)
+
+    def path(*values: Tensor) -> Tensor:
+        call = dict(zip(names, values, strict=True))
+        found: Tensor = torch.func.functional_call(
+            encoding, call, (torch.zeros(1, 4, 3).double(), Layout.at(times))
+        )
+        return found
+
+    torch.autograd.gradcheck(path, values, fast_mode=True)
+    torch.autograd.gradgradcheck(path, values, fast_mode=True)
+    first, *others = values
+    direction = torch.ones_like(first)
+    wanted = torch.autograd.grad(path(*values).sin().sum(), first)[0]
+    got = torch.func.grad(lambda first: path(first, *others).sin().sum())(first)
+    torch.testing.assert_close(got, wanted)
+    _, tangent = torch.func.jvp(
+        lambda first: path(first, *others).sin().sum(), (first,), (direction,)
+    )
+    torch.testing.assert_close(tangent, wanted.sum())
+
+
+def test_a_decode_step_is_one_step_of_the_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any position, and for all blocks together."""
+    stack = blocks()
+    calls = count_evaluations(monkeypatch)
+    with torch.no_grad():
+        for length in (9, 200):
+            for block in stack:
+                block.path(at(0, length))
+            for position in range(length, length + 70):
+                calls.clear()
+                for block in stack:
+                    block.path(at(position, position + 1))
+                assert len(calls) == STAGES
+    assert length == 200
+    for block in stack:
+        torch.testing.assert_close(block.path(at(250, 270)), fresh(block, at(250, 270)))
+
+
+def test_rows_that_decode_at_different_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding = make()
+    calls = count_evaluations(monkeypatch)
+    with torch.no_grad():
+        encoding.path(at(0, 150))
+        calls.clear()
+        for step in range(5):
+            encoding.path(torch.tensor([[20.0 + step], [90.0 + step], [150.0 + step]]).double())
+    assert len(calls) == 5 * STAGES
+
+
+def test_a_decode_step_of_the_adaptive_method_begins_at_its_segment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoding = make(method="dopri5", noise=0.2, unit=0.02, tolerance=1e-2)
+    calls = count_evaluations(monkeypatch)
+    counts = []
+    with torch.no_grad():
+        for segment in (1, 4):
+            encoding.path(at(0, 64 * segment))
+            calls.clear()
+            got = encoding.path(at(64 * segment, 64 * segment + 1))
+            counts.append(len(calls))
+            torch.testing.assert_close(got, fresh(encoding, at(64 * segment, 64 * segment + 1)))
+    assert max(counts) < 2 * min(counts)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_stack_evaluates_as_often_as_one_block(
+    graph: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = count_evaluations(monkeypatch)
+    with torch.set_grad_enabled(graph):
+        for count in (1, 4):
+            for _ in range(2 if graph else 1):
+                calls.clear()
+                paths = [block.path(at(-3, 90)).sum() for block in blocks(count)]
+                assert len(calls) == (3 + 89) * STAGES
+                if graph:
+                    torch.stack(paths).sum().backward()  # type: ignore[no-untyped-call]
+                    assert len(calls) == (3 + 89) * STAGES
+
+
+def _gradients(stack: list[Floater], run: Callable[[], None]) -> list[Tensor | None]:
+    parameters = list(torch.nn.ModuleList(stack).parameters())
+    for parameter in parameters:
+        parameter.grad = None
+    run()
+    return [parameter.grad for parameter in parameters]
+
+
+def test_blocks_solved_together_have_the_gradients_of_blocks_alone() -> None:
+    """However their backward passes are ordered, and with activations computed again."""
+    stack, times = blocks(), at(0, 20)
+
+    def alone() -> None:
+        for block in stack:
+            block.dynamics.solutions = solutions.Solutions()
+            block.path(times).sin().sum().backward()  # type: ignore[no-untyped-call]
+
+    def together() -> None:
+        sum(block.path(times).sin().sum() for block in stack).backward()  # type: ignore[union-attr]
+
+    def forward_first() -> None:
+        for loss in [block.path(times).sin().sum() for block in stack]:
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def one_by_one() -> None:
+        for block in stack:
+            block.path(times).sin().sum().backward()  # type: ignore[no-untyped-call]
+
+    def again(reentrant: bool) -> None:
+        x = torch.zeros(1, 20, 6, dtype=torch.float64, requires_grad=True)
+        layout = Layout.at(times)
+        losses = [
+            checkpoint(block, x, layout, use_reentrant=reentrant).sin().sum() for block in stack
+        ]
+        sum(losses).backward()  # type: ignore[union-attr]
+
+    wanted = _gradients(stack, alone)
+    assert all(gradient is not None for gradient in wanted)
+    for run in (together, forward_first, one_by_one, lambda: again(False), lambda: again(True)):
+        for _ in range(2):
+            torch.testing.assert_close(_gradients(stack, run), wanted)
+
+
+@pytest.mark.parametrize("method", ["rk4", "dopri5"])
+def test_nothing_stored_outlives_the_values_it_was_solved_for(method: Method) -> None:
+    stack, times = blocks(2, method=method, tolerance=0.1, unit=0.1), at(0, 3)
+
+    def check() -> None:
+        for block in stack:
+            with torch.no_grad():
+                torch.testing.assert_close(block.path(times), fresh(block, times))
+            torch.testing.assert_close(block.path(times).detach(), fresh(block, times))
+
+    check()
+    with torch.no_grad():
+        stack[1].start.add_(0.5)
+    check()
+    stack[0].dynamics.first.weight.data.mul_(1.5)
+    check()
+    stack[0].dynamics.second.bias = torch.nn.Parameter(torch.ones(6, dtype=torch.float64))
+    check()
+    torch.nn.ModuleList(stack).bfloat16()
+    check()
+    whole = torch.nn.ModuleList(stack)
+    whole.load_state_dict(
+        {name: torch.ones_like(value) for name, value in whole.state_dict().items()}
+    )
+    check()
+    stack[1].dynamics = copy.deepcopy(stack[1].dynamics)
+    with torch.no_grad():
+        stack[1].dynamics.first.bias.add_(1.0)
+    check()
+
+
+def test_copies_solve_together_and_store_nothing_of_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stack = torch.nn.ModuleList(blocks())
+    names = list(stack.state_dict())
+    before = pickle.dumps(stack)
+    with torch.no_grad():
+        for block in stack:
+            block.path(at(0, 300))  # type: ignore[operator]
+    assert list(stack.state_dict()) == names
+    assert len(pickle.dumps(stack)) == len(before)
+    calls = count_evaluations(monkeypatch)
+    for other in (copy.deepcopy(stack), pickle.loads(before)):
+        calls.clear()
+        with torch.no_grad():
+            for block in other:
+                block.path(at(0, 9))
+        assert len(calls) == 8 * STAGES
+
+
+def test_inference_mode_threads_and_gradients_take_turns() -> None:
+    stack, times = blocks(), at(0, 30)
+    wanted = [fresh(block, at(0, 40)) for block in stack]
+    with torch.inference_mode():
+        for block in stack:
+            block.path(times)
+    for _ in range(2):
+        for block, path in zip(stack, wanted, strict=True):
+            with torch.no_grad():
+                torch.testing.assert_close(block.path(at(0, 40)), path)
+            block.path(at(0, 40)).sum().backward()  # type: ignore[no-untyped-call]
+    failed = []
+
+    def decode(begin: int) -> None:
+        for position in range(begin, begin + 10):
+            for block, path in zip(stack, wanted, strict=True):
+                with torch.no_grad():
+                    got = block.path(at(position, position + 1))
+                if not torch.allclose(got, path[:, position : position + 1]):
+                    failed.append(position)
+
+    threads = [threading.Thread(target=decode, args=(begin,)) for begin in (0, 10, 20, 30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_stored_states_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past it the last segments stay, so that decoding goes on step by step."""
+    limit = 3 * 65 * 6 * 8
+    monkeypatch.setattr(solutions, "LIMIT", limit)
+    encoding = make()
+    calls = count_evaluations(monkeypatch)
+    with torch.no_grad():
+        encoding.path(at(0, 500))
+        for position in range(500, 600):
+            calls.clear()
+            encoding.path(at(position, position + 1))
+            assert len(calls) == STAGES
+    recent = encoding.dynamics.solutions._recent
+    stored = {id(entry): entry.untyped_storage().nbytes() for entry in recent.entries.values()}
+    assert sum(stored.values()) <= limit
+    times = torch.tensor([[3.0, 599.0, 130.0, -70.0]]).double()
+    torch.testing.assert_close(encoding.path(times), fresh(encoding, times))
+
+
+def test_a_solved_graph_is_freed_with_its_reader() -> None:
+    """Not stored once all blocks have read it, or its backward pass has run."""
+    stack = blocks()
+    paths = [block.path(at(0, 9)) for block in stack]
+    assert stack[0].dynamics.solutions._last is None
+    torch.autograd.grad(sum(path.sum() for path in paths), stack[0].start)  # type: ignore[arg-type]
+    path = stack[0].path(at(0, 9))
+    assert stack[0].dynamics.solutions._last is not None
+    path.sum().backward()  # type: ignore[no-untyped-call]
+    assert stack[0].dynamics.solutions._last is None
+
+
+def test_segments_meet_where_they_were_divided() -> None:
+    """States reached by decoding are those of one long call."""
+    encoding = make()
+    whole = fresh(encoding, at(0, 140))
+    with torch.no_grad():
+        parts = [encoding.path(at(begin, end)) for begin, end in pairwise((0, 1, 63, 64, 66, 140))]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-12, atol=1e-12)
