@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create
-from posenc.attention.backends import sdpa
+from posenc.attention.backends import definition, sdpa
+from posenc.attention.backends.base import Problem
 from posenc.attention.backends.tiled import blockwise, images
 from posenc.errors import ArgumentError
 from posenc.testing.backend_laws import serving
@@ -179,3 +180,16 @@ def test_weights_that_no_softmax_makes_have_none() -> None:
     grid = Grid.of(Layout.sequence(5), causal=True)
     with pytest.raises(ArgumentError, match="return_lse: expected False with StickBreaking"):
         attend(q, k, v, grid, create("stick_breaking"), return_lse=True)
+
+
+def sums_by_definition(budget: int) -> Tensor:
+    q, k, v = inputs(5, 5)
+    grid = Grid.of(Layout.padded([5, 3], side="left"), causal=True)
+    problem = Problem(q, k, v, grid, Encoding(), 0.3, 0.0, ())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(definition, "BUDGET", budget)
+        return definition.lse_by_definition(problem)
+
+
+def test_sums_are_the_same_one_query_at_a_time() -> None:
+    torch.testing.assert_close(sums_by_definition(40), sums_by_definition(2**23))

@@ -39,11 +39,6 @@ def no_view_outside(case: int) -> Check:
     return partial(test_strides.test_no_view_reads_outside_its_tensor, size, stride, offset)
 
 
-def by_blocks() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        test_lse.test_its_gradient_is_right_in_reference(patch)
-
-
 grouped = law("grouped_heads_are_repeated", "alibi")
 joined = partial(test_lse.test_outputs_over_parts_of_the_keys_are_joined_by_it, "rope", "reference")
 scaled = test_module.test_head_dim_and_bias_and_scale
@@ -155,7 +150,7 @@ MUTATIONS = [
     # The definition.
     Mutation(
         definition.attend_by_definition,
-        "masked_softmax(logits, problem.grid.visible)",
+        "masked_softmax(logits, visible)",
         "logits.softmax(-1)",
         equals_reference("nope", "causal"),
     ),
@@ -163,9 +158,9 @@ MUTATIONS = [
         definition.lse_by_definition,
         "begin, begin + size)",
         "0, size)",
-        by_blocks,
+        test_lse.test_sums_are_the_same_one_query_at_a_time,
     ),
-    Mutation(definition.lse_by_definition, ".masked_fill(empty, -torch.inf)", "", joined),
+    Mutation(definition._masked_lse, "lse.masked_fill(empty, -torch.inf)", "lse", joined),
     Mutation(
         definition._logits,
         "logits = q @ k.mT * problem.scale",
@@ -201,7 +196,10 @@ MUTATIONS = [
         equals_reference("alibi", "several blocks"),
     ),
     Mutation(
-        sdpa._attend_line, "mask=view).flip(2)", "mask=view)", equals_reference("alibi", "dense")
+        sdpa._attend_line,
+        "Result(output.flip(2)",
+        "Result(output",
+        equals_reference("alibi", "dense"),
     ),
     Mutation(
         sdpa._nothing,
@@ -237,15 +235,15 @@ MUTATIONS = [
         equals_reference("low rank", "dense"),
     ),
     Mutation(
-        sdpa.Sdpa.run,
+        sdpa.Sdpa._attend,
         "torch.stack(tables).sum(0)",
         "tables[0]",
         test_sdpa.test_two_tables_are_added,
     ),
     Mutation(
-        sdpa.Sdpa.run,
-        "output[..., : problem.v.shape[-1]]",
-        "output",
+        sdpa.Sdpa._attend,
+        "found.output[..., : problem.v.shape[-1]]",
+        "found.output",
         test_sdpa.test_values_of_another_width,
     ),
     Mutation(

@@ -71,22 +71,6 @@ class Conv(EmbeddingEncoding):
     ) -> None:
         super().__init__()
         self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
         if axes not in (1, 2):
             raise ArgumentError(
                 "axes", expected="1 or 2", got=axes, remedy="1 for text, 2 for images."

@@ -145,22 +145,6 @@ class Floater(EmbeddingEncoding):
     ) -> None:
         super().__init__()
         self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
         hidden = dim if hidden is None else hidden
         load_solvers()
         self.flow = Flow(

@@ -56,22 +56,6 @@ class Hierarchical(EmbeddingEncoding):
     ) -> None:
         super().__init__()
         self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
         if not 0 < alpha < 1 or alpha == 0.5:
             raise ArgumentError(
                 "alpha", expected="0 < α < 1, not 0.5", got=alpha, remedy="0.4 is the source's."

@@ -52,22 +52,6 @@ class Learned(EmbeddingEncoding):
     ) -> None:
         super().__init__()
         self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
         self.fusion: Fusion = fusion
         self.std = std
         self.table = nn.Parameter(torch.empty(max_length, dim))

@@ -64,22 +64,6 @@ class Learned2d(EmbeddingEncoding):
     ) -> None:
         super().__init__()
         self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
         self.std = std
         self.table = nn.Parameter(torch.empty(*size, dim))
         self.special = nn.Parameter(torch.empty(special, dim))

@@ -51,22 +51,6 @@ class Multiplicative(EmbeddingEncoding):
     def __init__(self, *, dim: Width, max_length: Length, bound: Fraction | None = 1.0) -> None:
         super().__init__()
         self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
         self.bound = bound
         self.table = nn.Parameter(torch.empty(max_length, dim))
         self.reset_parameters()

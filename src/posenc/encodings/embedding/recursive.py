@@ -202,22 +202,6 @@ class Recursive(EmbeddingEncoding):
     def __init__(self, *, dim: Width, step: StepKind = "linear") -> None:
         super().__init__()
         self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
         steps: dict[str, type[Step]] = {"linear": RotationStep, "free": FreeStep, "gru": GatedStep}
         self.kind: StepKind = step
         self.step = steps[step](dim)

@@ -53,22 +53,6 @@ class RowColumn(EmbeddingEncoding):
     def __init__(self, *, dim: Width, size: tuple[Count, Count] = (50, 50)) -> None:
         super().__init__()
         self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
         if dim < 2 or dim % 2:
             raise ArgumentError(
                 "dim", expected="an even number from 2", got=dim, remedy="Use the model's width."

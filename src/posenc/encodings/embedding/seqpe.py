@@ -73,22 +73,6 @@ class Seqpe(EmbeddingEncoding):
     ) -> None:
         super().__init__()
         self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
         if heads < 1 or dim % heads:
             raise ArgumentError(
                 "heads", expected=f"a divisor of dim ({dim})", got=heads, remedy="Change either."

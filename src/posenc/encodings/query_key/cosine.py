@@ -43,22 +43,6 @@ class CosineLogits(QueryKeyTransform):
     def __init__(self, *, heads: Count) -> None:
         super().__init__()
         self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
         self.log_scale = nn.Parameter(torch.empty(heads))
         self.reset_parameters()
 

@@ -73,22 +73,6 @@ class Pope(QueryKeyTransform):
     ) -> None:
         super().__init__()
         self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
         self.head_dim, self.base, self.initial = head_dim, base, initial
         self.phase = nn.Parameter(torch.empty(heads, head_dim))
         self.reset_parameters()

@@ -63,22 +63,6 @@ class RopeMixed(Rotary):
     ) -> None:
         super().__init__(head_dim=head_dim, pairing=pairing)
         self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
         require_quarters(head_dim)
         self.base = base
         self.frequencies = nn.Parameter(torch.empty(2, heads, head_dim // 2))

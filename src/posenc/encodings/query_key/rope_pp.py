@@ -62,22 +62,6 @@ class RopePp(QueryKeyTransform):
     def __init__(self, *, head_dim: Width, base: Base = 10000.0, pairing: Pairing = "half") -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
         self.rope = Rope(head_dim=head_dim, base=base, pairing=pairing)
 
     def forward(

@@ -59,22 +59,6 @@ class ContextualScores(ScoreTerm):
     def __init__(self, *, head_dim: Width, max_distance: Natural = 16) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
         self.query = ClippedTable(head_dim=head_dim, max_distance=max_distance)
         self.key = ClippedTable(head_dim=head_dim, max_distance=max_distance)
 

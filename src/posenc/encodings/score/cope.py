@@ -53,22 +53,6 @@ class Cope(ScoreTerm):
     def __init__(self, *, head_dim: Width, max_count: Length = 64) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
         if max_count < 2:
             raise ArgumentError(
                 "max_count", expected="2 or more", got=max_count, remedy="The paper has 64."

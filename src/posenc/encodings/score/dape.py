@@ -62,22 +62,6 @@ class Dape(ScoreTerm):
     def __init__(self, *, heads: Count, bias: Bias = "kerple", hidden: Width = 32) -> None:
         super().__init__()
         self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
         self.bias = BIASES[bias](heads=heads)
         self.input, self.output = WideLinear(2 * heads, hidden), WideLinear(hidden, heads)
 

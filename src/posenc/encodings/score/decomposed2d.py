@@ -59,22 +59,6 @@ class Decomposed2d(ScoreTerm):
     def __init__(self, *, head_dim: Width, size: tuple[Count, Count] = (14, 14)) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
         self.window = Window.of(size, argument="size")
         self.rows = nn.Parameter(torch.empty(self.window.spans[0], head_dim))
         self.columns = nn.Parameter(torch.empty(self.window.spans[1], head_dim))

@@ -59,22 +59,6 @@ class DynamicBias(OffsetBias):
     ) -> None:
         super().__init__()
         self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
         if hidden is None:
             hidden = 16 * heads if dim is None else max(1, dim // 4)
         self.log_distance = log_distance

@@ -61,22 +61,6 @@ class Fire(ScoreTerm):
     ) -> None:
         super().__init__()
         self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
         self.initial = (scale, threshold)
         self.input, self.output = WideLinear(1, hidden), WideLinear(hidden, heads)
         self.scale = nn.Parameter(torch.empty(1))

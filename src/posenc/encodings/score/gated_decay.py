@@ -42,22 +42,6 @@ class GatedDecay(ScoreTerm, ABC):
     def __init__(self, *, dim: Width, heads: Count) -> None:
         super().__init__()
         self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
-        self.dim, self.heads = dim, heads
         self.gate = WideLinear(dim, heads)
         self.reset_parameters()
 

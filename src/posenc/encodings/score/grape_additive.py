@@ -60,22 +60,6 @@ class GrapeAdditive(ScoreTerm):
     def __init__(self, *, dim: Width, heads: Count, width: Width = 8) -> None:
         super().__init__()
         self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
-        self.dim = dim
         if width < 2 or width % 2:
             raise ArgumentError(
                 "width", expected="an even number from 2", got=width, remedy="The paper has 8."

@@ -70,22 +70,6 @@ class Path(ScoreTerm):
     ) -> None:
         super().__init__()
         self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
-        self.dim, self.head_dim = dim, head_dim
         self.heads, self.rank = heads, rank
         self.narrow = WideLinear(dim, rank, bias=False)
         self.wide = WideLinear(rank, heads * head_dim, bias=False)

@@ -54,22 +54,6 @@ class Swin(ScoreTerm):
     def __init__(self, *, heads: Count, window: tuple[Count, Count] = (7, 7)) -> None:
         super().__init__()
         self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
         self.window = Window.of(window, argument="window")
         self.table = nn.Parameter(torch.empty(heads, self.window.count))
         self.reset_parameters()

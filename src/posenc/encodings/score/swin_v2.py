@@ -84,22 +84,6 @@ class SwinV2Bias(ScoreTerm):
     ) -> None:
         super().__init__()
         self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
-        self.heads = heads
         self.window = Window.of(window, argument="window")
         self.input = WideLinear(2, hidden)
         self.output = WideLinear(hidden, heads, bias=False)

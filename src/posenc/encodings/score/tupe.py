@@ -86,22 +86,6 @@ class Tupe(ScoreTerm):
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
-        self.head_dim = head_dim
         self.heads = heads
         self.causal = causal if buckets is not None else None
         self.positions = nn.Parameter(torch.empty(max_length, dim))
