@@ -210,7 +210,7 @@ def test_special_tokens_of_texts() -> None:
 
 @pytest.mark.parametrize("layout", [Layout.sequence(5, prefix=1), Layout.padded([5, 3], prefix=1)])
 def test_tupes_untied_class_token_learns(layout: Layout) -> None:
-    encoding = made("tupe").requires_grad_()
+    encoding = create("tupe", dim=HEADS * WIDTH, heads=HEADS, max_length=64)
     assert encoding.score is not None
     grid = Grid.of(layout)
     outputs = []

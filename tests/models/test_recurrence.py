@@ -113,7 +113,9 @@ def test_documents_are_kept_apart_in_the_memory() -> None:
 def test_no_gradient_flows_into_the_memory(encoding: str) -> None:
     model, embedded = make(encoding).train(), []
 
-    def keep(_: object, inputs: object, output: Tensor) -> None:
+    def keep(_: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if inputs[0].is_floating_point():  # the tied head calls the embedding too
+            return
         output.retain_grad()
         embedded.append(output)
 

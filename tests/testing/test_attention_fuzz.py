@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from posenc.attention.backends.base import Problem
+from posenc.attention.backends.base import Problem, Result
 from posenc.attention.backends.sdpa import Sdpa
 from posenc.testing.attention_cases import Case, draw
 from posenc.testing.attention_fuzz import Failure, fuzz
@@ -30,8 +29,9 @@ def test_a_case_is_its_number() -> None:
 def test_a_wrong_backend_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Sdpa.run
 
-    def run(self: Sdpa, problem: Problem) -> Tensor:
-        return whole(self, problem).roll(1, dims=2)
+    def run(self: Sdpa, problem: Problem, *, lse: bool = False) -> Result:
+        output, sums = whole(self, problem, lse=lse)
+        return Result(output.roll(1, dims=2), sums)
 
     monkeypatch.setattr(Sdpa, "run", run)
     with pytest.raises(Failure, match=r"(auto|sdpa): the output is off"):

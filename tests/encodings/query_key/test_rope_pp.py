@@ -105,7 +105,8 @@ def test_twice_the_heads_at_the_same_cache() -> None:
 @pytest.mark.parametrize("merged", [False, True])
 def test_one_matrix_or_three(merged: bool) -> None:
     layer = Attention(dim=32, heads=4, encoding=create("rope_pp", head_dim=8), merged=merged)
-    assert layer.query.weight.shape == (16, 32)
+    rows = layer.merged.weight if layer.merged is not None else layer.query.weight
+    assert rows.shape == (3 * 16 if merged else 16, 32)
     assert layer(torch.randn(2, 5, 32), Layout.sequence(5)).shape == (2, 5, 32)
 
 

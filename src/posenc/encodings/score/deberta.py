@@ -17,6 +17,7 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.part import Projection
+from posenc.runtime import has_values
 
 __all__ = ["Clamp", "Deberta", "Lookup", "Projections", "RelativeEmbeddings", "deberta"]
 
@@ -170,10 +171,11 @@ class RelativeEmbeddings(nn.Module):
     def reached(self, grid: Grid) -> tuple[int, int]:
         """The smallest and largest bucket that a grid's offsets are in, as far as the host knows.
 
-        All buckets while compiling, so that one graph serves all lengths.
+        All buckets while compiling, so that one graph serves all lengths, and of fake tensors.
         """
         everything = 0, 2 * self.span
-        if torch.compiler.is_compiling() or not self.rows.numel():
+        readable = all(has_values(side.positions) for side in (grid.query, grid.key))
+        if not readable or not self.rows.numel():
             return everything
         if grid.shift is not None:
             first, last = grid.shift - (grid.query.length - 1), grid.shift + grid.key.length - 1

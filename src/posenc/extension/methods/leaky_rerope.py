@@ -84,7 +84,9 @@ class LeakyRerope(BandedRope):
         return f"window={self.window:g}, leak={self.leak:g}"
 
     def bands(self, grid: Grid) -> Sequence[Band]:
-        queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
+        # Only distances count: from the first key on, quotients of far positions stay exact.
+        first = grid.key.positions[:, :1, 0]
+        queries, keys = (side.positions[..., 0] - first for side in (grid.query, grid.key))
         slow, ahead = queries / self.leak, self.window * (1 - 1 / self.leak)
         behind = Band(slow + ahead, keys / self.leak)
         near = Band(queries, keys, within(grid, self.window))
