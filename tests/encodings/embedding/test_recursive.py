@@ -261,6 +261,7 @@ def test_compiled_equals_eager_gradients_too(kind: StepKind, backend: str) -> No
 @pytest.mark.parametrize("law", [law for law in LAWS if law != "backends_agree"])
 def test_laws_of_the_other_steps(kind: StepKind, law: str) -> None:
     far_out = {
+        "far_positions_are_exact",
         "half_precision_keeps_positions",
         "shift_is_as_claimed",
         "single_precision_is_double",
@@ -268,6 +269,12 @@ def test_laws_of_the_other_steps(kind: StepKind, law: str) -> None:
     if kind == "free" and law in far_out:
         return  # with the laws' random weights a free A is as large as 10^100 at position 5000
     LAWS[law](Subject.of_entry("recursive", ENTRY, step=kind))
+
+
+def test_a_recurrent_unit_ends_where_steps_would_fill_memory() -> None:
+    encoding = Recursive(dim=4, step="gru")
+    with pytest.raises(LengthError, match="0 to 1048576"):
+        encoding(torch.zeros(1, 1, 4), Layout.at(torch.tensor([2**20 + 1])))
 
 
 def test_padding_stands_nowhere() -> None:

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.encodings.opaque import opaque
+from posenc.errors import LengthError
 
 __all__ = ["gated_at", "gated_orbit", "linear_at", "linear_orbit"]
 
@@ -72,6 +73,10 @@ def _linear_sparse(weights: Sequence[Tensor], positions: Int[Tensor, " N"]) -> F
     return rows + centre
 
 
+FARTHEST_STEP = 2**20
+"""Largest position of a recurrent unit, whose states from 0 on are all computed and kept."""
+
+
 def gated_orbit(weights: Sequence[Tensor], first: int, count: int) -> Float[Tensor, "count C"]:
     """The states of a gated recurrent unit without input, one after the other from ``p_0``.
 
@@ -79,9 +84,19 @@ def gated_orbit(weights: Sequence[Tensor], first: int, count: int) -> Float[Tens
         weights: ``p_0`` ``[C]``, ``U`` ``[3C, C]``, biases ``a`` and ``b`` ``[3C]`` of the input's
             and the state's side, in the order of the gates r, z and n.
         first, count: which vectors.
+
+    Raises:
+        LengthError: beyond ``FARTHEST_STEP``.
     """
     start, recurrent, input_bias, state_bias = weights
     steps = first + count - 1
+    if steps > FARTHEST_STEP:
+        raise LengthError(
+            "positions",
+            expected=f"0 to {FARTHEST_STEP}, since a recurrent unit goes there step by step",
+            got=steps,
+            remedy="Count positions from the text's beginning, or use step='linear'.",
+        )
     if steps == 0:
         return start.unsqueeze(0)
     nothing = start.new_zeros(steps, 1, 1)
