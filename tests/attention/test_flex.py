@@ -145,6 +145,7 @@ def test_refuses_gradients_in_no_fixed_order(monkeypatch: pytest.MonkeyPatch) ->
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.usefixtures("_not_compiled")
 def test_padding_holds_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "DEVICE", "cpu")

@@ -149,7 +149,7 @@ def test_a_vit_with_a_report(posenc: Run, tmp_path: Path) -> None:
     (vit / "preprocessor_config.json").write_text('{"image_mean": [0.2], "image_std": [0.3]}')
     code, printed, said = posenc(
         *("extend", vit, "--method", "all", "--factor", "2", "--images", tmp_path / "photos"),
-        *("--out", tmp_path / "out", "--json"),
+        *("--always", "--out", tmp_path / "out", "--json"),
     )
     assert code == 0, said
     study = json.loads(printed)

@@ -30,6 +30,11 @@ def reading(contender: str = "posenc", **values: object) -> Reading:
     return Reading(contender=contender, **given | values)  # type: ignore[arg-type]
 
 
+def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**36, 2**36))
+
+
 # Clock
 
 
@@ -119,7 +124,7 @@ def test_limits_compare_with_the_right_readings() -> None:
 def test_the_usual_plan_measures_what_every_limit_needs(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    pretend_cuda(monkeypatch)
     settings = Settings(device=device)
     assert settings.limits == (CUDA if device == "cuda" else CPU)
     jobs = plan(settings)
@@ -160,7 +165,7 @@ def test_a_quick_plan_is_short_and_alone() -> None:
 def test_a_plan_for_cuda_has_rotations_within_the_kernels_and_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    pretend_cuda(monkeypatch)
     found = {
         (job.case.encoding, job.case.length): [contender.name for contender in job.contenders]
         for job in plan(Settings(device="cuda"))

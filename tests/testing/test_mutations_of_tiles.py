@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -233,6 +233,13 @@ def _half_scale(x: engine.Operands) -> engine.Operands:
 
 def _coarse_line(terms: Any) -> Any:
     return replace(terms, line=_coarse(terms.line))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> Iterator[None]:
+    """Memory that a planted bug made must not serve the next test."""
+    yield
+    memory.release()
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # at forward derivatives

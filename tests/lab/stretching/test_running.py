@@ -140,16 +140,21 @@ def test_all_is_every_method_that_fits(model: Decoder) -> None:
     assert "yarn@alpha=0.5@beta=4" not in long
 
 
-@pytest.mark.parametrize("spec", ["yarm", "yarn@gamma=1", "yarn@alpha", "yarn+no"])
+@pytest.mark.parametrize("spec", ["yarm", "yarn@gamma=1", "yarn@gamma", "yarn+no"])
 def test_names_that_do_not_exist(spec: str) -> None:
     with pytest.raises(UnknownNameError):
         Method.parse(spec)
 
 
+def test_an_option_needs_a_value() -> None:
+    with pytest.raises(ArgumentError, match="alpha: expected NAME=VALUE"):
+        Method.parse("yarn@alpha")
+
+
 def test_commas_in_brackets_part_no_methods(model: Decoder) -> None:
     found = methods_for("yarn, longrope@long_factors=[1,2.5,3,4]", model, length=LENGTH)
     assert [each.name for each in found] == ["yarn", "longrope"]
-    assert found[1].options == {"long_factors": [1, 2.5, 3, 4]}
+    assert found[1].options == {"long_factors": (1, 2.5, 3, 4)}
 
 
 @pytest.mark.parametrize("positions", ["plain", "randomized", "skipped"])
