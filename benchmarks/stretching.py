@@ -30,7 +30,6 @@ from torch import nn
 
 from posenc.extension import extend_layers
 from posenc.integrations.transformers import load, save
-from posenc.lab.checkpoint import Plan
 from posenc.lab.corpus import read_corpus
 from posenc.lab.measure import Targets
 from posenc.lab.settings import Settings
@@ -43,9 +42,10 @@ from posenc.lab.stretching.subject import Repetition, train_subject
 from posenc.lab.stretching.texts import Marks, read_ids
 from posenc.lab.tasks.digits import Digits
 from posenc.lab.tasks.masked import MASK, MaskedBytes
-from posenc.lab.train import train
 from posenc.models import Decoder, EncoderConfig, MaskedLM
 from posenc.models.replacing import encodings_of, with_encodings, with_window
+from posenc.training.checkpoint import Plan
+from posenc.training.loop import train
 
 FOLDER = Path("posenc-stretching")
 ORDER = ("direct", "interpolate", "ntk", "ntk_by_parts", "yarn", "yarn@alpha=0.5@beta=4")

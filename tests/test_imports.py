@@ -114,7 +114,7 @@ def test_imports_go_one_way(file: Path) -> None:
         ("attention", "def late():\n    import posenc.encodings.score.t5"),
         ("layout", "from posenc.encoding import Encoding"),
         ("encodings", "from posenc.attention.api import attend"),
-        ("models", "from posenc.lab.train import train"),
+        ("models", "from posenc.training.loop import train"),
         ("models", "from posenc import create"),
         ("lab", "import posenc"),
         ("lab", "from posenc.cli.app import main"),

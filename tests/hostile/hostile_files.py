@@ -86,7 +86,7 @@ def _value_replaced(path: Path, draw: random.Random) -> None:
     """One value, somewhere, becomes another one."""
     value = json.loads(path.read_text())
     places = list(_places(value))
-    mark = "@@here@@"
+    mark = "here"
     if not places:
         path.write_text(draw.choice(VALUES))
         return
@@ -128,8 +128,8 @@ def _header_changed(path: Path, draw: random.Random) -> None:
         return
     header = json.loads(content[8 : 8 + length])
     holder, key = draw.choice(list(_places(header)))
-    holder[key] = "@@here@@"
-    text = json.dumps(header).replace('"@@here@@"', draw.choice(VALUES), 1).encode()
+    holder[key] = "here"
+    text = json.dumps(header).replace('"here"', draw.choice(VALUES), 1).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
 
 

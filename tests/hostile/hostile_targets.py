@@ -15,7 +15,6 @@ import posenc
 from posenc.cli.material import _image_source, _tokenizer
 from posenc.extension import search_factors
 from posenc.integrations.transformers import load, save
-from posenc.lab.checkpoint import Checkpoint, Plan
 from posenc.lab.corpus import read_text
 from posenc.lab.folder import Record, load_settings
 from posenc.lab.jobs import Outcome
@@ -39,6 +38,7 @@ from posenc.models import (
     Transformer,
     TransformerConfig,
 )
+from posenc.training.checkpoint import Checkpoint, Plan
 
 
 def make_targets(folder: Path) -> list[Target]:

@@ -18,18 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import CheckpointError, Interrupted, OutputError
-from posenc.lab import train as training
-from posenc.lab.checkpoint import Plan
-from posenc.lab.interrupting import interruptible
 from posenc.lab.results import Corpus, Measurement, Refusal
-from posenc.lab.train import (
+from posenc.storage import load_tensors
+from posenc.training import loop as training
+from posenc.training.checkpoint import Plan
+from posenc.training.interrupt import interruptible
+from posenc.training.loop import (
     Trained,
     Watch,
     learning_rate,
     seeded_model,
     train,
 )
-from posenc.storage import load_tensors
 
 STEPS = 12
 
@@ -172,9 +172,9 @@ KILLED = """
 import sys
 from pathlib import Path
 import torch
-from posenc.lab import train as training
-from posenc.lab.checkpoint import Plan
-from posenc.lab.interrupting import interruptible
+from posenc.training import loop as training
+from posenc.training.checkpoint import Plan
+from posenc.training.interrupt import interruptible
 from posenc.lab.settings import Settings
 from posenc.lab.tasks import LanguageModelling
 

@@ -16,9 +16,9 @@ from torch.optim import AdamW
 
 from posenc import storage
 from posenc.errors import CheckpointError, OutputError
-from posenc.lab.checkpoint import Checkpoint, Plan, require_state_shapes
 from posenc.models import Decoder, DecoderConfig, checkpoint
 from posenc.storage import load_tensors, parse_json, read_bytes, save_tensors, write_bytes
+from posenc.training.checkpoint import Checkpoint, Plan, require_state_shapes
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.arange(4, dtype=torch.int32)}
 

@@ -128,12 +128,12 @@ def extend(
         posenc extend --method all --factor 2 --finetune-steps 50
     """
     from posenc.extension.fitting import require_factor
-    from posenc.lab.interrupting import interruptible
     from posenc.lab.stretching.contenders import methods_for
     from posenc.lab.stretching.finetuning import Tuning
     from posenc.lab.stretching.running import stretch
     from posenc.lab.stretching.searching import require_search, searched
     from posenc.lab.stretching.texts import Text as Read
+    from posenc.training.interrupt import interruptible
 
     require_free(out)
     require_factor(factor)
@@ -300,10 +300,10 @@ def _write_unmeasured(
 def _subject(out: Path, text: Path | None, display: Display) -> Path:
     """The lab's own model beside the output folder, trained if it is not there yet."""
     from posenc.integrations.transformers import save
-    from posenc.lab.interrupting import interruptible
     from posenc.lab.stretching.subject import SUBJECT_STEPS, train_subject
-    from posenc.lab.train import Watch
     from posenc.storage import make_folder
+    from posenc.training.interrupt import interruptible
+    from posenc.training.loop import Watch
 
     folder = out.with_name(f"{out.name}-subject")
     if (folder / "config.json").exists():

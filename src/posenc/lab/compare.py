@@ -13,14 +13,14 @@ import torch
 
 from posenc.errors import ArgumentError
 from posenc.lab.folder import Record, open_folder, resume_command
-from posenc.lab.interrupting import interruptible
 from posenc.lab.jobs import Job, Outcome, Pace
-from posenc.lab.machine import available_memory, cores, describe_device, platform_name
 from posenc.lab.progress import Event, Finished, Paced, Prepared, Progress, RunFinished, Stopping
 from posenc.lab.results import Comparison, Provenance
 from posenc.lab.settings import NOT_ABOUT_RESULTS, Settings
 from posenc.lab.tasks import Task
 from posenc.lab.workers import Crew, Done
+from posenc.training.interrupt import interruptible
+from posenc.training.machine import available_memory, cores, describe_device, platform_name
 
 __all__ = ["compare"]
 

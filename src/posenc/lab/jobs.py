@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from posenc.errors import CheckpointError, Interrupted
-from posenc.lab.checkpoint import Plan
-from posenc.lab.machine import available_memory
 from posenc.lab.progress import Event, Measuring, RunStarted, Stepped
-from posenc.lab.records import record
 from posenc.lab.results import Measurement, Refusal, Run
 from posenc.lab.settings import Settings
 from posenc.lab.tasks import Task
-from posenc.lab.train import Trained, Watch, train
 from posenc.storage import make_folder, read_json, write_json
+from posenc.training.checkpoint import Plan
+from posenc.training.loop import Trained, Watch, train
+from posenc.training.machine import available_memory
+from posenc.training.records import record
 
 __all__ = ["Job", "Outcome", "Pace", "carry_out", "pace", "plan"]
 

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.lab.seeding import generator
 from posenc.lab.subjects import Positions
 from posenc.layout import Layout
 from posenc.models import Decoder
+from posenc.training.seeding import generator
 from posenc.transforms import randomized
 
 __all__ = ["Placed", "place"]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from posenc.errors import CheckpointError
-from posenc.lab.records import record
+from posenc.training.records import record
 
 if TYPE_CHECKING:
     import pandas as pd

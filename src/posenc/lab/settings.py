@@ -11,9 +11,9 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
-from posenc.lab.records import record
 from posenc.lab.subjects import Recipe, Variant
 from posenc.lab.tasks import TASKS, TaskEntry
+from posenc.training.records import record
 
 __all__ = ["PRECISIONS", "Settings"]
 

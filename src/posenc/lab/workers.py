@@ -26,7 +26,7 @@ from posenc.lab.jobs import Job, Pace, carry_out, pace, plan
 from posenc.lab.progress import Event
 from posenc.lab.settings import Settings
 from posenc.lab.tasks import Task
-from posenc.lab.train import CONTROL, train
+from posenc.training.loop import CONTROL, train
 
 __all__ = ["Crew", "Done", "Order"]
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.lab.seeding import generator
 from posenc.lab.stretching.probes import (
     DEPTHS,
     KNOWN,
@@ -19,6 +18,7 @@ from posenc.lab.stretching.probes import (
     share_right,
 )
 from posenc.lab.tasks import needles
+from posenc.training.seeding import generator
 
 WINDOWS = torch.randint(32, 127, (6, 40), generator=torch.Generator().manual_seed(0))
 

@@ -16,8 +16,8 @@ from posenc.lab.results import Measurement, Refusal
 from posenc.lab.settings import Settings
 from posenc.lab.tasks import TASKS, dyck, parity
 from posenc.lab.tasks.algorithm import END, IGNORED, SEPARATOR, SYMBOLS, AlgorithmTask
-from posenc.lab.train import seeded_model
 from posenc.models import Decoder
+from posenc.training.loop import seeded_model
 
 ALGORITHMS = ("addition", "copy", "dyck", "parity", "recall", "reverse", "scan", "sorting")
 

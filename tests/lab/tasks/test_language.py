@@ -13,8 +13,8 @@ from posenc.errors import ArgumentError, DataError
 from posenc.lab.results import Measurement, Refusal
 from posenc.lab.settings import Settings
 from posenc.lab.tasks import LanguageModelling, needles
-from posenc.lab.train import seeded_model
 from posenc.models import Decoder
+from posenc.training.loop import seeded_model
 
 ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw", "rope+alibi")
 

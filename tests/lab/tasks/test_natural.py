@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from posenc.errors import ArgumentError, DataError, Interrupted
-from posenc.lab.checkpoint import Plan
 from posenc.lab.results import Measurement, Refusal
 from posenc.lab.settings import Settings
 from posenc.lab.tasks import TASKS, Task, grammar
 from posenc.lab.tasks.pairs import Pair, Split
 from posenc.lab.tasks.phonemes import distance
 from posenc.lab.tasks.temperature import Interpolator, Timed
-from posenc.lab.train import Watch, seeded_model, train
 from posenc.layout import Layout
 from posenc.models import MaskedLM, TextClassifier, Transformer
+from posenc.training.checkpoint import Plan
+from posenc.training.loop import Watch, seeded_model, train
 
 SMALL = {"train_length": 8, "width": 16, "layers": 1, "heads": 2, "batch": 8}
 

@@ -17,7 +17,7 @@ from posenc.attention.regular import read_offsets
 from posenc.encoding import Lowered
 from posenc.errors import BackendRefusal
 from posenc.lab.bench.case import Call
-from posenc.lab.machine import available_memory
+from posenc.training.machine import available_memory
 
 __all__ = ["PLAIN", "Contender", "Eager", "Flex", "Plain", "Posenc", "Prepared", "WrittenOut"]
 

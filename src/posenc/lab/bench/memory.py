@@ -20,7 +20,7 @@ import torch
 from posenc.attention.backends.tiled.memory import release
 from posenc.lab.bench.case import Case
 from posenc.lab.bench.contenders import Contender
-from posenc.lab.machine import PeakMemory
+from posenc.training.machine import PeakMemory
 
 __all__ = ["MemoryMeter", "Peak"]
 

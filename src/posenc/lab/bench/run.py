@@ -24,7 +24,7 @@ from posenc.lab.bench.memory import MemoryMeter
 from posenc.lab.bench.plan import Job, plan
 from posenc.lab.bench.results import Reading, Report
 from posenc.lab.bench.settings import Settings
-from posenc.lab.machine import cores, describe_device, platform_name
+from posenc.training.machine import cores, describe_device, platform_name
 
 __all__ = ["Step", "bench"]
 

@@ -12,7 +12,7 @@ from posenc.attention import BACKENDS, VARIANTS
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.lab.bench.case import Case, past_only
 from posenc.lab.bench.limits import CPU, CUDA, Limit
-from posenc.lab.machine import available_memory, cores
+from posenc.training.machine import available_memory, cores
 
 __all__ = ["DTYPES", "Settings"]
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.lab.seeding import generator
 from posenc.lab.tasks import needles
 from posenc.layout import Layout
+from posenc.training.seeding import generator
 from posenc.transforms import randomized, skipped
 
 __all__ = ["Tuning", "finetuned"]

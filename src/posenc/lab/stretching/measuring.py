@@ -14,11 +14,11 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from posenc.errors import DataError
-from posenc.lab.machine import PeakMemory
 from posenc.lab.measure import Profile, Targets
-from posenc.lab.seeding import generator
 from posenc.lab.stretching.probes import DEPTHS, Needles, copying, share_right
 from posenc.lab.stretching.results import Metric, Reading
+from posenc.training.machine import PeakMemory
+from posenc.training.seeding import generator
 
 __all__ = [
     "BUDGET",

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, DataError
 from posenc.lab.measure import Profile, restored
-from posenc.lab.seeding import generator
 from posenc.lab.stretching.measuring import BUDGET, FEWEST, MOST, bins_and_run, cost
 from posenc.lab.stretching.results import Metric, Reading
 from posenc.lab.stretching.texts import Marks, Text
+from posenc.training.seeding import generator
 
 __all__ = ["MaskedRuler"]
 

@@ -14,7 +14,6 @@ from torch import nn
 
 from posenc.errors import ArgumentError
 from posenc.extension import Extension
-from posenc.lab.machine import describe_device, platform_name
 from posenc.lab.stretching.choosing import choose
 from posenc.lab.stretching.contenders import CUT, Contender, Method, assemble
 from posenc.lab.stretching.finetuning import Tuning, finetuned
@@ -28,6 +27,7 @@ from posenc.lab.stretching.retrieval import RetrievalRuler
 from posenc.lab.stretching.tables import assemble_images, assemble_tables, goal_cells
 from posenc.lab.stretching.texts import Text
 from posenc.models import Decoder, Encoder, ImageEncoder, MaskedLM, VisionTransformer
+from posenc.training.machine import describe_device, platform_name
 
 __all__ = ["Material", "Outcome", "Subject", "Tell", "evaluate", "stretch"]
 

@@ -9,13 +9,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from posenc.lab.checkpoint import Plan
-from posenc.lab.seeding import fingerprint, generator
 from posenc.lab.settings import Settings
 from posenc.lab.stretching.probes import repeat
 from posenc.lab.tasks.language import LanguageModelling
-from posenc.lab.train import Watch, train
 from posenc.models import Decoder
+from posenc.training.checkpoint import Plan
+from posenc.training.loop import Watch, train
+from posenc.training.seeding import fingerprint, generator
 
 __all__ = ["SUBJECT_STEPS", "Repetition", "train_subject"]
 
@@ -84,7 +84,7 @@ def train_subject(
     Raises:
         DataError: when the text is unusable.
         Interrupted: after ``watch.stop`` said so; it is saved.
-        CheckpointError, OutputError: as ``posenc.lab.train.train``.
+        CheckpointError, OutputError: as ``posenc.training.loop.train``.
     """
     settings = Settings(
         out=work,

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
 
 from posenc.lab.tasks.algorithm import SYMBOLS, Algorithm, AlgorithmTask, Example, answered
-from posenc.lab.tasks.task import Defaults, TaskEntry, times
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
+from posenc.lab.tasks.task import Defaults, TaskEntry, TaskSettings, times
 
 __all__ = ["ENTRY"]
 
 PLUS = SYMBOLS + 10
 
 
-def _make(settings: Settings) -> AlgorithmTask:
+def _make(settings: TaskSettings) -> AlgorithmTask:
     backwards: bool = settings.options["least_first"]
     longest = settings.train_length
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,13 @@ from torch.nn import functional as F
 
 from posenc.errors import ArgumentError
 from posenc.lab.fitting import fit_note, fitted_options
-from posenc.lab.footprint import decoder_bytes, require_step
 from posenc.lab.measure import rows_a_call
 from posenc.lab.placement import Placed
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal
 from posenc.lab.subjects import Recipe, describe
-from posenc.lab.tasks.task import Probe, fingerprint, generator, probed
+from posenc.lab.tasks.task import Probe, TaskSettings, fingerprint, generator, probed
 from posenc.models import Decoder, DecoderConfig
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
+from posenc.training.memory_estimate import decoder_bytes, require_step
 
 __all__ = [
     "END",
@@ -112,7 +109,7 @@ class AlgorithmTask:
 
     training_unit = 1.0
 
-    def __init__(self, settings: Settings, algorithm: Algorithm) -> None:
+    def __init__(self, settings: TaskSettings, algorithm: Algorithm) -> None:
         self._settings, self._algorithm = settings, algorithm
         self.title, self.data = algorithm.title, algorithm.data
         self.lengths = settings.lengths
@@ -283,7 +280,7 @@ def _stacked(examples: Sequence[Example], width: int) -> dict[str, Tensor]:
 
 
 def rewriting(
-    settings: Settings, *, name: str, title: str, rewrite: Callable[[list[int]], Sequence[int]]
+    settings: TaskSettings, *, name: str, title: str, rewrite: Callable[[list[int]], Sequence[int]]
 ) -> AlgorithmTask:
     """The task of answering random symbols by the same symbols in another order.
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from posenc.lab.tasks.algorithm import AlgorithmTask, rewriting
-from posenc.lab.tasks.task import Defaults, TaskEntry, times
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
+from posenc.lab.tasks.task import Defaults, TaskEntry, TaskSettings, times
 
 __all__ = ["ENTRY"]
 
 
-def _make(settings: Settings) -> AlgorithmTask:
+def _make(settings: TaskSettings) -> AlgorithmTask:
     return rewriting(
         settings,
         name="copy",

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,17 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.errors import ArgumentError, DataError
-from posenc.lab.footprint import require_step, stack_bytes
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal
-from posenc.lab.seeding import fingerprint, generator
 from posenc.lab.subjects import Recipe, describe
-from posenc.lab.tasks.task import Defaults, Probe, TaskEntry, probed, seen, times
+from posenc.lab.tasks.task import Defaults, Probe, TaskEntry, TaskSettings, probed, seen, times
 from posenc.layout import Layout
 from posenc.models import ImageConfig, VisionTransformer
+from posenc.training.memory_estimate import require_step, stack_bytes
+from posenc.training.seeding import fingerprint, generator
 from posenc.transforms import fitted
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
 
 __all__ = ["ENTRY", "Digits"]
 
@@ -65,7 +62,7 @@ class Digits:
     title = "Handwritten digits, learned at one size and shown larger and elsewhere"
     training_unit = 1.0
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TaskSettings) -> None:
         self._settings = settings
         self.lengths = settings.lengths
         self._patch: int = settings.options["patch"]
@@ -332,7 +329,7 @@ DESCRIPTIONS = {
 }
 
 
-def _make(settings: Settings) -> Digits:
+def _make(settings: TaskSettings) -> Digits:
     return Digits(settings)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from posenc.errors import ArgumentError, DataError, LengthError
 from posenc.lab.corpus import read_corpus
 from posenc.lab.fitting import fit_note, fitted_options
-from posenc.lab.footprint import decoder_bytes, gigabytes, require_step
 from posenc.lab.measure import (
     Profile,
     Targets,
@@ -27,11 +26,17 @@ from posenc.lab.measure import (
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal
 from posenc.lab.subjects import Recipe, Variant, describe
 from posenc.lab.tasks import needles
-from posenc.lab.tasks.task import Defaults, TaskEntry, fingerprint, generator, seen, times
+from posenc.lab.tasks.task import (
+    Defaults,
+    TaskEntry,
+    TaskSettings,
+    fingerprint,
+    generator,
+    seen,
+    times,
+)
 from posenc.models import Decoder, DecoderConfig
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
+from posenc.training.memory_estimate import decoder_bytes, gigabytes, require_step
 
 __all__ = ["ENTRY", "LanguageModelling"]
 
@@ -70,7 +75,7 @@ class LanguageModelling:
     title = "Next byte of real text, at longer contexts than trained on"
     training_unit = 1 / math.log(2)
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TaskSettings) -> None:
         self._settings = settings
         self._needle_rows: float = settings.options["needle_rows"]
         if not 0 <= self._needle_rows <= 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from posenc.errors import DataError
 from posenc.lab.corpus import read_corpus
 from posenc.lab.fitting import fit_note, fitted_options
-from posenc.lab.footprint import require_step, stack_bytes
 from posenc.lab.measure import byte_entropy, pair_entropy, restored, rows_a_call
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal
 from posenc.lab.subjects import describe
@@ -22,6 +21,7 @@ from posenc.lab.tasks.task import (
     Defaults,
     Probe,
     TaskEntry,
+    TaskSettings,
     fingerprint,
     generator,
     probed,
@@ -29,9 +29,7 @@ from posenc.lab.tasks.task import (
     times,
 )
 from posenc.models import EncoderConfig, MaskedLM, mask_tokens, token_loss
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
+from posenc.training.memory_estimate import require_step, stack_bytes
 
 __all__ = ["ENTRY", "MASK", "MaskedBytes"]
 
@@ -60,7 +58,7 @@ class MaskedBytes:
     title = "Masked bytes of real text, from both sides, at longer contexts than trained on"
     training_unit = 1 / math.log(2)
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TaskSettings) -> None:
         self._settings = settings
         corpus = read_corpus(settings.text)
         longest = settings.lengths[-1]

@@ -12,22 +12,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, DataError
 from posenc.lab.fitting import fit_note, fitted_options
-from posenc.lab.footprint import require_step, stack_bytes
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal
 from posenc.lab.sequences import BEGIN, END, drawn, padded, pair_loss, read_source
 from posenc.lab.subjects import Recipe, describe
-from posenc.lab.tasks.task import Probe, fingerprint, generator, probed, seen
+from posenc.lab.tasks.task import Probe, TaskSettings, fingerprint, generator, probed, seen
 from posenc.models import Transformer, TransformerConfig, generate
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
+from posenc.training.memory_estimate import require_step, stack_bytes
 
 __all__ = ["Pair", "PairTask", "PairWork", "Split", "plain_recipe"]
 
@@ -146,7 +143,7 @@ class PairTask:
 
     training_unit = 1.0
 
-    def __init__(self, settings: Settings, work: PairWork) -> None:
+    def __init__(self, settings: TaskSettings, work: PairWork) -> None:
         self._settings, self._work = settings, work
         self.title, self.data, self.corpus = work.title, work.data, work.corpus
         self.lengths = settings.lengths

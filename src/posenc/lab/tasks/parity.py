@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
 
 from posenc.lab.tasks.algorithm import SYMBOLS, Algorithm, AlgorithmTask, Example
-from posenc.lab.tasks.task import Defaults, TaskEntry, times
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
+from posenc.lab.tasks.task import Defaults, TaskEntry, TaskSettings, times
 
 __all__ = ["ENTRY"]
 
@@ -28,7 +24,7 @@ def draw(bits: int, random: Random) -> Example:
     return Example(inputs, targets)
 
 
-def _make(settings: Settings) -> AlgorithmTask:
+def _make(settings: TaskSettings) -> AlgorithmTask:
     longest = settings.train_length
     return AlgorithmTask(
         settings,

@@ -5,15 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 from posenc.lab.results import Corpus, Metric
 from posenc.lab.sequences import SYMBOLS
 from posenc.lab.tasks.pairs import Pair, PairTask, PairWork, Split
-from posenc.lab.tasks.task import Defaults, TaskEntry, times
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
+from posenc.lab.tasks.task import Defaults, TaskEntry, TaskSettings, times
 
 __all__ = ["ENTRY", "distance"]
 
@@ -32,7 +28,7 @@ def distance(a: Sequence[object], b: Sequence[object]) -> int:
     return row[-1]
 
 
-def _make(settings: Settings) -> PairTask:
+def _make(settings: TaskSettings) -> PairTask:
     sounds, pairs, digest = _dictionary(stress=settings.options["stress"])
     split = Split.of(pairs, settings.lengths, held_out=HELD_OUT)
 
@@ -95,7 +91,7 @@ def _dictionary(*, stress: bool) -> tuple[Sequence[str], Sequence[Pair], str]:
     return named, pairs, digest.hexdigest()
 
 
-def _metrics(settings: Settings) -> tuple[Metric, ...]:
+def _metrics(settings: TaskSettings) -> tuple[Metric, ...]:
     axis = "length (letters or phonemes, whichever are more)"
     log_x = settings.lengths[-1] > 2 * settings.lengths[0]
     return (

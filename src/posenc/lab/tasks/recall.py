@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
 
 from posenc.errors import ArgumentError
 from posenc.lab.tasks.algorithm import SEPARATOR, SYMBOLS, Algorithm, AlgorithmTask, Example
-from posenc.lab.tasks.task import Defaults, TaskEntry, times
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
+from posenc.lab.tasks.task import Defaults, TaskEntry, TaskSettings, times
 
 __all__ = ["ENTRY"]
 
 
-def _make(settings: Settings) -> AlgorithmTask:
+def _make(settings: TaskSettings) -> AlgorithmTask:
     keys, values = settings.options["keys"], settings.options["values"]
     longest = settings.train_length
     if keys < settings.lengths[-1]:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 from posenc.errors import ArgumentError
 from posenc.lab.tasks.algorithm import SYMBOLS, Algorithm, AlgorithmTask, Example, answered
 from posenc.lab.tasks.scan_grammar import LONGEST_TRAINED, split
-from posenc.lab.tasks.task import Defaults, TaskEntry
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
+from posenc.lab.tasks.task import Defaults, TaskEntry, TaskSettings
 
 __all__ = ["ENTRY"]
 
 
-def _make(settings: Settings) -> AlgorithmTask:
+def _make(settings: TaskSettings) -> AlgorithmTask:
     trained, held_out = split()
     told = trained | held_out
     words = {word for command in told for word in command.split()}
@@ -48,7 +44,7 @@ def _make(settings: Settings) -> AlgorithmTask:
     )
 
 
-def _require_lengths(settings: Settings, by_length: dict[int, list[Example]]) -> None:
+def _require_lengths(settings: TaskSettings, by_length: dict[int, list[Example]]) -> None:
     if settings.train_length != LONGEST_TRAINED:
         raise ArgumentError(
             "train_length",

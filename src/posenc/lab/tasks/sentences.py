@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
 from posenc.errors import DataError
 from posenc.lab.results import Corpus
 from posenc.lab.sequences import drawn
+from posenc.lab.tasks.task import TaskSettings
 from posenc.lab.translation.parallel import read_columns
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
 
 __all__ = ["FEWEST", "PADDING", "WORDS", "Sentence", "Sentences", "labelled"]
 
@@ -61,7 +58,7 @@ class Sentences:
     trained_on: Sequence[Sentence] = ()
 
 
-def labelled(settings: Settings) -> Sentences:
+def labelled(settings: TaskSettings) -> Sentences:
     """Sentences of the user; at longer lengths those that are longer than the length before.
 
     Raises:

@@ -35,22 +35,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import nn
 
 from posenc.errors import LengthError
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal, Subject
-from posenc.lab.seeding import fingerprint, generator
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
+from posenc.lab.subjects import Variant
+from posenc.training.seeding import fingerprint, generator
+from posenc.training.task import TrainingTask
 
 __all__ = [
     "Defaults",
     "Probe",
     "Task",
     "TaskEntry",
+    "TaskSettings",
     "fingerprint",
     "generator",
     "probed",
@@ -59,10 +59,35 @@ __all__ = [
 ]
 
 
-class Task(Protocol):
-    """A job that tells encodings apart.
+class TaskSettings(Protocol):
+    """The settings of a comparison that a task is made from; see ``Settings``."""
 
-    A task is made from ``Settings`` in every worker process; all it draws at random it draws from
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+    @property
+    def text(self) -> Path | None: ...
+    @property
+    def train_length(self) -> int: ...
+    @property
+    def lengths(self) -> tuple[int, ...]: ...
+    @property
+    def references(self) -> Sequence[str]: ...
+    @property
+    def variants(self) -> tuple[Variant, ...]: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+
+
+class Task(TrainingTask, Protocol):
+    """A job that tells encodings apart: trained, then measured.
+
+    A task is made from its settings in every worker process; all it draws at random it draws from
     generators seeded by its arguments, so that every worker and every encoding sees the same.
     """
 
@@ -75,9 +100,6 @@ class Task(Protocol):
     corpus: Corpus
     """The same for the record, with its hash."""
 
-    fingerprint: str
-    """Changes with whatever decides a step of training besides encoding, seed and step."""
-
     metrics: tuple[Metric, ...]
     """What is measured; one is the headline. ``"training_loss"`` is measured by the lab."""
 
@@ -87,24 +109,8 @@ class Task(Protocol):
     lengths: tuple[int, ...]
     """Where it is tested, ascending; the first is the training length."""
 
-    tokens_per_step: int
-    """Tokens in a batch."""
-
     training_unit: float
     """What the training loss is multiplied by to give the unit of ``"training_loss"``."""
-
-    def build(self, encoding: str) -> nn.Module:
-        """A new model with ``encoding``, its weights drawn from torch's global generator.
-
-        Raises:
-            ArgumentError: when the encoding cannot serve this task.
-        """
-
-    def batch(self, seed: int, step: int) -> Mapping[str, Tensor]:
-        """The data of a training step, a pure function of its arguments."""
-
-    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        """The scalar to minimise."""
 
     def require_memory(self, model: nn.Module, available: int) -> None:
         """Refuse to train what does not fit.
@@ -174,7 +180,7 @@ class TaskEntry:
         windows: whether it can look at a trained model through a window (``rope|window``).
     """
 
-    make: Callable[[Settings], Task]
+    make: Callable[[TaskSettings], Task]
     summary: str
     data: str
     metric: str

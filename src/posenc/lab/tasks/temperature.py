@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,20 +14,17 @@ from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, DataError
 from posenc.lab.fitting import fit_note, fitted_options
-from posenc.lab.footprint import require_step, stack_bytes
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal
-from posenc.lab.seeding import fingerprint, generator
 from posenc.lab.subjects import Recipe, describe
-from posenc.lab.tasks.task import Defaults, Probe, TaskEntry, probed, seen, times
+from posenc.lab.tasks.task import Defaults, Probe, TaskEntry, TaskSettings, probed, seen, times
 from posenc.layout import Layout
 from posenc.models.block import Block
 from posenc.models.checkpoint import load_model, save_model
 from posenc.models.norm import make_norm, normalize
 from posenc.models.sharing import share_encodings
 from posenc.models.stack import StackConfig, draw_blocks, embed, make_blocks, make_encodings
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
+from posenc.training.memory_estimate import require_step, stack_bytes
+from posenc.training.seeding import fingerprint, generator
 
 __all__ = ["ENTRY", "Interpolator"]
 
@@ -124,7 +121,7 @@ class Temperatures:
     title = "Hidden temperatures at irregular hours, told from those around them"
     training_unit = 1.0
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TaskSettings) -> None:
         self._settings = settings
         series, dates = _readings(settings.options["place"])
         longest = HOURS * settings.lengths[-1]

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from posenc.errors import DataError
 from posenc.lab.results import Corpus, Metric
 from posenc.lab.sequences import drawn
 from posenc.lab.tasks.pairs import Pair, PairTask, PairWork, Split
-from posenc.lab.tasks.task import Defaults, TaskEntry, fingerprint, times
+from posenc.lab.tasks.task import Defaults, TaskEntry, TaskSettings, fingerprint, times
 from posenc.lab.translation.parallel import read_parallel
 from posenc.lab.translation.scoring import bleu, chrf
 from posenc.lab.translation.subwords import Subwords
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
 
 __all__ = ["ENTRY"]
 
 HELD_OUT = 0.05
 
 
-def _make(settings: Settings) -> PairTask:
+def _make(settings: TaskSettings) -> PairTask:
     options = settings.options
     if settings.text is None:
         raise DataError(
@@ -77,7 +73,7 @@ def _make(settings: Settings) -> PairTask:
     )
 
 
-def _metrics(settings: Settings) -> tuple[Metric, ...]:
+def _metrics(settings: TaskSettings) -> tuple[Metric, ...]:
     axis = "length (subwords of the longer side)"
     log_x = settings.lengths[-1] > 2 * settings.lengths[0]
     return (

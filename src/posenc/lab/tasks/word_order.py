@@ -5,24 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from posenc.lab.fitting import fit_note, fitted_options
-from posenc.lab.footprint import require_step, stack_bytes
 from posenc.lab.results import Corpus, Measurement, Metric, Refusal
 from posenc.lab.sequences import real, stacked
 from posenc.lab.subjects import describe
 from posenc.lab.tasks import grammar
 from posenc.lab.tasks.pairs import plain_recipe
 from posenc.lab.tasks.sentences import FEWEST, PADDING, WORDS, Sentence, Sentences, labelled
-from posenc.lab.tasks.task import Defaults, Probe, TaskEntry, fingerprint, probed, seen, times
+from posenc.lab.tasks.task import (
+    Defaults,
+    Probe,
+    TaskEntry,
+    TaskSettings,
+    fingerprint,
+    probed,
+    seen,
+    times,
+)
 from posenc.models import EncoderConfig, TextClassifier
-
-if TYPE_CHECKING:
-    from posenc.lab.settings import Settings
+from posenc.training.memory_estimate import require_step, stack_bytes
 
 __all__ = ["ENTRY"]
 
@@ -43,7 +49,7 @@ class WordOrder:
     title = "Who does it to whom? Sentences told apart by the order of their words"
     training_unit = 1.0
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TaskSettings) -> None:
         self._settings = settings
         self._sentences = _generated(settings) if settings.text is None else labelled(settings)
         if settings.text is not None:
@@ -222,7 +228,7 @@ class WordOrder:
         return tuple(found)
 
 
-def _generated(settings: Settings) -> Sentences:
+def _generated(settings: TaskSettings) -> Sentences:
     """Sentences of the grammar; at each length all of exactly that many words."""
     ids = {word: WORDS + index for index, word in enumerate(grammar.WORDS)}
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.lab.records import record
 from posenc.lab.subjects import require_encoding
+from posenc.training.records import record
 
 __all__ = ["TranslatorSettings"]
 

@@ -18,10 +18,7 @@ from posenc.errors import (
     CheckpointError,
     Interrupted,
 )
-from posenc.lab.checkpoint import require_state_shapes
 from posenc.lab.fitting import fitted_options
-from posenc.lab.interrupting import interruptible
-from posenc.lab.records import record
 from posenc.lab.sequences import padded, pair_loss
 from posenc.lab.subjects import Recipe
 from posenc.lab.translation.data import Data, epoch_batches, even_batches, learnable
@@ -33,6 +30,9 @@ from posenc.lab.translation.subwords import Subwords
 from posenc.lab.translation.translator import ROOM, Translator
 from posenc.models import Transformer, TransformerConfig
 from posenc.storage import Shapes, load_tensors, save_tensors, write_json
+from posenc.training.checkpoint import require_state_shapes
+from posenc.training.interrupt import interruptible
+from posenc.training.records import record
 
 __all__ = ["Event", "Prepared", "Report", "Stepped", "train_translator"]
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from posenc.errors import Interrupted
-from posenc.lab.checkpoint import Checkpoint, Plan
-from posenc.lab.machine import PeakMemory
-from posenc.lab.tasks.task import Task
+from posenc.training.checkpoint import Checkpoint, Plan
+from posenc.training.machine import PeakMemory
+from posenc.training.task import TrainingTask
 
 __all__ = ["CONTROL", "Trained", "Watch", "learning_rate", "seeded_model", "train"]
 
@@ -68,7 +68,7 @@ class Watch:
     stepped: Callable[[int, Tensor, float], None] = lambda step, loss, speed: None
 
 
-def train(task: Task, plan: Plan, watch: Watch | None = None) -> Trained:
+def train(task: TrainingTask, plan: Plan, watch: Watch | None = None) -> Trained:
     """Train one model, or continue where the checkpoint in ``plan.folder`` says it was.
 
     On the CPU a run that was stopped or killed at any moment, and continued, ends with the same
@@ -136,7 +136,7 @@ def train(task: Task, plan: Plan, watch: Watch | None = None) -> Trained:
     )
 
 
-def seeded_model(task: Task, encoding: str, seed: int) -> nn.Module:
+def seeded_model(task: TrainingTask, encoding: str, seed: int) -> nn.Module:
     """A new model whose weights are the same for every encoding, but for the encoding's own."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

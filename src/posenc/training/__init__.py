@@ -1,0 +1,1 @@
+"""Training loop, its checkpoints, and the machine it runs on."""
