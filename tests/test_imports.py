@@ -39,11 +39,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "grid": {"errors", "integers", "display", "layout"},
     "padding": {"layout", "grid"},
     "part": {"layout"},
-    "standalone": {"errors", "runtime", "layout", "grid", "part", "encoding"},
+    "sites": {"layout", "grid", "lowered", "part"},
+    "standalone": {"errors", "runtime", "layout", "grid", "part", "sites"},
     "pytree": {"layout", "grid"},
     "lowered": set(),
     "head_range": {"errors", "layout", "grid", "part", "lowered"},
-    "encoding": FOUNDATION - {"encoding", "entry"} | {"display", "standalone", "head_range"},
+    "encoding": FOUNDATION - {"encoding", "entry"}
+    | {"display", "sites", "standalone", "head_range"},
     "entry": {"errors", "arguments", "encoding"},
     "storage": {"errors"},
     "transforms": {"errors", "integers", "layout", "grid"},
@@ -134,6 +136,36 @@ def test_backends_never_import_one_another() -> None:
             parts = name.split(".")
             if parts[1:3] == ["attention", "backends"] and len(parts) > 3:
                 assert parts[3] in {own, "base", "definition"}, f"{file.name} imports {name}"
+
+
+def circles(imports: dict[str, set[str]]) -> set[str]:
+    """Modules that import themselves through others."""
+    reached = {name: set(others) for name, others in imports.items()}
+    for middle in imports:
+        for others in reached.values():
+            if middle in others:
+                others |= reached[middle]
+    return {name for name, others in reached.items() if name in others}
+
+
+def test_no_modules_import_in_a_circle() -> None:
+    """Imports for types alone count too."""
+    sources = {
+        ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): file.read_text()
+        for file in FILES
+    }
+    imports = {
+        own: {
+            name if name in sources else name.rpartition(".")[0]
+            for name in imported_modules(source)
+        }
+        & sources.keys() - {own}
+        for own, source in sources.items()
+    }
+    assert circles(imports) == set()
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == {"b", "c"}
 
 
 OPTIONAL = [

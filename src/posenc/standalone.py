@@ -15,8 +15,8 @@ from posenc.layout import Layout
 from posenc.runtime import has_values
 
 if TYPE_CHECKING:
-    from posenc.encoding import QueryKeyTransform, ScoreTerm, ValueTerm
     from posenc.part import Part
+    from posenc.sites import QueryKeyTransform, ScoreTerm, ValueTerm
 
 __all__ = ["ScoreMod", "Standalone"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from posenc.bench.limits import CPU, judge
+from posenc.bench.results import Reading, Report
 from posenc.cli import bench as command
 from posenc.cli.app import app
 from posenc.cli.console import OUT
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.lab.bench.limits import CPU, judge
-from posenc.lab.bench.results import Reading, Report
 
 TINY = [
     *("bench", "--quick", "--encodings", "t5,cope", "--lengths", "16"),
@@ -91,7 +91,7 @@ def report() -> Report:
 def test_limits_are_printed_with_what_came_of_them(
     report: Report, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("posenc.lab.bench.run.bench", lambda settings, progress: report)
+    monkeypatch.setattr("posenc.bench.run.bench", lambda settings, progress: report)
     done = CliRunner().invoke(app, ["bench", "--out", str(tmp_path)], catch_exceptions=False)
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "t5, 2048 1.04 ≤ 1.10 met 1.70 ≤ 1.50 NOT MET" in lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from posenc.lab.bench.contenders import Plain, Prepared
+from posenc.bench.contenders import Plain, Prepared
 
 
 class Failing(Plain):

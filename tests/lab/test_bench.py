@@ -10,19 +10,19 @@ import pytest
 import torch
 from failing import Failing, Fatal
 
+from posenc.bench import run as run_module
+from posenc.bench.case import Case
+from posenc.bench.chart import draw
+from posenc.bench.clock import Entrant, interleaved, median_ratio
+from posenc.bench.contenders import PLAIN, Eager, Plain, Prepared, WrittenOut
+from posenc.bench.files import write_results
+from posenc.bench.limits import CPU, CUDA, Limit, judge
+from posenc.bench.memory import MemoryMeter, Peak
+from posenc.bench.plan import QUICK, plan
+from posenc.bench.results import Reading, Report
+from posenc.bench.run import Step, bench
+from posenc.bench.settings import Settings
 from posenc.errors import ArgumentError, OutputError, UnknownNameError
-from posenc.lab.bench import run as run_module
-from posenc.lab.bench.case import Case
-from posenc.lab.bench.chart import draw
-from posenc.lab.bench.clock import Entrant, interleaved, median_ratio
-from posenc.lab.bench.contenders import PLAIN, Eager, Plain, Prepared, WrittenOut
-from posenc.lab.bench.files import write_results
-from posenc.lab.bench.limits import CPU, CUDA, Limit, judge
-from posenc.lab.bench.memory import MemoryMeter, Peak
-from posenc.lab.bench.plan import QUICK, plan
-from posenc.lab.bench.results import Reading, Report
-from posenc.lab.bench.run import Step, bench
-from posenc.lab.bench.settings import Settings
 
 
 def reading(contender: str = "posenc", **values: object) -> Reading:

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from posenc.attention import attend
-from posenc.errors import ArgumentError, UnknownNameError
-from posenc.lab.bench.accuracy import expect
-from posenc.lab.bench.case import Case, parse_name
-from posenc.lab.bench.contenders import (
+from posenc.bench.accuracy import expect
+from posenc.bench.case import Case, parse_name
+from posenc.bench.contenders import (
     Contender,
     Eager,
     Flex,
@@ -23,8 +22,9 @@ from posenc.lab.bench.contenders import (
     Prepared,
     WrittenOut,
 )
-from posenc.lab.bench.layers import LAYERS, PlainLayer, PosencLayer, Transformers, XTransformers
-from posenc.lab.bench.limits import ALL
+from posenc.bench.layers import LAYERS, PlainLayer, PosencLayer, Transformers, XTransformers
+from posenc.bench.limits import ALL
+from posenc.errors import ArgumentError, UnknownNameError
 
 
 def case(encoding: str, length: int = 40, **options: object) -> Case:
@@ -133,7 +133,7 @@ def test_contenders_refuse_what_they_cannot_do() -> None:
 def test_what_would_not_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     call = case("t5", length=512).build()
     assert Eager().refusal(call) is None
-    monkeypatch.setattr("posenc.lab.bench.contenders.available_memory", lambda device: 2**20)
+    monkeypatch.setattr("posenc.bench.contenders.available_memory", lambda device: 2**20)
     for contender in (Eager(), WrittenOut()):
         assert "GB" in str(contender.refusal(call))
 
@@ -159,7 +159,7 @@ def test_layers_of_other_libraries_run(library: XTransformers, name: str) -> Non
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posenc.lab.bench.layers.find_spec", lambda name: None)
+    monkeypatch.setattr("posenc.bench.layers.find_spec", lambda name: None)
     reason = XTransformers().refusal(case("t5").build())
     assert reason == "it is not installed (pip install 'posenc[bench]')"
 

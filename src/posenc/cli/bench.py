@@ -17,8 +17,8 @@ from posenc.cli.console import ERRORS, OUT, Words, print_json
 from posenc.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from posenc.lab.bench.results import Reading, Report, Verdict
-    from posenc.lab.bench.run import Step
+    from posenc.bench.results import Reading, Report, Verdict
+    from posenc.bench.run import Step
 
 __all__ = ["bench"]
 
@@ -80,9 +80,9 @@ def bench(
 
         posenc bench --device cuda
     """
-    from posenc.lab.bench.files import write_results
-    from posenc.lab.bench.run import bench as carry_out
-    from posenc.lab.bench.settings import Settings
+    from posenc.bench.files import write_results
+    from posenc.bench.run import bench as carry_out
+    from posenc.bench.settings import Settings
 
     settings = Settings(
         encodings=None if encodings is None else _names(encodings),

@@ -18,8 +18,8 @@ from types import TracebackType
 import torch
 
 from posenc.attention.backends.tiled.memory import release
-from posenc.lab.bench.case import Case
-from posenc.lab.bench.contenders import Contender
+from posenc.bench.case import Case
+from posenc.bench.contenders import Contender
 from posenc.training.machine import PeakMemory
 
 __all__ = ["MemoryMeter", "Peak"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from posenc.lab.bench.case import Case, past_only
-from posenc.lab.bench.contenders import Contender, Eager, Flex, Plain, Posenc, WrittenOut
-from posenc.lab.bench.layers import LAYERS, PlainLayer, PosencLayer, Transformers, XTransformers
-from posenc.lab.bench.limits import ALL
-from posenc.lab.bench.settings import Settings
+from posenc.bench.case import Case, past_only
+from posenc.bench.contenders import Contender, Eager, Flex, Plain, Posenc, WrittenOut
+from posenc.bench.layers import LAYERS, PlainLayer, PosencLayer, Transformers, XTransformers
+from posenc.bench.limits import ALL
+from posenc.bench.settings import Settings
 
 __all__ = ["Job", "plan"]
 

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 import torch
 
 from posenc.attention import BACKENDS, VARIANTS
+from posenc.bench.case import Case, past_only
+from posenc.bench.limits import CPU, CUDA, Limit
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.lab.bench.case import Case, past_only
-from posenc.lab.bench.limits import CPU, CUDA, Limit
 from posenc.training.machine import available_memory, cores
 
 __all__ = ["DTYPES", "Settings"]

@@ -8,8 +8,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from posenc.lab.bench.contenders import PLAIN
-from posenc.lab.bench.results import Reading, Report
+from posenc.bench.contenders import PLAIN
+from posenc.bench.results import Reading, Report
 from posenc.lab.colours import COLOURS
 from posenc.lab.pictures import CONFIG
 

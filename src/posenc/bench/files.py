@@ -7,8 +7,8 @@ from pathlib import Path
 
 import vl_convert
 
-from posenc.lab.bench.chart import draw
-from posenc.lab.bench.results import Report
+from posenc.bench.chart import draw
+from posenc.bench.results import Report
 from posenc.storage import make_folder, write_bytes, write_json
 
 __all__ = ["ResultFiles", "write_results"]

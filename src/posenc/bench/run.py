@@ -14,16 +14,16 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from posenc.lab.bench.accuracy import Errors, expect
-from posenc.lab.bench.case import Call, Case
-from posenc.lab.bench.clock import Entrant, interleaved, median_ratio
-from posenc.lab.bench.contenders import Contender, Posenc, Prepared
-from posenc.lab.bench.layers import PosencLayer
-from posenc.lab.bench.limits import judge
-from posenc.lab.bench.memory import MemoryMeter
-from posenc.lab.bench.plan import Job, plan
-from posenc.lab.bench.results import Reading, Report
-from posenc.lab.bench.settings import Settings
+from posenc.bench.accuracy import Errors, expect
+from posenc.bench.case import Call, Case
+from posenc.bench.clock import Entrant, interleaved, median_ratio
+from posenc.bench.contenders import Contender, Posenc, Prepared
+from posenc.bench.layers import PosencLayer
+from posenc.bench.limits import judge
+from posenc.bench.memory import MemoryMeter
+from posenc.bench.plan import Job, plan
+from posenc.bench.results import Reading, Report
+from posenc.bench.settings import Settings
 from posenc.training.machine import cores, describe_device, platform_name
 
 __all__ = ["Step", "bench"]

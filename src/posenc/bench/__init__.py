@@ -5,9 +5,9 @@ what is reported is the median over rounds of the ratio to plain SDPA in the sam
 
     from pathlib import Path
 
-    from posenc.lab.bench.files import write_results
-    from posenc.lab.bench.run import bench
-    from posenc.lab.bench.settings import Settings
+    from posenc.bench.files import write_results
+    from posenc.bench.run import bench
+    from posenc.bench.settings import Settings
 
     if __name__ == "__main__":  # memory is measured in a process of its own
         report = bench(Settings(encodings=["t5", "alibi"], lengths=[1024]))

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from posenc.attention import attend
+from posenc.bench.case import Call, parse_name
+from posenc.bench.contenders import Contender, Plain, Prepared
 from posenc.encoding import Encoding
 from posenc.grid import Grid
-from posenc.lab.bench.case import Call, parse_name
-from posenc.lab.bench.contenders import Contender, Plain, Prepared
 from posenc.registry import ENCODINGS
 
 __all__ = ["Errors", "Expected", "expect"]

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention import Attention
-from posenc.lab.bench.case import Call, parse_name
-from posenc.lab.bench.contenders import Contender, Level, Prepared
+from posenc.bench.case import Call, parse_name
+from posenc.bench.contenders import Contender, Level, Prepared
 
 __all__ = ["LAYERS", "LayerContender", "PlainLayer", "PosencLayer", "Transformers", "XTransformers"]
 

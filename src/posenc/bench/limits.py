@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from posenc.lab.bench.contenders import PLAIN
-from posenc.lab.bench.results import Quantity, Reading, Verdict
+from posenc.bench.contenders import PLAIN
+from posenc.bench.results import Quantity, Reading, Verdict
 
 __all__ = ["ALL", "CPU", "CUDA", "Limit", "judge"]
 

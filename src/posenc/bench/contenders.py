@@ -14,9 +14,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from posenc.attention import attend, explain
 from posenc.attention.lowering import is_constant_table, lower
 from posenc.attention.regular import read_offsets
+from posenc.bench.case import Call
 from posenc.encoding import Lowered
 from posenc.errors import BackendRefusal
-from posenc.lab.bench.case import Call
 from posenc.training.machine import available_memory
 
 __all__ = ["PLAIN", "Contender", "Eager", "Flex", "Plain", "Posenc", "Prepared", "WrittenOut"]
