@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from posenc.entry import CONTEXT
-from posenc.lab.catalogue import SIZES, Sheet, sheet
 from posenc.registry import ENCODINGS
+from posenc.visualization.catalogue import SIZES, Sheet, sheet
 
 DOCS = Path(__file__).parent.parent / "docs"
 PLACES = {"cpu": "on the CPU", "cuda": "on CUDA"}

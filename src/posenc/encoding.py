@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from posenc.display import encoding_html
 from posenc.errors import ArgumentError
-from posenc.grid import Grid
 from posenc.head_range import SomeHeadsScore, SomeHeadsTransform, SomeHeadsValue, range_of
 from posenc.layout import Layout
 from posenc.lowered import Gathered, Lowered, LowRank, Pairing, Product, Rotation

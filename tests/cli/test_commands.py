@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from posenc.lab.catalogue import Document
 from posenc.registry import ENCODINGS
+from posenc.visualization.catalogue import Document
 
 TINY = [
     *("--steps", "3", "--seeds", "2", "--batch", "2", "--train-length", "16"),

@@ -15,9 +15,10 @@ from samples import ACCURACY, LOSS, sample
 
 from posenc.lab.answer import summarise
 from posenc.lab.report import write_report
-from posenc.lab.report.axes import Bounds, bounds_of, interval, value_axis
+from posenc.lab.report.bounds import bounds_of, interval
 from posenc.lab.report.charts import draw_charts
 from posenc.lab.statistics import estimate
+from posenc.visualization.axes import Bounds, value_axis
 
 RANGES = {
     "all zero": [0.0, 0.0],

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from posenc.lab.colours import COLOURS, CONTROL_COLOUR, SHAPES
+from posenc.visualization.colours import COLOURS, CONTROL_COLOUR, SHAPES
 
 Colour = np.ndarray
 

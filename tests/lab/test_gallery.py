@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from posenc.errors import OutputError, UnknownNameError
-from posenc.lab.catalogue import SITES, Document, group, sheet
-from posenc.lab.gallery import render_gallery, write_gallery
-from posenc.lab.html import is_formula, prose
 from posenc.registry import ENCODINGS
+from posenc.visualization.catalogue import SITES, Document, group, sheet
+from posenc.visualization.gallery import render_gallery, write_gallery
+from posenc.visualization.html import is_formula, prose
 
 
 @pytest.fixture(scope="module")

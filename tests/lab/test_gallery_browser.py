@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from browsing import CHROMIUM, CONTRAST, Visit, browser
 
-from posenc.lab.gallery import write_gallery
+from posenc.visualization.gallery import write_gallery
 
 playwright = pytest.importorskip("playwright.sync_api")
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from posenc.errors import ArgumentError, OutputError
-from posenc.lab.colours import FALL, RISE, Scale, is_narrow
-from posenc.lab.panels import Trail
-from posenc.lab.pictures import draw, draw_panel, save_picture
-from posenc.lab.portrait import portray
-from posenc.lab.raster import data_uri
+from posenc.visualization.colours import FALL, RISE, Scale, is_narrow
+from posenc.visualization.panels import Trail
+from posenc.visualization.pictures import draw, draw_panel, save_picture
+from posenc.visualization.profile import portray
+from posenc.visualization.raster import data_uri
 
 
 def decode(uri: str) -> torch.Tensor:

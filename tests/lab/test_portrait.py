@@ -11,11 +11,11 @@ from torch import Tensor
 from posenc.encoding import EmbeddingEncoding, Encoding, Gathered, Lowered, ScoreTerm
 from posenc.errors import ArgumentError, LengthError
 from posenc.grid import Grid
-from posenc.lab import portrait as module
-from posenc.lab.panels import Curves, Heat, Panel, Trail
-from posenc.lab.portrait import portray
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS
+from posenc.visualization import profile as module
+from posenc.visualization.panels import Curves, Heat, Panel, Trail
+from posenc.visualization.profile import portray
 
 
 def values(panel: Panel) -> Tensor:

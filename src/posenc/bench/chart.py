@@ -10,8 +10,8 @@ import pandas as pd
 
 from posenc.bench.contenders import PLAIN
 from posenc.bench.results import Reading, Report
-from posenc.lab.colours import COLOURS
-from posenc.lab.pictures import CONFIG
+from posenc.visualization.colours import COLOURS
+from posenc.visualization.pictures import CONFIG
 
 __all__ = ["draw"]
 

@@ -51,7 +51,7 @@ def gallery(
             got=out.name,
             remedy=f"Write {out.with_suffix('.html').name}, for example.",
         )
-    from posenc.lab.gallery import write_gallery
+    from posenc.visualization.gallery import write_gallery
 
     with ERRORS.status(Text("Drawing …")) as status:
         write_gallery(

@@ -20,7 +20,7 @@ from posenc.options import parse_options
 from posenc.registry import ENCODINGS
 
 if TYPE_CHECKING:
-    from posenc.lab.panels import Curves, Heat, Portrait
+    from posenc.visualization.panels import Curves, Heat, Portrait
 
 __all__ = ["show"]
 
@@ -69,11 +69,11 @@ def show(
         raise UnknownNameError.of("encoding", name, ENCODINGS)
     entry = ENCODINGS[name]
     options = parse_options(option or [], entry.options(), of=name)
-    from posenc.lab.portrait import portray
+    from posenc.visualization.profile import portray
 
     portrait = portray(name, options=options, causal=not bidirectional, length=length)
     if out is not None:
-        from posenc.lab.pictures import save_picture
+        from posenc.visualization.pictures import save_picture
 
         save_picture(portrait, out, summary=entry.summary)
     if json:
@@ -87,8 +87,8 @@ def show(
 
 def _print_text(name: str) -> None:
     """Everything that is known of the method, in lines short enough to be read."""
-    from posenc.lab.catalogue import SIZES, sheet
-    from posenc.lab.html import is_formula
+    from posenc.visualization.catalogue import SIZES, sheet
+    from posenc.visualization.html import is_formula
 
     told = sheet(name)
     entry, document, width = told.entry, told.document, min(OUT.width, WIDEST)
@@ -136,7 +136,7 @@ def _table() -> Table:
 
 def _print_picture(portrait: Portrait) -> None:
     """Maps in half blocks where the terminal has colours, curves as bars."""
-    from posenc.lab.panels import Curves, Heat
+    from posenc.visualization.panels import Curves, Heat
 
     for panel in portrait.panels:
         if isinstance(panel, Heat) and OUT.color_system is not None:

@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import altair as alt
 import pandas as pd
 
 from posenc.lab.answer import Summary
-from posenc.lab.colours import COLOURS, CONTROL_COLOUR, SHAPES
-from posenc.lab.report.axes import bounds_of, interval, value_axis
+from posenc.lab.report.bounds import bounds_of, interval
 from posenc.lab.results import Comparison, Metric
 from posenc.lab.statistics import estimate
+from posenc.visualization.axes import value_axis
+from posenc.visualization.charts import Chart, text_of
+from posenc.visualization.colours import COLOURS, CONTROL_COLOUR, SHAPES
 
-__all__ = ["Chart", "draw_charts", "text_of"]
+__all__ = ["draw_charts"]
 
 FEW = 90
 """Points up to which a chart has large ones, and a dot a seed."""
 
 DASHES: dict[str, list[int]] = {"candidate": [1, 0], "baseline": [7, 4], "control": [2, 3]}
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart and the words around it.
-
-    Args:
-        key: name of its files.
-        title: what it shows.
-        guide: how to read it, true whatever the results.
-        spec: Vega-Lite, with its data, as wide as what holds it.
-        text: the same in words, for those who cannot see it.
-    """
-
-    key: str
-    title: str
-    guide: str
-    spec: dict[str, Any]
-    text: str
 
 
 def draw_charts(comparison: Comparison, summary: Summary) -> list[Chart]:
@@ -68,24 +50,6 @@ def draw_charts(comparison: Comparison, summary: Summary) -> list[Chart]:
     if comparison.runs and artist.measured(comparison.headline):
         charts.append(artist.cost())
     return charts
-
-
-def text_of(
-    title: str, axes: tuple[str, str], series: Iterable[tuple[str, list[tuple[float, str]]]]
-) -> str:
-    """A chart in words: its axes, and where each series begins and ends.
-
-    Args:
-        title: of the chart.
-        axes: what is across, and what is up.
-        series: names with (x, value as it is shown), in the order of x.
-    """
-    told = []
-    for name, points in series:
-        (first, begins), (last, ends) = points[0], points[-1]
-        end = "" if first == last else f", {ends} at {last:g}"
-        told.append(f"{name}: {begins} at {first:g}{end}")
-    return f"{title}. {axes[1]} against {axes[0]}. {'; '.join(told)}."
 
 
 class _Artist:

@@ -10,32 +10,17 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import vl_convert
 
 from posenc.errors import OutputError
 from posenc.lab.answer import Summary, summarise
 from posenc.lab.gates import reason
-from posenc.lab.report.charts import Chart, draw_charts
+from posenc.lab.report.charts import draw_charts
 from posenc.lab.report.page import render_page
 from posenc.lab.results import Comparison
 from posenc.storage import make_folder, write_bytes
+from posenc.visualization.charts import Chart, picture_files
 
 __all__ = ["ReportFiles", "write_report"]
-
-PICTURE_WIDTH = 760
-"""Pixels a chart is wide as a picture, before doubling."""
-
-LIGHT: dict[str, Any] = {
-    "background": "#ffffff",
-    "font": "sans-serif",
-    "axis": {"gridColor": "#e8eaed", "domainColor": "#9aa0a6", "tickColor": "#9aa0a6"}
-    | {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 10},
-    "legend": {"labelFontSize": 12, "symbolStrokeWidth": 2.4},
-    "title": {"anchor": "start", "fontSize": 15, "offset": 14},
-    "view": {"stroke": None},
-}
 
 
 @dataclass(frozen=True)
@@ -101,10 +86,7 @@ def _contents(
     comparison: Comparison, summary: Summary, charts: list[Chart]
 ) -> Iterable[tuple[str, bytes]]:
     yield "index.html", render_page(comparison, summary, charts).encode()
-    for chart in charts:
-        spec = chart.spec | {"width": PICTURE_WIDTH, "title": chart.title, "config": LIGHT}
-        yield f"{chart.key}.png", vl_convert.vegalite_to_png(spec, scale=2)
-        yield f"{chart.key}.svg", vl_convert.vegalite_to_svg(spec).encode()
+    yield from picture_files(charts)
     plain = json.dumps(comparison.to_json(), indent=1)
     yield "comparison.json", f"{plain}\n".encode()
     yield "measurements.csv", comparison.frame().to_csv(index=False).encode()

@@ -7,11 +7,11 @@ from markupsafe import Markup
 
 from posenc.lab.answer import Summary
 from posenc.lab.gates import reason
-from posenc.lab.html import environment, source
-from posenc.lab.report.axes import bounds_of, interval
-from posenc.lab.report.charts import Chart
+from posenc.lab.report.bounds import bounds_of, interval
 from posenc.lab.results import Comparison, Metric
 from posenc.lab.statistics import Estimate
+from posenc.visualization.charts import Chart
+from posenc.visualization.html import environment, source
 
 __all__ = ["render_page"]
 

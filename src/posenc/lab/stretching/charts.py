@@ -9,10 +9,10 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from posenc.lab.colours import COLOURS, CONTROL_COLOUR, SHAPES
-from posenc.lab.report.axes import Bounds, value_axis
-from posenc.lab.report.charts import Chart, text_of
 from posenc.lab.stretching.results import Metric, Reading, Study
+from posenc.visualization.axes import Bounds, value_axis
+from posenc.visualization.charts import Chart, text_of
+from posenc.visualization.colours import COLOURS, CONTROL_COLOUR, SHAPES
 
 __all__ = ["draw_charts"]
 

@@ -11,13 +11,12 @@ from pathlib import Path
 import vl_convert
 from markupsafe import Markup
 
-from posenc.lab.html import environment, source
-from posenc.lab.report.charts import Chart
-from posenc.lab.report.files import LIGHT, PICTURE_WIDTH
 from posenc.lab.stretching.answer import at, findings, headline, setting
 from posenc.lab.stretching.charts import draw_charts
 from posenc.lab.stretching.results import Study
 from posenc.storage import make_folder, write_bytes
+from posenc.visualization.charts import Chart, picture_files
+from posenc.visualization.html import environment, source
 
 __all__ = ["render_page", "write_study"]
 
@@ -39,7 +38,7 @@ def write_study(study: Study, folder: Path) -> Path:
 
 def render_page(study: Study, charts: list[Chart]) -> str:
     """The whole page as HTML, scripts and styles included."""
-    templates = environment("posenc.lab.stretching", "posenc.lab.report")
+    templates = environment("posenc.lab.stretching")
     libraries = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub is wrong
     return templates.get_template("study.html.jinja").render(
         study=study,
@@ -64,10 +63,7 @@ def render_page(study: Study, charts: list[Chart]) -> str:
 def _contents(study: Study) -> Iterator[tuple[str, bytes]]:
     charts = draw_charts(study)
     yield "index.html", render_page(study, charts).encode()
-    for chart in charts:
-        spec = chart.spec | {"width": PICTURE_WIDTH, "title": chart.title, "config": LIGHT}
-        yield f"{chart.key}.png", vl_convert.vegalite_to_png(spec, scale=2)
-        yield f"{chart.key}.svg", vl_convert.vegalite_to_svg(spec).encode()
+    yield from picture_files(charts)
     yield "study.json", f"{json.dumps(study.to_json(), indent=1)}\n".encode()
     yield "study.csv", _table(study).encode()
 

@@ -14,9 +14,10 @@ __all__ = ["environment", "is_formula", "prose", "source"]
 
 
 def environment(*packages: str) -> Environment:
-    """Templates of these packages, the first that has one of a name before the others."""
+    """Templates of these packages, the first that has a name before the others, and the shared."""
+    loaders = [PackageLoader(package) for package in (*packages, "posenc.visualization")]
     made = Environment(
-        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
+        loader=ChoiceLoader(loaders),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

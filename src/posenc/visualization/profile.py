@@ -21,10 +21,10 @@ from torch import nn
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, LengthError
-from posenc.lab.panels import Heat, Panel, Portrait, Trail
-from posenc.lab.sitter import Sitter
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS, create
+from posenc.visualization.panels import Heat, Panel, Portrait, Trail
+from posenc.visualization.probe import Sitter
 
 __all__ = ["portray"]
 

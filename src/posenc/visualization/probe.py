@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding, Gathered, Lowered
 from posenc.grid import Grid
-from posenc.lab.panels import Curves, Heat, Panel, Trail
 from posenc.layout import Layout
+from posenc.visualization.panels import Curves, Heat, Panel, Trail
 
 __all__ = ["Sitter"]
 

@@ -12,13 +12,13 @@ import vl_convert
 from markupsafe import Markup
 
 from posenc.errors import UnknownNameError
-from posenc.lab.catalogue import SITES, SIZES, Sheet, group, sheet
-from posenc.lab.html import environment, source
-from posenc.lab.panels import Panel
-from posenc.lab.pictures import CONFIG, PARAMETERS, draw_panel
-from posenc.lab.portrait import portray
 from posenc.registry import ENCODINGS
 from posenc.storage import write_bytes
+from posenc.visualization.catalogue import SITES, SIZES, Sheet, group, sheet
+from posenc.visualization.html import environment, source
+from posenc.visualization.panels import Panel
+from posenc.visualization.pictures import CONFIG, PARAMETERS, draw_panel
+from posenc.visualization.profile import portray
 
 __all__ = ["render_gallery", "write_gallery"]
 
@@ -80,7 +80,7 @@ def render_gallery(
     for name in chosen:
         progress(name)
         exhibits[name] = _exhibit(name)
-    templates = environment("posenc.lab.gallery", "posenc.lab.report")
+    templates = environment("posenc.visualization.gallery")
     return templates.get_template("gallery.html.jinja").render(
         groups=[
             (site or "none", *SITES[site], [exhibits[name] for name in found])

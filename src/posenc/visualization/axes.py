@@ -1,4 +1,4 @@
-"""Value axes: ticks that differ, and intervals within what a metric can be."""
+"""Value axes whose tick labels differ."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from dataclasses import dataclass
 
 import altair as alt
 
-from posenc.lab.results import Metric
-from posenc.lab.statistics import Estimate
-
-__all__ = ["Bounds", "bounds_of", "interval", "value_axis"]
+__all__ = ["Bounds", "value_axis"]
 
 TICKS = 6
 """Steps that an axis is divided into, roughly."""
@@ -23,7 +20,7 @@ LEAST_PART = 0.02
 
 @dataclass(frozen=True)
 class Bounds:
-    """The smallest and the largest value that a metric can have."""
+    """Range of possible values."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -31,32 +28,6 @@ class Bounds:
     def clip(self, value: float) -> float:
         """The nearest possible value."""
         return min(max(value, self.low), self.high)
-
-
-def bounds_of(metric: Metric, *, changed: bool = False) -> Bounds:
-    """What a metric can be, or its change from the training length.
-
-    Shares of what is right end at 1; errors, which may be shares too, are only positive. Changes
-    of shares are differences, of other metrics parts of the value at the training length.
-    """
-    if metric.is_share and not metric.lower_is_better:
-        return Bounds(-1.0, 1.0) if changed else Bounds(0.0, 1.0)
-    return Bounds(-math.inf if metric.is_share else -1.0) if changed else Bounds(0.0)
-
-
-def interval(found: Estimate, bounds: Bounds, form: str, fine: str | None = None) -> str:
-    """``±0.12``, or ``0.0% – 100.0%`` where the interval would leave what is possible.
-
-    Args:
-        form: format of the ends.
-        fine: format of the half width; ``form`` by default.
-    """
-    if found.half_width is None:
-        return ""
-    low, high = bounds.clip(found.low), bounds.clip(found.high)
-    if (low, high) == (found.low, found.high):
-        return f"±{found.half_width:{fine or form}}"
-    return f"{low:{form}} – {high:{form}}"
 
 
 def value_axis(

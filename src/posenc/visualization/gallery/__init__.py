@@ -1,5 +1,5 @@
 """The gallery: every method on one page, with its formulas, pictures and claims."""
 
-from posenc.lab.gallery.page import render_gallery, write_gallery
+from posenc.visualization.gallery.page import render_gallery, write_gallery
 
 __all__ = ["render_gallery", "write_gallery"]

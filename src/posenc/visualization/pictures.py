@@ -12,10 +12,10 @@ import torch
 import vl_convert
 
 from posenc.errors import ArgumentError
-from posenc.lab.colours import COLOURS, RISE, Scale, is_narrow
-from posenc.lab.panels import Curves, Heat, Panel, Portrait, Trail
-from posenc.lab.raster import data_uri
 from posenc.storage import write_bytes
+from posenc.visualization.colours import COLOURS, RISE, Scale, is_narrow
+from posenc.visualization.panels import Curves, Heat, Panel, Portrait, Trail
+from posenc.visualization.raster import data_uri
 
 __all__ = ["CONFIG", "FORMATS", "PARAMETERS", "draw", "draw_panel", "save_picture"]
 

@@ -1,0 +1,1 @@
+"""Pictures of encodings, colours, HTML templates and the gallery."""
