@@ -51,7 +51,7 @@ test: check ## run format, lint, types and the whole suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not onnx" --durations=10
 
 fuzz-files: $(VENV)/.installed-test ## damage files that posenc reads, in many ways; it must say so
-	cd tests/hostile && ../../$(BIN)/python -m hostile_files 7000
+	$(BIN)/python -m tests.hostile.hostile_files 7000
 
 check: $(VENV)/.installed-test ## format, lint and types
 	$(BIN)/ruff format --check --quiet .

@@ -28,20 +28,20 @@ import torch
 from measuring import write_results
 from torch import nn
 
+from posenc.evaluation.candidates import Method, methods_for
+from posenc.evaluation.demo_model import Repetition, train_subject
+from posenc.evaluation.finetuning import Tuning
+from posenc.evaluation.images import ImageSource
+from posenc.evaluation.stretching import Subject, stretch
+from posenc.evaluation.texts import Marks, read_ids
+from posenc.experiments.corpus import read_corpus
+from posenc.experiments.settings import Settings
+from posenc.experiments.statistics import estimate
+from posenc.experiments.tasks.digits import Digits
+from posenc.experiments.tasks.masked import MASK, MaskedBytes
+from posenc.experiments.text_loss import Targets
 from posenc.extension import extend_layers
 from posenc.integrations.transformers import load, save
-from posenc.lab.corpus import read_corpus
-from posenc.lab.measure import Targets
-from posenc.lab.settings import Settings
-from posenc.lab.statistics import estimate
-from posenc.lab.stretching.contenders import Method, methods_for
-from posenc.lab.stretching.finetuning import Tuning
-from posenc.lab.stretching.images import ImageSource
-from posenc.lab.stretching.running import Subject, stretch
-from posenc.lab.stretching.subject import Repetition, train_subject
-from posenc.lab.stretching.texts import Marks, read_ids
-from posenc.lab.tasks.digits import Digits
-from posenc.lab.tasks.masked import MASK, MaskedBytes
 from posenc.models import Decoder, EncoderConfig, MaskedLM
 from posenc.models.replacing import encodings_of, with_encodings, with_window
 from posenc.training.checkpoint import Plan

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from number_words import write_numbers
 
-from posenc.lab.results import Comparison
-from posenc.lab.statistics import estimate
+from posenc.experiments.results import Comparison
+from posenc.experiments.statistics import estimate
 
 ROOT = Path(__file__).parent
 KEPT = ROOT / "results" / "tasks"

@@ -11,10 +11,14 @@ import torch
 
 import posenc
 
+PROGRAMS = tuple(
+    f"posenc.{room}"
+    for room in ("cli", "training", "experiments", "evaluation", "bench", "visualization")
+)
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(posenc.__path__, "posenc.")
-    if not module.name.startswith(("posenc.cli", "posenc.lab"))
+    if not module.name.startswith(PROGRAMS)
 ]
 
 

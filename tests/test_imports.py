@@ -26,6 +26,7 @@ FOUNDATION = {
     "encoding",
     "entry",
 }
+MODELS = FOUNDATION | {"registry", "attention", "encodings", "extension", "storage"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "runtime": set(),
@@ -54,23 +55,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "registry": FOUNDATION | {"encodings"},
     "testing": FOUNDATION | {"registry", "attention", "encodings", "models"},
     "extension": FOUNDATION | {"registry", "attention", "encodings", "storage"},
-    "models": FOUNDATION | {"registry", "attention", "encodings", "extension", "storage"},
-    "integrations": FOUNDATION
-    | {"registry", "attention", "encodings", "extension", "models", "storage"},
-    "lab": FOUNDATION
-    | {
-        "options",
-        "registry",
-        "attention",
-        "encodings",
-        "extension",
-        "models",
-        "storage",
-        "transforms",
-    },
-    "cli": FOUNDATION
-    | {"registry", "attention", "encodings", "extension", "models", "integrations", "lab"}
-    | {"options", "storage"},
+    "models": MODELS,
+    "integrations": MODELS | {"models"},
+    "training": MODELS | {"models"},
+    "visualization": FOUNDATION | {"registry", "attention", "encodings", "models", "storage"},
+    "experiments": MODELS | {"options", "transforms", "models", "training", "visualization"},
+    "evaluation": MODELS
+    | {"options", "transforms", "models", "integrations", "training", "experiments"}
+    | {"visualization"},
+    "bench": MODELS | {"models", "training", "experiments", "visualization"},
+    "cli": MODELS
+    | {"options", "models", "integrations", "training", "experiments", "evaluation", "bench"}
+    | {"visualization"},
 }
 
 
@@ -118,8 +114,10 @@ def test_imports_go_one_way(file: Path) -> None:
         ("encodings", "from posenc.attention.api import attend"),
         ("models", "from posenc.training.loop import train"),
         ("models", "from posenc import create"),
-        ("lab", "import posenc"),
-        ("lab", "from posenc.cli.app import main"),
+        ("experiments", "import posenc"),
+        ("evaluation", "from posenc.cli.app import main"),
+        ("training", "from posenc.experiments.compare import compare"),
+        ("visualization", "from posenc.bench.run import bench"),
         ("somewhere_new", "import torch"),
     ],
 )
@@ -181,7 +179,9 @@ OPTIONAL = [
     "vl_convert",
     "hypothesis",
     "triton",
-    "posenc.lab",
+    "posenc.training",
+    "posenc.experiments",
+    "posenc.visualization",
     "posenc.cli",
     "posenc.models",
     "posenc.testing",

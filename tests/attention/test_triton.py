@@ -36,7 +36,7 @@ HERE = Path(__file__).parent
 def test_kernels(files: str, interpreted: str) -> None:
     """In a process of its own: Triton has to be told before anything imports it."""
     paths = [str(HERE / file) for file in files.split()]
-    options = ["-q", "-p", "no:cacheprovider", "-o", f"pythonpath={HERE}"]
+    options = ["-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *paths],
         cwd=HERE.parent.parent,

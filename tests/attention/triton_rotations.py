@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
-from triton_kernels import check, inputs, sequence
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.encodings.query_key.rope import Rope
 from posenc.extension import dynamic_ntk
+from tests.attention.triton_kernels import check, inputs, sequence
 
 WIDTH = 16
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from posenc.cli.app import app
 from posenc.cli.compare import _Display
 from posenc.cli.console import Countdown
-from posenc.lab import progress
-from posenc.lab.translation.settings import TranslatorSettings
+from posenc.experiments import progress
+from posenc.experiments.translation.settings import TranslatorSettings
 
 
 def commands(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -70,7 +70,9 @@ def test_all_that_prints_does_so_by_the_one_console() -> None:
         assert path.name == "console.py" or not made, path.name
 
 
-@pytest.mark.parametrize("folder", ["cli", "lab"])
+@pytest.mark.parametrize(
+    "folder", ["cli", "training", "experiments", "evaluation", "bench", "visualization"]
+)
 def test_remedies_of_commands_are_no_python(folder: str) -> None:
     for path in (SOURCE / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

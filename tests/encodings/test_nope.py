@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.models import Decoder, DecoderConfig
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import GRIDS, inputs
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)

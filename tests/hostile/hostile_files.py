@@ -1,7 +1,7 @@
 """Damage files and folders that posenc reads, and see that it says so: quickly, and in its words.
 
 Some hundreds of variants run in the tests. More: ``make fuzz-files``, or ``python -m
-hostile_files 7000`` in this folder.
+tests.hostile.hostile_files 7000``.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def _megabytes() -> float:
 
 def main(count: int, seed: int) -> int:
     """Run many variants and print what goes wrong."""
-    from hostile_targets import make_targets
+    from tests.hostile.hostile_targets import make_targets
 
     with tempfile.TemporaryDirectory() as folder:
         targets = make_targets(Path(folder))

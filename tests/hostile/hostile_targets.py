@@ -7,25 +7,24 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from hostile_files import Target
 from torch import nn
 from torch.optim import AdamW
 
 import posenc
 from posenc.cli.material import _image_source, _tokenizer
+from posenc.experiments.corpus import read_text
+from posenc.experiments.jobs import Outcome
+from posenc.experiments.output import Record, load_settings
+from posenc.experiments.results import Measurement, Refusal, Run
+from posenc.experiments.settings import Settings
+from posenc.experiments.translation import Translator
+from posenc.experiments.translation.folder import load_settings as load_translation
+from posenc.experiments.translation.folder import open_folder
+from posenc.experiments.translation.parallel import read_lines
+from posenc.experiments.translation.settings import TranslatorSettings
+from posenc.experiments.translation.subwords import Subwords
 from posenc.extension import search_factors
 from posenc.integrations.transformers import load, save
-from posenc.lab.corpus import read_text
-from posenc.lab.folder import Record, load_settings
-from posenc.lab.jobs import Outcome
-from posenc.lab.results import Measurement, Refusal, Run
-from posenc.lab.settings import Settings
-from posenc.lab.translation import Translator
-from posenc.lab.translation.folder import load_settings as load_translation
-from posenc.lab.translation.folder import open_folder
-from posenc.lab.translation.parallel import read_lines
-from posenc.lab.translation.settings import TranslatorSettings
-from posenc.lab.translation.subwords import Subwords
 from posenc.models import (
     Decoder,
     DecoderConfig,
@@ -39,6 +38,7 @@ from posenc.models import (
     TransformerConfig,
 )
 from posenc.training.checkpoint import Checkpoint, Plan
+from tests.hostile.hostile_files import Target
 
 
 def make_targets(folder: Path) -> list[Target]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hostile_files import run
-from hostile_targets import make_targets
+from tests.hostile.hostile_files import run
+from tests.hostile.hostile_targets import make_targets
 
 
 def test_damaged_files_are_refused_in_posencs_words(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 import torch
-from text_encodings import TEXT_ENCODINGS
 from torch import Tensor
 
 from posenc import Layout
 from posenc.errors import ArgumentError, LengthError
 from posenc.models import Decoder, DecoderConfig, beam_search, generate
+from tests.models.text_encodings import TEXT_ENCODINGS
 
 STOP = 2
 

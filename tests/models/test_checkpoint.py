@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from text_encodings import TEXT_ENCODINGS
 from torch import nn
 
 from posenc.errors import ArgumentError, CheckpointError, OutputError
@@ -18,6 +17,7 @@ from posenc.models import Decoder, DecoderConfig
 from posenc.models.checkpoint import stored_tensors
 from posenc.models.unfilled import unfilled
 from posenc.storage import save_tensors
+from tests.models.text_encodings import TEXT_ENCODINGS
 
 TEXT = torch.arange(20).remainder(17).unsqueeze(0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from text_encodings import TEXT_ENCODINGS
 from torch import Tensor
 
 import posenc
@@ -12,6 +11,7 @@ from posenc import Layout
 from posenc.attention import Cache
 from posenc.errors import ArgumentError, LengthError, UnknownNameError
 from posenc.models import Decoder, DecoderConfig
+from tests.models.text_encodings import TEXT_ENCODINGS
 
 NAMES = [*TEXT_ENCODINGS, "rope+alibi", "t5+sinusoidal"]
 LENGTH, VOCABULARY = 24, 29

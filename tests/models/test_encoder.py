@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from text_encodings import TEXT_ENCODINGS
 from torch import Tensor
 
 import posenc
@@ -14,6 +13,7 @@ from posenc import Layout
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.models import Encoder, EncoderConfig, MaskedLM
 from posenc.registry import ENCODINGS
+from tests.models.text_encodings import TEXT_ENCODINGS
 
 BOTH_SIDES = [n for n in TEXT_ENCODINGS if not ENCODINGS[n].claims.causal_only]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from text_encodings import TEXT_ENCODINGS
 from torch import Tensor
 
 from posenc import Layout
 from posenc.errors import ArgumentError, LengthError
 from posenc.models import Decoder, DecoderConfig, Greedy, Sample, generate
+from tests.models.text_encodings import TEXT_ENCODINGS
 
 NAMES = [*TEXT_ENCODINGS, "rope+alibi"]
 

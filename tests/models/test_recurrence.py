@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from text_encodings import TEXT_ENCODINGS
 from torch import Tensor
 
 from posenc import Layout
@@ -12,6 +11,7 @@ from posenc.errors import ArgumentError, LengthError
 from posenc.grid import Grid
 from posenc.models import Decoder, DecoderConfig, in_segments
 from posenc.registry import ENCODINGS
+from tests.models.text_encodings import TEXT_ENCODINGS
 
 LENGTH = 20
 WINDOWED = [

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from image_encodings import IMAGE_ENCODINGS
 from torch import Tensor
 
 import posenc
@@ -18,6 +17,7 @@ from posenc.models.stack import StackConfig
 from posenc.models.swin import SwinStage
 from posenc.models.windows import Windows
 from posenc.registry import ENCODINGS
+from tests.models.image_encodings import IMAGE_ENCODINGS
 
 INSIDE = [
     n

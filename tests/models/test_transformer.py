@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from text_encodings import TEXT_ENCODINGS
 from torch import Tensor
 
 import posenc
@@ -21,6 +20,7 @@ from posenc.models import (
     generate,
 )
 from posenc.registry import ENCODINGS
+from tests.models.text_encodings import TEXT_ENCODINGS
 
 SOURCE, TARGET = 23, 19
 REVERSED = Layout(torch.arange(10.0, -1, -1).view(1, 11, 1), torch.arange(10, -1, -1).view(1, 11))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from image_encodings import IMAGE_ENCODINGS
 from torch import Tensor
 
 import posenc
@@ -22,6 +21,7 @@ from posenc.models import (
 )
 from posenc.registry import ENCODINGS
 from posenc.transforms import fitted
+from tests.models.image_encodings import IMAGE_ENCODINGS
 
 NAMES = [*IMAGE_ENCODINGS, "learned2d+swin", "rope2d+irpe", "row_column+decomposed2d"]
 TABLES = {"learned2d", "row_column", "swin", "decomposed2d"}

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from mutations import Check, law
 from torch import Tensor
 
 import posenc
@@ -31,6 +30,7 @@ from posenc.testing.oracles import (
     sinusoid_by_loops,
     t5_bucket_by_loops,
 )
+from tests.testing.mutations import Check, law
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

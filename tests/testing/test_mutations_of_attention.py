@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from mutations import Check, Mutation, law, require_caught
 
-import test_arguments
-from attention import test_api, test_choice, test_lse, test_module, test_sdpa, test_strides
 from posenc.attention import validation, views
 from posenc.attention.backends import definition, sdpa
 from posenc.attention.choice import preference
 from posenc.attention.lowering import is_constant_table, repeat_heads
 from posenc.attention.posing import Posing
+from tests import test_arguments
+from tests.attention import test_api, test_choice, test_lse, test_module, test_sdpa, test_strides
+from tests.testing.mutations import Check, Mutation, law, require_caught
 
 
 def equals_reference(encoding: str, grid: str) -> Check:

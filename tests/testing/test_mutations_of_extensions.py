@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from mutations import Check, Mutation, require_caught
 
-from extension import test_bands, test_frequencies, test_lengths, test_log_n, test_tables
 from posenc import Grid, Layout
 from posenc.extension import banded, lengths, resampling
 from posenc.extension.banded import BandedRope
@@ -26,6 +24,8 @@ from posenc.extension.methods import (
     yarn,
 )
 from posenc.extension.varying import VaryingRope
+from tests.extension import test_bands, test_frequencies, test_lengths, test_log_n, test_tables
+from tests.testing.mutations import Check, Mutation, require_caught
 
 
 def banded_loops(method: str) -> Check:

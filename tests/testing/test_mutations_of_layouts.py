@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from mutations import Check, Mutation, law, require_caught
 
-import test_layout
-import test_standalone
-from attention import test_cache
 from posenc import Grid, Layout, create
 from posenc.attention import Attention, LayerCache, cache
+from tests import test_layout, test_standalone
+from tests.attention import test_cache
+from tests.testing.mutations import Check, Mutation, law, require_caught
 
 
 def visible(name: str) -> Check:

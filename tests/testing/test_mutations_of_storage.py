@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from mutations import Mutation, require_caught
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim import AdamW
@@ -19,6 +18,7 @@ from posenc.errors import CheckpointError, OutputError
 from posenc.models import Decoder, DecoderConfig, checkpoint
 from posenc.storage import load_tensors, parse_json, read_bytes, save_tensors, write_bytes
 from posenc.training.checkpoint import Checkpoint, Plan, require_state_shapes
+from tests.testing.mutations import Mutation, require_caught
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.arange(4, dtype=torch.int32)}
 

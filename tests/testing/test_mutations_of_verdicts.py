@@ -6,15 +6,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from mutations import Mutation, require_caught
 
-from posenc.lab import answer, gates, statistics, verdicts
-from posenc.lab.results import Comparison, Measurement, Metric, Provenance, Refusal, Run, Subject
-from posenc.lab.results import Corpus as CorpusRecord
-from posenc.lab.stretching import choosing, measuring
-from posenc.lab.stretching.measuring import Ruler
-from posenc.lab.stretching.probes import ByteNeedles, letters
-from posenc.lab.stretching.results import Findings, Reading, Study
+from posenc.evaluation import choosing
+from posenc.evaluation.results import Findings, Reading, Study
+from posenc.evaluation.suites import next_token as measuring
+from posenc.evaluation.suites.needles import ByteNeedles, letters
+from posenc.evaluation.suites.next_token import Ruler
+from posenc.experiments import gates, statistics, verdicts
+from posenc.experiments import summary as answer
+from posenc.experiments.results import (
+    Comparison,
+    Measurement,
+    Metric,
+    Provenance,
+    Refusal,
+    Run,
+    Subject,
+)
+from posenc.experiments.results import Corpus as CorpusRecord
+from tests.testing.mutations import Mutation, require_caught
 
 SEEDS = (0, 1, 2)
 

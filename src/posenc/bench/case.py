@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
+from posenc.experiments.recipe import Recipe, require_encoding
 from posenc.grid import Grid
-from posenc.lab.subjects import Recipe, require_encoding
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS, create
 

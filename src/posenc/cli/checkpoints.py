@@ -16,8 +16,8 @@ from posenc.errors import ArgumentError, CheckpointError, OutputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from posenc.lab.stretching.contenders import Method
-    from posenc.lab.stretching.results import Study
+    from posenc.evaluation.candidates import Method
+    from posenc.evaluation.results import Study
     from posenc.models import Decoder
 
 __all__ = ["Opened", "open_checkpoint", "require_free", "write_checkpoint", "write_report"]
@@ -170,8 +170,8 @@ def write_checkpoint(
     Raises:
         OutputError: when that is impossible; then nothing is left behind.
     """
+    from posenc.evaluation.report.page import write_study
     from posenc.integrations.transformers.stretched import save_stretched
-    from posenc.lab.stretching.page import write_study
     from posenc.models.replacing import encodings_of
     from posenc.storage import make_folder, write_bytes
 
@@ -210,7 +210,7 @@ def write_report(study: Study, out: Path) -> None:
     Raises:
         OutputError: when that is impossible; then nothing is left behind.
     """
-    from posenc.lab.stretching.page import write_study
+    from posenc.evaluation.report.page import write_study
     from posenc.storage import make_folder
 
     require_free(out)

@@ -20,11 +20,11 @@ from posenc.errors import ArgumentError
 from posenc.options import parse_options
 
 if TYPE_CHECKING:
-    from posenc.lab.answer import Summary
-    from posenc.lab.progress import Event
-    from posenc.lab.results import Comparison, Metric
-    from posenc.lab.settings import Settings
-    from posenc.lab.statistics import Estimate
+    from posenc.experiments.progress import Event
+    from posenc.experiments.results import Comparison, Metric
+    from posenc.experiments.settings import Settings
+    from posenc.experiments.statistics import Estimate
+    from posenc.experiments.summary import Summary
 
 __all__ = ["compare"]
 
@@ -169,10 +169,10 @@ def compare(
         resume=resume,
         replace=replace,
     )
-    from posenc.lab.answer import summarise
-    from posenc.lab.compare import compare as carry_out
-    from posenc.lab.numbers import numbers
-    from posenc.lab.report import write_report
+    from posenc.experiments.compare import compare as carry_out
+    from posenc.experiments.json_summary import numbers
+    from posenc.experiments.report import write_report
+    from posenc.experiments.summary import summarise
 
     command = shlex.join(["posenc", *sys.argv[1:]])
     with _Display(shown=not quiet and not json) as display:
@@ -202,9 +202,9 @@ def compare(
 def _settings(
     out: Path, given: dict[str, Any], options: list[str], *, resume: bool, replace: bool
 ) -> Settings:
-    from posenc.lab.folder import load_settings
-    from posenc.lab.settings import Settings
-    from posenc.lab.tasks import TASKS
+    from posenc.experiments.output import load_settings
+    from posenc.experiments.settings import Settings
+    from posenc.experiments.tasks import TASKS
 
     if resume and replace:
         raise ArgumentError(
@@ -281,7 +281,7 @@ class _Display:
             ERRORS.print(text, style=style, markup=False)
 
     def __call__(self, event: Event) -> None:
-        from posenc.lab import progress
+        from posenc.experiments import progress
 
         match event:
             case progress.Prepared():
@@ -380,7 +380,7 @@ def _print_summary(comparison: Comparison, summary: Summary) -> None:
 
 def _print_models(comparison: Comparison, summary: Summary, out: Path) -> None:
     """Where the trained models are, and how a language model is stretched."""
-    from posenc.lab.numbers import models
+    from posenc.experiments.json_summary import models
 
     if not comparison.runs:
         return

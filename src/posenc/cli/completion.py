@@ -31,7 +31,7 @@ def complete_methods(incomplete: str) -> list[str]:
 
 def complete_task(incomplete: str) -> list[str]:
     """Tasks of ``posenc compare`` that begin so."""
-    from posenc.lab.tasks import TASKS
+    from posenc.experiments.tasks import TASKS
 
     return [name for name in TASKS if name.startswith(incomplete)]
 

@@ -65,8 +65,8 @@ def evaluate(
 
         posenc evaluate vit-folder --images photos
     """
-    from posenc.lab.stretching.page import write_study
-    from posenc.lab.stretching.running import evaluate as measure
+    from posenc.evaluation.report.page import write_study
+    from posenc.evaluation.stretching import evaluate as measure
 
     require_free(out)
     wanted = None if lengths is None else _numbers(lengths)

@@ -31,10 +31,10 @@ from posenc.cli.material import material_of
 from posenc.errors import ArgumentError, Interrupted
 
 if TYPE_CHECKING:
-    from posenc.lab.stretching.contenders import Method
-    from posenc.lab.stretching.finetuning import Tuning
-    from posenc.lab.stretching.results import Metric, Study
-    from posenc.lab.stretching.running import Subject
+    from posenc.evaluation.candidates import Method
+    from posenc.evaluation.finetuning import Tuning
+    from posenc.evaluation.results import Metric, Study
+    from posenc.evaluation.stretching import Subject
 
 __all__ = ["Display", "extend", "print_study", "subject_of"]
 
@@ -127,12 +127,12 @@ def extend(
 
         posenc extend --method all --factor 2 --finetune-steps 50
     """
+    from posenc.evaluation.candidates import methods_for
+    from posenc.evaluation.finetuning import Tuning
+    from posenc.evaluation.searching import require_search, searched
+    from posenc.evaluation.stretching import stretch
+    from posenc.evaluation.texts import Text as Read
     from posenc.extension.fitting import require_factor
-    from posenc.lab.stretching.contenders import methods_for
-    from posenc.lab.stretching.finetuning import Tuning
-    from posenc.lab.stretching.running import stretch
-    from posenc.lab.stretching.searching import require_search, searched
-    from posenc.lab.stretching.texts import Text as Read
     from posenc.training.interrupt import interruptible
 
     require_free(out)
@@ -212,14 +212,14 @@ def extend(
 
 def subject_of(opened: Opened) -> Subject:
     """What the lab measures."""
-    from posenc.lab.stretching.running import Subject
+    from posenc.evaluation.stretching import Subject
 
     return Subject(opened.folder.resolve().name, opened.family, opened.model, opened.length)
 
 
 def print_study(study: Study) -> None:
     """The answer and a table, least loss at the longest context first."""
-    from posenc.lab.stretching.answer import findings, headline
+    from posenc.evaluation.verdict import findings, headline
 
     OUT.print()
     for sentence in headline(study):
@@ -299,8 +299,8 @@ def _write_unmeasured(
 
 def _subject(out: Path, text: Path | None, display: Display) -> Path:
     """The lab's own model beside the output folder, trained if it is not there yet."""
+    from posenc.evaluation.demo_model import SUBJECT_STEPS, train_subject
     from posenc.integrations.transformers import save
-    from posenc.lab.stretching.subject import SUBJECT_STEPS, train_subject
     from posenc.storage import make_folder
     from posenc.training.interrupt import interruptible
     from posenc.training.loop import Watch

@@ -11,9 +11,9 @@ from posenc.errors import ArgumentError, CheckpointError
 from posenc.storage import panics_as_errors, read_bytes, read_json
 
 if TYPE_CHECKING:
-    from posenc.lab.stretching.images import ImageSource
-    from posenc.lab.stretching.running import Material
-    from posenc.lab.stretching.texts import Marks
+    from posenc.evaluation.images import ImageSource
+    from posenc.evaluation.stretching import Material
+    from posenc.evaluation.texts import Marks
 
 __all__ = ["material_of"]
 
@@ -47,7 +47,7 @@ def material_of(
         CheckpointError: when its tokenizer is missing or not its own.
         DataError: when the text is unusable.
     """
-    from posenc.lab.stretching.texts import read_ids
+    from posenc.evaluation.texts import read_ids
     from posenc.models import Decoder, Encoder, ImageEncoder, MaskedLM, VisionTransformer
 
     model = opened.model
@@ -70,8 +70,8 @@ def material_of(
 
 def _image_source(folder: Path, images: Path | None) -> ImageSource:
     """Images as ``preprocessor_config.json`` says the model takes them, else as ViT does."""
+    from posenc.evaluation.images import ImageSource
     from posenc.integrations.transformers.fields import Fields
-    from posenc.lab.stretching.images import ImageSource
 
     labels = _read_json(folder / "config.json").get("label2id") or {}
     if not isinstance(labels, dict) or not all(type(each) is int for each in labels.values()):
@@ -120,7 +120,7 @@ def _no_tokenizer(path: Path, error: Exception) -> CheckpointError:
 
 def _tokenizer(folder: Path, vocabulary: int) -> tuple[Encode | None, Marks]:
     """The tokenizer in a folder, and what it adds to a text; None where ids are bytes."""
-    from posenc.lab.stretching.texts import Marks
+    from posenc.evaluation.texts import Marks
 
     path = folder / "tokenizer.json"
     if not path.exists():

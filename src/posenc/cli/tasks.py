@@ -11,7 +11,7 @@ from rich.text import Text
 from posenc.cli.console import OUT, print_json
 
 if TYPE_CHECKING:
-    from posenc.lab.tasks import TaskEntry
+    from posenc.experiments.tasks import TaskEntry
 
 __all__ = ["list_tasks"]
 
@@ -27,7 +27,7 @@ def list_tasks(
 
         posenc compare --task copy --encodings rope,t5
     """
-    from posenc.lab.tasks import TASKS
+    from posenc.experiments.tasks import TASKS
 
     listed = [_describe(name, entry) for name, entry in TASKS.items()]
     if json:

@@ -17,8 +17,8 @@ from posenc.cli.console import ERRORS, EXIT_CODES, OUT, Words, help_of, print_js
 from posenc.errors import ArgumentError, OutputError
 
 if TYPE_CHECKING:
-    from posenc.lab.translation.settings import TranslatorSettings
-    from posenc.lab.translation.training import Event, Report
+    from posenc.experiments.translation.settings import TranslatorSettings
+    from posenc.experiments.translation.training import Event, Report
 
 __all__ = ["translate"]
 
@@ -149,7 +149,7 @@ def train(
     }
     given = {name: value for name, value in chosen.items() if value is not None}
     settings = _settings(out, given, resume=resume, replace=replace)
-    from posenc.lab.translation.training import train_translator
+    from posenc.experiments.translation.training import train_translator
 
     with _Display(settings, shown=not quiet and not json) as display:
         report = train_translator(settings, progress=display)
@@ -188,9 +188,9 @@ def run(
 
         posenc translate run german test.en --reference test.de
     """
-    from posenc.lab.translation import Translator, read_lines
-    from posenc.lab.translation.parallel import decoded, require_equal
-    from posenc.lab.translation.scoring import bleu
+    from posenc.experiments.translation import Translator, read_lines
+    from posenc.experiments.translation.parallel import decoded, require_equal
+    from posenc.experiments.translation.scoring import bleu
     from posenc.storage import write_bytes
 
     if output is not None and output.is_dir():
@@ -232,8 +232,8 @@ translate.command("run", help=help_of(run))(run)
 def _settings(
     out: Path, given: dict[str, Any], *, resume: bool, replace: bool
 ) -> TranslatorSettings:
-    from posenc.lab.translation.folder import load_settings
-    from posenc.lab.translation.settings import TranslatorSettings
+    from posenc.experiments.translation.folder import load_settings
+    from posenc.experiments.translation.settings import TranslatorSettings
 
     if resume and replace:
         raise ArgumentError(
@@ -285,7 +285,7 @@ class _Display:
             ERRORS.print(text, style=style, markup=False, soft_wrap=True)
 
     def __call__(self, event: Event) -> None:
-        from posenc.lab.translation.training import Prepared
+        from posenc.experiments.translation.training import Prepared
 
         if isinstance(event, Prepared):
             out = f", {event.skipped:,} left out" if event.skipped else ""

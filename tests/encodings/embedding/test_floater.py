@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torchdiffeq
-from floaters import count_evaluations, make
 from torch import Tensor
 
 from posenc import Layout
@@ -21,6 +20,7 @@ from posenc.errors import ArgumentError, LengthError, UnknownNameError
 from posenc.models import Decoder, DecoderConfig
 from posenc.registry import create_layers
 from posenc.testing import LAWS, Subject
+from tests.encodings.floaters import count_evaluations, make
 
 METHODS: tuple[Method, ...] = ("rk4", "dopri5")
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torchdiffeq
-from floaters import count_evaluations, make
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -21,6 +20,7 @@ from posenc.encodings.embedding import solutions
 from posenc.encodings.embedding.floater import Floater
 from posenc.encodings.embedding.flow import Method
 from posenc.registry import create_layers
+from tests.encodings.floaters import count_evaluations, make
 
 STAGES = 4
 

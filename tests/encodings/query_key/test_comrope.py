@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from grids import inputs
-from image_grids import IMAGES
-from matrix_loops import turn_blocks_by_loops
 from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend
@@ -14,6 +11,9 @@ from posenc.encodings.query_key.comrope import ComRope
 from posenc.encodings.query_key.rope2d import Rope2d
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import inputs
+from tests.encodings.image_grids import IMAGES
+from tests.encodings.matrix_loops import turn_blocks_by_loops
 
 
 @pytest.mark.parametrize("block", [2, 4])

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create_layers
@@ -15,6 +14,7 @@ from posenc.encodings.query_key.fope import Fope
 from posenc.encodings.query_key.p_rope import PRope
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import GRIDS, inputs
 
 N = 70
 """Training length at which heads of width 8 keep two of their four waves: 1 and 0.1 ≥ 2π/70."""

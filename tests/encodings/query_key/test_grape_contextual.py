@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import Tensor
 
 import posenc
@@ -15,6 +14,7 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
 from posenc.encodings.query_key.grape_contextual import GrapeContextual
 from posenc.errors import ArgumentError
+from tests.encodings.grids import GRIDS, inputs
 
 DIM, WIDTH = 12, 4
 

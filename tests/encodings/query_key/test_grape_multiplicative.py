@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import Tensor
 
 import posenc
@@ -14,6 +13,7 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.grape_multiplicative import GrapeMultiplicative
 from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import GRIDS, inputs
 
 
 def make(width: int = 8) -> GrapeMultiplicative:

@@ -6,9 +6,6 @@ import math
 
 import pytest
 import torch
-from grids import inputs
-from image_grids import IMAGES
-from matrix_loops import turn_blocks_by_loops
 from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend
@@ -16,6 +13,9 @@ from posenc.encodings.query_key.lierope import LieRope
 from posenc.encodings.query_key.rope_mixed import RopeMixed
 from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import inputs
+from tests.encodings.image_grids import IMAGES
+from tests.encodings.matrix_loops import turn_blocks_by_loops
 
 
 @pytest.mark.parametrize("block", [2, 4, 8])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from grids import inputs
-from image_grids import rotate_axes_by_loops
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
 from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb as rotate_by_halves
@@ -17,6 +15,8 @@ from posenc.encodings.query_key.mrope import Mrope, default_sections
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import inputs
+from tests.encodings.image_grids import rotate_axes_by_loops
 
 # Two words, an image of 2×3 cells from 2 on, two words from one past its largest position.
 STORY = torch.tensor(

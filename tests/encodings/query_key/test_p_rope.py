@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from grids import GRIDS, inputs
-from image_grids import rotate_axes_by_loops
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as llama_rotate
@@ -15,6 +13,8 @@ from posenc.encodings.query_key.p_rope import PRope
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import GRIDS, inputs
+from tests.encodings.image_grids import rotate_axes_by_loops
 
 
 @pytest.mark.parametrize("pairing", ["half", "adjacent"])

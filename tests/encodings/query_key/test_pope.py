@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from posenc import Encoding, Grid, Layout, attend, create_layers
 from posenc.encodings.query_key.pope import Pope
 from posenc.errors import ArgumentError, UnknownNameError
+from tests.encodings.grids import GRIDS, inputs
 
 
 def scores(q: Tensor, k: Tensor, grid: Grid, phase: Tensor) -> Tensor:

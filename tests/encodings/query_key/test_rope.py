@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from transformers import GPTNeoXConfig, LlamaConfig
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb as neox_rotate
@@ -19,6 +18,7 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.testing.oracles import attention_by_loops, rotate_by_loops
+from tests.encodings.grids import GRIDS, inputs
 
 
 @pytest.mark.parametrize("pairing", ["half", "adjacent"])

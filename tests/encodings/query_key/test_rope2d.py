@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from grids import inputs
-from image_grids import IMAGES, rotate_axes_by_loops
 from transformers import DINOv3ViTConfig
 from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTRopePositionEmbedding
 from transformers.models.dinov3_vit.modeling_dinov3_vit import apply_rotary_pos_emb as dino_rotate
@@ -22,6 +20,8 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rope2d import Rope2d
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import inputs
+from tests.encodings.image_grids import IMAGES, rotate_axes_by_loops
 
 
 @pytest.mark.parametrize("pairing", ["half", "adjacent"])

@@ -6,14 +6,14 @@ import math
 
 import pytest
 import torch
-from grids import inputs
-from image_grids import IMAGES, rotate_axes_by_loops
 
 from posenc import Encoding, Grid, Layout, attend, create_layers
 from posenc.encodings.query_key.rope2d import Rope2d
 from posenc.encodings.query_key.rope_mixed import RopeMixed
 from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import inputs
+from tests.encodings.image_grids import IMAGES, rotate_axes_by_loops
 
 
 @pytest.mark.parametrize("pairing", ["half", "adjacent"])

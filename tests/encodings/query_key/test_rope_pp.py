@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import Tensor
 
 from posenc import Attention, Encoding, Grid, Layout, attend, create, create_layers
@@ -18,6 +17,7 @@ from posenc.encodings.query_key.rope_pp import RopePp
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.extension import extend
 from posenc.testing.oracles import LogitRule, attention_by_loops
+from tests.encodings.grids import GRIDS, inputs
 
 
 def complex_products(*, adjacent: bool = False) -> LogitRule:

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import Tensor
 
 from posenc import Attention, Encoding, Grid, Layout, attend
@@ -15,6 +14,7 @@ from posenc.attention import LayerCache
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.xpos import Xpos
 from posenc.errors import ArgumentError, UnknownNameError
+from tests.encodings.grids import GRIDS, inputs
 
 CAUSAL = {
     name: Grid(grid.query, grid.key, causal=True, window=grid.window)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
@@ -13,6 +12,7 @@ from posenc import Grid, Layout, attend
 from posenc.encodings.score.alibi import Alibi, geometric_slopes
 from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import GRIDS, inputs
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)

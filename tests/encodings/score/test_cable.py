@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from grids import GRIDS
 from torch import Tensor
 
 import posenc
@@ -16,6 +15,7 @@ from posenc.attention import LayerCache
 from posenc.encodings.score.cable import Cable
 from posenc.encodings.score.forgetting import Forgetting
 from posenc.errors import ArgumentError
+from tests.encodings.grids import GRIDS
 
 CAUSAL = {name: grid for name, grid in GRIDS.items() if grid.causal}
 DIM, HEADS = 12, 3

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import Tensor
 
 import posenc
@@ -16,6 +15,7 @@ from posenc.encodings.score.contextual import ContextualScores, contextual
 from posenc.encodings.score.shaw import ShawKeys
 from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import GRIDS, inputs
 
 
 def make(max_distance: int = 2) -> tuple[Encoding, Tensor, Tensor, Tensor]:

@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.score.cope import Cope
 from posenc.errors import ArgumentError
+from tests.encodings.grids import GRIDS, inputs
 
 CAUSAL = {name: grid for name, grid in GRIDS.items() if grid.causal}
 SCALE = 0.5

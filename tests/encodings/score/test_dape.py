@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.score.dape import Dape
 from posenc.errors import ArgumentError, UnknownNameError
+from tests.encodings.grids import GRIDS, inputs
 
 SCALE = 0.5
 

@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import Tensor
 from transformers import DebertaConfig, DebertaV2Config
 from transformers.models.deberta.modeling_deberta import (
@@ -32,6 +31,7 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.score.deberta import Deberta, RelativeEmbeddings, deberta
 from posenc.errors import ArgumentError, PosencError
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import GRIDS, inputs
 
 
 def make(**options: object) -> Deberta:

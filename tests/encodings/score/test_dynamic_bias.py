@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import nn
 
 import posenc
@@ -15,6 +14,7 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.score.dynamic_bias import DynamicBias
 from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import GRIDS, inputs
 
 KINDS = {
     "plain": {},

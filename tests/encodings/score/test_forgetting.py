@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import Tensor
 
 import posenc
@@ -16,6 +15,7 @@ from posenc.attention import LayerCache
 from posenc.encodings.score.alibi import geometric_slopes
 from posenc.encodings.score.forgetting import Forgetting
 from posenc.errors import ArgumentError
+from tests.encodings.grids import GRIDS, inputs
 
 CAUSAL = {name: grid for name, grid in GRIDS.items() if grid.causal}
 DIM, HEADS = 12, 3

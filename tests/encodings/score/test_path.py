@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from grids import GRIDS
 from torch import Tensor
 
 import posenc
@@ -14,6 +13,7 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
 from posenc.encodings.score.path import Path
 from posenc.errors import ArgumentError
+from tests.encodings.grids import GRIDS
 
 CAUSAL = {name: grid for name, grid in GRIDS.items() if grid.causal}
 DIM, HEADS, WIDTH, SCALE = 12, 3, 4, 0.5

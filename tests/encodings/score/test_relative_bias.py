@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.score.relative_bias import Placement, RelativeBias
 from posenc.errors import UnknownNameError
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import GRIDS, inputs
 
 
 @pytest.mark.parametrize("placement", ["outside", "inside"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import Tensor
 
 import posenc
@@ -13,6 +12,7 @@ from posenc.attention import LayerCache
 from posenc.encodings.score.shaw import shaw
 from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import GRIDS, inputs
 
 
 def make(max_distance: int = 2) -> tuple[Encoding, Tensor, Tensor]:

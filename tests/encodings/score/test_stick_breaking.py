@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import Tensor
 
 import posenc
@@ -12,6 +11,7 @@ from posenc import Grid, Layout, attend, explain
 from posenc.attention import BACKENDS
 from posenc.encodings.score.stick_breaking import StickBreaking
 from posenc.errors import BackendRefusal, UnknownNameError
+from tests.encodings.grids import GRIDS, inputs
 
 CAUSAL = {name: grid for name, grid in GRIDS.items() if grid.causal}
 

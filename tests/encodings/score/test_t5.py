@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -14,6 +13,7 @@ from posenc import Encoding, Grid, Layout, attend, create_layers
 from posenc.encodings.score.t5 import T5, log_boundaries
 from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops, t5_bucket_by_loops
+from tests.encodings.grids import GRIDS, inputs
 
 # Bidirectional distances 0 … 30, from the published table of buckets.
 PUBLISHED = [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8, 9, 9, 9, 9] + [10] * 7 + [11] * 8

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import Tensor
 
 import posenc
@@ -16,6 +15,7 @@ from posenc.encoding import LowRank
 from posenc.encodings.score.transformer_xl import TransformerXL, transformer_xl
 from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
+from tests.encodings.grids import GRIDS, inputs
 
 
 def make(*, dim: int = 10, heads: int = 6, head_dim: int = 8) -> TransformerXL:

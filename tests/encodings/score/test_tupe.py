@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from grids import GRIDS, inputs
 from torch import Tensor
 
 import posenc
@@ -16,6 +15,7 @@ from posenc.encoding import Gathered, Lowered
 from posenc.encodings.score.tupe import Tupe
 from posenc.errors import ArgumentError, LengthError
 from posenc.testing.oracles import attention_by_loops, t5_bucket_by_loops
+from tests.encodings.grids import GRIDS, inputs
 
 WIDTHS = {"dim": 10, "heads": 6, "head_dim": 8, "max_length": 5100}
 

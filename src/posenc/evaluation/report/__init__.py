@@ -1,0 +1,1 @@
+"""Report of a study: page, charts and tables."""

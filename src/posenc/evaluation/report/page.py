@@ -1,0 +1,92 @@
+"""The report of a study: one HTML file that needs nothing but itself, pictures and tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import vl_convert
+from markupsafe import Markup
+
+from posenc.evaluation.report.charts import draw_charts
+from posenc.evaluation.results import Study
+from posenc.evaluation.verdict import at, findings, headline, setting
+from posenc.storage import make_folder, write_bytes
+from posenc.visualization.charts import Chart, picture_files
+from posenc.visualization.html import environment, source
+
+__all__ = ["render_page", "write_study"]
+
+
+def write_study(study: Study, folder: Path) -> Path:
+    """Write the report into a folder: ``index.html``, charts, ``study.json``, ``study.csv``.
+
+    Returns:
+        Where the page is.
+
+    Raises:
+        OutputError: when the folder cannot be written to.
+    """
+    make_folder(folder)
+    for name, content in _contents(study):
+        write_bytes(folder / name, content)
+    return folder / "index.html"
+
+
+def render_page(study: Study, charts: list[Chart]) -> str:
+    """The whole page as HTML, scripts and styles included."""
+    templates = environment("posenc.evaluation.report")
+    libraries = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub is wrong
+    return templates.get_template("study.html.jinja").render(
+        study=study,
+        whens=(False, True) if study.tuned else (False,),
+        at=at(study, study.goal),
+        setting=setting(study),
+        headline=headline(study),
+        findings=findings(study),
+        lengths=lambda metric: (
+            study.lengths[:: len(study.lengths) - 1 or 1] if metric.brief else study.lengths
+        ),
+        found=next((metric for metric in study.metrics if metric.key == "needles"), None),
+        charts=charts,
+        specs={chart.key: chart.spec for chart in charts},
+        style=source(templates, "style.css"),
+        own_style=source(templates, "study.css"),
+        script=source(templates, "table.js") + source(templates, "charts.js"),
+        libraries=Markup(libraries.replace("</script", "<\\/script")),
+    )
+
+
+def _contents(study: Study) -> Iterator[tuple[str, bytes]]:
+    charts = draw_charts(study)
+    yield "index.html", render_page(study, charts).encode()
+    yield from picture_files(charts)
+    yield "study.json", f"{json.dumps(study.to_json(), indent=1)}\n".encode()
+    yield "study.csv", _table(study).encode()
+
+
+def _table(study: Study) -> str:
+    """A line for each number, with what it is of."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["method", "tuned", "metric", "length", "at", "value"])
+    for tuned in (False, True):
+        for each, reading in study.ranked(tuned=tuned):
+            start = [each.key, int(tuned)]
+            for metric in study.metrics:
+                if metric.key == "needles":
+                    continue
+                for length, value in reading.of(metric).items():
+                    table.writerow([*start, metric.key, length, "", value])
+            for position, value in reading.by_position:
+                table.writerow([*start, "loss_by_position", study.goal, position, value])
+            for length, shares in reading.needles.items():
+                for depth, share in zip(study.depths, shares, strict=True):
+                    table.writerow([*start, "needles", length, depth, share])
+            per_second = [f"{study.counted}_per_second", study.goal, "", reading.per_second]
+            table.writerow([*start, *per_second])
+            table.writerow([*start, "peak_memory_bytes", study.goal, "", reading.peak_memory_bytes])
+    return text.getvalue()

@@ -1,0 +1,1 @@
+"""Measurements of a model, one kind of model a file."""

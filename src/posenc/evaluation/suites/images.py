@@ -1,0 +1,200 @@
+"""Measuring a model of images: classes and features at larger sizes, time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from posenc.evaluation.images import Images, Size
+from posenc.evaluation.results import Metric, Reading
+from posenc.evaluation.suites.next_token import BUDGET, cost
+from posenc.models import ImageEncoder, VisionTransformer
+from posenc.models.vision import mean_of_real
+
+__all__ = ["BySize", "ImageRuler", "images_for", "sides"]
+
+TOKENS_A_CALL = 4096
+
+FEWEST, MOST = 64, 1024
+"""Images, if there are so many."""
+
+Vision = ImageEncoder | VisionTransformer
+
+
+class BySize(nn.Module):
+    """A model of images with a table for each size; all else is shared.
+
+    Args:
+        models: by (height, width) in pixels, the size that was asked for last.
+    """
+
+    def __init__(self, models: Mapping[Size, Vision]) -> None:
+        super().__init__()
+        self._sizes = list(models)
+        self.models = nn.ModuleList(models.values())
+
+    @property
+    def goal(self) -> nn.Module:
+        """The model for the size that was asked for."""
+        return self.models[-1]
+
+    def at(self, size: Size) -> nn.Module:
+        """The model for images of one size."""
+        return self.models[self._sizes.index(size)]
+
+    def forward(self, images: Float[Tensor, "B P Y X"]) -> Any:
+        """What the model for images of this size makes of them."""
+        return self.at((images.shape[-2], images.shape[-1]))(images)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageRuler:
+    """What every model of images is measured with: the same images, at several sizes.
+
+    Args:
+        images: at all sizes.
+        sizes: longer side in pixels → (height, width), the one that was trained at first.
+        original: the model that others are held to, shown the images at the first size.
+    """
+
+    images: Images
+    sizes: Mapping[int, Size]
+    original: nn.Module
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The sizes' longer sides."""
+        return tuple(self.sizes)
+
+    def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
+        """See ``Gauge``. With a limit images are shown at that size, however large they are."""
+        features, classes = self._outputs(self.original, self.lengths[0])
+        values: dict[str, dict[int, Tensor]] = {"right": {}, "agreement": {}, "cosine": {}}
+        for length in self.lengths:
+            seen, named = self._outputs(model, limit or length)
+            values["cosine"][length] = cosine_similarity(seen, features)
+            if named is not None and classes is not None:
+                values["agreement"][length] = (named == classes).float()
+                if self.images.labels is not None:
+                    values["right"][length] = (named == self.images.labels).float()
+        last = limit or self.lengths[-1]
+        batch = self._batch(last)
+        spent = cost(model, self.images.pixels[self.sizes[last]][:batch], count=batch)
+        deciding = values[self._metrics()[0].key][self.lengths[-1]]
+        means = {
+            key: {length: float(each.mean()) for length, each in found.items()}
+            for key, found in values.items()
+        }
+        return Reading(
+            right=means["right"],
+            agreement=means["agreement"],
+            cosine=means["cosine"],
+            **spent._asdict(),
+            windows=tuple(round(float(each), 5) for each in deciding),
+        )
+
+    def facts(self, unit: str) -> dict[str, Any]:
+        """See ``Gauge``."""
+        first, goal = self.lengths[0], self.lengths[-1]
+        metrics = self._metrics()
+        return {
+            "metrics": metrics,
+            "guide": f"Highest {metrics[0].name} at {self._called(goal)} {unit}s first, on the "
+            f"same {len(self.images.pixels[self.sizes[first]])} images at every size. Agreement "
+            f"and cosine are with the original shown the images at {self._called(first)}: a larger "
+            "image shows more, so that what differs need not be worse.",
+            "labels": {n: self._called(n) for n in self.lengths if self._called(n) != str(n)},
+            "sample": "images",
+            "counted": "images",
+        }
+
+    def _called(self, length: int) -> str:
+        height, width = self.sizes[length]
+        return str(length) if height == width else f"{height}×{width}"
+
+    def _metrics(self) -> tuple[Metric, ...]:
+        """What can be measured, the deciding first."""
+        right = Metric(
+            key="right",
+            name="accuracy",
+            axis="share of images",
+            does="it classifies {} of the images right",
+            worse="classifies {} points fewer right",
+            title="Classified right by size",
+            guide="The dashed rule is the trained size. Click a name to single it out.",
+        )
+        agreement = Metric(
+            key="agreement",
+            name="agreement",
+            axis="share of images",
+            does="it gives {} of the images the class that the original gives them at its own size",
+            worse="agrees on {} points fewer",
+            title="Classified as by the original, by size",
+            guide="Each image is shown at every size; the class is compared with the one that the "
+            "original gives it at its own size, right or wrong.",
+        )
+        cosine = Metric(
+            key="cosine",
+            name="cosine",
+            axis="cosine with the original's features",
+            does="its features have a mean cosine of {} with those of the original at its own size",
+            worse="has a cosine less by {}",
+            title="Features beside the original's, by size",
+            guide="Features are those of the class token (without one: the mean over patches) "
+            "after the last norm.",
+            percent=False,
+        )
+        if not isinstance(self.original, VisionTransformer):
+            return (cosine,)
+        return (agreement, cosine) if self.images.labels is None else (right, agreement, cosine)
+
+    def _batch(self, length: int) -> int:
+        height, width = self.sizes[length]
+        patch = _vision(self.original).config.patch
+        pixels = self.images.pixels[self.sizes[length]]
+        return max(1, min(len(pixels), TOKENS_A_CALL * patch * patch // (height * width)))
+
+    @torch.inference_mode()
+    def _outputs(self, model: nn.Module, length: int) -> tuple[Tensor, Tensor | None]:
+        """Features ``[N, C]`` and classes ``[N]`` of the images at one size."""
+        size = self.sizes[length]
+        chosen = _vision(model.at(size) if isinstance(model, BySize) else model)
+        encoder = chosen.encoder if isinstance(chosen, VisionTransformer) else chosen
+        device = next(model.parameters()).device
+        features, classes = [], []
+        for images in torch.split(self.images.pixels[size], self._batch(length)):
+            x, layout = encoder(images.to(device))
+            pooled = x[:, 0] if encoder.config.special else mean_of_real(x, layout)
+            features.append(pooled.float().cpu())
+            if isinstance(chosen, VisionTransformer):
+                classes.append(chosen.head(pooled).argmax(-1).cpu())
+        return torch.cat(features), torch.cat(classes) if classes else None
+
+
+def sides(trained: Size, goal: Size) -> list[Size]:
+    """The sizes to measure at, in cells: trained, its doubles or one between, the goal."""
+    between = []
+    for factor in (2, 4, 8):
+        doubled = (factor * trained[0], factor * trained[1])
+        if max(doubled) < max(goal) and doubled[0] * goal[1] == doubled[1] * goal[0]:
+            between.append(doubled)
+    if not between:
+        halfway = (round((trained[0] + goal[0]) / 2), round((trained[1] + goal[1]) / 2))
+        between = [halfway] if max(trained) < max(halfway) < max(goal) else []
+    return [trained, *between, goal]
+
+
+def images_for(cells: int) -> int:
+    """How many images are worth their time, of so many cells each."""
+    return min(MOST, max(FEWEST, 2 * BUDGET // cells))
+
+
+def _vision(model: nn.Module) -> Vision:
+    assert isinstance(model, Vision)  # nothing else is measured here
+    return model

@@ -1,0 +1,162 @@
+"""What a stretched model is asked besides its loss: to find a needle, and to copy what is near."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from posenc.experiments.tasks import needles
+from posenc.experiments.text_loss import rows_a_call
+
+__all__ = [
+    "DEPTHS",
+    "ByteNeedles",
+    "KeyNeedles",
+    "Needles",
+    "copying",
+    "letters",
+    "repeat",
+    "share_right",
+]
+
+Model = Callable[[Tensor], Tensor]
+
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 0.95)
+"""Where needles are hidden, as shares of the context before the question."""
+
+WORD, KNOWN = 16, 4
+"""Tokens of the word that is to be copied, and how many of the copy are shown."""
+
+LETTERS, FIRST_LETTER = 26, ord("a")
+
+SHORTEST, LONGEST = 8, 24
+"""Of the words that training rows repeat."""
+
+
+@dataclass(frozen=True)
+class ByteNeedles:
+    """The lab's needles, for models of bytes that were trained to find them."""
+
+    chance = needles.CHANCE
+    description = (
+        "one of 16 marked bytes hidden in real text, and asked for at the end by another mark"
+    )
+
+    def hide(
+        self, windows: Int[Tensor, "W L"], depth: float, generator: torch.Generator
+    ) -> tuple[Int[Tensor, "W L"], Int[Tensor, "W 1"]]:
+        """Windows with a needle at this depth and the question at their end, and the answers."""
+        reserved = (windows >= needles.FIRST) & (windows < needles.FIRST + needles.KINDS)
+        reserved |= windows == needles.QUERY
+        hidden = windows.masked_fill(reserved, ord(" "))
+        drawn = torch.randint(needles.KINDS, (len(windows),), generator=generator)
+        answers = needles.FIRST + drawn
+        hidden[:, round(depth * (windows.shape[1] - 2))] = answers
+        hidden[:, -1] = needles.QUERY
+        return hidden, answers.unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class KeyNeedles:
+    """A pass key of five digits, told in a sentence in the text and asked for at its end.
+
+    Args:
+        encode: text to ids.
+    """
+
+    encode: Callable[[str], Sequence[int]]
+
+    chance = 1e-5
+    description = (
+        "a pass key of five digits hidden in real text as a sentence, and asked for at the end"
+    )
+
+    def hide(
+        self, windows: Int[Tensor, "W L"], depth: float, generator: torch.Generator
+    ) -> tuple[Int[Tensor, "W L"], Int[Tensor, "W n"]]:
+        """As ``ByteNeedles.hide``; with several tokens an answer, all but the last are shown.
+
+        Every key of a batch has as many tokens as the first.
+        """
+        length = windows.shape[1]
+        hidden, answers = [], []
+        width: int | None = None
+        for row in windows:
+            while True:
+                key = int(torch.randint(10_000, 100_000, (), generator=generator))
+                asked = list(self.encode("\nThe pass key is"))
+                whole = list(self.encode(f"\nThe pass key is {key}"))
+                if whole[: len(asked)] != asked:
+                    asked = whole[: len(whole) - 1]
+                answer = whole[len(asked) :]
+                if width in (None, len(answer)):
+                    break
+            width = len(answer)
+            told = list(self.encode(f"\nThe pass key is {key}. Remember it.\n"))
+            room = length - len(told) - len(whole) + 1
+            begin = round(depth * room)
+            text = row[:room].tolist()
+            hidden.append(text[:begin] + told + text[begin:] + whole[:-1])
+            answers.append(answer)
+        return torch.tensor(hidden), torch.tensor(answers)
+
+
+Needles = ByteNeedles | KeyNeedles
+
+
+def copying(
+    windows: Int[Tensor, "W L"], pool: Int[Tensor, " P"], generator: torch.Generator
+) -> tuple[Int[Tensor, "W L"], Int[Tensor, "W n"]]:
+    """Windows that end in a random word and most of its repetition, and what is to follow.
+
+    Args:
+        windows: of text.
+        pool: ids that words are made of.
+        generator: of the words.
+    """
+    rows = len(windows)
+    word = pool[torch.randint(len(pool), (rows, WORD), generator=generator)]
+    whole = torch.cat([windows[:, : windows.shape[1] - 2 * WORD + 1], word, word[:, :-1]], dim=1)
+    return whole, word[:, KNOWN:]
+
+
+@torch.inference_mode()
+def share_right(
+    model: Model, windows: Int[Tensor, "W L"], answers: Int[Tensor, "W n"], *, whole: bool
+) -> float:
+    """How often the likeliest tokens are the answers, which the windows end in but for the last.
+
+    Args:
+        whole: an answer counts if all of its tokens are right, else each token counts.
+    """
+    count = answers.shape[1]
+    rows = rows_a_call(windows.shape[1])
+    right = []
+    for begin in range(0, len(windows), rows):
+        guessed = model(windows[begin : begin + rows])[:, -count:].argmax(-1).cpu()
+        hit = guessed == answers[begin : begin + rows]
+        right.append(hit.all(1) if whole else hit.float().mean(1))
+    return float(torch.cat(right).double().mean())
+
+
+def letters() -> Int[Tensor, " P"]:
+    """Lower-case letters as bytes."""
+    return FIRST_LETTER + torch.arange(LETTERS)
+
+
+def repeat(
+    windows: Int[Tensor, "W L"], generator: torch.Generator, *, latest: float
+) -> Int[Tensor, "W L"]:
+    """Bytes that from some place on, in the first ``latest`` of a window, repeat a random word."""
+    repeated = windows.clone()
+    for row in repeated:
+        size = int(torch.randint(SHORTEST, LONGEST + 1, (), generator=generator))
+        begin = int(torch.randint(max(1, int(latest * len(row))), (), generator=generator))
+        word = FIRST_LETTER + torch.randint(LETTERS, (size,), generator=generator)
+        room = len(row) - begin
+        row[begin:] = word.repeat(-(-room // size))[:room]
+    return repeated

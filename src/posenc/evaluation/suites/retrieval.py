@@ -1,0 +1,154 @@
+"""Measuring a sentence encoder: long documents found by a passage that was cut out of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from posenc.errors import DataError
+from posenc.evaluation.results import Metric, Reading
+from posenc.evaluation.suites.next_token import BUDGET, cost
+from posenc.evaluation.texts import Marks, Text
+from posenc.experiments.text_loss import rows_a_call
+
+__all__ = ["RetrievalRuler"]
+
+PARTS = 4
+"""Of a document; a passage is cut out of the middle of each."""
+
+PASSAGE = 48
+"""Tokens of a passage; fewer where the shortest documents are short."""
+
+FEWEST, MOST = 8, 64
+"""Documents."""
+
+READ = 3 * BUDGET // 2
+"""Tokens of all documents together, at the longest."""
+
+
+@dataclass(frozen=True, eq=False)
+class RetrievalRuler:
+    """What every sentence encoder is measured with: the same documents for all.
+
+    From the middle of each quarter of a document a passage is cut out. Each passage is a query, for
+    which what is left of its document is to come first among what is left of all. Vectors are
+    means over tokens, compared by their cosine.
+
+    Args:
+        documents: ``[N, T]`` ids: what fills the longest length, and the passages.
+        marks: around every text.
+        lengths: of documents, marks included and passages cut out.
+        passage: tokens of one.
+    """
+
+    documents: Int[Tensor, "N T"]
+    marks: Marks
+    lengths: tuple[int, ...]
+    passage: int
+
+    @classmethod
+    def of(cls, text: Text, lengths: tuple[int, ...]) -> RetrievalRuler:
+        """A ruler of the usual number of documents, evenly over the text.
+
+        Raises:
+            DataError: when the text is too short.
+        """
+        passage = min(PASSAGE, max(1, lengths[0] // PARTS))
+        size = lengths[-1] - text.marks.count + PARTS * passage
+        ids = text.measured
+        if len(ids) < FEWEST * size:
+            raise DataError(
+                "text",
+                expected=f"at least {FEWEST * size} {text.unit}s, for {FEWEST} documents of "
+                f"{lengths[-1]}",
+                got=len(ids),
+                remedy="Give a longer text, or a smaller factor.",
+            )
+        count = min(MOST, max(FEWEST, READ // lengths[-1]), len(ids) // size)
+        begins = torch.arange(count) * (len(ids) - size) // max(1, count - 1)
+        documents = ids[begins.unsqueeze(1) + torch.arange(size)]
+        return cls(documents, text.marks, lengths, passage)
+
+    def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
+        """See ``Gauge``. With a limit only the first so many tokens of a document are read."""
+        hits = {length: self._hits(model, length, limit) for length in self.lengths}
+        longest = self.lengths[-1]
+        inputs = self._cut(self._rest(longest)[:1], limit)
+        spent = cost(model, inputs, count=inputs.shape[1])
+        return Reading(
+            needles={n: tuple(hit.double().mean(1).tolist()) for n, hit in hits.items()},
+            **spent._asdict(),
+            windows=tuple(hits[longest].double().mean(0).tolist()),
+        )
+
+    def facts(self, unit: str) -> dict[str, Any]:
+        """See ``Gauge``."""
+        count = len(self.documents)
+        recall = Metric(
+            key="needles",
+            name="recall",
+            axis="share of passages",
+            does="it finds the documents of {} of the passages",
+            worse="finds {} points fewer",
+            title="Recall by length",
+            guide="How often the right document comes first. The dashed rule is the trained "
+            "length: what is cut there loses the passages behind it. Click a name to single it "
+            "out.",
+        )
+        return {
+            "metrics": (recall,),
+            "guide": f"Highest recall at {self.lengths[-1]} first: the share of passages for which "
+            f"their own document comes first among {count}, over {PARTS} depths. Vectors are means "
+            "over tokens.",
+            "depths": tuple((part + 0.5) / PARTS for part in range(PARTS)),
+            "needles": f"passages of {self.passage} {unit}s, each cut out of a document, by which "
+            f"what is left of it is looked for among what is left of all {count}",
+            "chance": 1 / count,
+            "asked": count,
+            "sample": "documents",
+        }
+
+    def _hits(self, model: nn.Module, length: int, limit: int | None) -> Bool[Tensor, "P N"]:
+        """Which passages' documents come first."""
+        rest = self._vectors(model, self._cut(self._rest(length), limit))
+        found = []
+        for passage in self._passages(length):
+            scores = self._vectors(model, self.marks.around(passage)) @ rest.T
+            found.append(scores.argmax(1) == torch.arange(len(rest)))
+        return torch.stack(found)
+
+    def _places(self, length: int) -> tuple[int, list[int]]:
+        """Tokens of a document with its passages, and where these begin."""
+        whole = length - self.marks.count + PARTS * self.passage
+        part = whole // PARTS
+        return whole, [index * part + (part - self.passage) // 2 for index in range(PARTS)]
+
+    def _passages(self, length: int) -> list[Int[Tensor, "N p"]]:
+        begins = self._places(length)[1]
+        return [self.documents[:, begin : begin + self.passage] for begin in begins]
+
+    def _rest(self, length: int) -> Int[Tensor, "N n"]:
+        """Documents without their passages, as long as they may be between the marks."""
+        whole, begins = self._places(length)
+        kept = torch.ones(whole, dtype=torch.bool)
+        for begin in begins:
+            kept[begin : begin + self.passage] = False
+        return self.documents[:, :whole][:, kept]
+
+    def _cut(self, ids: Int[Tensor, "N n"], limit: int | None) -> Int[Tensor, "N m"]:
+        most = None if limit is None else limit - self.marks.count
+        return self.marks.around(ids[:, :most])
+
+    @torch.inference_mode()
+    def _vectors(self, model: nn.Module, tokens: Int[Tensor, "N n"]) -> Float[Tensor, "N C"]:
+        device = next(model.parameters()).device
+        rows = rows_a_call(tokens.shape[1])
+        means = [
+            model(tokens[begin : begin + rows].to(device)).float().mean(1).cpu()
+            for begin in range(0, len(tokens), rows)
+        ]
+        return nn.functional.normalize(torch.cat(means), dim=1)

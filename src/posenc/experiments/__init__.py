@@ -1,0 +1,18 @@
+"""Comparisons: train small models that differ in their encoding, and see which hold up.
+
+A script that compares, writes the report and prints the answer::
+
+    from pathlib import Path
+
+    from posenc.experiments.compare import compare
+    from posenc.experiments.report import write_report
+    from posenc.experiments.settings import Settings
+    from posenc.experiments.summary import summarise
+
+    if __name__ == "__main__":  # compare starts processes, which import this script
+        comparison = compare(Settings(out=Path("out"), encodings=("rope", "alibi")))
+        write_report(comparison, Path("out/report"))
+        print("\\n".join(summarise(comparison).answer))
+
+Nothing here prints; progress is reported by the events of ``posenc.experiments.progress``.
+"""

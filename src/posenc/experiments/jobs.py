@@ -1,0 +1,297 @@
+"""One run of a comparison: train, measure, write."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from posenc.errors import CheckpointError, Interrupted
+from posenc.experiments.progress import Event, Measuring, RunStarted, Stepped
+from posenc.experiments.results import Measurement, Refusal, Run
+from posenc.experiments.settings import Settings
+from posenc.experiments.tasks import Task
+from posenc.storage import make_folder, read_json, write_json
+from posenc.training.checkpoint import Plan
+from posenc.training.loop import Trained, Watch, train
+from posenc.training.machine import available_memory
+from posenc.training.records import record
+
+__all__ = ["Job", "Outcome", "Pace", "carry_out", "pace", "plan"]
+
+CURVE_POINTS = 60
+"""Points of a training curve."""
+
+TELL_SECONDS = 0.25
+
+PACE_STEPS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run to do.
+
+    Args:
+        encoding, seed: which.
+        steps: training steps.
+        out: the comparison's folder.
+    """
+
+    encoding: str
+    seed: int
+    steps: int
+    out: Path
+
+    @property
+    def folder(self) -> Path:
+        """Where everything of this run is kept."""
+        return self.out / "runs" / self.encoding / f"seed-{self.seed}"
+
+    @property
+    def model_folder(self) -> Path:
+        """Where its trained model is."""
+        return self.folder / "model"
+
+    @property
+    def outcome(self) -> Path:
+        """The file with what it found."""
+        return self.folder / "run.json"
+
+    @property
+    def finished(self) -> bool:
+        """Whether it was trained, measured and written."""
+        return self.outcome.exists()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """A run to try for a few steps, to learn how long the whole would take.
+
+    Args:
+        encoding: which.
+        measured: also try how long it takes to measure.
+    """
+
+    encoding: str
+    measured: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a finished run found."""
+
+    runs: tuple[Run, ...]
+    measurements: tuple[Measurement, ...]
+    refusals: tuple[Refusal, ...]
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON.
+
+        Raises:
+            OutputError: when that is impossible.
+        """
+        write_json(path, asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> Outcome:
+        """What ``write`` wrote.
+
+        Raises:
+            CheckpointError: when it is damaged.
+        """
+        remedy = "Delete it and continue with --resume: the run is done again."
+        plain = read_json(path, remedy=remedy)
+        try:
+            return record(cls, plain)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise CheckpointError(
+                str(path),
+                expected="the outcome of a run",
+                got=f"something else ({error})",
+                remedy=remedy,
+            ) from error
+
+
+def plan(settings: Settings, encoding: str, *, seed: int, steps: int, folder: Path) -> Plan:
+    """How the settings have a run trained."""
+    return Plan(
+        encoding=encoding,
+        seed=seed,
+        steps=steps,
+        rate=settings.rate,
+        device=settings.device,
+        precision=settings.precision,
+        folder=folder,
+    )
+
+
+def carry_out(
+    job: Job,
+    task: Task,
+    settings: Settings,
+    *,
+    workers: int,
+    stop: Callable[[], bool],
+    tell: Callable[[Event], None],
+) -> None:
+    """Train (or continue), measure, and write the outcome; then drop the training state.
+
+    Raises:
+        Interrupted: after ``stop`` said so; what was trained is saved.
+        CheckpointError, OutputError: as ``train``.
+    """
+    make_folder(job.folder)
+    planned = plan(settings, job.encoding, seed=job.seed, steps=job.steps, folder=job.folder)
+    trained = train(task, planned, _watch(job, stop, tell))
+    names = [v.name for v in settings.variants if v.encoding == job.encoding]
+    found: list[Measurement | Refusal] = []
+    if job.encoding in names:
+        found += _curve(job, task, trained)
+    if trained.diverged is None:
+        found += _measure(job, task, settings, trained, workers, stop, tell)
+    else:
+        found += _diverged(job, task, names, trained.diverged)
+    task.save(trained.model, job.model_folder)
+    Outcome(
+        runs=tuple(_run(job, trained, name) for name in names),
+        measurements=tuple(item for item in found if isinstance(item, Measurement)),
+        refusals=tuple(item for item in found if isinstance(item, Refusal)),
+    ).write(job.outcome)
+    for left_over in (planned.checkpoint, *job.folder.glob(".*.partial")):
+        left_over.unlink(missing_ok=True)
+
+
+def pace(
+    order: Pace, task: Task, settings: Settings, folder: Path, stop: Callable[[], bool]
+) -> tuple[float, float]:
+    """Seconds that a training step takes, and that measuring takes (0 where it is not tried).
+
+    Raises:
+        Interrupted: after ``stop`` said so.
+    """
+    planned = plan(settings, order.encoding, seed=0, steps=PACE_STEPS, folder=folder)
+    marks: list[float] = []
+
+    def stepped(step: int, loss: Tensor, speed: float) -> None:
+        marks.append(time.perf_counter())
+
+    trained = train(task, planned, Watch(stop=stop, stepped=stepped))
+    # The first step, which also allocates, is before the first mark.
+    seconds = (marks[-1] - marks[0]) / (len(marks) - 1)
+    if not order.measured:
+        return seconds, 0.0
+    began = time.perf_counter()
+    deque(task.measure(trained.model, order.encoding, 0, available=None), maxlen=0)
+    return seconds, time.perf_counter() - began
+
+
+def _watch(job: Job, stop: Callable[[], bool], tell: Callable[[Event], None]) -> Watch:
+    told = 0.0
+
+    def started(step: int) -> None:
+        tell(RunStarted(encoding=job.encoding, seed=job.seed, step=step, steps=job.steps))
+
+    def stepped(step: int, loss: Tensor, speed: float) -> None:
+        nonlocal told
+        now = time.perf_counter()
+        if now - told < TELL_SECONDS and step < job.steps:
+            return
+        told = now
+        tell(
+            Stepped(
+                encoding=job.encoding,
+                seed=job.seed,
+                step=step,
+                steps=job.steps,
+                loss=float(loss),
+                tokens_per_second=speed,
+            )
+        )
+
+    return Watch(stop=stop, started=started, stepped=stepped)
+
+
+def _measure(
+    job: Job,
+    task: Task,
+    settings: Settings,
+    trained: Trained,
+    workers: int,
+    stop: Callable[[], bool],
+    tell: Callable[[Event], None],
+) -> list[Measurement | Refusal]:
+    available = available_memory(torch.device(settings.device))
+    share = None if available is None else available // workers
+    total = task.count(job.encoding)
+    found: list[Measurement | Refusal] = []
+    pieces = task.measure(trained.model, job.encoding, job.seed, available=share)
+    for done, piece in enumerate(pieces, start=1):
+        found += piece
+        tell(
+            Measuring(
+                encoding=job.encoding,
+                seed=job.seed,
+                subject=piece[0].subject,
+                done=done,
+                total=total,
+            )
+        )
+        if done < total and stop():
+            raise Interrupted(
+                "measuring",
+                expected=f"{total} measurements of {job.encoding}, seed {job.seed}",
+                got=f"a stop after {done}",
+                remedy="The trained model is saved: resume to measure it.",
+            )
+    return found
+
+
+def _run(job: Job, trained: Trained, subject: str) -> Run:
+    return Run(
+        subject=subject,
+        seed=job.seed,
+        steps=job.steps,
+        parameters=sum(parameter.numel() for parameter in trained.model.parameters()),
+        tokens_per_second=trained.tokens_per_second,
+        peak_memory_bytes=trained.peak_memory_bytes,
+        train_seconds=trained.seconds,
+    )
+
+
+def _curve(job: Job, task: Task, trained: Trained) -> list[Measurement | Refusal]:
+    """The training loss, as means over equal stretches."""
+    stretch = max(1, -(-job.steps // CURVE_POINTS))
+    points: list[Measurement | Refusal] = []
+    for begin in range(0, job.steps, stretch):
+        part = trained.losses[begin : begin + stretch]
+        if trained.diverged is not None and begin + len(part) > trained.diverged:
+            break
+        points.append(
+            Measurement(
+                subject=job.encoding,
+                seed=job.seed,
+                metric="training_loss",
+                x=begin + len(part),
+                value=float(part.mean()) * task.training_unit,
+            )
+        )
+    return points
+
+
+def _diverged(job: Job, task: Task, names: Iterable[str], step: int) -> list[Measurement | Refusal]:
+    reason = (
+        f"training of seed {job.seed} diverged at step {step + 1}: its loss was no longer a "
+        "number (a lower learning rate may help)"
+    )
+    return [
+        Refusal(subject=name, metric=metric.key, x=x, reason=reason)
+        for name in names
+        for metric in task.metrics
+        if metric.key != "training_loss"
+        for x in task.lengths
+    ]

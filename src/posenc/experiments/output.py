@@ -1,0 +1,136 @@
+"""The output folder of a comparison: opened for a new one, or for one that goes on."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from posenc.errors import ArgumentError, CheckpointError, DataError, OutputError
+from posenc.experiments.settings import Settings
+from posenc.storage import make_folder, read_json, write_json
+
+__all__ = ["Record", "load_settings", "open_folder", "resume_command"]
+
+KIND = "posenc comparison"
+RECORD = "settings.json"
+RUNS = "runs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What an output folder says about its comparison.
+
+    Args:
+        settings: with ``steps`` filled in, once they are known.
+        fingerprint: of the task and its data.
+    """
+
+    settings: Settings
+    fingerprint: str
+
+    def write(self) -> None:
+        """Write it into the folder.
+
+        Raises:
+            OutputError: when that is impossible.
+        """
+        plain = {"kind": KIND, "settings": self.settings.to_json(), "data": self.fingerprint}
+        write_json(self.settings.out / RECORD, plain)
+
+    @classmethod
+    def read(cls, out: Path) -> Record:
+        """The record in a folder.
+
+        Raises:
+            OutputError: when there is no comparison in it.
+            CheckpointError: when its record is damaged.
+        """
+        if not (out / RECORD).is_file():
+            raise OutputError(
+                "out",
+                expected="the folder of a comparison",
+                got=f"{out}, which has no {RECORD}",
+                remedy="Give the folder that the comparison was written to.",
+            )
+        plain: Any = read_json(out / RECORD, remedy="Restore it from a copy, or compare anew.")
+        described = plain.get("settings") if isinstance(plain, dict) else None
+        if not isinstance(described, dict) or plain.get("kind") != KIND or "data" not in plain:
+            raise CheckpointError(
+                str(out / RECORD),
+                expected=f"the record of a {KIND}",
+                got="something else",
+                remedy="Choose another folder.",
+            )
+        settings = Settings.from_json({**described, "out": str(out)})
+        return cls(settings=settings, fingerprint=str(plain["data"]))
+
+
+def load_settings(out: Path) -> Settings:
+    """The settings of the comparison in ``out``, ready to resume it.
+
+    Raises:
+        OutputError, CheckpointError: as ``Record.read``.
+    """
+    return replace(Record.read(Path(out)).settings, existing="resume")
+
+
+def resume_command(out: Path) -> str:
+    """The command line that continues the comparison in ``out``."""
+    return f"posenc compare --resume --out {shlex.quote(str(out))}"
+
+
+def open_folder(settings: Settings, fingerprint: str) -> Record:
+    """Make the output folder ready, and say what is in it.
+
+    Raises:
+        OutputError: when it is in use for something else, or cannot be made.
+        ArgumentError: when a comparison of other settings is to be resumed.
+        DataError: when the data is no longer that of the comparison to be resumed.
+    """
+    out = settings.out
+    record = Record(settings=settings, fingerprint=fingerprint)
+    if settings.existing == "resume":
+        return _resume(record)
+    occupied = out.is_file() or (out.is_dir() and any(out.iterdir()))
+    if occupied and settings.existing == "refuse":
+        raise OutputError(
+            "out",
+            expected="a new or empty folder",
+            got=f"{out}, which exists",
+            remedy="Choose another folder, continue what is in it (--resume), or replace it "
+            "(--replace).",
+        )
+    if occupied:
+        Record.read(out)  # nothing is removed that is not a comparison
+        shutil.rmtree(out / RUNS, ignore_errors=True)
+    make_folder(out)
+    record.write()
+    return record
+
+
+def _resume(record: Record) -> Record:
+    found = Record.read(record.settings.out)
+    different = record.settings.differences(found.settings)
+    if different:
+        mine, theirs = record.settings.to_json(), found.settings.to_json()
+        raise ArgumentError(
+            different[0],
+            expected=f"{theirs[different[0]]!r}, as in the comparison to be resumed",
+            got=repr(mine[different[0]]),
+            remedy="Resume with the same settings (or none but --out), or compare anew.",
+        )
+    if found.fingerprint != record.fingerprint:
+        what = "text" if record.settings.entry.reads_text else "data"
+        raise DataError(
+            what,
+            expected=f"the {what} that the comparison began with",
+            got="another one",
+            remedy="Restore it, or compare anew into another folder.",
+        )
+    if found.settings.steps is None:
+        return record
+    decided = replace(record.settings, steps=found.settings.steps, budget_minutes=None)
+    return Record(settings=decided, fingerprint=record.fingerprint)

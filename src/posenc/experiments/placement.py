@@ -1,0 +1,65 @@
+"""A decoder that is told where its tokens are."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.experiments.recipe import Positions
+from posenc.layout import Layout
+from posenc.models import Decoder
+from posenc.training.seeding import generator
+from posenc.transforms import randomized
+
+__all__ = ["Placed", "place"]
+
+
+class Placed(nn.Module):
+    """A decoder whose tokens are at 0, 1, 2, …, or at positions drawn anew for each batch.
+
+    Args:
+        decoder: the model.
+        positions: how they are drawn.
+        reach: the range they are drawn from.
+    """
+
+    def __init__(self, decoder: Decoder, *, positions: Positions, reach: int) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.positions: Positions = positions
+        self.reach = reach
+
+    def forward(self, tokens: Int[Tensor, "B L"], draw: Int[Tensor, ""]) -> Float[Tensor, "B L V"]:
+        """Logits after each token.
+
+        Args:
+            tokens: ``[B, L]``.
+            draw: a number; the same one draws the same positions.
+        """
+        layout = None
+        if self.positions != "plain":
+            drawn = place(tokens.shape[1], self.positions, reach=self.reach, seed=int(draw))
+            layout = drawn.to(tokens.device)
+        logits: Tensor = self.decoder(tokens, layout)
+        return logits
+
+
+def place(length: int, positions: Positions, *, reach: int, seed: int) -> Layout:
+    """Where ``length`` tokens are, in a range of ``reach`` (or ``length``, if that is more).
+
+    Args:
+        length: how many.
+        positions: how they are drawn.
+        reach: the range they are drawn from.
+        seed: the same one draws the same.
+    """
+    layout = Layout.sequence(length)
+    if positions in ("plain", "index"):
+        return layout
+    source = generator(seed, length)
+    layout = randomized(layout, max_length=max(reach, length), generator=source)
+    if positions == "randomized":
+        return layout
+    shuffled = torch.randperm(length, generator=source)
+    return layout.with_positions(layout.positions[:, shuffled])

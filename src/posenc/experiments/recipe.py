@@ -1,0 +1,187 @@
+"""What a comparison compares: encodings, and trained models looked at in another way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast, get_args
+
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.experiments.results import Role, Subject
+from posenc.options import parse_option
+from posenc.registry import ENCODINGS
+
+__all__ = ["Positions", "Recipe", "Variant", "describe", "require_encoding"]
+
+Positions = Literal["plain", "randomized", "unsorted", "index"]
+"""Where tokens are: where the data has them (0, 1, 2, … in text); at a sorted random sample of a
+longer range (Ruoss et al. 2023); the control that must fail, at the sample in no order; or, the
+control where the data has real times, at 0, 1, 2, …"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a model is trained with, written ``NAME[@CHANGE]…``.
+
+    A change is ``randomized``, ``unsorted`` or ``index`` (see ``Positions``), or an option of the
+    method: ``sinusoidal@randomized``, ``shaw@max_distance=0``.
+
+    Args:
+        name: as it was written; the key of its runs.
+        encoding: names of the registry joined by ``+``.
+        options: the method's options.
+        positions: where its tokens are.
+    """
+
+    name: str
+    encoding: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    positions: Positions = "plain"
+
+    @classmethod
+    def parse(cls, name: str, *, axes: int = 1) -> Recipe:
+        """The recipe called ``name``.
+
+        Args:
+            name: as above.
+            axes: position axes of the data.
+
+        Raises:
+            UnknownNameError: on an encoding, change or option that does not exist.
+            ArgumentError: on an encoding of other axes, or a value out of its option's domain.
+        """
+        encoding, *changes = name.split("@")
+        require_encoding(encoding, axes=axes)
+        positions: Positions = "plain"
+        options: dict[str, Any] = {}
+        valid = {o: p for part in encoding.split("+") for o, p in ENCODINGS[part].options().items()}
+        for change in changes:
+            key, equals, value = change.partition("=")
+            if not equals and change in get_args(Positions):
+                positions = cast(Positions, change)
+            elif equals and key in valid:
+                options[key] = parse_option(key, valid[key], value)
+            else:
+                known = [*get_args(Positions), *(f"{option}=…" for option in valid)]
+                raise UnknownNameError.of(f"change of {encoding}", change, known)
+        return cls(name, encoding, options, positions)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A trained model, and how it is looked at when it is measured.
+
+    Args:
+        encoding: what it was trained with, as ``Recipe.parse`` reads it.
+        window: attention sees this many tokens only (itself included) while it is measured;
+            None: as trained.
+    """
+
+    encoding: str
+    window: int | None = None
+
+    @classmethod
+    def parse(cls, name: str, *, window: int, axes: int = 1) -> Variant:
+        """The variant called ``name``: ``rope``, ``t5+sinusoidal``, ``rope|window=64``.
+
+        Args:
+            name: as above; ``rope|window`` without a number takes ``window``.
+            window: the default width.
+            axes: position axes of the data.
+
+        Raises:
+            UnknownNameError: on an encoding that does not exist.
+            ArgumentError: on anything after ``|`` but ``window`` or ``window=`` and a number.
+        """
+        encoding, bar, option = name.partition("|")
+        Recipe.parse(encoding, axes=axes)
+        if not bar:
+            return cls(encoding)
+        key, equals, value = option.partition("=")
+        if key == "window" and not equals:
+            return cls(encoding, window)
+        if key == "window" and value.isdigit() and int(value) > 0:
+            return cls(encoding, int(value))
+        raise ArgumentError(
+            "encoding",
+            expected="nothing, |window or |window=NUMBER after its name",
+            got=repr(name),
+            remedy=f"Write {encoding}|window={window}, for example.",
+        )
+
+    @property
+    def name(self) -> str:
+        """The name that ``parse`` reads, in full."""
+        return self.encoding if self.window is None else f"{self.encoding}|window={self.window}"
+
+
+def require_encoding(name: str, *, axes: int = 1) -> None:
+    """Refuse a name that is neither in the registry nor a sum of names that are.
+
+    Raises:
+        UnknownNameError: with the close matches.
+        ArgumentError: on an encoding that does not serve so many position axes.
+    """
+    for part in name.split("+"):
+        if part not in ENCODINGS:
+            raise UnknownNameError.of("encoding", part, ENCODINGS)
+        if not ENCODINGS[part].claims.serves(axes):
+            raise ArgumentError(
+                "encoding",
+                expected="one for text" if axes == 1 else f"one for positions of {axes} axes",
+                got=f"{part}, whose positions have {ENCODINGS[part].claims.axes} axes",
+                remedy=f"See posenc list for those that serve {axes}.",
+            )
+
+
+def describe(
+    variants: Sequence[Variant],
+    *,
+    references: Sequence[str],
+    note: Callable[[str], str] = lambda encoding: "",
+    axes: int = 1,
+) -> tuple[Subject, ...]:
+    """The variants as a report lists them.
+
+    Args:
+        variants: all of them.
+        references: names of those that are there to judge the others by.
+        note: more about an encoding, in sentences; "" for none.
+        axes: position axes of the data.
+    """
+    return tuple(_subject(variant, references, note, axes) for variant in variants)
+
+
+def _subject(
+    variant: Variant, references: Sequence[str], note: Callable[[str], str], axes: int
+) -> Subject:
+    if variant.window is not None:
+        return Subject(
+            name=variant.name,
+            label=f"{variant.encoding} (window {variant.window})",
+            role="baseline",
+            note=f"The {variant.encoding} models, with attention cut to the last "
+            f"{variant.window} tokens when they are tested: what can be had without "
+            "looking further back.",
+        )
+    recipe = Recipe.parse(variant.encoding, axes=axes)
+    control = variant.encoding in ("nope", *references)
+    role: Role = "control" if control else "candidate"
+    name, *changes = variant.encoding.split("@")
+    changes = [change.replace("=", " ").replace("_", " ") for change in changes]
+    said = [NOTES.get(recipe.encoding, ""), NOTES.get(recipe.positions, ""), note(variant.encoding)]
+    return Subject(
+        name=variant.name,
+        label=f"{name} ({', '.join(changes)})" if changes else name,
+        role=role,
+        note=" ".join(part for part in said if part),
+    )
+
+
+NOTES = {
+    "nope": "No encoding at all: what the mask and the tokens alone tell about order.",
+    "randomized": "Positions are a sorted random sample of a range as long as the longest test, "
+    "in training and at test.",
+    "index": "Positions are 0, 1, 2, …, whatever the times: what it does without them.",
+    "unsorted": "Positions are such a sample in no order, which tells nothing about order.",
+}

@@ -1,0 +1,37 @@
+"""Bounds of a metric, and intervals within them."""
+
+from __future__ import annotations
+
+import math
+
+from posenc.experiments.results import Metric
+from posenc.experiments.statistics import Estimate
+from posenc.visualization.axes import Bounds
+
+__all__ = ["bounds_of", "interval"]
+
+
+def bounds_of(metric: Metric, *, changed: bool = False) -> Bounds:
+    """What a metric can be, or its change from the training length.
+
+    Shares of what is right end at 1; errors, which may be shares too, are only positive. Changes
+    of shares are differences, of other metrics parts of the value at the training length.
+    """
+    if metric.is_share and not metric.lower_is_better:
+        return Bounds(-1.0, 1.0) if changed else Bounds(0.0, 1.0)
+    return Bounds(-math.inf if metric.is_share else -1.0) if changed else Bounds(0.0)
+
+
+def interval(found: Estimate, bounds: Bounds, form: str, fine: str | None = None) -> str:
+    """``±0.12``, or ``0.0% – 100.0%`` where the interval would leave what is possible.
+
+    Args:
+        form: format of the ends.
+        fine: format of the half width; ``form`` by default.
+    """
+    if found.half_width is None:
+        return ""
+    low, high = bounds.clip(found.low), bounds.clip(found.high)
+    if (low, high) == (found.low, found.high):
+        return f"±{found.half_width:{fine or form}}"
+    return f"{low:{form}} – {high:{form}}"

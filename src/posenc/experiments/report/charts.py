@@ -1,0 +1,318 @@
+"""The charts of a report, drawn by Altair from a comparison's records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from posenc.experiments.report.bounds import bounds_of, interval
+from posenc.experiments.results import Comparison, Metric
+from posenc.experiments.statistics import estimate
+from posenc.experiments.summary import Summary
+from posenc.visualization.axes import value_axis
+from posenc.visualization.charts import Chart, text_of
+from posenc.visualization.colours import COLOURS, CONTROL_COLOUR, SHAPES
+
+__all__ = ["draw_charts"]
+
+FEW = 90
+"""Points up to which a chart has large ones, and a dot a seed."""
+
+DASHES: dict[str, list[int]] = {"candidate": [1, 0], "baseline": [7, 4], "control": [2, 3]}
+
+
+def draw_charts(comparison: Comparison, summary: Summary) -> list[Chart]:
+    """All charts that the comparison has the measurements for, the deciding one first."""
+    artist = _Artist(comparison, summary)
+    charts = []
+    if artist.measured(comparison.headline):
+        charts.append(artist.headline())
+        if len(comparison.test_lengths) > 1 and artist.changes():
+            charts.append(artist.change())
+    guides = {
+        "loss_by_position": "Each point is the mean over a stretch of the context. Where a line "
+        "falls, the model uses the further context; where it jumps at the dashed rule, positions "
+        "it was not trained at mislead it.",
+        "recall": "Can the model still find something far back? A flat loss alone does not show "
+        "it: a model that forgets everything older than the training length has one too.",
+        "training_loss": "Lines that still fall at the end would gain from more steps.",
+    }
+    others = (
+        metric
+        for metric in comparison.metrics
+        if not metric.headline and metric.key != "seen" and artist.measured(metric)
+    )
+    charts += [artist.curve(metric, guides.get(metric.key, "")) for metric in others]
+    if comparison.runs and artist.measured(comparison.headline):
+        charts.append(artist.cost())
+    return charts
+
+
+class _Artist:
+    """Draws the charts of one comparison, with one colour a subject in all of them."""
+
+    def __init__(self, comparison: Comparison, summary: Summary) -> None:
+        self.comparison, self.summary = comparison, summary
+        self.rows = summary.rows
+        labels = [row.subject.label for row in self.rows]
+        order = [s.label for s in comparison.subjects if s.role != "control"]
+        colours = dict(zip(order, COLOURS * (len(order) // len(COLOURS) + 1), strict=False))
+        everyone = [subject.label for subject in comparison.subjects]
+        shapes = dict(zip(everyone, SHAPES * (len(everyone) // len(SHAPES) + 1), strict=False))
+        legend = alt.Legend(
+            title=None,
+            orient="top",
+            symbolSize=90,
+            symbolOpacity=1,
+            symbolStrokeWidth=0,
+            columns=4,
+            labelLimit=220,
+        )
+        self.pick = alt.selection_point(fields=["subject"], bind="legend", name="picked")
+        self.colour = alt.Color("subject:N", sort=labels, legend=legend).scale(
+            domain=labels, range=[colours.get(label, CONTROL_COLOUR) for label in labels]
+        )
+        self.shape = alt.Shape("subject:N", sort=labels, legend=legend).scale(
+            domain=labels, range=[shapes[label] for label in labels]
+        )
+        self.dash = alt.StrokeDash("subject:N", sort=labels, legend=legend).scale(
+            domain=labels, range=[DASHES[row.subject.role] for row in self.rows]
+        )
+        self.dim = alt.condition(self.pick, alt.value(1.0), alt.value(0.12))
+
+    def measured(self, metric: Metric) -> bool:
+        return any(m.metric == metric.key for m in self.comparison.measurements)
+
+    def headline(self) -> Chart:
+        metric = self.comparison.headline
+        direction = "lower" if metric.lower_is_better else "higher"
+        return self._make(
+            "headline",
+            metric.label,
+            f"{metric.description} The training length is the dashed rule; bands are 95 % "
+            f"intervals over seeds, dots the seeds; {direction} is better. Baselines are dashed, "
+            "controls dotted. Click a name to single it out.",
+            *self._curve(metric, _same, metric.label),
+        )
+
+    def changes(self) -> bool:
+        """Whether there is a change to draw: nothing is a share of zero."""
+        return not self._table(self.comparison.headline, self._changed)[0].empty
+
+    def change(self) -> Chart:
+        metric = self.comparison.headline
+        worse = "above" if metric.lower_is_better else "below"
+        how = "in points of a hundred" if metric.is_share else "as a share of it"
+        title = "Change from the training length"
+        return self._make(
+            "change",
+            title,
+            f"The same measurement, each run against itself at the training length, {how}: {worse} "
+            "zero is worse. It shows what holds up, whatever the level it started from.",
+            *self._curve(metric, self._changed, title),
+        )
+
+    def curve(self, metric: Metric, guide: str) -> Chart:
+        guide = f"{metric.description} {guide}".strip()
+        chart = self._curve(metric, _same, metric.label)
+        return self._make(metric.key, metric.label, guide, *chart)
+
+    def cost(self) -> Chart:
+        metric, longest = self.comparison.headline, self.comparison.test_lengths[-1]
+        at = max(
+            (x for row in self.rows for x in row.values if x <= longest),
+            default=self.comparison.train_length,
+        )
+        data = pd.DataFrame(
+            {
+                "subject": row.subject.label,
+                "speed": row.tokens_per_second,
+                "mean": row.values[at].mean,
+                "memory": f"{(row.peak_memory_bytes or 0) / 2**20:.0f} MiB",
+                "parameters": f"{row.parameters:,}",
+            }
+            for row in self.rows
+            if at in row.values and row.tokens_per_second
+        )
+        form = ".1%" if metric.is_share else ".3f"
+        title = f"{metric.unit} at {at}"
+        up = value_axis(data["mean"], title, percent=metric.is_share, bounds=bounds_of(metric))
+        across = "tokens a second in training"
+        base = alt.Chart(data).encode(
+            x=alt.X("speed:Q", title=across, axis=alt.Axis(format="~s", tickCount=6)).scale(
+                zero=False, padding=24
+            ),
+            y=up,
+            opacity=self.dim,
+        )
+        points = base.mark_point(size=130, filled=True).encode(
+            color=self.colour,
+            shape=self.shape,
+            tooltip=[
+                alt.Tooltip("subject", title="encoding"),
+                alt.Tooltip("speed", title="tokens/s", format=",.0f"),
+                alt.Tooltip("mean", title=metric.unit, format=form),
+                alt.Tooltip("memory", title="peak memory"),
+                alt.Tooltip("parameters"),
+            ],
+        )
+        names = base.mark_text(dy=-13, color=CONTROL_COLOUR).encode(text="subject:N")
+        return self._make(
+            "cost",
+            "What it costs",
+            "Speed in training against the result at the longest length tested. Speeds are of "
+            "this machine in this run; only their ratios carry over.",
+            alt.layer(points.add_params(self.pick), names),
+            text_of(
+                "What it costs",
+                (across, title),
+                [
+                    (row["subject"], [(row["speed"], f"{row['mean']:{form}}")])
+                    for row in data.to_dict("records")
+                ],
+            ),
+        )
+
+    def _changed(self, value: float, base: float) -> float:
+        """The change from ``base``, of what is no share itself as a share of ``base``."""
+        if self.comparison.headline.is_share:
+            return value - base
+        return value / base - 1 if base else math.nan
+
+    def _table(
+        self, metric: Metric, of: Callable[[float, float], float]
+    ) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """``of(value, value at the training length)``: its mean and interval, and every seed's."""
+        changed = _is_change(of)
+        percent = metric.is_share or changed
+        form, fine = (".1%", ".1%") if percent else (".3g", ".2g")
+        bounds = bounds_of(metric, changed=changed)
+        train = self.comparison.train_length
+        labels = {subject.name: subject.label for subject in self.comparison.subjects}
+        found = self.comparison.frame()
+        found = found[found.metric == metric.key]
+        means, seeds = [], []
+        for (subject, x), group in found.groupby(["subject", "x"], sort=True):
+            name = str(subject)
+            base = self.comparison.values(name, metric.key, train)
+            values = [
+                of(value, base.get(seed, float("nan")))
+                for seed, value in zip(group.seed, group.value, strict=True)
+            ]
+            values = [value for value in values if math.isfinite(value)]
+            point = estimate(values)
+            if point is None:
+                continue
+            here = {"subject": labels[name], "x": x}
+            shown = f"{point.mean:{form}} {interval(point, bounds, form, fine)}".strip()
+            means.append(
+                here
+                | {"mean": point.mean, "low": bounds.clip(point.low)}
+                | {"high": bounds.clip(point.high), "shown": shown, "seeds": point.n}
+            )
+            seeds += [here | {"mean": value} for value in values if point.n > 1]
+        columns = ["subject", "x", "mean", "low", "high", "shown", "seeds"]
+        return pd.DataFrame(means, columns=columns), pd.DataFrame(seeds, columns=columns[:3])
+
+    def _curve(
+        self, metric: Metric, of: Callable[[float, float], float], title: str
+    ) -> tuple[Any, str]:
+        data, seeds = self._table(metric, of)
+        lengths = list(self.comparison.test_lengths)
+        at_lengths = set(data.x) <= set(lengths)
+        axis = alt.Axis(values=lengths) if at_lengths else alt.Axis(tickCount=8)
+        scale = (
+            alt.Scale(type="log", base=2)
+            if metric.log_x
+            else alt.Scale(zero=not at_lengths, nice=False)
+        )
+        x = alt.X("x:Q", title=metric.axis, axis=axis, scale=scale)
+        changed = _is_change(of)
+        unit = "change" if changed else metric.unit
+        level, name = (0.0, "") if changed else (metric.chance, "chance")
+        if level is not None and (data.empty or level > 1.1 * float(data.high.max())):
+            level = None
+        y = value_axis(
+            [*data.low, *data.high, *seeds["mean"], *([] if level is None else [level])],
+            unit,
+            percent=metric.is_share or changed,
+            signed=changed,
+            zero=metric.is_share and not changed,  # of shares, none is left to be guessed
+            bounds=bounds_of(metric, changed=changed),
+        )
+        tooltip = [
+            alt.Tooltip("subject", title="encoding"),
+            alt.Tooltip("x", title=metric.axis),
+            alt.Tooltip("shown", title=unit),
+            alt.Tooltip("seeds"),
+        ]
+        base = alt.Chart(data).encode(x=x, y=y, color=self.colour)
+        band = base.mark_area().encode(
+            y=of_field(y, "low:Q"),
+            y2="high:Q",
+            opacity=alt.condition(self.pick, alt.value(0.16), alt.value(0.02)),
+        )
+        line = base.mark_line(strokeWidth=2.2).encode(strokeDash=self.dash, opacity=self.dim)
+        few = len(data) < FEW
+        points = base.mark_point(size=80 if few else 24, filled=True).encode(
+            shape=self.shape, opacity=self.dim, tooltip=tooltip
+        )
+        layers: list[Any] = [band, line, points.add_params(self.pick)]
+        if few and not seeds.empty:
+            dots = alt.Chart(seeds).mark_circle(size=14, clip=True)
+            layers.insert(1, dots.encode(x=x, y=y, color=self.colour, opacity=self.dim))
+        if metric.key != "training_loss":
+            layers = self._rule(x, self.comparison.train_length, "trained") + layers
+        if level is not None:
+            layers = self._rule(y, level, name) + layers
+        series = [
+            (label, list(zip(own.x, own.shown, strict=True)))
+            for label in (row.subject.label for row in self.rows)
+            if not (own := data[data.subject == label]).empty
+        ]
+        return alt.layer(*layers), text_of(title, (metric.axis, unit), series)
+
+    def _rule(self, axis: alt.X | alt.Y, at: float, label: str) -> list[Any]:
+        """A dashed rule at a value of an axis, labelled at its end."""
+        channel = "x" if isinstance(axis, alt.X) else "y"
+        base = alt.Chart(pd.DataFrame({"at": [at], "label": [label]})).encode(
+            **{channel: of_field(axis, "at:Q")}
+        )
+        rule = base.mark_rule(strokeDash=[5, 4], color=CONTROL_COLOUR, strokeWidth=1)
+        if channel == "x":
+            # Where lines do not begin: what is better lower comes from below.
+            top = self.comparison.headline.lower_is_better
+            text = base.mark_text(
+                align="left",
+                baseline="top" if top else "bottom",
+                dx=5,
+                dy=3 if top else -12,
+                color=CONTROL_COLOUR,
+            )
+            return [rule, text.encode(y=alt.value(0 if top else "height"), text="label:N")]
+        text = base.mark_text(align="right", baseline="bottom", dy=-3, color=CONTROL_COLOUR)
+        return [rule, text.encode(x=alt.value("width"), text="label:N")]
+
+    def _make(self, key: str, title: str, guide: str, chart: Any, text: str) -> Chart:
+        spec = chart.properties(width="container", height=320, description=text).to_dict()
+        spec.pop("config", None)
+        return Chart(key, title, guide, spec, text)
+
+
+def _same(value: float, base: float) -> float:
+    return value
+
+
+def _is_change(of: Callable[[float, float], float]) -> bool:
+    return of is not _same
+
+
+def of_field(axis: alt.X | alt.Y, field: str) -> Any:
+    """The same axis of another field."""
+    other = axis.copy()
+    other.shorthand = field
+    return other

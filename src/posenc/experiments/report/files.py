@@ -1,0 +1,141 @@
+"""A report's folder: the page, its charts as pictures, the numbers as tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from posenc.errors import OutputError
+from posenc.experiments.gates import reason
+from posenc.experiments.report.charts import draw_charts
+from posenc.experiments.report.page import render_page
+from posenc.experiments.results import Comparison
+from posenc.experiments.summary import Summary, summarise
+from posenc.storage import make_folder, write_bytes
+from posenc.visualization.charts import Chart, picture_files
+
+__all__ = ["ReportFiles", "write_report"]
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """Where a report has been written.
+
+    Args:
+        folder: all of it.
+        page: the page to open.
+        pictures: charts as PNG and SVG.
+        tables: comparison.json, measurements.csv and summary.csv.
+    """
+
+    folder: Path
+    page: Path
+    pictures: tuple[Path, ...]
+    tables: tuple[Path, ...]
+
+
+def write_report(
+    comparison: Comparison, folder: Path | str, *, overwrite: bool = False
+) -> ReportFiles:
+    """Write the report of ``comparison`` into a new folder, whole or not at all.
+
+    Args:
+        comparison: what to report.
+        folder: where to; made if it is not there.
+        overwrite: replace what the folder holds.
+
+    Raises:
+        OutputError: when the folder holds something and ``overwrite`` is False, or cannot be
+            written to, or the disk is full; then nothing is left behind.
+    """
+    folder = Path(folder)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())) and not overwrite:
+        raise OutputError(
+            "folder",
+            expected="a new or empty folder",
+            got=f"{folder}, which holds something",
+            remedy="Choose another, or overwrite it.",
+        )
+    summary = summarise(comparison)
+    charts = draw_charts(comparison, summary)
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        make_folder(partial)
+        for name, content in _contents(comparison, summary, charts):
+            write_bytes(partial / name, content)
+        _replace(folder, partial)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    pictures = [f"{chart.key}.{kind}" for chart in charts for kind in ("png", "svg")]
+    tables = ("comparison.json", "measurements.csv", "summary.csv")
+    return ReportFiles(
+        folder,
+        folder / "index.html",
+        tuple(folder / name for name in pictures),
+        tuple(folder / name for name in tables),
+    )
+
+
+def _contents(
+    comparison: Comparison, summary: Summary, charts: list[Chart]
+) -> Iterable[tuple[str, bytes]]:
+    yield "index.html", render_page(comparison, summary, charts).encode()
+    yield from picture_files(charts)
+    plain = json.dumps(comparison.to_json(), indent=1)
+    yield "comparison.json", f"{plain}\n".encode()
+    yield "measurements.csv", comparison.frame().to_csv(index=False).encode()
+    yield "summary.csv", _summary_table(comparison, summary).encode()
+
+
+def _summary_table(comparison: Comparison, summary: Summary) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    lengths = comparison.test_lengths
+    columns = [
+        f"{comparison.headline.key}@{n}{end}" for n in lengths for end in ("", "_half_width")
+    ]
+    recalled = lengths if comparison.metric("recall") is not None else ()
+    columns += [f"recall@{n}{end}" for n in recalled for end in ("", "_half_width")]
+    costs = ["tokens_per_second", "peak_memory_bytes", "parameters"]
+    head = ["rank", "subject", "role", "verdict", "predicts", "finds"]
+    table.writerow([*head, *columns, *costs, "reason"])
+    for row in summary.rows:
+        estimates = [row.values.get(n) for n in lengths] + [row.recall.get(n) for n in recalled]
+        values: list[object] = [row.rank, row.subject.name, row.subject.role]
+        values += [row.verdict, row.predicts, row.finds]
+        for found in estimates:
+            values += ["", ""] if found is None else [found.mean, found.half_width]
+        values += [row.tokens_per_second, row.peak_memory_bytes, row.parameters]
+        table.writerow([*values, reason(comparison, row)])
+    return text.getvalue()
+
+
+def _replace(folder: Path, partial: Path) -> None:
+    """Put ``partial`` where ``folder`` is or is to be."""
+    try:
+        old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+        if folder.exists():
+            folder.rename(old)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if old.exists():
+                old.rename(folder)
+            raise
+        if old.is_dir():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            "folder",
+            expected=f"to write {folder}",
+            got=error.strerror or error,
+            remedy="Choose a folder you may write to.",
+        ) from error

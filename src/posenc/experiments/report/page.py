@@ -1,0 +1,78 @@
+"""The page: one HTML file that needs nothing but itself."""
+
+from __future__ import annotations
+
+import vl_convert
+from markupsafe import Markup
+
+from posenc.experiments.gates import reason
+from posenc.experiments.report.bounds import bounds_of, interval
+from posenc.experiments.results import Comparison, Metric
+from posenc.experiments.statistics import Estimate
+from posenc.experiments.summary import Summary
+from posenc.visualization.charts import Chart
+from posenc.visualization.html import environment, source
+
+__all__ = ["render_page"]
+
+
+def render_page(comparison: Comparison, summary: Summary, charts: list[Chart]) -> str:
+    """The whole page as HTML, scripts and styles included."""
+    templates = environment("posenc.experiments.report")
+    libraries = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub is wrong
+    templates.filters |= {
+        "number": _number,
+        "spread": _spread,
+        "bytes": _bytes,
+        "count": _count,
+    }
+    # The first sentence is the heading, but for a note that runs are missing.
+    first = 1 if not comparison.complete and len(summary.answer) > 1 else 0
+    return templates.get_template("page.html.jinja").render(
+        comparison=comparison,
+        finding=summary.answer[first],
+        rest=summary.answer[:first] + summary.answer[first + 1 :],
+        summary=summary,
+        charts=charts,
+        specs={chart.key: chart.spec for chart in charts},
+        headline=comparison.headline,
+        reasons={row.subject.name: reason(comparison, row) for row in summary.rows},
+        recall=comparison.metric("recall"),
+        recalled=sorted({length for row in summary.rows for length in row.recall}),
+        style=source(templates, "style.css"),
+        script=source(templates, "table.js") + source(templates, "charts.js"),
+        libraries=Markup(libraries.replace("</script", "<\\/script")),
+    )
+
+
+def _number(value: Estimate | None, unit: str = "") -> str:
+    if value is None:
+        return "—"
+    return f"{value.mean:.1%}" if unit.startswith("share") else f"{value.mean:.3f}"
+
+
+def _spread(value: Estimate | None, metric: Metric) -> str:
+    if value is None:
+        return ""
+    return interval(value, bounds_of(metric), ".1%" if metric.is_share else ".3f")
+
+
+def _bytes(value: float | None) -> str:
+    if value is None:
+        return "—"
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+def _count(value: float | None) -> str:
+    """Three digits are enough to compare by."""
+    if value is None:
+        return "—"
+    for unit in ("", " k", " M"):
+        if value < 1000:
+            return f"{value:.0f}{unit}" if value >= 100 or not unit else f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{value:.3g} G"

@@ -1,0 +1,288 @@
+"""Everything that decides what a comparison does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+
+from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
+from posenc.experiments.recipe import Recipe, Variant
+from posenc.experiments.tasks import TASKS, TaskEntry
+from posenc.training.records import record
+
+__all__ = ["PRECISIONS", "Settings"]
+
+TAKEN = ("encodings", "references", "train_length", "width", "layers", "heads", "batch")
+
+PRECISIONS = ("32-true", "bf16-mixed")
+
+OF_TASK: Any = None
+"""A field that is left at this takes the task's default."""
+
+LARGEST_SEED = 2**31 - 1
+
+NOT_ABOUT_RESULTS = frozenset({"out", "existing", "workers", "budget_minutes"})
+"""Fields that may differ between a comparison and its continuation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One comparison: which encodings, on what, how large, where to.
+
+    What is not given is as the task has it (``TaskEntry.defaults``), which trains each encoding
+    three times in about a minute on two cores.
+
+    Args:
+        out: output folder.
+        existing: what to do if ``out`` already has something in it: ``"refuse"``; ``"resume"`` a
+            comparison of the same settings; or ``"replace"`` a comparison by a new one.
+        task: key of the task (``posenc.experiments.tasks.TASKS``).
+        options: the task's own options; see ``posenc tasks``.
+        text: a file or folder of text, for tasks that read one; None: the task's own data.
+        encodings: what to compare; names of the registry, joined by ``+`` where wanted, with
+            changes as ``Recipe.parse`` reads them (``sinusoidal@randomized``).
+        references: subjects to judge them by, added unless they are among the encodings: controls
+            such as ``nope``, and for language ``rope|window``, the RoPE model with attention cut
+            to the training length. RoPE is trained for it even if it is not compared. () for none.
+        train_length: tokens a training window, or whatever the task counts.
+        test_lengths: lengths to test at; multiples of ``train_length`` by default.
+        steps: training steps. Not with ``budget_minutes``.
+        budget_minutes: choose the steps so that the whole takes about this long, by a
+            measurement before training.
+        seeds: one run an encoding and seed; a seed decides initial weights and data order, both
+            the same for all encodings.
+        width, layers, heads: of the model.
+        batch: windows a step.
+        learning_rate: peak, reached after a twentieth of the steps, then a cosine to a twentieth;
+            by default the task's, less in proportion for models wider than its default.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
+        precision: one of ``PRECISIONS``.
+        workers: processes at a time; one a core on the CPU by default, else one.
+        threads: CPU threads a process. Small models gain nothing from a second.
+
+    Raises:
+        ArgumentError: on a value out of its domain, each with what was expected.
+        UnknownNameError: on a task, option or encoding that does not exist.
+    """
+
+    out: Path
+    existing: Literal["refuse", "resume", "replace"] = "refuse"
+    task: str = "language"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    text: Path | None = None
+    encodings: Sequence[str] = OF_TASK
+    references: Sequence[str] = OF_TASK
+    train_length: int = OF_TASK
+    test_lengths: Sequence[int] | None = None
+    steps: int | None = None
+    budget_minutes: float | None = None
+    seeds: Sequence[int] = (0, 1, 2)
+    width: int = OF_TASK
+    layers: int = OF_TASK
+    heads: int = OF_TASK
+    batch: int = OF_TASK
+    learning_rate: float | None = None
+    device: str = "cpu"
+    precision: str = "32-true"
+    workers: int | None = None
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise UnknownNameError.of("task", self.task, TASKS)
+        for name in TAKEN:
+            if getattr(self, name) is OF_TASK:
+                object.__setattr__(self, name, getattr(self.entry.defaults, name))
+        object.__setattr__(self, "out", Path(self.out))
+        if self.text is not None:
+            object.__setattr__(self, "text", Path(self.text))
+        for name in ("encodings", "references", "seeds"):
+            object.__setattr__(self, name, _tuple(name, getattr(self, name)))
+        if self.existing not in ("refuse", "resume", "replace"):
+            _refuse("existing", "'refuse', 'resume' or 'replace'", self.existing, "Choose one.")
+        _least("train_length", self.train_length, 8)
+        for name in ("width", "layers", "heads", "batch", "threads"):
+            _least(name, getattr(self, name), 1)
+        for name in ("steps", "workers"):
+            if getattr(self, name) is not None:
+                _least(name, getattr(self, name), 1)
+        if self.width % self.heads:
+            _refuse("width", f"a multiple of heads ({self.heads})", self.width, "Change either.")
+        self._check_task()
+        self._check_names()
+        self._check_seeds()
+        self._check_lengths()
+        self._check_rates()
+        self._check_device()
+
+    def _check_task(self) -> None:
+        if self.text is not None and not self.entry.reads_text:
+            _refuse("text", f"none: {self.task} has its own data", self.text, "Leave it out.")
+        for key, value in self.options.items():
+            if key not in self.entry.options:
+                raise UnknownNameError.of(f"option of {self.task}", key, self.entry.options)
+            kind = type(self.entry.options[key])
+            if type(value) is not kind and not (kind is float and type(value) is int):
+                _refuse(key, f"a value of type {kind.__name__}", repr(value), "Change it.")
+        object.__setattr__(self, "options", {**self.entry.options, **self.options})
+
+    def _check_names(self) -> None:
+        if not self.encodings:
+            _refuse("encodings", "at least one name", "none", "posenc list shows all.")
+        for name in self.encodings:
+            Recipe.parse(name, axes=self.entry.axes)
+        names = [variant.name for variant in self._references()]
+        windows = [name for name in names if "|" in name and not self.entry.windows]
+        if windows:
+            _refuse("references", f"no window: {self.task} has none", windows[0], "Drop it.")
+        for kind, listed in (("encodings", self.encodings), ("references", names)):
+            if len(set(listed)) < len(listed):
+                _refuse(kind, "each name once", ", ".join(listed), "Drop the repeated ones.")
+
+    def _check_seeds(self) -> None:
+        if not self.seeds:
+            _refuse("seeds", "at least one", "none", "Three give an interval.")
+        for seed in self.seeds:
+            _least("seeds", seed, 0)
+            if seed > LARGEST_SEED:
+                _refuse("seeds", f"at most {LARGEST_SEED}", seed, "Take a smaller one.")
+        if len(set(self.seeds)) < len(self.seeds):
+            _refuse("seeds", "each once", self.seeds, "Equal seeds would give equal runs.")
+
+    def _check_lengths(self) -> None:
+        if self.test_lengths is None:
+            given = tuple(self.entry.defaults.test_lengths(self.train_length))
+        else:
+            given = _tuple("test_lengths", self.test_lengths)
+        for length in given:
+            _least("test_lengths", length, self.train_length)
+        lengths = tuple(sorted({self.train_length, *given}))
+        object.__setattr__(self, "test_lengths", lengths)
+
+    def _check_rates(self) -> None:
+        if not (math.isfinite(self.rate) and self.rate > 0):
+            _refuse("learning_rate", "a positive number", self.learning_rate, "Try 0.01.")
+        if self.budget_minutes is None:
+            return
+        if not (math.isfinite(self.budget_minutes) and self.budget_minutes > 0):
+            _refuse("budget_minutes", "a positive number", self.budget_minutes, "Try 5.")
+        if self.steps is not None:
+            _refuse("steps", "steps or budget_minutes", "both", "Leave one out.")
+
+    def _check_device(self) -> None:
+        if self.precision not in PRECISIONS:
+            _refuse("precision", " or ".join(PRECISIONS), self.precision, "Choose one.")
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            _refuse("device", "cpu, cuda, cuda:N or mps", self.device, "Choose one.")
+        if device.type not in ("cpu", "cuda", "mps"):
+            _refuse("device", "cpu, cuda, cuda:N or mps", self.device, "Choose one.")
+        present = {
+            "cpu": 1,
+            "cuda": torch.cuda.device_count(),
+            "mps": int(torch.backends.mps.is_available()),
+        }[device.type]
+        if (device.index or 0) >= present:
+            _refuse("device", "one that this machine has", self.device, "Use cpu.")
+
+    @property
+    def entry(self) -> TaskEntry:
+        """The task, as it is listed."""
+        return TASKS[self.task]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths to test at, ascending; the first is the training length."""
+        assert isinstance(self.test_lengths, tuple)  # __post_init__ made it one
+        return self.test_lengths
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """All that is measured: the encodings, then the references not among them."""
+        variants = [Variant(name) for name in self.encodings]
+        return (*variants, *(v for v in self._references() if v not in variants))
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Encodings that a model is trained with."""
+        return tuple(dict.fromkeys(variant.encoding for variant in self.variants))
+
+    @property
+    def rate(self) -> float:
+        """Peak learning rate."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        defaults = self.entry.defaults
+        return defaults.learning_rate * min(1.0, defaults.width / self.width)
+
+    @property
+    def planned_steps(self) -> int:
+        """Training steps unless a budget decides otherwise."""
+        return self.entry.defaults.steps if self.steps is None else self.steps
+
+    def _references(self) -> list[Variant]:
+        window, axes = self.train_length, self.entry.axes
+        return [Variant.parse(name, window=window, axes=axes) for name in self.references]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        plain = asdict(self)
+        for name, value in plain.items():
+            if isinstance(value, Path):
+                plain[name] = str(value)
+            elif isinstance(value, tuple):
+                plain[name] = list(value)
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Settings:
+        """Settings from ``to_json``'s values.
+
+        Raises:
+            CheckpointError: when fields are missing or unknown, or a value is out of its domain.
+        """
+        known = {one.name for one in fields(cls)}
+        if not isinstance(plain, Mapping) or set(plain) != known:
+            got = sorted(plain) if isinstance(plain, Mapping) else [type(plain).__name__]
+            raise CheckpointError(
+                "settings",
+                expected=f"the fields {', '.join(sorted(known))}",
+                got=", ".join(got) or "none",
+                remedy="They come from another version of posenc: compare anew.",
+            )
+        try:
+            return record(cls, plain)
+        except Exception as error:  # a file can say anything
+            raise CheckpointError(
+                "settings", expected="valid values", got=error, remedy="Compare anew."
+            ) from error
+
+    def differences(self, other: Settings) -> list[str]:
+        """Names of the fields that decide results and differ."""
+        mine, others = self.to_json(), other.to_json()
+        names = set(mine) - NOT_ABOUT_RESULTS - {"steps"}
+        different = {name for name in names if mine[name] != others[name]}
+        if self.steps is not None and other.steps is not None and self.steps != other.steps:
+            different.add("steps")
+        return sorted(different)
+
+
+def _tuple(name: str, value: Sequence[Any]) -> tuple[Any, ...]:
+    if isinstance(value, str | int):
+        _refuse(name, "a sequence", repr(value), f"Write ({value!r},).")
+    return tuple(value)
+
+
+def _least(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        _refuse(name, f"a whole number, {least} or more", value, "Change it.")
+
+
+def _refuse(name: str, expected: str, got: object, remedy: str) -> NoReturn:
+    raise ArgumentError(name, expected=expected, got=got, remedy=remedy)

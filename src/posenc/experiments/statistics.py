@@ -1,0 +1,146 @@
+"""Intervals over seeds, and differences between encodings, seed by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy import stats
+
+from posenc.experiments.results import Metric
+
+__all__ = [
+    "BREAKS",
+    "HOLDS",
+    "Estimate",
+    "change",
+    "compared",
+    "estimate",
+    "held",
+    "paired_difference",
+]
+
+CONFIDENCE = 0.95
+
+HOLDS, BREAKS = 0.05, 0.25
+"""A subject holds while its metric is worse by at most the first share of its value at the training
+length, and breaks when it is worse by more than the second; in between it degrades."""
+
+MARGIN = 0.02
+"""With one seed, values that differ by at most this share of the larger count as the same."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds with its 95 % interval.
+
+    Args:
+        mean: of the seeds.
+        half_width: of the Student-t interval; None with one seed, which says nothing of spread.
+        n: seeds.
+    """
+
+    mean: float
+    half_width: float | None
+    n: int
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval (the mean itself with one seed)."""
+        return self.mean - (self.half_width or 0.0)
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval (the mean itself with one seed)."""
+        return self.mean + (self.half_width or 0.0)
+
+    @property
+    def sure(self) -> bool:
+        """Whether the interval is known and leaves out zero."""
+        return self.half_width is not None and not self.low <= 0.0 <= self.high
+
+
+def estimate(values: Iterable[float]) -> Estimate | None:
+    """Mean and 95 % Student-t interval of ``values``; None if there are none."""
+    numbers = list(values)
+    count = len(numbers)
+    if not count:
+        return None
+    mean = math.fsum(numbers) / count
+    if count == 1:
+        return Estimate(mean, None, 1)
+    variance = math.fsum((value - mean) ** 2 for value in numbers) / (count - 1)
+    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1))
+    return Estimate(mean, quantile * math.sqrt(variance / count), count)
+
+
+def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Estimate | None:
+    """Mean and interval of ``a - b`` over the seeds that both have.
+
+    A seed fixes initial weights and data order for all subjects, so what seeds have in common
+    cancels in the difference; subjects are told apart by this interval, not by whether their own
+    intervals overlap.
+    """
+    return estimate(a[seed] - b[seed] for seed in sorted(a.keys() & b.keys()))
+
+
+def compared(
+    metric: Metric, a: Mapping[int, float], b: Mapping[int, float]
+) -> Literal["better", "worse", "same"] | None:
+    """How ``a`` stands to ``b`` by the interval of their paired difference.
+
+    With one seed in common, by ``MARGIN``; None without any.
+
+    Args:
+        metric: of the values.
+        a, b: seed to value.
+    """
+    gap = paired_difference(a, b)
+    if gap is None:
+        return None
+    if gap.half_width is None:
+        largest = max(abs(value) for seed in a.keys() & b.keys() for value in (a[seed], b[seed]))
+        known = abs(gap.mean) > MARGIN * largest
+    else:
+        known = gap.sure
+    if not known:
+        return "same"
+    return "better" if (gap.mean < 0) == metric.lower_is_better else "worse"
+
+
+def change(metric: Metric, base: Mapping[int, float], last: Mapping[int, float]) -> Estimate | None:
+    """How much worse ``last`` is than ``base``, as a share of it, seed by seed.
+
+    Args:
+        metric: of the values.
+        base, last: seed to value.
+    """
+    return estimate(
+        _worse(metric, last[seed], base[seed]) for seed in sorted(base.keys() & last.keys())
+    )
+
+
+def held(values: Mapping[int, Estimate], metric: Metric, train: int) -> int:
+    """The longest length up to which the mean is hardly worse than at the training length.
+
+    Args:
+        values: length to estimate of the metric.
+        metric: of the values.
+        train: training length, one of ``values``.
+    """
+    last = train
+    for length in sorted(values):
+        if _worse(metric, values[length].mean, values[train].mean) > HOLDS:
+            break
+        last = length
+    return last
+
+
+def _worse(metric: Metric, value: float, base: float) -> float:
+    """How much worse ``value`` is than ``base``, as a share of ``base``."""
+    difference = value - base if metric.lower_is_better else base - value
+    if not difference:
+        return 0.0
+    return difference / abs(base) if base else math.copysign(math.inf, difference)

@@ -1,0 +1,206 @@
+"""The outcome of a comparison, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from posenc.experiments.gates import gated, unsure
+from posenc.experiments.results import Comparison, Metric
+from posenc.experiments.statistics import Estimate, compared, held, paired_difference
+from posenc.experiments.verdicts import LEARNED_NOTHING, Row, judged, longest_measured
+from posenc.experiments.wording import amount, listed
+
+__all__ = ["Summary", "summarise"]
+
+MANIFOLD = 3.0
+"""From four times as much on, a change is told as a multiple."""
+
+VERBS = {
+    "holds": ("holds up", "hold up"),
+    "degrades": ("degrades", "degrade"),
+    "breaks": ("breaks", "break"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The findings, best first, and the answer in words.
+
+    Args:
+        rows: a row a subject, best at the longest length first, untestable ones last.
+        answer: sentences, the most important first.
+    """
+
+    rows: tuple[Row, ...]
+    answer: tuple[str, ...]
+
+
+def summarise(comparison: Comparison) -> Summary:
+    """Judge every subject of a comparison, and say in words what came out."""
+    rows = judged(comparison)
+    return Summary(rows=rows, answer=tuple(_answer(comparison, rows)))
+
+
+def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
+    metric, train = comparison.headline, comparison.train_length
+    longest = longest_measured(comparison, rows)
+    if not comparison.complete:
+        done = len(comparison.runs)
+        yield f"This comparison was interrupted: what follows rests on {done} finished runs."
+    if not any(row.values for row in rows):
+        yield "Nothing has been measured yet."
+        return
+    if longest == train:
+        yield from _at_one_length(comparison, rows)
+        yield from gated(comparison, rows, longest)
+        yield _certainty(comparison)
+        return
+    candidates = [row for row in rows if row.subject.role == "candidate"]
+    factor = longest / train
+    where = f"at {longest} {comparison.length_unit}, {factor:.3g} times the training length"
+    for verdict, verbs in VERBS.items():
+        chosen = [row for row in candidates if row.verdict == verdict]
+        if chosen:
+            names = listed([row.subject.label for row in chosen])
+            details = "; ".join(
+                ("" if len(chosen) == 1 else f"{row.subject.label} ")
+                + _change(row, metric, train, longest, unit=row is chosen[0])
+                + _recalled(row, train, unit=row is chosen[0])
+                for row in chosen
+            )
+            yield f"{names} {verbs[len(chosen) > 1]} {where}: {details}."
+    yield from unsure(comparison, candidates)
+    yield from gated(comparison, rows, longest)
+    yield from _best(comparison, candidates, longest)
+    yield from _most_found(comparison, rows)
+    yield from _references(comparison, rows, longest)
+    yield _certainty(comparison)
+
+
+def _at_one_length(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
+    length, metric = comparison.train_length, comparison.headline
+    measured = [row for row in rows if length in row.values]
+    yield (
+        "At the training length, the only one tested, from best to worst: "
+        + "; ".join(
+            f"{row.subject.label} {amount(row.values[length], metric, unit=row is measured[0])}"
+            for row in measured
+        )
+        + "."
+    )
+
+
+def _change(row: Row, metric: Metric, train: int, longest: int, *, unit: bool) -> str:
+    """From the training length to the last that was tested, and how far it held before."""
+    assert row.change is not None  # rows with a verdict by length have one
+    last = max(row.values)
+    before = row.values[train].mean
+    shown = f"{before:.1%}" if metric.is_share else f"{before:.3g}"
+    after = amount(replace(row.values[last], half_width=None), metric, unit=unit)
+    said = [_percent(row.change)] if math.isfinite(row.change.mean) else []  # of 0, there is none
+    if last < longest:
+        after += f" at {last}"
+    kept = held(row.values, metric, train)
+    if row.predicts != "holds" and kept > train:
+        said.append(f"holds up to {kept}")
+    return f"{shown} → {after}" + (f" ({', '.join(said)})" if said else "")
+
+
+def _recalled(row: Row, train: int, *, unit: bool) -> str:
+    """Needles found at the training length and at the last, after a comma."""
+    if row.finds is None or row.finds == "untestable":
+        return ""
+    last = row.recall[max(row.recall)]
+    spread = "" if last.half_width is None else f" ± {last.half_width:.0%}"
+    of = " of needles found" if unit else " found"
+    told = f", {row.recall[train].mean:.0%} → {last.mean:.0%}{spread}{of}"
+    return told + (", which it has not learned" if row.finds == "unlearned" else "")
+
+
+def _percent(change: Estimate) -> str:
+    """A change for the worse, with its interval, in words."""
+    if change.mean > MANIFOLD:
+        spread = "" if change.half_width is None else f" ± {change.half_width:.2g}"
+        return f"{1 + change.mean:.2g}{spread} times as much"
+    size = f"{abs(change.mean):.0%}" if abs(change.mean) >= 0.095 else f"{abs(change.mean):.1%}"
+    spread = "" if change.half_width is None else f" ± {change.half_width:.1%}"
+    return f"{size}{spread} {'worse' if change.mean > 0 else 'better'}"
+
+
+def _best(comparison: Comparison, rows: Sequence[Row], longest: int) -> Iterable[str]:
+    ranked = [row for row in rows if row.rank is not None]
+    if len(ranked) < 2:
+        return
+    best = [row for row in ranked if row.rank == ranked[0].rank]
+    others = [row for row in ranked if row.rank != ranked[0].rank]
+    names = listed([row.subject.label for row in best])
+    at = f"at {longest} {comparison.length_unit}"
+    if any(row.recall for row in rows):
+        at += " in what it predicts"
+    if not others:
+        yield f"{at.capitalize()} the seeds do not tell {names} apart."
+        return
+    lead = _gap(comparison, others[0], best[0], longest)
+    together = "" if len(best) == 1 else ", which the seeds do not tell apart"
+    yield f"Best {at}: {names}{together}, {lead} ahead of {others[0].subject.label}."
+
+
+def _gap(comparison: Comparison, worse: Row, better: Row, length: int) -> str:
+    key = comparison.headline.key
+    gap = paired_difference(
+        comparison.values(worse.subject.name, key, length),
+        comparison.values(better.subject.name, key, length),
+    )
+    metric = comparison.headline
+    scale, unit = (100, "points") if metric.is_share else (1, metric.unit)
+    if gap is None:
+        return f"an unknown number of {unit}"
+    spread = "" if gap.half_width is None else f" ± {scale * gap.half_width:.2g}"
+    return f"{scale * abs(gap.mean):.2g}{spread} {unit}"
+
+
+def _most_found(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
+    """Recall at the longest length, of all that have learned it, and how often a guess is right."""
+    metric = comparison.metric("recall")
+    found = [row for row in rows if row.finds not in (None, "unlearned", "untestable")]
+    found = [row for row in found if row.verdict not in LEARNED_NOTHING]
+    longest = max((length for row in found for length in row.recall), default=None)
+    if metric is None or longest is None:
+        return
+    there = [row for row in found if longest in row.recall]
+    ordered = sorted(there, key=lambda row: -row.recall[longest].mean)
+    told = ", ".join(
+        f"{row.subject.label} {amount(row.recall[longest], metric, unit=False)}" for row in ordered
+    )
+    guess = "" if metric.chance is None else f"; a guess {metric.chance:.1%}"
+    yield f"{metric.label} at {longest} {comparison.length_unit}: {told}{guess}."
+
+
+def _references(comparison: Comparison, rows: tuple[Row, ...], longest: int) -> Iterable[str]:
+    metric, unit = comparison.headline, comparison.length_unit
+    for row in rows:
+        if longest not in row.values or row.subject.role == "candidate":
+            continue
+        value = f"{amount(row.values[longest], metric)} at {longest} {unit}"
+        mine = comparison.values(row.subject.name, metric.key, longest)
+        ahead = [
+            other.subject.label
+            for other in rows
+            if other.subject.role == "candidate"
+            and other.verdict not in LEARNED_NOTHING
+            and compared(metric, comparison.values(other.subject.name, metric.key, longest), mine)
+            == "better"
+        ]
+        beaten = f"beaten by {listed(ahead)}" if ahead else "beaten by no candidate"
+        kind = "baseline" if row.subject.role == "baseline" else "control"
+        yield f"The {kind} {row.subject.label} reaches {value}, {beaten}."
+
+
+def _certainty(comparison: Comparison) -> str:
+    seeds = comparison.most_seeds
+    if seeds == 1:
+        return "One seed only: how much of this is chance cannot be said; use at least three."
+    count = f"{seeds} seeds" if comparison.complete else f"up to {seeds} seeds"
+    return f"All ± are 95 % intervals over {count}."

@@ -1,0 +1,66 @@
+"""Add two numbers, digit by digit."""
+
+from __future__ import annotations
+
+from random import Random
+
+from posenc.experiments.tasks.algorithm import SYMBOLS, Algorithm, AlgorithmTask, Example, answered
+from posenc.experiments.tasks.task import Defaults, TaskEntry, TaskSettings, times
+
+__all__ = ["ENTRY"]
+
+PLUS = SYMBOLS + 10
+
+
+def _make(settings: TaskSettings) -> AlgorithmTask:
+    backwards: bool = settings.options["least_first"]
+    longest = settings.train_length
+
+    def written(number: int, digits: int) -> list[int]:
+        text = f"{number:0{digits}d}"
+        return [SYMBOLS + int(digit) for digit in (text[::-1] if backwards else text)]
+
+    def draw(digits: int, random: Random) -> Example:
+        first, second = random.randrange(10**digits), random.randrange(10**digits)
+        question = [*written(first, digits), PLUS, *written(second, digits)]
+        return answered(question, written(first + second, digits + 1))
+
+    order = "the least significant digit first" if backwards else "as people write them"
+    return AlgorithmTask(
+        settings,
+        Algorithm(
+            title="Add numbers of more digits than in training",
+            data=f"random sums, written {order}, of 1 to {longest} digits in training",
+            definition="addition",
+            vocabulary=SYMBOLS + 11,
+            draw=draw,
+            train=lambda random: draw(random.randint(1, longest), random),
+            width=lambda length: 3 * length + 3,
+            chance=0.1,
+            unit="digits",
+            scored="digits of the sums",
+        ),
+    )
+
+
+ENTRY = TaskEntry(
+    make=_make,
+    summary="Add two numbers of more digits than in training",
+    data="random sums, generated; both summands have the same number of digits",
+    metric="share of digits right; share of whole sums right",
+    expectation="No encoding of this list adds numbers of twice the digits: that takes positions "
+    "that count within each number (Abacus, McLeish et al. 2024) or random ones (Ruoss et al. "
+    "2023). Within the training length relative encodings learn it fastest. Unsorted random "
+    "positions, the control, must fail.",
+    defaults=Defaults(
+        encodings=("rope", "alibi", "t5", "sinusoidal", "sinusoidal@randomized"),
+        references=("nope", "sinusoidal@unsorted"),
+        train_length=8,
+        test_lengths=times(1, 1.5, 2, 4, 8, 16),
+        steps=1000,
+        batch=64,
+        learning_rate=5e-3,
+    ),
+    options={"least_first": True},
+    length_unit="digits",
+)

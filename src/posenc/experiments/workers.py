@@ -1,0 +1,273 @@
+"""Processes that carry out runs side by side: a small model gains nothing from a second thread."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+from typing import cast
+
+import torch
+
+from posenc.errors import Interrupted, PosencError
+from posenc.experiments.jobs import Job, Pace, carry_out, pace, plan
+from posenc.experiments.progress import Event
+from posenc.experiments.settings import Settings
+from posenc.experiments.tasks import Task
+from posenc.training.loop import CONTROL, train
+
+__all__ = ["Crew", "Done", "Order"]
+
+Order = Job | Pace
+
+PATIENCE = 10.0
+"""Seconds that an idle process gets to end by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """An order that was carried out.
+
+    Args:
+        order: which.
+        took: seconds.
+        paced: what ``pace`` gave, of such an order.
+    """
+
+    order: Order
+    took: float
+    paced: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """An order that was not carried out, and why."""
+
+    error: PosencError
+
+
+@dataclass(eq=False)
+class _Member:
+    process: BaseProcess
+    connection: Connection
+    order: Order | None = None
+
+
+class Crew:
+    """Worker processes, each with its own copy of the task; a context manager that ends them.
+
+    Args:
+        settings: of the comparison.
+        count: how many processes.
+    """
+
+    def __init__(self, settings: Settings, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._members: list[_Member] = []
+        # The processes inherit that Ctrl-C is not for them: they stop when they are told to.
+        with _without_interrupts():
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=serve, args=(theirs, settings, count), daemon=True)
+                process.start()
+                theirs.close()
+                self._members.append(_Member(process, ours))
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for member in self._members:
+            member.connection.close()
+            if member.order is not None:
+                member.process.terminate()
+        for member in self._members:
+            member.process.join(PATIENCE)
+            if member.process.is_alive():
+                member.process.kill()
+                member.process.join()
+
+    def run(
+        self,
+        orders: Iterable[Order],
+        *,
+        stop: Callable[[], bool],
+        stopping: Callable[[], None],
+        tell: Callable[[Event], None],
+        done: Callable[[Done], None],
+    ) -> bool:
+        """Carry out the orders; True if all were, False if ``stop`` cut them short.
+
+        Args:
+            orders: in the order they are begun.
+            stop: asked several times a second; True: busy workers save and end their order.
+            stopping: called once, when they have been told so.
+            tell: receives the workers' events.
+            done: receives each order that was carried out.
+
+        Raises:
+            PosencError: what made a worker fail, after the others have saved.
+        """
+        waiting = deque(orders)
+        undone = len(waiting)
+        halted = False
+        failure: PosencError | None = None
+        while True:
+            if not halted and stop():
+                halted = True
+                self._halt()
+                stopping()
+            if not halted:
+                self._give(waiting)
+            busy = {m.connection: m for m in self._members if m.order is not None}
+            if not busy:
+                break
+            for connection in wait(list(busy), timeout=0.1):
+                member = busy[cast(Connection, connection)]
+                message = _receive(member)
+                if isinstance(message, Done):
+                    member.order = None
+                    undone -= 1
+                    done(message)
+                elif isinstance(message, _Failed):
+                    member.order = None
+                    if not isinstance(message.error, Interrupted):
+                        failure = failure or message.error
+                        halted = True
+                        self._halt()
+                else:
+                    tell(message)
+        if failure is not None:
+            raise failure
+        return undone == 0
+
+    def _give(self, waiting: deque[Order]) -> None:
+        for member in self._members:
+            if member.order is None and waiting:
+                member.order = waiting.popleft()
+                member.connection.send(member.order)
+
+    def _halt(self) -> None:
+        for member in self._members:
+            if member.order is not None:
+                # One that has just died will be noticed when it is listened to.
+                with suppress(OSError):
+                    member.connection.send(None)
+
+
+def serve(connection: Connection, settings: Settings, workers: int) -> None:
+    """A worker process: carries out one order after another until the connection closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each precision
+    torch.set_num_threads(settings.threads)
+    task: Task | None = None
+    while True:
+        try:
+            order: Order | None = connection.recv()
+        except (EOFError, OSError):
+            return
+        if order is None:
+            continue  # a request to stop that came after the end of what it was for
+        answer: Done | _Failed
+        try:
+            if task is None:
+                task = settings.entry.make(settings)
+                _warm_up(task, settings)
+            answer = _carry_out(order, task, settings, workers, connection)
+        except PosencError as error:
+            answer = _Failed(error)
+        except Exception:
+            answer = _Failed(_unexpected(order))
+        with suppress(OSError):
+            connection.send(answer)
+
+
+def _warm_up(task: Task, settings: Settings) -> None:
+    """Let libraries allocate what they keep, so that it is not counted as the first run's."""
+    with tempfile.TemporaryDirectory() as folder:
+        train(task, plan(settings, CONTROL, seed=0, steps=1, folder=Path(folder)))
+
+
+def _carry_out(
+    order: Order, task: Task, settings: Settings, workers: int, connection: Connection
+) -> Done:
+    asked = False
+
+    def stop() -> bool:
+        nonlocal asked
+        if not asked and connection.poll():
+            asked = True
+            with suppress(EOFError, OSError):  # the parent is gone: save, then end
+                connection.recv()
+        return asked
+
+    def tell(event: Event) -> None:
+        with suppress(OSError):  # likewise
+            connection.send(event)
+
+    began = time.perf_counter()
+    paced = None
+    if isinstance(order, Pace):
+        with tempfile.TemporaryDirectory() as folder:
+            paced = pace(order, task, settings, Path(folder), stop)
+    else:
+        carry_out(order, task, settings, workers=workers, stop=stop, tell=tell)
+    return Done(order=order, took=time.perf_counter() - began, paced=paced)
+
+
+def _receive(member: _Member) -> Event | Done | _Failed:
+    try:
+        message: Event | Done | _Failed = member.connection.recv()
+    except (EOFError, OSError):
+        member.process.join(PATIENCE)
+        return _Failed(_died(member))
+    return message
+
+
+def _died(member: _Member) -> PosencError:
+    code = member.process.exitcode
+    how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+    return PosencError(
+        "worker",
+        expected=f"to carry out {member.order}",
+        got=how,
+        remedy="If memory ran out, use fewer workers or smaller batches. Continue with --resume.",
+    )
+
+
+def _unexpected(order: Order) -> PosencError:
+    return PosencError(
+        "worker",
+        expected=f"to carry out {order}",
+        got=f"an error:\n{traceback.format_exc()}",
+        remedy="Please report it. Continue with --resume when it is mended.",
+    )
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

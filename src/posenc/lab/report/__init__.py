@@ -1,5 +1,0 @@
-"""The report of a comparison: a page, pictures and tables."""
-
-from posenc.lab.report.files import ReportFiles, write_report
-
-__all__ = ["ReportFiles", "write_report"]

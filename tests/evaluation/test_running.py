@@ -1,0 +1,280 @@
+"""A model stretched by several methods: what is measured, chosen, fine-tuned and reported."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from posenc.errors import ArgumentError, DataError, UnknownNameError
+from posenc.evaluation.candidates import Method, methods_for
+from posenc.evaluation.finetuning import Tuning, finetuned
+from posenc.evaluation.report.page import write_study
+from posenc.evaluation.results import Findings, Reading, Study
+from posenc.evaluation.stretching import Outcome, Subject, evaluate, stretch
+from posenc.evaluation.suites.needles import ByteNeedles, letters
+from posenc.evaluation.suites.next_token import Ruler, lengths_to
+from posenc.evaluation.texts import Text, read_ids
+from posenc.evaluation.verdict import findings, headline
+from posenc.evaluation.verdict_next_token import expectation
+from posenc.extension import Misfit
+from posenc.models import Decoder, DecoderConfig
+
+LENGTH = 16
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    torch.manual_seed(0)
+    config = DecoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH)
+    return Decoder(config).requires_grad_(requires_grad=False).eval()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
+    return read_ids(path, encode=None, training=True)
+
+
+@pytest.fixture(scope="module")
+def outcome(model: Decoder, text: Text) -> Outcome:
+    subject = Subject("tiny", "llama", model, LENGTH)
+    methods = [Method.parse(name) for name in ("yarn", "rerope+log_n", "segments", "string")]
+    return stretch(subject, text, methods, factor=3, tuning=Tuning(steps=2), always=True)
+
+
+class Uniform(nn.Module):
+    """Every byte as likely as another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(256))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.weight.expand(*tokens.shape, 256)
+
+
+def test_lengths_double_from_the_trained_one_to_the_goal() -> None:
+    assert lengths_to(64, 4) == (32, 64, 128, 256)
+    assert lengths_to(64, 3) == (32, 64, 128, 192)
+    assert lengths_to(64, 1) == (32, 64)
+
+
+def test_every_byte_costs_eight_bits_where_all_are_alike(text: Text) -> None:
+    ruler = Ruler.of(text.measured, (8, 16, 32), ByteNeedles(), letters(), seed=0)
+    reading = ruler.measure(Uniform())
+    assert all(math.isclose(value, 8, abs_tol=1e-5) for value in reading.loss.values())
+    assert all(math.isclose(value, 8, abs_tol=1e-5) for _, value in reading.by_position)
+    assert reading.found(32) == 0
+    assert reading.copied[32] == 0
+
+
+def test_a_short_text_is_refused(text: Text) -> None:
+    with pytest.raises(DataError, match="at least 4096 tokens"):
+        Ruler.of(text.measured, (8, 1024), ByteNeedles(), letters(), seed=0)
+
+
+def test_baselines_come_first_and_what_does_not_fit_says_so(outcome: Outcome) -> None:
+    keys = [each.key for each in outcome.study.findings]
+    assert keys == ["direct", "window", "yarn", "rerope+log_n", "segments", "string"]
+    string = outcome.study.of("string")
+    assert string is not None
+    assert string.refusal.endswith("with local=2, got 3"), "what is expected leaves out what came"
+    assert string.untuned is None
+    for each in outcome.study.findings[:5]:
+        assert each.untuned is not None
+        assert (each.tuned is None) == (each.key == "segments")
+    yarn = outcome.study.of("yarn")
+    assert yarn is not None
+    assert any("turn" in sentence for sentence in yarn.advice), "short lengths mislead YaRN"
+
+
+def test_all_agree_below_the_trained_length_where_nothing_changed(outcome: Outcome) -> None:
+    readings = {each.key: each.untuned for each in outcome.study.findings if each.untuned}
+    direct = readings["direct"]
+    for key in ("window", "segments"):
+        assert readings[key].loss[LENGTH] == pytest.approx(direct.loss[LENGTH], abs=1e-5)
+    assert readings["yarn"].loss[48] != pytest.approx(direct.loss[48], abs=1e-5)
+
+
+def test_the_chosen_can_be_written_and_is_fine_tuned(outcome: Outcome, model: Decoder) -> None:
+    assert outcome.study.chosen in {"yarn", "rerope+log_n"}
+    served = {each.key: each.served for each in outcome.study.findings}
+    assert served == {
+        "direct": "default",
+        "window": "",
+        "yarn": "yarn",
+        "rerope+log_n": "",
+        "segments": "",
+        "string": "",
+    }
+    assert outcome.method is not None
+    assert outcome.method.spec == outcome.study.chosen
+    assert outcome.model is not None
+    tuned = outcome.model.get_submodule("embedding").get_parameter("weight")
+    assert not torch.equal(tuned, model.embedding.weight)
+
+
+def test_one_method_that_does_not_fit_is_an_error(model: Decoder, text: Text) -> None:
+    subject = Subject("tiny", "llama", model, LENGTH)
+    with pytest.raises(Misfit, match="hierarchical") as caught:
+        stretch(subject, text, [Method.parse("hierarchical")], factor=2, tuning=Tuning(steps=0))
+    assert "yarn" in caught.value.remedy
+    with pytest.raises(ArgumentError, match="factor"):
+        stretch(subject, text, [Method.parse("yarn")], factor=0.5, tuning=Tuning(steps=0))
+
+
+def test_all_is_every_method_that_fits(model: Decoder) -> None:
+    specs = [each.spec for each in methods_for("all", model, length=LENGTH)]
+    assert {"yarn", "segments", "rerope", "yarn@alpha=0.5@beta=4"} <= set(specs)
+    assert "direct" not in specs
+    assert "hierarchical" not in specs
+    long = [each.spec for each in methods_for("all", model, length=4096)]
+    assert "yarn@alpha=0.5@beta=4" not in long
+
+
+@pytest.mark.parametrize("spec", ["yarm", "yarn@gamma=1", "yarn@gamma", "yarn+no"])
+def test_names_that_do_not_exist(spec: str) -> None:
+    with pytest.raises(UnknownNameError):
+        Method.parse(spec)
+
+
+def test_an_option_needs_a_value() -> None:
+    with pytest.raises(ArgumentError, match="alpha: expected NAME=VALUE"):
+        Method.parse("yarn@alpha")
+
+
+def test_commas_in_brackets_part_no_methods(model: Decoder) -> None:
+    found = methods_for("yarn, longrope@long_factors=[1,2.5,3,4]", model, length=LENGTH)
+    assert [each.name for each in found] == ["yarn", "longrope"]
+    assert found[1].options == {"long_factors": (1, 2.5, 3, 4)}
+
+
+@pytest.mark.parametrize("positions", ["plain", "randomized", "skipped"])
+def test_fine_tuning_leaves_the_model_and_is_the_same_twice(
+    model: Decoder, text: Text, positions: str
+) -> None:
+    tuning = Tuning(steps=3, positions=positions)  # type: ignore[arg-type]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    one, two = (
+        finetuned(model, text.trained, tuning, length=LENGTH, goal=48, marks=True)[0]
+        for _ in range(2)
+    )
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, two.state_dict()[name])
+        assert torch.equal(model.state_dict()[name], before[name])
+    changed = [n for n, t in one.state_dict().items() if not torch.equal(t, before[n])]
+    assert changed
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_fine_tuning_learns(model: Decoder, text: Text) -> None:
+    losses: list[float] = []
+    tuning = Tuning(steps=30)
+    finetuned(
+        model,
+        text.trained,
+        tuning,
+        length=LENGTH,
+        goal=32,
+        marks=False,
+        stepped=lambda step, loss: losses.append(loss),
+    )
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_positions_of_fine_tuning_reach_the_goal(
+    model: Decoder, text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    plain = Decoder.forward
+
+    def forward(self: Decoder, tokens: Tensor, layout: object = None) -> Tensor:
+        seen.append(float(layout.positions.max()))  # type: ignore[attr-defined]
+        assert tokens.shape[1] == LENGTH
+        return plain(self, tokens, layout)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Decoder, "forward", forward)
+    for positions in ("randomized", "skipped"):
+        seen.clear()
+        tuning = Tuning(steps=12, positions=positions)  # type: ignore[arg-type]
+        finetuned(model, text.trained, tuning, length=LENGTH, goal=64, marks=False)
+        assert max(seen) > 2 * LENGTH
+        assert max(seen) < 64
+
+
+@pytest.mark.parametrize(
+    "fields", [{"steps": -1}, {"steps": 1, "positions": "no"}, {"steps": 1, "rate": 0.0}]
+)
+def test_tuning_out_of_its_domain(fields: dict[str, object]) -> None:
+    with pytest.raises(ArgumentError):
+        Tuning(**fields)  # type: ignore[arg-type]
+
+
+def test_the_report_holds_every_number(outcome: Outcome, tmp_path: Path) -> None:
+    page = write_study(outcome.study, tmp_path / "report").read_text()
+    for each, reading in outcome.study.ranked(tuned=True):
+        assert f"<b>{each.key}</b>" in page
+        assert f"{reading.loss[48]:.3f}" in page
+    assert "does not go" in page
+    assert "fine-tuning rate" in page
+    plain = json.loads((tmp_path / "report/study.json").read_text())
+    assert plain["length"] == LENGTH
+    rows = list(csv.DictReader((tmp_path / "report/study.csv").read_text().splitlines()))
+    found = {
+        (row["method"], row["tuned"], row["length"]): float(row["value"])
+        for row in rows
+        if row["metric"] == "loss"
+    }
+    yarn = outcome.study.of("yarn")
+    assert yarn is not None
+    assert yarn.untuned is not None
+    assert found["yarn", "0", "48"] == yarn.untuned.loss[48]
+    assert len([row for row in rows if row["metric"] == "needles"]) == 9 * 4 * 5
+
+
+def test_evaluate_measures_one_model(model: Decoder, text: Text, tmp_path: Path) -> None:
+    study = evaluate(Subject("tiny", "llama", model, LENGTH), text, lengths=[32, 8])
+    assert study.lengths == (8, 32)
+    assert [each.key for each in study.findings] == ["direct"]
+    assert "bits a byte" in headline(study)[0]
+    assert findings(study) == []
+    page = write_study(study, tmp_path / "report").read_text()
+    assert "What else was found" not in page
+
+
+def reading(loss: float) -> Reading:
+    return Reading(
+        loss={8: 2.0, 16: 2.0, 32: loss},
+        by_position=((4.0, 2.0),),
+        needles={8: (1.0,), 16: (1.0,), 32: (0.5,)},
+        copied={8: 1.0, 16: 1.0, 32: 1.0},
+        per_second=1.0,
+        peak_memory_bytes=1,
+    )
+
+
+def told(outcome: Outcome, losses: dict[str, float]) -> list[str]:
+    findings = tuple(
+        Findings(key=key, role="method", untuned=reading(loss), advice=(f"{key} is so.",))
+        for key, loss in losses.items()
+    )
+    study: Study = replace(outcome.study, findings=findings, lengths=(8, 16, 32), factor=2.0)
+    return expectation(study)
+
+
+def test_the_expected_order_is_held_to_what_was_found(outcome: Outcome) -> None:
+    good = {"direct": 4.0, "interpolate": 3.5, "ntk": 3.0, "yarn": 2.5, "rerope": 2.0}
+    assert told(outcome, good)[1] == "So it is here, at 32 bytes."
+    bad = good | {"yarn": 3.2}
+    assert "yarn is worse than ntk (3.200 against 3.000)." in told(outcome, bad)[1]
+    assert told(outcome, bad)[2] == "yarn: yarn is so."
+    tied = good | {"ntk": 3.49}
+    assert "interpolate and ntk do not differ by more than 1% here." in told(outcome, tied)

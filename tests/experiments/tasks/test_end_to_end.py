@@ -1,0 +1,107 @@
+"""Every task from its settings to the words and charts of its report, in one process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from posenc.experiments.compare import compare
+from posenc.experiments.jobs import Job, carry_out
+from posenc.experiments.progress import Event
+from posenc.experiments.report.charts import draw_charts
+from posenc.experiments.report.page import render_page
+from posenc.experiments.settings import Settings
+from posenc.experiments.summary import summarise
+from posenc.experiments.tasks import TASKS
+from posenc.experiments.workers import Done
+
+SMALL: dict[str, Any] = {"steps": 2, "seeds": (0,), "width": 16, "heads": 2, "layers": 1}
+LENGTHS: dict[str, dict[str, Any]] = {
+    "scan": {"test_lengths": (24,)},
+    "digits": {"test_lengths": (12,)},
+    "temperature": {"test_lengths": (64,)},
+}
+
+
+class Alone:
+    """Stands in for the crew: does the runs here, one after the other."""
+
+    def __init__(self, settings: Settings, count: int) -> None:
+        self.settings, self.task = settings, settings.entry.make(settings)
+
+    def __enter__(self) -> Alone:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    def run(
+        self,
+        orders: Iterable[Job],
+        *,
+        stop: Callable[[], bool],
+        tell: Callable[[Event], None],
+        done: Callable[[Done], None],
+        **others: object,
+    ) -> bool:
+        for order in orders:
+            carry_out(order, self.task, self.settings, workers=1, stop=stop, tell=tell)
+            done(Done(order=order, took=1.0))
+        return True
+
+
+def settings_of(name: str, folder: Path) -> Settings:
+    entry = TASKS[name]
+    changes: dict[str, Any] = LENGTHS.get(name, {"train_length": 8, "test_lengths": (12,)})
+    if entry.reads_text and name != "word_order":
+        rows = (f"{'ab ' * (i % 5 + 1)}{i}\t{i} {'BA ' * (i % 5 + 1)}\n" for i in range(20_000))
+        changes = {**changes, "text": folder / "text.tsv"}
+        changes["text"].write_text("".join(rows))
+    if name == "translation":
+        changes["options"] = {"vocabulary": 40}
+    return Settings(
+        out=folder / "out",
+        task=name,
+        encodings=entry.defaults.encodings[:1],
+        **{**SMALL, "batch": 4, **changes},
+    )
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_every_task_ends_in_a_report(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posenc.experiments.compare.Crew", Alone)
+    settings = settings_of(name, tmp_path)
+    comparison = compare(settings)
+    assert comparison.complete
+    assert {subject.name for subject in comparison.subjects} == {v.name for v in settings.variants}
+    controls = [s for s in comparison.subjects if s.role != "candidate"]
+    assert controls, "a comparison in which nothing must fail shows no leak"
+    summary = summarise(comparison)
+    for sentence in summary.answer:
+        assert sentence.endswith("."), sentence
+        assert not re.search(r"\b(nan|inf|None)\b", sentence), sentence
+    charts = draw_charts(comparison, summary)
+    others = {metric.key for metric in comparison.metrics if not metric.headline} - {"seen"}
+    assert {chart.key for chart in charts} == others | {"headline", "change", "cost"}
+    page = render_page(comparison, summary, charts)
+    assert comparison.title in page
+    assert settings.entry.expectation.split(":")[0].split("'")[0] in page
+    for metric in comparison.metrics:
+        assert metric.unit != "share", f"{metric.key}: of what?"
+    first = charts[0].spec
+    assert "trained" in str(first["datasets"])
+    titles = [layer["encoding"].get("x", {}).get("title") for layer in first["layer"]]
+    assert comparison.headline.axis in titles
+    assert comparison.length_unit.split()[0] in comparison.headline.axis

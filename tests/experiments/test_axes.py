@@ -1,0 +1,122 @@
+"""Ticks of charts differ, and intervals stay within what a metric can be."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import altair as alt
+import pandas as pd
+import pytest
+import vl_convert
+
+from posenc.experiments.report import write_report
+from posenc.experiments.report.bounds import bounds_of, interval
+from posenc.experiments.report.charts import draw_charts
+from posenc.experiments.statistics import estimate
+from posenc.experiments.summary import summarise
+from posenc.visualization.axes import Bounds, value_axis
+from tests.support.samples import ACCURACY, LOSS, sample
+
+RANGES = {
+    "all zero": [0.0, 0.0],
+    "all alike": [9.23, 9.23],
+    "nearly alike": [9.2301, 9.2312],
+    "small changes": [-0.001, 0.004],
+    "negative": [-0.6, -0.2],
+    "narrow at the top": [0.9991, 0.9999],
+    "wide": [0.0, 1234.5],
+    "across": [-0.35, 1.7],
+    "nothing": [],
+}
+
+
+def labels(values: list[float], **how: bool) -> list[str]:
+    """The labels of the axis as they are drawn."""
+    data = pd.DataFrame({"mean": values or [0.0]})
+    chart = alt.Chart(data).mark_point().encode(y=value_axis(values, "title", **how))
+    svg = vl_convert.vegalite_to_svg(chart.properties(height=320).to_dict())
+    (axis,) = re.findall(r'role-axis-label".*?</g>', svg, re.DOTALL)
+    return re.findall(r"<text[^>]*>([^<]*)</text>", axis)
+
+
+@pytest.mark.parametrize("values", RANGES.values(), ids=RANGES)
+@pytest.mark.parametrize("percent", [False, True])
+def test_ticks_differ(values: list[float], percent: bool) -> None:
+    drawn = labels(values, percent=percent, signed=percent)
+    assert 3 <= len(drawn) <= 10
+    assert len(set(drawn)) == len(drawn)
+    numbers = [
+        float(text.replace("−", "-").rstrip("%")) / (100 if percent else 1) for text in drawn
+    ]
+    assert min(numbers) <= min(values, default=0) + 1e-9
+    assert max(numbers) >= max(values, default=0) - 1e-9
+    assert "+0%" not in drawn
+
+
+def test_an_axis_ends_where_its_metric_does() -> None:
+    axis = value_axis([0.97, 1.0], "", percent=True, bounds=Bounds(0.0, 1.0)).to_dict()
+    assert axis["scale"]["domain"][1] == 1.0
+
+
+def test_intervals_are_of_what_is_possible() -> None:
+    shares = estimate([0.1, 0.54, 0.98])
+    assert shares is not None
+    assert shares.low < 0 < 1 < shares.high, "as Student's t has it"
+    assert interval(shares, bounds_of(ACCURACY), ".0%") == "0% – 100%"
+    narrow = estimate([0.5, 0.51, 0.52])
+    assert narrow is not None
+    assert interval(narrow, bounds_of(ACCURACY), ".1%") == "±2.5%"
+    loss = estimate([0.1, 2.0])
+    assert loss is not None
+    assert interval(loss, bounds_of(LOSS), ".1f").startswith("0.0 – ")
+    one = estimate([0.5])
+    assert one is not None
+    assert interval(one, bounds_of(LOSS), ".1f") == ""
+
+
+def test_no_band_and_no_tick_leaves_what_is_possible() -> None:
+    """Seeds that disagree: some find nothing, some everything."""
+    base = sample(metric=ACCURACY)
+    cycle = itertools.cycle([0.0, 0.5, 1.0])
+    wild = tuple(
+        replace(m, value=next(cycle)) if m.metric in ("accuracy", "recall") else m
+        for m in base.measurements
+    )
+    comparison = replace(base, measurements=wild)
+    charts = {chart.key: chart.spec for chart in draw_charts(comparison, summarise(comparison))}
+    for key, low in (("headline", 0.0), ("recall", 0.0), ("change", -1.0)):
+        rows = [row for rows in charts[key]["datasets"].values() for row in rows if "low" in row]
+        assert rows
+        assert all(low <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in rows)
+        domains = re.findall(r"'domain': \[(-?\d[^]]*)\]", str(charts[key]))
+        assert set(domains) == {f"{low}, 1.0"}
+
+
+def test_seeds_are_dots() -> None:
+    comparison = sample()
+    spec = draw_charts(comparison, summarise(comparison))[0].spec
+    (dots,) = [layer for layer in spec["layer"] if layer["mark"]["type"] == "circle"]
+    assert len(spec["datasets"][dots["data"]["name"]]) == 3 * (6 * 4 + 1)
+
+
+def test_charts_are_told_in_words() -> None:
+    comparison = sample()
+    headline, *_ = draw_charts(comparison, summarise(comparison))
+    assert headline.spec["description"] == headline.text
+    for words in (
+        "Loss on the same bytes. bits per byte against context length (bytes).",
+        "rope: 2.81 ±0.065 at 64, 3.92 ±0.042 at 512",
+        "learned: 3.08 ±0.062 at 64.",
+    ):
+        assert words in headline.text
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_the_finding_is_the_heading(tmp_path: Path, complete: bool) -> None:
+    page = write_report(sample(complete=complete), tmp_path / "report").page.read_text()
+    (heading,) = re.findall("<h1>(.*?)</h1>", page)
+    assert heading.startswith("alibi holds up at 512")
+    assert page.count(heading) == 1

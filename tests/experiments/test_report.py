@@ -1,0 +1,206 @@
+"""What a report writes, and that it writes all of it or nothing."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from posenc.errors import OutputError
+from posenc.experiments.report import write_report
+from posenc.experiments.report.charts import draw_charts
+from posenc.experiments.results import Comparison
+from posenc.experiments.summary import summarise
+from tests.support.samples import ACCURACY, sample
+
+
+def test_files(tmp_path: Path) -> None:
+    files = write_report(sample(), tmp_path / "report")
+    assert files.page == tmp_path / "report" / "index.html"
+    for path in (files.page, *files.pictures, *files.tables):
+        assert path.stat().st_size > 500, path
+    assert {path.name for path in files.pictures} == {
+        f"{key}.{kind}"
+        for key in ("headline", "change", "loss_by_position", "recall", "training_loss", "cost")
+        for kind in ("png", "svg")
+    }
+    assert files.pictures[0].read_bytes().startswith(b"\x89PNG")
+    again = Comparison.from_json(json.loads(files.tables[0].read_text()))
+    assert again == sample()
+    with files.tables[2].open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["subject"] for row in rows][:2] == ["rope|window=64", "alibi"]
+    assert float(rows[1]["loss@512"]) == pytest.approx(2.87, abs=0.05)
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
+def test_page_stands_alone(tmp_path: Path) -> None:
+    page = write_report(sample(), tmp_path / "report").page.read_text()
+    own = re.sub(r"<script>.*?</script>", "", page, flags=re.S)
+    assert not re.search(r"""(src|href)\s*=\s*["']?https?:""", own)
+    assert "default-src 'none'" in own
+    assert len(page) < 3_000_000
+
+
+def test_page_says_what_was_found_and_how_to_get_it_again(tmp_path: Path) -> None:
+    page = write_report(sample(), tmp_path / "report").page.read_text()
+    assert page.index("alibi holds up at 512") < page.index('id="table"') < page.index("chart-")
+    assert "posenc compare --encodings rope,alibi,t5 --out &lt;demo&gt;" in page
+    assert "ab" * 32 in page
+    assert "the learned table ends at position 63" in page
+    assert "cannot" in page
+
+
+def test_page_adapts_to_accuracies_and_generated_data(tmp_path: Path) -> None:
+    base = sample(metric=replace(ACCURACY, learned=0.8))
+    never = tuple(replace(m, value=0.0) if m.subject == "nope" else m for m in base.measurements)
+    corpus = replace(base.provenance.corpus, files=0, train_bytes=0, name="symbols, generated")
+    provenance = replace(
+        base.provenance, corpus=corpus, settings={"options": {"symbols": 64}, "text": None}
+    )
+    comparison = replace(
+        base,
+        measurements=never,
+        provenance=provenance,
+        expectation="T5 holds (Kazemnejad et al. 2023).",
+        length_unit="symbols",
+    )
+    page = write_report(comparison, tmp_path / "report").page.read_text()
+    for words in (
+        "Trained at 64 symbols",
+        "Expected from the literature:</b> T5 holds (Kazemnejad et al. 2023).",
+        '<span class="verdict unlearned" title="Not learned, so no verdict: ',
+        "does not reach 80%",
+        "<dd>symbols, generated</dd>",
+        "symbols = 64",
+    ):
+        assert words in page, words
+    change = {chart.key: chart for chart in draw_charts(comparison, summarise(comparison))}
+    assert "in points of a hundred" in change["change"].guide
+    assert "'+' + format(datum.value, '.0%')" in json.dumps(change["change"].spec)
+    assert "\"format(datum.value, '.0%')" in json.dumps(change["headline"].spec)
+
+
+@pytest.mark.parametrize(
+    "comparison",
+    [
+        sample(seeds=(0,)),
+        sample(lengths=(64,)),
+        sample(complete=False),
+        sample(metric=ACCURACY),
+        replace(sample(complete=False), measurements=(), runs=()),
+    ],
+    ids=["one seed", "one length", "interrupted", "accuracy", "empty"],
+)
+def test_other_comparisons(comparison: Comparison, tmp_path: Path) -> None:
+    assert write_report(comparison, tmp_path / "report").page.exists()
+
+
+def test_a_subject_has_one_colour_in_all_charts() -> None:
+    comparison = sample()
+    seen: dict[str, set[str]] = {}
+    for chart in draw_charts(comparison, summarise(comparison)):
+        for scale in re.findall(r'"color": (\{"field": "subject".*?\]\})', json.dumps(chart.spec)):
+            domain, colours = re.findall(r'"(?:domain|range)": (\[.*?\])', scale)
+            for name, colour in zip(json.loads(domain), json.loads(colours), strict=True):
+                seen.setdefault(name, set()).add(colour)
+    assert len(seen) == len(comparison.subjects)
+    assert all(len(colours) == 1 for colours in seen.values())
+    assert len({next(iter(colours)) for colours in seen.values()}) == len(seen)
+
+
+def test_legends_show_what_is_drawn() -> None:
+    """Colour and mark of each subject, in one legend; lines tell candidates from references."""
+    comparison = sample(metric=ACCURACY)
+    charts = {chart.key: chart.spec for chart in draw_charts(comparison, summarise(comparison))}
+    for key in ("headline", "cost"):
+        marks = [each["encoding"] for each in charts[key]["layer"] if "shape" in each["encoding"]]
+        assert len(marks) == 1
+        colour, shape = (marks[0][channel] for channel in ("color", "shape"))
+        assert colour["legend"] == shape["legend"]
+        assert colour["scale"]["domain"] == shape["scale"]["domain"]
+        pairs = list(zip(colour["scale"]["range"], shape["scale"]["range"], strict=True))
+        assert len(set(pairs)) == len(comparison.subjects)
+    (lines,) = [
+        each["encoding"]["strokeDash"]["scale"]
+        for each in charts["headline"]["layer"]
+        if each["mark"]["type"] == "line"
+    ]
+    dashes = dict(zip(lines["domain"], lines["range"], strict=True))
+    assert dashes["alibi"] == dashes["rope"] != dashes["rope (window 64)"] != dashes["nope"]
+
+
+def test_no_change_is_drawn_from_nothing() -> None:
+    """A translator that gets no word right scores 0 at the training length."""
+    base = sample()
+
+    def without(*subjects: str) -> list[str]:
+        nothing = tuple(
+            replace(m, value=0.0)
+            if m.metric == "loss" and m.x == base.train_length and m.subject in subjects
+            else m
+            for m in base.measurements
+        )
+        comparison = replace(base, measurements=nothing)
+        charts = draw_charts(comparison, summarise(comparison))
+        change = [chart.spec for chart in charts if chart.key == "change"]
+        rows = [row for spec in change for data in spec["datasets"].values() for row in data]
+        return sorted({row["subject"] for row in rows if "subject" in row})
+
+    everyone = [subject.name for subject in base.subjects]
+    assert "rope" in without("alibi")
+    assert "alibi" not in without("alibi")
+    assert without(*everyone) == []
+
+
+def test_charts_only_of_what_was_measured() -> None:
+    comparison = sample()
+    few = replace(
+        comparison, measurements=tuple(m for m in comparison.measurements if m.metric == "loss")
+    )
+    keys = [chart.key for chart in draw_charts(few, summarise(few))]
+    assert keys == ["headline", "change", "cost"]
+
+
+def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("x")
+    with pytest.raises(OutputError, match="holds something"):
+        write_report(sample(), tmp_path)
+    assert (tmp_path / "mine").read_text() == "x"
+    report = tmp_path / "report"
+    write_report(sample(), report)
+    write_report(sample(seeds=(0,)), report, overwrite=True)
+    assert "One seed only" in (report / "index.html").read_text()
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def full(path: Path, content: bytes) -> None:
+        calls.append(path)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        path.write_bytes(content)
+
+    def guarded(path: Path, content: bytes) -> None:
+        try:
+            full(path, content)
+        except OSError as error:
+            raise OutputError("out", expected="", got=error, remedy="") from error
+
+    monkeypatch.setattr("posenc.experiments.report.files.write_bytes", guarded)
+    old = tmp_path / "report"
+    with pytest.raises(OutputError, match="No space"):
+        write_report(sample(), old)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError):
+        write_report(sample(), tmp_path / "file" / "report")

@@ -1,0 +1,173 @@
+"""The report in a real browser: it draws, answers the mouse, and asks the network for nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from posenc.evaluation.report.page import write_study
+from posenc.experiments.report import write_report
+from tests.support.browsing import CHROMIUM, CONTRAST, Visit, browser
+from tests.support.samples import sample, stretched_sample
+
+playwright = pytest.importorskip("playwright.sync_api")
+
+__all__ = ["browser"]  # a fixture
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path"),
+]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(sample(), tmp_path_factory.mktemp("browser") / "report").page
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(stretched_sample(), tmp_path_factory.mktemp("browser") / "study")
+
+
+@pytest.fixture(scope="module", params=["report", "study"])
+def page(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(request.param)
+    return found
+
+
+def test_draws_everything_without_network_or_errors(
+    browser: playwright.Browser, report: Path
+) -> None:
+    visit = Visit(browser, report, "html[data-drawn]")
+    assert visit.troubles == []
+    assert visit.requests == [report.as_uri()]
+    assert visit.page.locator(".chart svg").count() == 6
+    # Seven subjects less the one that cannot be tested make lines in the first chart.
+    assert visit.page.locator("#chart-headline .mark-line path").count() == 7
+    assert visit.page.locator("#chart-headline svg").bounding_box()["width"] > 600
+    visit.page.close()
+
+
+def test_hovering_shows_the_numbers(browser: playwright.Browser, report: Path) -> None:
+    visit = Visit(browser, report, "html[data-drawn]")
+    points = visit.page.locator("#chart-headline .mark-symbol.role-mark path")
+    points.last.scroll_into_view_if_needed()
+    points.last.hover(force=True)
+    tooltip = visit.page.locator("#vg-tooltip-element")
+    tooltip.wait_for(state="visible")
+    text = tooltip.inner_text()
+    assert "bits per byte" in text
+    assert "±" in text
+    assert any(name in text for name in ("alibi", "rope", "t5", "sinusoidal", "nope", "learned"))
+    visit.page.close()
+
+
+def test_clicking_a_name_singles_it_out(browser: playwright.Browser, report: Path) -> None:
+    visit = Visit(browser, report, "html[data-drawn]")
+    chart = visit.page.locator("#chart-headline")
+    chart.locator(".role-legend-entry text", has_text="alibi").first.click()
+    visit.page.wait_for_function(
+        "[...document.querySelectorAll('#chart-headline .mark-line path')]"
+        ".filter(p => +(p.getAttribute('opacity') ?? p.style.opacity ?? 1) < 0.5).length >= 5"
+    )
+    visit.page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_legible_in_both_schemes(browser: playwright.Browser, report: Path, scheme: str) -> None:
+    visit = Visit(browser, report, "html[data-drawn]", color_scheme=scheme)
+    assert visit.page.evaluate("document.documentElement.dataset.drawn") == scheme
+    for selector in ("p", "td", "th", ".verdict", ".role-axis text", ".role-legend-entry text"):
+        ratios = visit.page.evaluate(CONTRAST, selector)
+        assert ratios
+        assert min(ratios) >= 4.5, (selector, min(ratios))
+    visit.page.close()
+
+
+def test_charts_follow_a_change_of_scheme(browser: playwright.Browser, report: Path) -> None:
+    visit = Visit(browser, report, "html[data-drawn]", color_scheme="light")
+    visit.page.emulate_media(color_scheme="dark")
+    visit.page.wait_for_selector("html[data-drawn=dark]")
+    assert min(visit.page.evaluate(CONTRAST, ".role-axis text")) >= 4.5
+    visit.page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_shows_every_number_of_the_table(
+    browser: playwright.Browser, page: Path, width: int
+) -> None:
+    """Nothing is cut, and nothing is to be scrolled aside for, on a phone either."""
+    visit = Visit(browser, page, "html[data-drawn]", viewport={"width": width, "height": 800})
+    assert visit.troubles == []
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+    ends = visit.page.locator(".results td").evaluate_all(
+        "cells => cells.filter(c => c.checkVisibility()).map(c => c.getBoundingClientRect().right)"
+    )
+    assert len(ends) >= 60
+    assert max(ends) <= width
+    overhang = "tables => tables.map(t => t.scrollWidth - t.clientWidth)"
+    assert max(visit.page.locator(".scroll").evaluate_all(overhang)) <= 0
+    visit.page.close()
+
+
+def test_a_table_is_sorted_by_a_click(browser: playwright.Browser, page: Path) -> None:
+    visit = Visit(browser, page, "html[data-drawn]")
+    for name, column in (("128", None), ("memory", -2 if "report" in str(page) else -1)):
+        button = visit.page.locator(".results button.sort", has_text=name).first
+        values = []
+        for _ in range(2):
+            button.click()
+            heads = visit.page.locator(".results [aria-sort=ascending], [aria-sort=descending]")
+            assert heads.count() == 1
+            rows = visit.page.locator(".results tbody tr").evaluate_all(
+                "(rows, at) => rows.map(r => r.cells[at < 0 ? r.cells.length + at : at]"
+                ".dataset.value).filter(v => v).map(Number)",
+                column if column is not None else (4 if "report" in str(page) else 1),
+            )
+            values.append(rows)
+        assert values[0] == sorted(values[0])
+        assert values[1] == sorted(values[1], reverse=True)
+    visit.page.close()
+
+
+def test_charts_have_words_for_those_who_cannot_see_them(
+    browser: playwright.Browser, page: Path
+) -> None:
+    visit = Visit(browser, page, "html[data-drawn]")
+    told = visit.page.locator(".chart").evaluate_all(
+        "charts => charts.map(c => [c.role, c.ariaLabel])"
+    )
+    for role, words in told:
+        assert role in ("img", "graphics-document"), "Vega says the second once it has drawn"
+        assert " against " in words
+        assert words.count(";") >= 5
+    visit.page.close()
+
+
+def test_paper_keeps_headings_with_what_follows(browser: playwright.Browser, page: Path) -> None:
+    visit = Visit(browser, page, "html[data-drawn]")
+    visit.page.emulate_media(media="print")
+    for selector, rule, value in (
+        ("h2", "break-after", "avoid"),
+        (".figure", "break-inside", "avoid"),
+        (".scroll", "overflow-x", "visible"),
+        ("#copy", "display", "none"),
+    ):
+        styles = visit.page.locator(selector).evaluate_all(
+            "(all, rule) => all.map(e => getComputedStyle(e).getPropertyValue(rule))", rule
+        )
+        assert set(styles) == {value}, selector
+    visit.page.close()
+
+
+def test_the_command_can_be_copied(browser: playwright.Browser, report: Path) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(report.as_uri())
+    page.wait_for_selector("html[data-drawn]")
+    page.click("#copy")
+    page.wait_for_function("document.querySelector('#copy').textContent === 'Copied'")
+    context.close()

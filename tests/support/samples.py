@@ -1,0 +1,236 @@
+"""A comparison and a study as they might come out, for tests of what is made from them."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from posenc.evaluation.results import Findings, Reading, Study
+from posenc.evaluation.suites.needles import ByteNeedles, letters
+from posenc.evaluation.suites.next_token import Ruler
+from posenc.experiments.results import (
+    Comparison,
+    Corpus,
+    Measurement,
+    Metric,
+    Provenance,
+    Refusal,
+    Run,
+    Subject,
+)
+
+LOSS = Metric(
+    key="loss",
+    label="Loss on the same bytes",
+    unit="bits per byte",
+    axis="context length (bytes)",
+    lower_is_better=True,
+    chance=4.9,
+    description="The same held-out bytes at every length: a longer window only adds context.",
+    headline=True,
+    log_x=True,
+)
+BY_POSITION = Metric(
+    key="loss_by_position",
+    label="Loss by position in the context",
+    unit="bits per byte",
+    axis="position in the context (bytes)",
+    lower_is_better=True,
+    chance=4.9,
+    description="In sliding windows of 512 bytes.",
+    headline=False,
+    log_x=False,
+)
+RECALL = Metric(
+    key="recall",
+    label="Needles found",
+    unit="share of needles",
+    axis="context length (bytes)",
+    lower_is_better=False,
+    chance=1 / 16,
+    description="One of 16 marked bytes stands far back; asked at the end, is it named?",
+    headline=False,
+    log_x=True,
+)
+TRAINING = Metric(
+    key="training_loss",
+    label="Training loss",
+    unit="bits per byte",
+    axis="training step",
+    lower_is_better=True,
+    chance=None,
+    description="Mean over the steps since the point before.",
+    headline=False,
+    log_x=False,
+)
+ACCURACY = Metric(
+    key="accuracy",
+    label="Sequences right",
+    unit="share of sequences",
+    axis="context length (tokens)",
+    lower_is_better=False,
+    chance=0.0,
+    description="Every token of the answer is right.",
+    headline=True,
+    log_x=True,
+)
+
+LOSSES = {
+    "alibi": (2.90, 2.79, 2.79, 2.85),
+    "t5": (2.93, 2.86, 2.97, 3.24),
+    "rope": (2.78, 2.74, 3.33, 3.90),
+    "sinusoidal": (3.03, 3.87, 4.27, 4.89),
+    "learned": (3.05,),
+    "nope": (3.27, 3.33, 3.43, 3.59),
+    "rope|window=64": (2.78, 2.73, 2.73, 2.73),
+}
+ROLES = {"nope": "control", "rope|window=64": "baseline"}
+REASON = "the learned table ends at position 63"
+
+
+def sample(
+    *,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    lengths: tuple[int, ...] = (64, 128, 256, 512),
+    metric: Metric = LOSS,
+    complete: bool = True,
+) -> Comparison:
+    """A comparison with plausible numbers, the same at every call."""
+    noise = random.Random(0)
+    measurements, refusals, runs = [], [], []
+
+    def add(name: str, seed: int, key: str, x: float, value: float) -> None:
+        measurements.append(Measurement(subject=name, seed=seed, metric=key, x=x, value=value))
+
+    for name, losses in LOSSES.items():
+        for seed in seeds:
+            shared = 0.02 * seed
+            for place, length in enumerate(lengths):
+                if place >= len(losses):
+                    continue
+                value = losses[place] + shared + noise.gauss(0, 0.01)
+                if metric.key == ACCURACY.key:
+                    value = max(0.0, 1.0 - (value - 2.6) / 2)
+                add(name, seed, metric.key, length, value)
+                add(name, seed, "recall", length, min(1.0, max(0.03, 1.4 - value / 3)))
+            for bin_ in range(len(losses) * 4 if len(lengths) > 1 else 4):
+                base = losses[min(bin_ // 4, len(losses) - 1)]
+                add(name, seed, "loss_by_position", 16 + 32 * bin_, base + 0.4 / (bin_ + 1))
+            if name not in ROLES or name == "nope":
+                for step in range(20, 601, 20):
+                    add(name, seed, "training_loss", step, losses[0] + 3 * 40 / (40 + step))
+            runs.append(
+                Run(
+                    subject=name,
+                    seed=seed,
+                    steps=600,
+                    parameters=147_000 + 128 * len(name),
+                    tokens_per_second=90_000 + 4000 * len(name) + 500 * seed,
+                    peak_memory_bytes=420 * 2**20,
+                    train_seconds=13.5,
+                )
+            )
+        refusals += [
+            Refusal(subject=name, metric=metric.key, x=length, reason=REASON)
+            for length in lengths[len(losses) :]
+        ]
+    subjects = tuple(
+        Subject(
+            name=name,
+            label=name.replace("|window=64", " (window 64)"),
+            role=ROLES.get(name, "candidate"),  # type: ignore[arg-type]
+            note=f"Why {name} is here.",
+        )
+        for name in LOSSES
+    )
+    return Comparison(
+        task="language",
+        title="Next-byte prediction",
+        train_length=lengths[0],
+        test_lengths=lengths,
+        metrics=(metric, BY_POSITION, RECALL, TRAINING),
+        subjects=subjects,
+        runs=tuple(runs),
+        measurements=tuple(measurements),
+        refusals=tuple(refusals),
+        provenance=Provenance(
+            command="posenc compare --encodings rope,alibi,t5 --out <demo>",
+            created="2026-01-01T12:00:00+00:00",
+            versions={"posenc": "0.1.0", "python": "3.11.7", "torch": "2.13.0"},
+            device="cpu",
+            threads=1,
+            seeds=seeds,
+            corpus=Corpus(
+                name="the Python 3.11 standard library's source",
+                files=300,
+                train_bytes=4_900_000,
+                held_out_bytes=500_000,
+                sha256="ab" * 32,
+            ),
+            settings={"width": 64, "layers": 2, "heads": 4, "steps": 600, "batch": 32},
+        ),
+        complete=complete,
+    )
+
+
+STRETCHED = {
+    "direct": (5.1, 0.05),
+    "window": (2.4, 0.06),
+    "yarn": (2.31, 0.62),
+    "ntk": (2.36, 0.41),
+    "interpolate": (2.55, 0.22),
+    "rerope": (2.34, 0.71),
+    "self_extend": (2.33, 0.69),
+    "cut": (2.42, 0.05),
+    "dynamic_ntk": (2.41, 0.37),
+    "linear+log_n": (2.6, 0.2),
+    "longrope": (2.39, 0.44),
+}
+LENGTHS = (128, 256, 512)
+
+
+def stretched_sample() -> Study:
+    """A study of a stretched checkpoint with plausible numbers, the same at every call."""
+    ruler = Ruler(torch.zeros(64), LENGTHS[::2], ByteNeedles(), letters(), seed=0, windows=1)
+    depths = (0.1, 0.5, 0.9)
+    findings = []
+    for key, (loss, share) in STRETCHED.items():
+        reading = Reading(
+            loss={n: 2.3 + (loss - 2.3) * place / 2 for place, n in enumerate(LENGTHS)},
+            by_position=tuple((8.0 + 16 * n, loss + 1 / (1 + n)) for n in range(32)),
+            needles={n: tuple(share * (1 + d) / 2 for d in depths) for n in LENGTHS},
+            copied=dict.fromkeys(LENGTHS, 0.9 * share),
+            per_second=12_000 - 900 * len(key),
+            peak_memory_bytes=30_000_000 + 10**6 * len(key),
+            windows=tuple(loss + 0.01 * ((7 * n) % 5 - 2) for n in range(64)),
+        )
+        role = "baseline" if key in ("direct", "window") else "method"
+        findings.append(Findings(key=key, role=role, writable=True, untuned=reading))
+    return Study(
+        checkpoint="tiny",
+        family="llama",
+        parameters=147_000,
+        length=LENGTHS[0],
+        factor=4.0,
+        lengths=LENGTHS,
+        metrics=ruler.facts("byte")["metrics"],
+        unit="byte",
+        guide="The same bytes at every length.",
+        text="a text",
+        sha256="ab" * 32,
+        depths=depths,
+        needles="a marked byte far back",
+        chance=1 / 16,
+        copy_chance=1 / 26,
+        targets=64,
+        asked=64,
+        findings=tuple(findings),
+        chosen="rerope",
+        reason="It finds the most needles.",
+        command="posenc extend tiny --method all --factor 4",
+        created="2026-01-01T12:00:00+00:00",
+        versions={"posenc": "0.1.0", "torch": "2.13.0"},
+        device="cpu",
+        seconds=60.0,
+    )

@@ -1,0 +1,88 @@
+"""The gallery in a real browser: legible in both schemes, on a phone, and without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from posenc.visualization.gallery import write_gallery
+from tests.support.browsing import CHROMIUM, CONTRAST, Visit, browser
+
+playwright = pytest.importorskip("playwright.sync_api")
+
+__all__ = ["browser"]  # a fixture
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path"),
+]
+NAMES = ["alibi", "shaw", "sinusoidal", "nope"]
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("browser") / "gallery.html"
+    write_gallery(path, names=NAMES)
+    return path
+
+
+def test_draws_everything_without_network_or_errors(
+    browser: playwright.Browser, gallery: Path
+) -> None:
+    visit = Visit(browser, gallery)
+    assert visit.troubles == []
+    assert [url for url in visit.requests if not url.startswith("data:")] == [gallery.as_uri()]
+    assert visit.page.locator("article").count() == len(NAMES)
+    for plot in visit.page.locator(".plot svg").all():
+        box = plot.bounding_box()
+        assert box is not None
+        assert box["width"] > 200
+        assert box["height"] > 200
+    visit.page.close()
+
+
+def test_maps_are_decoded_and_in_their_place(browser: playwright.Browser, gallery: Path) -> None:
+    visit = Visit(browser, gallery)
+    images = visit.page.locator("#alibi .plot image")
+    assert images.count() == 4
+    for image in images.all():
+        box = image.bounding_box()
+        assert box is not None
+        assert box["width"] > 80
+    decoded = visit.page.evaluate(
+        "Promise.all([...document.querySelectorAll('.plot image')].map((e) => {"
+        " const image = new Image(); image.src = e.href.baseVal;"
+        " return image.decode().then(() => image.naturalWidth); }))"
+    )
+    assert min(decoded) > 200
+    visit.page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_legible_in_both_schemes(browser: playwright.Browser, gallery: Path, scheme: str) -> None:
+    visit = Visit(browser, gallery, color_scheme=scheme)
+    for selector in ("p", "dd", "figcaption span", "nav a", "dd a", ".plot text"):
+        ratios = visit.page.evaluate(CONTRAST, selector)
+        assert ratios
+        assert min(ratios) >= 4.5, (selector, min(ratios))
+    visit.page.close()
+
+
+def test_fits_a_phone(browser: playwright.Browser, gallery: Path) -> None:
+    visit = Visit(browser, gallery, viewport={"width": 360, "height": 800})
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 360
+    for plot in visit.page.locator(".plot svg").all():
+        box = plot.bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= 361
+    visit.page.close()
+
+
+def test_the_list_leads_to_each_method(browser: playwright.Browser, gallery: Path) -> None:
+    visit = Visit(browser, gallery)
+    for name in NAMES:
+        visit.page.locator(f"nav a[href='#{name}']").click()
+        assert visit.page.url.endswith(f"#{name}")
+        visit.page.locator(f"article#{name} h3").wait_for(state="visible")
+    visit.page.close()
