@@ -10,9 +10,9 @@ from torch import Tensor
 
 import posenc
 from posenc import Attention, Encoding, Grid, Layout, attend
-from posenc.attention.complex import attend_complex
-from posenc.attention.linear import LinearAttention, attend_linear
-from posenc.attention.scoring import Additive, MultiHeadScoring
+from posenc.attention.extra.complex import attend_complex
+from posenc.attention.extra.linear import LinearAttention, attend_linear
+from posenc.attention.extra.scoring import Additive, MultiHeadScoring
 from posenc.models.block import Block, FeedForward
 from posenc.padding import zero_invalid, zero_invalid_signals
 from posenc.registry import ENCODINGS

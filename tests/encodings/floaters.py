@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from posenc.encodings.embedding.field import Field
+from posenc.encodings.common.ode.field import Field
+from posenc.encodings.common.ode.runge_kutta import Stepper
 from posenc.encodings.embedding.floater import Floater
-from posenc.encodings.embedding.runge_kutta import Stepper
 
 
 def make(*, dim: int = 6, noise: float = 0.4, **options: Any) -> Floater:

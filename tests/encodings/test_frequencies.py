@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from posenc.encodings.frequencies import TURN, angles_at, geometric_frequencies
-from posenc.encodings.precision import wider
+from posenc.encodings.common.frequencies import TURN, angles_at, geometric_frequencies
+from posenc.encodings.common.precision import wider
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registry import create

@@ -14,11 +14,11 @@ from posenc import Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
 from posenc.attention.backends import sdpa
 from posenc.encoding import Rotation
+from posenc.encodings.common import rotation
+from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
 from posenc.encodings.query_key import rope as rope_file
-from posenc.encodings.query_key import rotation
 from posenc.encodings.query_key.rope import Rope
-from posenc.encodings.query_key.rotation import Rotary
 from posenc.encodings.score import alibi as alibi_file
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.shaw import ShawKeys

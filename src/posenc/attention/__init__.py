@@ -2,8 +2,8 @@
 
 from posenc.attention.api import BACKENDS, VARIANTS, Explanation, attend, explain
 from posenc.attention.cache import Cache, LayerCache
-from posenc.attention.complex import attend_complex
-from posenc.attention.linear import LinearAttention, attend_linear
+from posenc.attention.extra.complex import attend_complex
+from posenc.attention.extra.linear import LinearAttention, attend_linear
 from posenc.attention.module import Attention, Context
 from posenc.attention.prefix_sums import LinearState
 

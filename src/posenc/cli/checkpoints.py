@@ -65,8 +65,8 @@ def open_checkpoint(
         ArgumentError: when its length is unknown, or another one than its table's.
     """
     from posenc.integrations.transformers import FAMILIES, load
+    from posenc.integrations.transformers.config import Fields
     from posenc.integrations.transformers.extended import FIELD
-    from posenc.integrations.transformers.fields import Fields
     from posenc.models import Decoder, Encoder, ImageEncoder, MaskedLM, VisionTransformer
 
     folder = lab_folder(folder)

@@ -71,7 +71,7 @@ def material_of(
 def _image_source(folder: Path, images: Path | None) -> ImageSource:
     """Images as ``preprocessor_config.json`` says the model takes them, else as ViT does."""
     from posenc.evaluation.images import ImageSource
-    from posenc.integrations.transformers.fields import Fields
+    from posenc.integrations.transformers.config import Fields
 
     labels = _read_json(folder / "config.json").get("label2id") or {}
     if not isinstance(labels, dict) or not all(type(each) is int for each in labels.values()):

@@ -12,10 +12,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.encoding import ScoreTerm
-from posenc.encodings.frequencies import angles_at
-from posenc.encodings.precision import wider
+from posenc.encodings.common.frequencies import angles_at
+from posenc.encodings.common.precision import wider
+from posenc.encodings.common.rotation import require_width, rotate, still_where_special
 from posenc.encodings.query_key.rope import Rope
-from posenc.encodings.query_key.rotation import require_width, rotate, still_where_special
 from posenc.grid import Grid
 from posenc.layout import Layout
 

@@ -8,15 +8,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import QueryKeyTransform, Rotation
-from posenc.encodings.frequencies import angles_at
-from posenc.encodings.precision import wider
-from posenc.encodings.query_key.rope import Rope
-from posenc.encodings.query_key.rotation import (
+from posenc.encodings.common.frequencies import angles_at
+from posenc.encodings.common.precision import wider
+from posenc.encodings.common.rotation import (
     factors,
     require_width,
     rotate,
     still_where_special,
 )
+from posenc.encodings.query_key.rope import Rope
 from posenc.extension.lengths import seen_lengths
 from posenc.grid import Grid
 from posenc.layout import Layout

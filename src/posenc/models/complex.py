@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.attention.complex import side_by_side
+from posenc.attention.extra.complex import side_by_side
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout

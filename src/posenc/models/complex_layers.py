@@ -13,7 +13,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor, nn
 
 from posenc.attention import LayerCache, attend_complex
-from posenc.attention.complex import ComplexProduct, side_by_side
+from posenc.attention.extra.complex import ComplexProduct, side_by_side
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.grid import Grid

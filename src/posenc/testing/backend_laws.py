@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.attention import BACKENDS, attend, explain
 from posenc.encoding import Encoding, Gathered, Lowered
-from posenc.encodings.query_key.rotation import turn
+from posenc.encodings.common.rotation import turn
 from posenc.errors import ArgumentError, BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout

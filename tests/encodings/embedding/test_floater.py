@@ -12,9 +12,9 @@ import torchdiffeq
 from torch import Tensor
 
 from posenc import Layout
-from posenc.encodings.embedding import flow, trajectory
+from posenc.encodings.common.ode import flow, trajectory
+from posenc.encodings.common.ode.flow import Method
 from posenc.encodings.embedding.floater import ENTRY, Floater
-from posenc.encodings.embedding.flow import Method
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
 from posenc.errors import ArgumentError, LengthError, UnknownNameError
 from posenc.models import Decoder, DecoderConfig

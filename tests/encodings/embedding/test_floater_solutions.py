@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posenc import Layout
-from posenc.encodings.embedding import solutions
+from posenc.encodings.common.ode import solutions
+from posenc.encodings.common.ode.flow import Method
 from posenc.encodings.embedding.floater import Floater
-from posenc.encodings.embedding.flow import Method
 from posenc.registry import create_layers
 from tests.encodings.floaters import count_evaluations, make
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posenc import Layout
-from posenc.encodings.embedding.orbit import linear_orbit
+from posenc.encodings.common.recurrence import linear_orbit
 from posenc.encodings.embedding.recursive import (
     ENTRY,
     FreeStep,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posenc import Encoding, Grid, Layout, attend
-from posenc.encodings.query_key.cosine import CosineLogits
+from posenc.encodings.common.cosine import CosineLogits
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 

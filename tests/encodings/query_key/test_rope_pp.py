@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc import Attention, Encoding, Grid, Layout, attend, create, create_layers
 from posenc.attention import LayerCache
-from posenc.attention.linear import LinearAttention
+from posenc.attention.extra.linear import LinearAttention
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rope_pp import RopePp
 from posenc.errors import ArgumentError, UnknownNameError

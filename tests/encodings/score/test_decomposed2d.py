@@ -11,8 +11,8 @@ from transformers.models.sam.modeling_sam import SamVisionAttention
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encoding import Gathered
+from posenc.encodings.common.window import Window
 from posenc.encodings.score.decomposed2d import Decomposed2d
-from posenc.encodings.score.window import Window
 from posenc.errors import ArgumentError, LengthError
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encoding import Gathered
+from posenc.encodings.common.piecewise_index import METHODS, Method, Piecewise, buckets_of
 from posenc.encodings.score.irpe import irpe
-from posenc.encodings.score.piecewise import METHODS, Method, Piecewise, buckets_of
 from posenc.errors import ArgumentError, UnknownNameError
 
 PAPER = (1.9, 3.8, 15.2)

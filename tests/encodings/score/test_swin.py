@@ -13,8 +13,8 @@ from transformers.models.swin import modeling_swin
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encoding import Gathered
+from posenc.encodings.common.window import Window
 from posenc.encodings.score.swin import Swin
-from posenc.encodings.score.window import Window
 from posenc.errors import ArgumentError, LengthError
 
 WINDOWS = [(7, 7), (2, 3), (3, 2), (1, 4), (4, 1), (1, 1)]

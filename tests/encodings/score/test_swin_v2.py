@@ -14,7 +14,7 @@ from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
 import posenc
 from posenc import Encoding, Grid, Layout
 from posenc.encoding import Gathered
-from posenc.encodings.query_key.cosine import CosineLogits
+from posenc.encodings.common.cosine import CosineLogits
 from posenc.encodings.score.swin_v2 import SwinV2Bias, swin_v2
 from posenc.errors import ArgumentError, UnknownNameError
 

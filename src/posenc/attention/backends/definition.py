@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.attention.backends.base import Problem, Result
 from posenc.attention.lowering import repeat_heads
-from posenc.attention.scoring import masked_softmax
+from posenc.attention.softmax import masked_softmax
 
 __all__ = ["attend_by_definition", "lse_by_definition"]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Magnitude, Natural, Width, checked
 from posenc.encoding import EmbeddingEncoding
-from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.common.fusion import fuse
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError, LengthError
 from posenc.layout import Layout

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Length, Width, checked
 from posenc.encoding import EmbeddingEncoding
-from posenc.encodings.embedding.table import real_positions
-from posenc.encodings.frequencies import angles_at
-from posenc.encodings.precision import wider
+from posenc.encodings.common.frequencies import angles_at
+from posenc.encodings.common.precision import wider
+from posenc.encodings.common.table import real_positions
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -38,7 +38,7 @@ class ComplexOrder(EmbeddingEncoding):
 
     A complex ``x`` ``[B, L, T]`` is turned as it is. A real one ``[B, L, C]``, C = 2T, holds T real
     parts, then T imaginary ones, since the dot product of such vectors is the real part of the
-    Hermitian product of the complex ones (see ``posenc.attention.complex`` for attention of
+    Hermitian product of the complex ones (see ``posenc.attention.extra.complex`` for attention of
     complex queries and keys). What is trained is how far ω is from its initial values, which are
     computed afresh: narrow dtypes do not round them.
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Interval, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding, Encoding
-from posenc.encodings.embedding.field import Activation
-from posenc.encodings.embedding.flow import (
+from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.ode.field import Activation
+from posenc.encodings.common.ode.flow import (
     Flow,
     Gradient,
     Method,
@@ -20,10 +21,9 @@ from posenc.encodings.embedding.flow import (
     load_solvers,
     vectors_at,
 )
-from posenc.encodings.embedding.fusion import fuse
-from posenc.encodings.embedding.solutions import Solutions
-from posenc.encodings.embedding.table import real_positions
-from posenc.encodings.precision import widest
+from posenc.encodings.common.ode.solutions import Solutions
+from posenc.encodings.common.precision import widest
+from posenc.encodings.common.table import real_positions
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_transformed, without_autocast

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding
-from posenc.encodings.embedding.fusion import fuse
-from posenc.encodings.frequencies import angles_at
-from posenc.encodings.precision import WideLinear
+from posenc.encodings.common.frequencies import angles_at
+from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.precision import WideLinear
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout

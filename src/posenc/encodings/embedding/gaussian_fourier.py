@@ -10,9 +10,9 @@ from torch import Tensor
 
 from posenc.arguments import Count, Length, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.precision import wider
 from posenc.encodings.embedding.fourier import waves
-from posenc.encodings.embedding.fusion import fuse
-from posenc.encodings.precision import wider
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from posenc.arguments import Length, Magnitude, Width, checked
 from posenc.encoding import EmbeddingEncoding
-from posenc.encodings.embedding.fusion import Fusion, fuse
-from posenc.encodings.embedding.table import draw_rows, read_rows, require_inside
+from posenc.encodings.common.fusion import Fusion, fuse
+from posenc.encodings.common.table import draw_rows, read_rows, require_inside
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Magnitude, Natural, Width, checked
 from posenc.encoding import EmbeddingEncoding
-from posenc.encodings.embedding.fusion import fuse
-from posenc.encodings.embedding.table import neighbours, real_positions, require_inside
-from posenc.encodings.precision import with_zero_gradient
+from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.precision import with_zero_gradient
+from posenc.encodings.common.table import neighbours, real_positions, require_inside
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError, LengthError
 from posenc.layout import Layout

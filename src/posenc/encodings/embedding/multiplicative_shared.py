@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Fraction, Width, checked
 from posenc.encoding import EmbeddingEncoding
-from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.precision import wider
 from posenc.encodings.embedding.multiplicative import bounded_gain
-from posenc.encodings.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.precision import wider
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from posenc.arguments import EXACT, Count, Length, Magnitude, Width, checked
 from posenc.encoding import EmbeddingEncoding
-from posenc.encodings.embedding.fusion import fuse
-from posenc.encodings.embedding.table import draw_rows, real_positions, require_inside
+from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.table import draw_rows, real_positions, require_inside
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout

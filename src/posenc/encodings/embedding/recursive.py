@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from posenc.arguments import Width, checked
 from posenc.encoding import EmbeddingEncoding
-from posenc.encodings.embedding.fusion import fuse
-from posenc.encodings.embedding.orbit import gated_at, gated_orbit, linear_at, linear_orbit
-from posenc.encodings.embedding.table import real_positions
-from posenc.encodings.frequencies import geometric_frequencies
-from posenc.encodings.precision import widest
+from posenc.encodings.common.frequencies import geometric_frequencies
+from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.precision import widest
+from posenc.encodings.common.recurrence import gated_at, gated_orbit, linear_at, linear_orbit
+from posenc.encodings.common.table import real_positions
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import LengthError
 from posenc.layout import Layout

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import EmbeddingEncoding
-from posenc.encodings.embedding.fusion import fuse
+from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.table import read_rows
 from posenc.encodings.embedding.learned2d import require_grid
-from posenc.encodings.embedding.table import read_rows
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from posenc.arguments import Base, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding
-from posenc.encodings.embedding.fusion import fuse
-from posenc.encodings.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.precision import wider
+from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.precision import wider
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from posenc.arguments import Base, Width, checked
 from posenc.encoding import EmbeddingEncoding
-from posenc.encodings.embedding.fusion import Fusion, fuse
-from posenc.encodings.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.precision import wider
+from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.common.fusion import Fusion, fuse
+from posenc.encodings.common.precision import wider
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Positive, Width, checked
-from posenc.encodings.query_key.matrices import MatrixRotary
+from posenc.encodings.common.matrix_rotation import MatrixRotary
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Length, Magnitude, Width, checked
 from posenc.encoding import QueryKeyTransform, Rotation
-from posenc.encodings.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.precision import wide_product, wider
-from posenc.encodings.query_key.rotation import (
+from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.common.precision import wide_product, wider
+from posenc.encodings.common.rotation import (
     Pairing,
     one_a_head,
     require_width,

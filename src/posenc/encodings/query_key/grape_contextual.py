@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Positive, Width, checked
 from posenc.encoding import QueryKeyTransform
-from posenc.encodings.frequencies import geometric_frequencies
-from posenc.encodings.precision import WideLinear
-from posenc.encodings.query_key.rotation import require_width, rotate
-from posenc.encodings.running import Ranks
-from posenc.encodings.signals import require_signal
+from posenc.encodings.common.frequencies import geometric_frequencies
+from posenc.encodings.common.precision import WideLinear
+from posenc.encodings.common.prefix_sums import Ranks
+from posenc.encodings.common.rotation import require_width, rotate
+from posenc.encodings.common.signals import require_signal
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Width, checked
 from posenc.encoding import Rotation
-from posenc.encodings.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.precision import wider
-from posenc.encodings.query_key.rotation import Rotary, still_where_special
+from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.common.precision import wider
+from posenc.encodings.common.rotation import Rotary, still_where_special
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid

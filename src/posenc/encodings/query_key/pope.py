@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Width, checked
 from posenc.encoding import QueryKeyTransform
-from posenc.encodings.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.precision import wider
-from posenc.encodings.query_key.rotation import (
+from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.common.precision import wider
+from posenc.encodings.common.rotation import (
     one_a_head,
     require_width,
     still_where_special,

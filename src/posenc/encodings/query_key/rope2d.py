@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Width, checked
-from posenc.encodings.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.precision import wider
-from posenc.encodings.query_key.rotation import (
+from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.common.precision import wider
+from posenc.encodings.common.rotation import (
     Pairing,
     Rotary,
     still_where_special,

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from posenc.arguments import Base, Width, checked
 from posenc.encoding import QueryKeyTransform, Rotation
+from posenc.encodings.common.rotation import Pairing
 from posenc.encodings.query_key.rope import Rope
-from posenc.encodings.query_key.rotation import Pairing
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from posenc.arguments import Base, Positive, Width, checked
 from posenc.encoding import QueryKeyTransform
+from posenc.encodings.common.rotation import Pairing
 from posenc.encodings.query_key.rope import Rope
-from posenc.encodings.query_key.rotation import Pairing
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from posenc.arguments import Natural, Width, checked
 from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm
-from posenc.encodings.score.clipped import ClippedTable
-from posenc.encodings.score.gathering import gather_rows
+from posenc.encodings.common.buckets import gather_rows
+from posenc.encodings.common.clipped_offsets import ClippedTable
 from posenc.encodings.score.shaw import ShawValues
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid

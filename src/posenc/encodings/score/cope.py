@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Length, Width, checked
 from posenc.encoding import ScoreTerm
-from posenc.encodings.running import Ranks
+from posenc.encodings.common.prefix_sums import Ranks
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid

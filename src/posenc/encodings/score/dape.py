@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import ScoreTerm
-from posenc.encodings.precision import WideLinear
+from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.fire import Fire
 from posenc.encodings.score.kerple import Kerple

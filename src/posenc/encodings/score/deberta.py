@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm
-from posenc.encodings.score.gathering import gather_rows
+from posenc.encodings.common.buckets import gather_rows
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid

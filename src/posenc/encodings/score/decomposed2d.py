@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import Gathered, Lowered, Product, ScoreTerm
-from posenc.encodings.score.gathering import gather_rows
-from posenc.encodings.score.special import has_special, special_pairs
-from posenc.encodings.score.window import Window
+from posenc.encodings.common.buckets import gather_rows
+from posenc.encodings.common.special_tokens import has_special, special_pairs
+from posenc.encodings.common.window import Window
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
-from posenc.encodings.precision import WideLayerNorm, WideLinear
-from posenc.encodings.score.offset_bias import OffsetBias
+from posenc.encodings.common.offset_bias import OffsetBias
+from posenc.encodings.common.precision import WideLayerNorm, WideLinear
 from posenc.entry import Citation, Claims, Entry
 
 __all__ = ["DynamicBias"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import ScoreTerm
-from posenc.encodings.precision import WideLinear
+from posenc.encodings.common.precision import WideLinear
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.score.gated_decay import GatedDecay
+from posenc.encodings.common.gated_decay import GatedDecay
 from posenc.entry import Citation, Claims, Entry
 
 __all__ = ["Forgetting"]

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import ScoreTerm
-from posenc.encodings.precision import WideLinear
-from posenc.encodings.query_key.rotation import rotate
-from posenc.encodings.running import Ranks
+from posenc.encodings.common.precision import WideLinear
+from posenc.encodings.common.prefix_sums import Ranks
+from posenc.encodings.common.rotation import rotate
+from posenc.encodings.common.signals import require_signal
 from posenc.encodings.score.alibi import geometric_slopes
-from posenc.encodings.signals import require_signal
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Interval, Width, checked
 from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm, ValueTerm
-from posenc.encodings.score.gathering import gather_rows, sum_by_bucket
-from posenc.encodings.score.piecewise import Buckets, Method, Piecewise, buckets_of
-from posenc.encodings.score.special import has_special, special_pairs
+from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
+from posenc.encodings.common.piecewise_index import Buckets, Method, Piecewise, buckets_of
+from posenc.encodings.common.special_tokens import has_special, special_pairs
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid

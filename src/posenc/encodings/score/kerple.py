@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, checked
-from posenc.encodings.score.offset_bias import OffsetBias
+from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.runtime import has_values

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import ScoreTerm
-from posenc.encodings.precision import WideLinear
-from posenc.encodings.running import Ranks
-from posenc.encodings.signals import require_signal
+from posenc.encodings.common.precision import WideLinear
+from posenc.encodings.common.prefix_sums import Ranks
+from posenc.encodings.common.signals import require_signal
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout

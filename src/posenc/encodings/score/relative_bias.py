@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Natural, checked
 from posenc.encoding import Gathered, Lowered, ScoreTerm
-from posenc.encodings.score.clipped import clipped_bucket
+from posenc.encodings.common.clipped_offsets import clipped_bucket
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 

@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Count, Width, checked
-from posenc.encodings.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.precision import wider
-from posenc.encodings.score.offset_bias import OffsetBias
+from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.common.offset_bias import OffsetBias
+from posenc.encodings.common.precision import wider
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from posenc.arguments import Natural, Width, checked
 from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm, ValueTerm
-from posenc.encodings.score.clipped import ClippedTable
-from posenc.encodings.score.gathering import gather_rows, sum_by_bucket
+from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
+from posenc.encodings.common.clipped_offsets import ClippedTable
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 

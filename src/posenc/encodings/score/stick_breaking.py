@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from posenc.arguments import checked
 from posenc.encoding import ScoreTerm
-from posenc.encodings.running import Ranks
+from posenc.encodings.common.prefix_sums import Ranks
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 

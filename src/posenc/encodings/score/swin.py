@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, checked
 from posenc.encoding import Gathered, Lowered, ScoreTerm
-from posenc.encodings.score.special import has_special, special_pairs
-from posenc.encodings.score.window import Window
+from posenc.encodings.common.special_tokens import has_special, special_pairs
+from posenc.encodings.common.window import Window
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import Encoding, Gathered, Lowered, ScoreTerm
-from posenc.encodings.precision import WideLinear
-from posenc.encodings.query_key.cosine import CosineLogits
-from posenc.encodings.score.special import has_special, special_pairs
-from posenc.encodings.score.window import Window
+from posenc.encodings.common.cosine import CosineLogits
+from posenc.encodings.common.precision import WideLinear
+from posenc.encodings.common.special_tokens import has_special, special_pairs
+from posenc.encodings.common.window import Window
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 

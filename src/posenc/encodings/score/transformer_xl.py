@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Width, checked
 from posenc.encoding import Encoding, Gathered, Lowered, LowRank, Product, ScoreTerm
-from posenc.encodings.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.precision import wider
-from posenc.encodings.score.gathering import gather_rows
+from posenc.encodings.common.buckets import gather_rows
+from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
+from posenc.encodings.common.precision import wider
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import Gathered, Lowered, LowRank, ScoreTerm
-from posenc.encodings.embedding.table import read_rows, require_inside
-from posenc.encodings.precision import WideLayerNorm, WideLinear, with_zero_gradient
+from posenc.encodings.common.precision import WideLayerNorm, WideLinear, with_zero_gradient
+from posenc.encodings.common.table import read_rows, require_inside
 from posenc.encodings.score.t5 import T5
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid

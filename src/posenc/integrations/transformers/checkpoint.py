@@ -14,42 +14,17 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, CheckpointError, OutputError, UnknownNameError
-from posenc.integrations.transformers.bert import BERT
-from posenc.integrations.transformers.bloom import BLOOM
-from posenc.integrations.transformers.deberta_v2 import DEBERTA_V2
+from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.extended import extended
-from posenc.integrations.transformers.family import Family, stored_tensors
-from posenc.integrations.transformers.fields import Fields
-from posenc.integrations.transformers.gpt_neox import GPT_NEOX
-from posenc.integrations.transformers.llama import LLAMA, MISTRAL, QWEN2
-from posenc.integrations.transformers.roberta import ROBERTA
+from posenc.integrations.transformers.families import FAMILIES
+from posenc.integrations.transformers.families.family import Family, stored_tensors
+from posenc.integrations.transformers.mapping import Match, Piece, join, match, matches
 from posenc.integrations.transformers.stored import INDEX, WHOLE, StoredTensors
-from posenc.integrations.transformers.swin import SWIN
-from posenc.integrations.transformers.t5 import T5
-from posenc.integrations.transformers.table import Match, Piece, join, match, matches
-from posenc.integrations.transformers.vit import VIT
-from posenc.integrations.transformers.xlnet import XLNET
 from posenc.models.stack import StackConfig
 from posenc.models.unfilled import unfilled
 from posenc.storage import make_folder, write_bytes, write_json
 
 __all__ = ["FAMILIES", "load", "save"]
-
-FAMILIES: dict[str, Family] = {
-    "bert": BERT,
-    "bloom": BLOOM,
-    "deberta-v2": DEBERTA_V2,
-    "gpt_neox": GPT_NEOX,
-    "llama": LLAMA,
-    "mistral": MISTRAL,
-    "qwen2": QWEN2,
-    "roberta": ROBERTA,
-    "swin": SWIN,
-    "t5": T5,
-    "vit": VIT,
-    "xlnet": XLNET,
-}
-"""By the ``model_type`` of ``config.json``."""
 
 
 def load(

@@ -10,7 +10,7 @@ from torch import nn
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension import extend_layers
-from posenc.integrations.transformers.fields import Fields
+from posenc.integrations.transformers.config import Fields
 from posenc.models.replacing import encodings_of, with_encodings
 
 __all__ = ["FIELD", "extended", "extension_field", "native_fields"]

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from posenc.errors import CheckpointError
-from posenc.integrations.transformers.fields import read_json
+from posenc.integrations.transformers.config import read_json
 from posenc.storage import Shapes, open_tensors
 
 __all__ = ["INDEX", "WHOLE", "StoredTensors"]

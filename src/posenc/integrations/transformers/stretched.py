@@ -11,8 +11,8 @@ from torch import nn
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.checkpoint import save
+from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.extended import FIELD, extension_field, native_fields
-from posenc.integrations.transformers.fields import Fields
 from posenc.models.replacing import with_encodings
 
 __all__ = ["is_stretched", "save_stretched"]

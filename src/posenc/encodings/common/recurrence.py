@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posenc.encodings.opaque import opaque
+from posenc.encodings.common.opaque import opaque
 from posenc.errors import LengthError
 
 __all__ = ["gated_at", "gated_orbit", "linear_at", "linear_orbit"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from posenc.integrations.transformers.family import Family
-from posenc.integrations.transformers.fields import Fields
-from posenc.integrations.transformers.table import Table, Transposed
+from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.families.family import Family
+from posenc.integrations.transformers.mapping import Table, Transposed
 from posenc.models import Swin, SwinConfig
 
 __all__ = ["SWIN"]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import QueryKeyTransform
-from posenc.encodings.precision import wider
-from posenc.encodings.query_key.rotation import one_a_head, require_width
+from posenc.encodings.common.precision import wider
+from posenc.encodings.common.rotation import one_a_head, require_width
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout

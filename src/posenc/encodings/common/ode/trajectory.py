@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.embedding.runge_kutta import SEGMENT, Segment, Stepper
+from posenc.encodings.common.ode.runge_kutta import SEGMENT, Segment, Stepper
 
 __all__ = ["DIRECT", "split", "trajectory"]
 

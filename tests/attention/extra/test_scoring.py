@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc.attention.scoring import (
+from posenc.attention.extra import (
     Additive,
     Bilinear,
     Dot,

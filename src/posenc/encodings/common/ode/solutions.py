@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.encodings.embedding.flow import Flow
-from posenc.encodings.embedding.runge_kutta import SEGMENT, Stepper
-from posenc.encodings.precision import widest
+from posenc.encodings.common.ode.flow import Flow
+from posenc.encodings.common.ode.runge_kutta import SEGMENT, Stepper
+from posenc.encodings.common.precision import widest
 
 __all__ = ["LIMIT", "Solutions", "Trajectory"]
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.frequencies import geometric_frequencies
+from posenc.encodings.common.frequencies import geometric_frequencies
 
 __all__ = ["Activation", "Field"]
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from posenc.integrations.transformers.bert import ACTIVATIONS, SIZES, encoder_table, with_head
-from posenc.integrations.transformers.family import Family
-from posenc.integrations.transformers.fields import Fields
-from posenc.integrations.transformers.table import RowsFrom, Table
+from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.families.bert import (
+    ACTIVATIONS,
+    SIZES,
+    encoder_table,
+    with_head,
+)
+from posenc.integrations.transformers.families.family import Family
+from posenc.integrations.transformers.mapping import RowsFrom, Table
 from posenc.models import Encoder, EncoderConfig, MaskedLM
 
 __all__ = ["ROBERTA"]

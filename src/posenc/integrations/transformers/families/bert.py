@@ -8,9 +8,14 @@ from torch import nn
 
 from posenc.encodings.embedding.learned import Learned
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.family import Family, Written, require_config, stored_tensors
-from posenc.integrations.transformers.fields import Fields
-from posenc.integrations.transformers.table import Table
+from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.families.family import (
+    Family,
+    Written,
+    require_config,
+    stored_tensors,
+)
+from posenc.integrations.transformers.mapping import Table
 from posenc.models import Encoder, EncoderConfig, MaskedLM
 from posenc.models.block import Activation
 from posenc.models.replacing import encodings_of

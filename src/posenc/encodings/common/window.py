@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posenc.encodings.score.special import special_pairs
+from posenc.encodings.common.special_tokens import special_pairs
 from posenc.errors import ArgumentError, LengthError
 from posenc.grid import Grid
 from posenc.layout import Layout

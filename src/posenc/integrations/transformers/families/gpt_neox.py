@@ -7,10 +7,15 @@ from typing import Any
 from torch import nn
 
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.family import Family, Written, require_config, stored_tensors
-from posenc.integrations.transformers.fields import Fields
+from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.families.family import (
+    Family,
+    Written,
+    require_config,
+    stored_tensors,
+)
+from posenc.integrations.transformers.mapping import SplitByHead, Table
 from posenc.integrations.transformers.rope import RopeFields, rope_decoder
-from posenc.integrations.transformers.table import SplitByHead, Table
 from posenc.models import Decoder
 from posenc.models.block import Activation
 

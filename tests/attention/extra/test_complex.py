@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, create
 from posenc.attention import BACKENDS
-from posenc.attention.complex import ComplexProduct, attend_complex
+from posenc.attention.extra.complex import ComplexProduct, attend_complex
 from posenc.encodings.embedding.complex_order import ComplexOrder
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from posenc.integrations.transformers.family import Family
-from posenc.integrations.transformers.fields import Fields
-from posenc.integrations.transformers.table import SplitByHead, Table
+from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.families.family import Family
+from posenc.integrations.transformers.mapping import SplitByHead, Table
 from posenc.models import Decoder, DecoderConfig
 
 __all__ = ["BLOOM"]

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posenc.encodings.precision import widest
+from posenc.encodings.common.precision import widest
 from posenc.grid import Grid
 from posenc.layout import Layout
 

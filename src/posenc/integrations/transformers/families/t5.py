@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from posenc.integrations.transformers.family import Family
-from posenc.integrations.transformers.fields import Fields
-from posenc.integrations.transformers.table import Stacked, Table, Transposed
+from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.families.family import Family
+from posenc.integrations.transformers.mapping import Stacked, Table, Transposed
 from posenc.models import Encoder, EncoderConfig, Transformer, TransformerConfig
 from posenc.models.block import Activation
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.precision import widest
+from posenc.encodings.common.precision import widest
 
 __all__ = ["angles_at", "geometric_frequencies"]
 

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from posenc.attention.softmax import masked_softmax
 from posenc.errors import ArgumentError
 
 __all__ = [
@@ -19,24 +20,8 @@ __all__ = [
     "MultiHeadScoring",
     "ScaledDot",
     "ScoringFunction",
-    "masked_softmax",
     "within_lengths",
 ]
-
-
-def masked_softmax(
-    logits: Float[Tensor, "*dims Q K"], visible: Bool[Tensor, "*masks Q K"]
-) -> Float[Tensor, "*dims Q K"]:
-    """Softmax over the visible keys; a row that sees nothing gives zeros, and zero gradients.
-
-    Args:
-        logits: ``[..., Q, K]``.
-        visible: broadcastable to it, False where a key is hidden.
-    """
-    hidden = ~visible
-    lowest = torch.finfo(logits.dtype).min
-    weights = torch.softmax(logits.masked_fill(hidden, lowest), dim=-1)
-    return weights.masked_fill(hidden, 0.0)
 
 
 def within_lengths(lengths: Int[Tensor, "*dims"], keys: int) -> Bool[Tensor, "*rest q K"]:

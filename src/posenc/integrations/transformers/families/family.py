@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.fields import Fields
-from posenc.integrations.transformers.table import Table
+from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.mapping import Table
 from posenc.models.checkpoint import stored_tensors
 
 __all__ = ["Family", "Written", "require_config", "stored_tensors"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from posenc.integrations.transformers.family import Family
-from posenc.integrations.transformers.fields import Fields
-from posenc.integrations.transformers.table import HeadColumns, HeadRows, HeadsFirst, Table
+from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.families.family import Family
+from posenc.integrations.transformers.mapping import HeadColumns, HeadRows, HeadsFirst, Table
 from posenc.models import Encoder, EncoderConfig
 from posenc.models.block import Activation
 

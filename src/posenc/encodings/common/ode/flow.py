@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.encodings.embedding.field import Activation, Field
-from posenc.encodings.embedding.runge_kutta import SEGMENT, TABLEAUS, Stepper, step
-from posenc.encodings.embedding.trajectory import DIRECT, split, trajectory
-from posenc.encodings.opaque import opaque
+from posenc.encodings.common.ode.field import Activation, Field
+from posenc.encodings.common.ode.runge_kutta import SEGMENT, TABLEAUS, Stepper, step
+from posenc.encodings.common.ode.trajectory import DIRECT, split, trajectory
+from posenc.encodings.common.opaque import opaque
 from posenc.errors import ArgumentError, LengthError
 from posenc.runtime import is_transformed
 

@@ -1,0 +1,24 @@
+"""Softmax over visible keys."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+__all__ = ["masked_softmax"]
+
+
+def masked_softmax(
+    logits: Float[Tensor, "*dims Q K"], visible: Bool[Tensor, "*masks Q K"]
+) -> Float[Tensor, "*dims Q K"]:
+    """Softmax over the visible keys; a row that sees nothing gives zeros, and zero gradients.
+
+    Args:
+        logits: ``[..., Q, K]``.
+        visible: broadcastable to it, False where a key is hidden.
+    """
+    hidden = ~visible
+    lowest = torch.finfo(logits.dtype).min
+    weights = torch.softmax(logits.masked_fill(hidden, lowest), dim=-1)
+    return weights.masked_fill(hidden, 0.0)

@@ -1,0 +1,1 @@
+"""FLOATER's differential equation and its solvers."""

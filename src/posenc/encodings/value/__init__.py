@@ -1,1 +1,0 @@
-"""Methods that add to the weighted sum of values."""
