@@ -13,8 +13,9 @@ from posenc import Attention, Encoding, Grid, Layout, attend
 from posenc.attention.extra.complex import attend_complex
 from posenc.attention.extra.linear import LinearAttention, attend_linear
 from posenc.attention.extra.scoring import Additive, MultiHeadScoring
+from posenc.grid import zero_invalid_signals
+from posenc.layout.padding import zero_invalid
 from posenc.models.block import Block, FeedForward
-from posenc.padding import zero_invalid, zero_invalid_signals
 from posenc.registry import ENCODINGS
 from posenc.testing import LAWS, LawBroken, Subject
 

@@ -13,7 +13,6 @@ from posenc.encoding import (
 )
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.pytree import register as _register_pytrees
 from posenc.registry import ENCODINGS, create, create_layers
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from posenc import integrations as integrations
     from posenc import models as models
     from posenc import testing as testing
-
-_register_pytrees()
 
 __all__ = [
     "ENCODINGS",

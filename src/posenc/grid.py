@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from posenc.display import grid_html, grid_line
 from posenc.errors import ArgumentError
-from posenc.integers import exact_dtype
 from posenc.layout import Layout
+from posenc.layout.display import grid_html, grid_line
+from posenc.layout.integers import exact_dtype
+from posenc.layout.padding import zero_invalid
+from posenc.layout.pytree import register
 
-__all__ = ["Grid", "Mask"]
+__all__ = ["Grid", "Mask", "zero_invalid_signals"]
 
 
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -186,6 +188,23 @@ class Grid:
         first = self.require_shift() - (self.query.length - 1)
         last = self.require_shift() + self.key.length - 1
         return line.to(exact_dtype(first, last, line.device))
+
+
+register(Grid, "posenc.grid.Grid", ("query", "key"))
+
+
+def zero_invalid_signals(grid: Grid) -> Grid:
+    """The grid with zeros for the signals of invalid tokens; ``grid`` itself where it has none."""
+    query, key = _zero_signal(grid.query), _zero_signal(grid.key)
+    if query is grid.query and key is grid.key:
+        return grid
+    return replace(grid, query=query, key=query if grid.query is grid.key else key)
+
+
+def _zero_signal(layout: Layout) -> Layout:
+    if layout.signal is None or layout.valid is None:
+        return layout
+    return replace(layout, signal=zero_invalid(layout.signal, layout))
 
 
 def _documents(layout: Layout) -> Tensor:

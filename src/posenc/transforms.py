@@ -14,8 +14,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from posenc.errors import ArgumentError
-from posenc.integers import exact_floats
 from posenc.layout import Layout
+from posenc.layout.integers import exact_floats
 
 __all__ = ["fitted", "interpolated", "randomized", "restarted", "skipped"]
 

@@ -20,8 +20,8 @@ from posenc.attention.posing import Posing
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
-from posenc.grid import Grid
-from posenc.padding import zero_invalid, zero_invalid_signals
+from posenc.grid import Grid, zero_invalid_signals
+from posenc.layout.padding import zero_invalid
 from posenc.runtime import without_autocast
 
 __all__ = ["BACKENDS", "VARIANTS", "Explanation", "attend", "explain", "transformed"]

@@ -15,7 +15,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.padding import zero_invalid
+from posenc.layout.padding import zero_invalid
 
 __all__ = ["Attention", "Context"]
 

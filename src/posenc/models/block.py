@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from posenc.attention import Attention, Context, LayerCache
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
+from posenc.layout.padding import zero_invalid
 from posenc.models.complex_layers import ComplexAttention, ComplexFeedForward
 from posenc.models.norm import Norm, make_norm, normalize
-from posenc.padding import zero_invalid
 
 __all__ = ["Activation", "Block", "FeedForward", "SourceContext"]
 

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import EmbeddingEncoding, Encoding, QueryKeyTransform
+from posenc.encoding.parts import Projection
 from posenc.encodings.embedding.fourier import Fourier
 from posenc.encodings.embedding.gaussian_fourier import GaussianFourier
 from posenc.encodings.embedding.learned2d import Learned2d
@@ -16,7 +17,6 @@ from posenc.encodings.embedding.sine2d import Sine2d
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.part import Projection
 
 __all__ = ["AtAttention", "at_attention"]
 

@@ -21,8 +21,8 @@ from posenc.attention.lowering import add_rows
 from posenc.attention.regular import reads_offsets
 from posenc.encoding import Gathered, Lowered, LowRank, Product
 from posenc.grid import Grid
-from posenc.integers import exact_dtype
 from posenc.layout import Layout
+from posenc.layout.integers import exact_dtype
 from posenc.runtime import is_transformed
 
 if TYPE_CHECKING:  # takes 25 ms to import

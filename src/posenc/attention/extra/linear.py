@@ -17,7 +17,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.padding import zero_invalid
+from posenc.layout.padding import zero_invalid
 from posenc.runtime import without_autocast
 
 __all__ = ["FEATURES", "FeatureMap", "LinearAttention", "LinearState", "attend_linear"]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.parts import Hooked
 from posenc.encodings.common.frequencies import geometric_frequencies
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import widest
@@ -20,7 +21,6 @@ from posenc.encodings.common.table import real_positions
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import LengthError
 from posenc.layout import Layout
-from posenc.part import Hooked
 from posenc.runtime import has_values, without_autocast
 
 __all__ = ["FreeStep", "GatedStep", "Recursive", "RotationStep", "Step", "StepKind"]

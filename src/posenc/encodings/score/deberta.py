@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm
+from posenc.encoding.parts import Projection
 from posenc.encodings.common.buckets import gather_rows
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
-from posenc.part import Projection
 from posenc.runtime import has_values
 
 __all__ = ["Clamp", "Deberta", "Lookup", "Projections", "RelativeEmbeddings", "deberta"]

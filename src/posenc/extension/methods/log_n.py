@@ -18,13 +18,13 @@ from posenc.encoding import (
     QueryKeyTransform,
     ScoreTerm,
 )
+from posenc.encoding.parts import Projection
 from posenc.entry import Citation
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import Misfit, require_length
 from posenc.extension.lengths import seen_lengths
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.part import Projection
 
 __all__ = ["LogN", "LogNScore", "log_n"]
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.encoding.parts import Part, QueryKeyTransform, ScoreTerm, ValueTerm
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import has_values
-
-if TYPE_CHECKING:
-    from posenc.part import Part
-    from posenc.sites import QueryKeyTransform, ScoreTerm, ValueTerm
 
 __all__ = ["ScoreMod", "Standalone"]
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-__all__ = ["encoding_html", "grid_html", "grid_line", "layout_html", "layout_line"]
+__all__ = ["grid_html", "grid_line", "layout_html", "layout_line", "table_html"]
 
 CELLS = 64
 """Most cells along an axis of a picture; of more tokens, evenly spaced ones are drawn."""
@@ -108,18 +108,6 @@ def grid_html(grid: Pairs) -> str:
         max(grid.query.batch, grid.key.batch),
     )
     return _mask(repr(grid), few.visible[0, 0].cpu(), note=note, lengths=lengths)
-
-
-def encoding_html(title: str, parts: Iterable[tuple[str, nn.Module | None]], *, note: str) -> str:
-    """A table of (site, part)."""
-    rows = []
-    for site, part in parts:
-        if part is None:
-            rows.append((site, "–", "", ""))
-            continue
-        numbers = sum(parameter.numel() for parameter in part.parameters())
-        rows.append((site, type(part).__name__, part.extra_repr(), f"{numbers:,}"))
-    return _table(title, ("site", "part", "settings", "parameters"), rows, note=note)
 
 
 def _few(layout: Any) -> Any:
@@ -229,7 +217,9 @@ def _places(
     return _figure(title, _svg([frame, *labels, *dots], width, SIDE, described), note)
 
 
-def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, note: str) -> str:
+def table_html(
+    title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, note: str
+) -> str:
     """A table with everything escaped."""
     start = ' style="text-align:left;padding:2px 12px 2px 0"'
     head = "".join(f'<th scope="col"{start}>{_escape(text)}</th>' for text in heads)

@@ -7,30 +7,21 @@ from typing import Any, ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.display import encoding_html
+from posenc.encoding.heads import SomeHeadsScore, SomeHeadsTransform, SomeHeadsValue, range_of
+from posenc.encoding.parts import (
+    EmbeddingEncoding,
+    Part,
+    QueryKeyTransform,
+    ScoreTerm,
+    ValueTerm,
+)
+from posenc.encoding.standalone import Standalone
 from posenc.errors import ArgumentError
-from posenc.head_range import SomeHeadsScore, SomeHeadsTransform, SomeHeadsValue, range_of
 from posenc.layout import Layout
-from posenc.lowered import Gathered, Lowered, LowRank, Pairing, Product, Rotation
-from posenc.padding import zero_invalid
-from posenc.part import Part
-from posenc.sites import EmbeddingEncoding, QueryKeyTransform, ScoreTerm, ValueTerm
-from posenc.standalone import Standalone
+from posenc.layout.display import table_html
+from posenc.layout.padding import zero_invalid
 
-__all__ = [
-    "EmbeddingEncoding",
-    "Encoding",
-    "Gathered",
-    "LowRank",
-    "Lowered",
-    "Pairing",
-    "Part",
-    "Product",
-    "QueryKeyTransform",
-    "Rotation",
-    "ScoreTerm",
-    "ValueTerm",
-]
+__all__ = ["Encoding"]
 
 
 class Encoding(Standalone, nn.Module):
@@ -112,8 +103,16 @@ class Encoding(Standalone, nn.Module):
 
     def _repr_html_(self) -> str:
         note = "For causal attention only." if self.causal_only else ""
-        parts = [(site, getattr(self, site)) for site in self.SITES]
-        return encoding_html("Encoding", parts, note=note)
+        rows = []
+        for site in self.SITES:
+            part: Part | None = getattr(self, site)
+            if part is None:
+                rows.append((site, "–", "", ""))
+                continue
+            parameters = sum(parameter.numel() for parameter in part.parameters())
+            rows.append((site, type(part).__name__, part.extra_repr(), f"{parameters:,}"))
+        headers = ("site", "part", "settings", "parameters")
+        return table_html("Encoding", headers, rows, note=note)
 
     def parts(self) -> tuple[Part, ...]:
         """The parts present, in the order embedding, query_key, score, value."""

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.encoding.parts import Part, Projection
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.lowered import Gathered, Lowered, LowRank, Product
-from posenc.part import Part, Projection
 
 __all__ = ["HeadRange", "SomeHeadsScore", "SomeHeadsTransform", "SomeHeadsValue", "range_of"]
 

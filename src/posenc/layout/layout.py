@@ -24,10 +24,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from posenc.display import layout_html, layout_line
 from posenc.errors import ArgumentError
-from posenc.integers import exact_dtype, exact_floats, successors
-from posenc.layout_checks import (
+from posenc.layout.checks import (
     MARKS,
     require_cells,
     require_documents,
@@ -37,8 +35,13 @@ from posenc.layout_checks import (
     require_padded,
     require_tensors,
 )
+from posenc.layout.display import layout_html, layout_line
+from posenc.layout.integers import exact_dtype, exact_floats, successors
+from posenc.layout.pytree import register
 
 __all__ = ["Layout"]
+
+TENSORS = ("positions", "order", "document", "valid", "special", "signal")
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,8 +261,7 @@ class Layout:
         return layout_html(self)
 
     def _tensors(self) -> dict[str, Tensor]:
-        names = ("positions", "order", "document", "valid", "special", "signal")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {name: value for name in TENSORS if (value := getattr(self, name)) is not None}
 
     def _with(self, tensors: Mapping[str, Any]) -> Layout:
         return replace(self, **tensors)
@@ -362,6 +364,9 @@ class Layout:
             else _join(self.signal, other.signal),
             start=start,
         )
+
+
+register(Layout, "posenc.layout.Layout", TENSORS)
 
 
 def _join(first: Tensor, second: Tensor) -> Tensor:

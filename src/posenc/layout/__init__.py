@@ -1,0 +1,5 @@
+"""Positions of tokens as data."""
+
+from posenc.layout.layout import Layout
+
+__all__ = ["Layout"]
