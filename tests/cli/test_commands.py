@@ -1,4 +1,4 @@
-"""The commands, as a shell runs them: what they print, where, and how they exit."""
+"""The commands: what they print, where, and how they exit."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 
 from posenc.registry import ENCODINGS
 from posenc.visualization.catalogue import Document
+from tests.support.commands import run_command as posenc
 
 TINY = [
     *("--steps", "3", "--seeds", "2", "--batch", "2", "--train-length", "16"),
@@ -24,14 +25,14 @@ TINY = [
 QUICK = [*TINY, "--test-lengths", "32", "--encodings", "rope,learned"]
 
 
-def posenc(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from posenc.cli import main; main()", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1", **environment},
-        check=False,
-    )
+PROGRAM = [sys.executable, "-c", "from posenc.cli import main; main()"]
+
+
+def from_shell(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own."""
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+    command = [*PROGRAM, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +45,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 
 
 def test_list_names_every_method_whole() -> None:
-    for columns in ("80", "160"):
-        done = posenc("list", COLUMNS=columns)
+    for columns in (80, 160):
+        done = posenc("list", columns=columns)
         assert done.returncode == 0
         for name in ENCODINGS:
             assert name in done.stdout
         assert "…" not in done.stdout.replace("max_length…", "")
-        assert max(map(len, done.stdout.splitlines())) <= int(columns)
+        assert max(map(len, done.stdout.splitlines())) <= columns
 
 
 def test_list_as_json_and_by_site() -> None:
@@ -73,7 +74,7 @@ def test_show_tells_formula_options_and_source(name: str) -> None:
 @pytest.mark.parametrize(("name", "columns"), [("rope_pp", 80), ("deberta", 60), ("t5", 120)])
 def test_show_fills_its_lines(name: str, columns: int) -> None:
     """Docstrings are broken for the source; a terminal that is narrower breaks them anew."""
-    shown = posenc("show", name, COLUMNS=str(columns)).stdout
+    shown = posenc("show", name, columns=columns).stdout
     assert max(map(len, shown.splitlines())) <= columns
     printed = [" ".join(block.split()) for block in shown.split("\n\n")]
     body = [part.replace("``", "") for part in Document.of(ENCODINGS[name]).body]
@@ -227,7 +228,9 @@ WRONG: list[tuple[Sequence[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda x: " ".join(x)[:40])
+@pytest.mark.parametrize(
+    ("arguments", "message"), WRONG, ids=lambda x: x if isinstance(x, str) else " ".join(x)
+)
 def test_wrong_input_is_one_clear_error(
     arguments: Sequence[str], message: str, tmp_path: Path
 ) -> None:
@@ -280,10 +283,9 @@ def test_a_damaged_model_is_named(finished: tuple[Path, str, str], tmp_path: Pat
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    program = "from posenc.cli import main; main()"
     options = [*QUICK, "--steps", "5000", "--seeds", "1", "--workers", "1", "--out", str(out)]
     running = subprocess.Popen(
-        [sys.executable, "-c", program, "compare", *options],
+        [*PROGRAM, "compare", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -297,6 +299,16 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert running.returncode == 130
     assert f"posenc compare --resume --out {out}" in stderr.replace("\n", " ")
     assert (out / "report" / "index.html").exists()
+
+
+def test_a_shell_gets_output_errors_and_exit_codes() -> None:
+    version = from_shell("--version")
+    assert version.stdout.startswith("posenc 0.")
+    assert (version.returncode, version.stderr) == (0, "")
+    wrong = from_shell("show", "alibbi")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "Did you mean 'alibi'" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
 
 
 def test_version_and_help() -> None:

@@ -1,0 +1,48 @@
+"""Commands run in the process of the tests, and the worker processes they start."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from posenc.cli import main
+from posenc.cli.console import ERRORS, OUT
+from posenc.experiments import workers
+
+
+def run_command(*arguments: str | Path, columns: int = 100) -> subprocess.CompletedProcess[str]:
+    """Run ``posenc`` with these arguments: its exit code, and what it printed to either stream."""
+    words = ["posenc", *map(str, arguments)]
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", words)
+        patch.setenv("COLUMNS", str(columns))
+        patch.setenv("NO_COLOR", "1")
+        for console in (OUT, ERRORS):
+            patch.setattr(console, "_width", columns)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    code = ended.value.code
+    assert code is None or isinstance(code, int)
+    return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_workers() -> Iterator[None]:
+    """Workers fork from a server that imports PyTorch once, instead of each importing it."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        yield
+        return
+    multiprocessing.set_forkserver_preload([workers.__name__, "torch._dynamo"])
+    context = multiprocessing.get_context("forkserver")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
+        yield
