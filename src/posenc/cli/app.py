@@ -76,7 +76,7 @@ def _options_of(arguments: list[str]) -> dict[str, str]:
 def run() -> None:
     """Run the command line; errors that posenc raises on purpose are shown without a traceback."""
     try:
-        app()
+        app(prog_name="posenc")
     except PosencError as error:
         if "--debug" in sys.argv:
             ERRORS.print_exception()
