@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"options", "transforms", "models", "integrations", "training", "experiments"}
     | {"visualization"},
     "bench": MODELS | {"models", "training", "experiments", "visualization"},
+    "__main__": {"cli"},
     "cli": MODELS
     | {"options", "models", "integrations", "training", "experiments", "evaluation", "bench"}
     | {"visualization"},

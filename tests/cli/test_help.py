@@ -13,7 +13,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from posenc.cli.app import app
-from posenc.cli.compare import _Display
+from posenc.cli.compare_display import CompareDisplay
 from posenc.cli.console import Countdown
 from posenc.experiments import progress
 from posenc.experiments.translation.settings import TranslatorSettings
@@ -93,7 +93,7 @@ def test_the_whole_comparison_has_an_estimate_from_the_first_steps_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock = Clock()
-    display = _Display(shown=True)
+    display = CompareDisplay(shown=True)
     display.countdown = Countdown(clock)
     runs = tuple((name, seed) for name in ("rope", "alibi") for seed in (0, 1))
     display(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -154,3 +155,10 @@ def test_an_interrupted_extension_says_how_to_go_on(
         raise Interrupted("search", expected="nine", got="a stop", remedy="")
     assert raised.value.remedy.endswith("To go on: posenc extend --out 'a b'")
     assert str(tmp_path / "state") in raised.value.remedy
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "posenc", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("posenc ")

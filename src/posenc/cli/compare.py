@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID
 from rich.table import Table
 from rich.text import Text
 
+from posenc.cli.compare_display import CompareDisplay
 from posenc.cli.completion import complete_encodings, complete_task
-from posenc.cli.console import ERRORS, OUT, Countdown, Words, print_json
+from posenc.cli.console import ERRORS, OUT, print_json
 from posenc.errors import ArgumentError
 from posenc.options import parse_options
 
 if TYPE_CHECKING:
-    from posenc.experiments.progress import Event
     from posenc.experiments.results import Comparison, Metric
     from posenc.experiments.settings import Settings
     from posenc.experiments.statistics import Estimate
@@ -30,9 +29,6 @@ __all__ = ["compare"]
 
 BY_TASK = "the task's"
 """Default of an option that each task has its own value for."""
-
-TRAINING = 0.8
-"""Share of a run's time that training is counted as; measuring is the rest."""
 
 VERDICT_STYLES = {
     "holds": "green",
@@ -175,7 +171,7 @@ def compare(
     from posenc.experiments.summary import summarise
 
     command = shlex.join(["posenc", *sys.argv[1:]])
-    with _Display(shown=not quiet and not json) as display:
+    with CompareDisplay(shown=not quiet and not json) as display:
         comparison = carry_out(settings, command=command, progress=display)
     report = write_report(comparison, out / "report", overwrite=True)
     summary, metric = summarise(comparison), comparison.headline
@@ -246,105 +242,6 @@ def _seeds(text: str) -> tuple[int, ...]:
             "--seeds", expected="1 or more", got=numbers[0], remedy="Three give an interval."
         )
     return tuple(range(numbers[0])) if numbers else ()
-
-
-class _Display:
-    """Shows the lab's events: bars on a terminal, elsewhere a line a finished run."""
-
-    def __init__(self, *, shown: bool) -> None:
-        self.resume: str | None = None
-        self.shown = shown
-        self.bars = Progress(
-            Words("{task.description}"),
-            BarColumn(bar_width=24),
-            Words("{task.percentage:>3.0f}%"),
-            Words("{task.fields[note]}", style="dim"),
-            console=ERRORS,
-            disable=not shown or not ERRORS.is_terminal,
-            transient=True,
-        )
-        self.tasks: dict[tuple[str, int], TaskID] = {}
-        self.shares: dict[tuple[str, int], float] = {}
-        self.finished = self.runs = 0
-        self.countdown = Countdown()
-        self.whole: TaskID | None = None
-
-    def __enter__(self) -> _Display:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.bars.stop()
-
-    def say(self, text: str, style: str = "") -> None:
-        if self.shown:
-            ERRORS.print(text, style=style, markup=False)
-
-    def __call__(self, event: Event) -> None:
-        from posenc.experiments import progress
-
-        match event:
-            case progress.Prepared():
-                self.say(f"{event.title}: {event.data}")
-                again = f", {event.finished} of them finished before" if event.finished else ""
-                runs = f"{len(event.runs)} runs{again}, {event.workers} at a time, into {event.out}"
-                self.say(runs, "dim")
-                total = len(event.runs)
-                self.whole = self.bars.add_task("all runs", total=total, note="")
-                self.finished, self.runs = event.finished, total
-                self.countdown.restart(event.finished)
-                self._advance()
-            case progress.Paced():
-                minutes = event.seconds / 60
-                self.say(f"{event.steps} steps a run fit the budget: about {minutes:.1f} minutes.")
-            case progress.RunStarted():
-                key = (event.encoding, event.seed)
-                name = f"{event.encoding}, seed {event.seed}"
-                before = TRAINING * event.step / event.steps
-                self.shares[key] = before
-                self.countdown.start += before
-                self.countdown.done += before
-                self.tasks[key] = self.bars.add_task(name, total=1.0, note="starts")
-            case progress.Stepped():
-                note = f"loss {event.loss:.3f}  {event.tokens_per_second / 1000:.0f} k tokens/s"
-                self._move(event.encoding, event.seed, TRAINING * event.step / event.steps, note)
-            case progress.Measuring():
-                share = TRAINING + (1 - TRAINING) * event.done / event.total
-                self._move(event.encoding, event.seed, share, f"measures {event.subject}")
-            case progress.RunFinished():
-                self._finish(event)
-            case progress.Stopping():
-                self.resume = event.resume
-                self.say("Stopping: each worker finishes its step and saves.", "yellow")
-            case progress.Finished():
-                self.resume = event.resume or self.resume
-                self.say(f"{event.finished} of {event.runs} runs in {event.seconds:.0f} s", "dim")
-
-    def _move(self, encoding: str, seed: int, share: float, note: str) -> None:
-        key = (encoding, seed)
-        if key in self.tasks:
-            self.bars.update(self.tasks[key], completed=share, note=note)
-            self.shares[key] = share
-            self._advance()
-
-    def _advance(self) -> str:
-        """Move the bar of all runs by what each has done; the time left."""
-        done = self.finished + sum(self.shares.values())
-        left = self.countdown.left(done, self.runs)
-        if self.whole is not None:
-            self.bars.update(self.whole, completed=done, note=left)
-        return left
-
-    def _finish(self, event: Any) -> None:
-        key = (event.encoding, event.seed)
-        if key in self.tasks:
-            self.bars.remove_task(self.tasks.pop(key))
-        self.shares.pop(key, None)
-        self.finished = event.finished
-        left = self._advance()
-        done = f"[{event.finished:>{len(str(event.runs))}}/{event.runs}]"
-        ending = f", {left}" if left else ""
-        self.say(f"{done} {event.encoding}, seed {event.seed}: {event.seconds:.1f} s{ending}")
 
 
 def _print_summary(comparison: Comparison, summary: Summary) -> None:

@@ -15,9 +15,9 @@ from posenc.errors import ArgumentError, DataError, Interrupted
 from posenc.experiments.results import Measurement, Refusal
 from posenc.experiments.settings import Settings
 from posenc.experiments.tasks import TASKS, Task, grammar
+from posenc.experiments.tasks.interpolator import Interpolator, Timed
 from posenc.experiments.tasks.pairs import Pair, Split
 from posenc.experiments.tasks.phonemes import distance
-from posenc.experiments.tasks.temperature import Interpolator, Timed
 from posenc.layout import Layout
 from posenc.models import MaskedLM, TextClassifier, Transformer
 from posenc.training.checkpoint import Plan

@@ -6,16 +6,16 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, DataError
 from posenc.experiments.fitting import fit_note, fitted_options
 from posenc.experiments.recipe import Recipe, describe
 from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
+from posenc.experiments.tasks.interpolator import Interpolator, Timed
 from posenc.experiments.tasks.task import (
     Defaults,
     Probe,
@@ -25,16 +25,11 @@ from posenc.experiments.tasks.task import (
     seen,
     times,
 )
-from posenc.layout import Layout
-from posenc.models.block import Block
-from posenc.models.checkpoint import load_model, save_model
-from posenc.models.norm import make_norm, normalize
-from posenc.models.sharing import share_encodings
-from posenc.models.stack import StackConfig, draw_blocks, embed, make_blocks, make_encodings
+from posenc.models.stack import StackConfig
 from posenc.training.memory_estimate import require_step, stack_bytes
 from posenc.training.seeding import fingerprint, generator
 
-__all__ = ["ENTRY", "Interpolator"]
+__all__ = ["ENTRY"]
 
 HOURS = 3
 """Hours of a span for each reading in it: 32 readings of 96 hours."""
@@ -47,70 +42,6 @@ STRETCH, EVERY = 480, 4
 
 SPANS, ROWS = 512, 64
 """Spans tested at a length, and at a time."""
-
-
-class Interpolator(nn.Module):
-    """Readings at real times, some hidden, to a value for each: an encoder of numbers.
-
-    Args:
-        config: of its blocks.
-        encoding, options: of the positions, which are times.
-        layers: blocks.
-    """
-
-    def __init__(
-        self, config: StackConfig, *, encoding: str, options: Mapping[str, Any], layers: int
-    ) -> None:
-        super().__init__()
-        self.config = config
-        self._shape = {"encoding": encoding, "options": dict(options), "layers": layers}
-        encodings = make_encodings(config, encoding, options, layers=layers, causal=False)
-        self.input = nn.Linear(2, config.dim)
-        self.blocks = make_blocks(config, encodings, causal=False)
-        self.shared_encodings = share_encodings(self)
-        self.norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
-        self.output = nn.Linear(config.dim, 1)
-        draw_blocks(self.blocks)
-
-    def forward(
-        self, values: Float[Tensor, "B L"], hidden: Bool[Tensor, "B L"], layout: Layout
-    ) -> Float[Tensor, "B L"]:
-        """A value for each reading.
-
-        Args:
-            values: ``[B, L]``; hidden ones are not looked at.
-            hidden: ``[B, L]``.
-            layout: when they were read.
-        """
-        seen = torch.stack([values.masked_fill(hidden, 0.0), hidden.to(values.dtype)], dim=-1)
-        x = self.input(seen)
-        first = cast(Block, self.blocks[0]).attention.encoding
-        x = embed(first, x, layout, None)
-        for block in self.blocks:
-            x = block(x, layout)
-        told: Tensor = self.output(normalize(self.norm, x, layout)).squeeze(-1)
-        return told
-
-    def save(self, folder: Path | str) -> None:
-        """Write ``model.safetensors`` and ``config.json`` into ``folder``."""
-        save_model(self, self._shape | {"config": self.config.to_json()}, folder, kind=KIND)
-
-    @classmethod
-    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Interpolator:
-        """The model that ``save`` wrote.
-
-        Raises:
-            CheckpointError: when files are missing, damaged or of another kind.
-        """
-
-        def make(fields: Mapping[str, Any]) -> Interpolator:
-            shape = {key: value for key, value in fields.items() if key != "config"}
-            return cls(StackConfig(**fields["config"]), **shape)
-
-        return load_model(folder, kind=KIND, make=make, device=device)
-
-
-KIND = "interpolator"
 
 
 class Temperatures:
@@ -323,28 +254,6 @@ class Temperatures:
             ),
             seen(error),
         )
-
-
-class Timed(nn.Module):
-    """An ``Interpolator`` whose readings stand where they were read, or at their index.
-
-    Args:
-        model: the interpolator.
-        by_index: at 0, 1, 2, … whatever the times.
-    """
-
-    def __init__(self, model: Interpolator, *, by_index: bool) -> None:
-        super().__init__()
-        self.model, self.by_index = model, by_index
-
-    def forward(self, values: Tensor, times: Tensor, hidden: Tensor) -> Tensor:
-        """A value for each reading, from values, hours and what is hidden, ``[B, L]``."""
-        if self.by_index:
-            layout = Layout.sequence(values.shape[1], device=values.device)
-        else:
-            layout = Layout.at(times)
-        told: Tensor = self.model(values, hidden, layout)
-        return told
 
 
 def _readings(place: str) -> tuple[Tensor, str]:
