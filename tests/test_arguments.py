@@ -187,7 +187,7 @@ def test_wrong_sizes_are_refused_before_anything_is_read(name: str, size: str) -
     axes = 1 if entry.claims.axes is None else min(entry.claims.axes)
     layout = Layout.sequence(6) if axes == 1 else Layout.image(2, 3)
     q, k = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8)
-    for backend in posenc.attention.api.BACKENDS:
+    for backend in posenc.attention.BACKENDS:
         with pytest.raises(ArgumentError, match=f"{size}={SIZES[size]}, as it is used with"):
             attend(q, k, k, Grid.of(layout, causal=causal), encoding, backend=backend)
 

@@ -8,8 +8,12 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.attention import BACKENDS, Attention, Backend
+from posenc.attention.backends.base import Plan, Problem, Result, Unsupported
+from posenc.attention.backends.definition import attend_by_definition
+from posenc.bench.contenders import VARIANTS
 from posenc.encoding import QueryKeyTransform
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 
 GRID = Grid.of(Layout.sequence(5), causal=True)
 
@@ -63,6 +67,38 @@ def test_every_message_has_a_remedy() -> None:
 def test_unknown_backend_lists_the_known() -> None:
     with pytest.raises(UnknownNameError, match=r"'sdpa'.*auto, flex, reference, sdpa"):
         attend(**GOOD, encoding=Encoding(), backend="sdp")  # type: ignore[arg-type]
+
+
+class Doubled(Backend):
+    """The definition, twice."""
+
+    name = "doubled"
+
+    def plan(self, problem: Problem) -> Plan | Unsupported:
+        if problem.dropout:
+            return Unsupported("it has no dropout")
+        return Plan("twice", lambda *, lse: Result(2 * attend_by_definition(problem).output, None))
+
+
+def test_backends_are_passed_as_instances() -> None:
+    doubled, expected = Doubled(), 2 * attend(**GOOD, encoding=Encoding())  # type: ignore[arg-type]
+    torch.testing.assert_close(attend(**GOOD, encoding=Encoding(), backend=doubled), expected)  # type: ignore[arg-type]
+    how = explain(**GOOD, encoding=Encoding(), backend=doubled)  # type: ignore[arg-type]
+    assert str(how) == "doubled (named): twice."
+    layer = Attention(dim=32, heads=4, encoding=Encoding(), backend=doubled)
+    x, layout = torch.randn(2, 5, 32), Layout.sequence(5)
+    got = layer(x, layout)
+    layer.backend = "reference"
+    torch.testing.assert_close(got, 2 * layer(x, layout))
+    with pytest.raises(BackendRefusal, match="'doubled', which cannot, because it has no dropout"):
+        attend(**GOOD, encoding=Encoding(), backend=doubled, dropout=0.1)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="backend: expected a name or a Backend, got int"):
+        attend(**GOOD, encoding=Encoding(), backend=1)  # type: ignore[arg-type]
+
+
+def test_names_of_backends_are_plain() -> None:
+    assert all(name.isidentifier() for name in BACKENDS)
+    assert all("@" not in name for name in VARIANTS)
 
 
 class CausalOnly(QueryKeyTransform):

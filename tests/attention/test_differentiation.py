@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.choice import SMALL
+from posenc.attention.dispatch import SMALL
 from posenc.errors import BackendRefusal
 
 pytestmark = pytest.mark.filterwarnings(

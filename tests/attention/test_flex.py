@@ -15,8 +15,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention.backends import flex
+from posenc.attention.backends.base import Plan
 from posenc.attention.backends.flex import Flex, refuse_terms
-from posenc.attention.posing import Posing
+from posenc.attention.call import AttentionCall
 from posenc.errors import BackendRefusal
 
 HEADS, KEY_HEADS, WIDTH = 4, 2, 16
@@ -58,6 +59,7 @@ MARKED = {
 
 @pytest.fixture
 def _not_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(flex, "DEVICE", "cpu")
     monkeypatch.setattr(flex, "_kernels", lambda: (flex_attention, create_block_mask))
     with torch.no_grad():
         yield
@@ -74,15 +76,17 @@ def check(encoding: Encoding, grid: Grid) -> None:
         if not parameter.any():  # what starts at zero would hide mistakes
             torch.nn.init.normal_(parameter)
     given = inputs(grid)
-    problem = Posing(*given, grid, encoding, 0.0, None).transformed()
+    problem = AttentionCall(*given, grid, encoding, 0.0, None).transformed()
     assert refuse_terms(problem.lowered, grid) is None
-    got, lse = Flex().run(problem, lse=True)
+    plan = Flex().plan(problem)
+    assert isinstance(plan, Plan)
+    got, lse = plan.run(lse=True)
     assert lse is not None
     wide = [x.double() for x in given]
     expected, sums = attend(*wide, grid, encoding, backend="reference", return_lse=True)
     torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(lse.double(), sums, atol=2e-5, rtol=2e-5)
-    assert Flex().run(problem).lse is None
+    assert plan.run().lse is None
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -136,11 +140,11 @@ def test_refuses_with_the_reason(
 def test_refuses_gradients_in_no_fixed_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "DEVICE", "cpu")
     grid = GRIDS["dense"]
-    problem = Posing(*inputs(grid), grid, T5[False], 0.0, None).transformed()
-    assert Flex().refusal(problem) is None
+    problem = AttentionCall(*inputs(grid), grid, T5[False], 0.0, None).transformed()
+    assert isinstance(Flex().plan(problem), Plan)
     torch.use_deterministic_algorithms(True)
     try:
-        assert "no fixed order" in str(Flex().refusal(problem))
+        assert "no fixed order" in str(Flex().plan(problem))
     finally:
         torch.use_deterministic_algorithms(False)
 

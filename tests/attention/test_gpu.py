@@ -8,7 +8,8 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention import BACKENDS, VARIANTS
+from posenc.attention import BACKENDS, Backend
+from posenc.attention.backends.triton import Triton
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import BackendRefusal
 
@@ -20,6 +21,8 @@ pytestmark = [
 ]
 
 HEADS, KEY_HEADS, WIDTH, LENGTH = 4, 2, 64, 130
+
+UNFUSED = Triton(fuse_rotations=False)
 
 LONG = 131_072
 
@@ -72,10 +75,10 @@ def poison() -> None:
     del held
 
 
-def serving(given: list[Tensor], grid: Grid, encoding: Encoding) -> list[str]:
+def serving(given: list[Tensor], grid: Grid, encoding: Encoding) -> list[str | Backend]:
     """The backends that do not refuse."""
-    found = []
-    for name in [*BACKENDS, *(VARIANTS if encoding.query_key is not None else ())]:
+    found: list[str | Backend] = []
+    for name in [*BACKENDS, *([UNFUSED] if encoding.query_key is not None else ())]:
         try:
             explain(*given, grid, encoding, backend=name)
         except BackendRefusal:
@@ -85,7 +88,7 @@ def serving(given: list[Tensor], grid: Grid, encoding: Encoding) -> list[str]:
 
 
 def run(
-    backend: str, given: list[Tensor], grid: Grid, encoding: Encoding, **options: float
+    backend: str | Backend, given: list[Tensor], grid: Grid, encoding: Encoding, **options: float
 ) -> list[Tensor]:
     """The output, then the gradients of all inputs and parameters that it depends on."""
     learned = [*given, *(p for p in encoding.parameters() if p.requires_grad)]
@@ -95,12 +98,15 @@ def run(
     return [output, *found]
 
 
-def agree(got: list[Tensor], wanted: list[Tensor], tolerance: float, backend: str) -> None:
+def agree(
+    got: list[Tensor], wanted: list[Tensor], tolerance: float, backend: str | Backend
+) -> None:
     for number, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
         # Some gradients cancel, but what is summed does not: it is of this order.
         size = (1 if tolerance < 1e-3 else 4) + theirs.abs().max()
         error = (mine.double() - theirs.double()).abs().max().item()
-        assert error <= tolerance * size.item(), f"{backend}, tensor {number}: {error} of {size}"
+        name = backend if isinstance(backend, str) else backend.name
+        assert error <= tolerance * size.item(), f"{name}, tensor {number}: {error} of {size}"
 
 
 def check(
@@ -175,7 +181,7 @@ def test_rotations_in_the_kernels(case: str, layout: str, dtype: torch.dtype) ->
     for grid in (Grid.of(whole, causal=True), Grid(whole.slice(70, LENGTH), whole, causal=True)):
         given = inputs(grid, dtype=dtype)
         assert "as they read them" in str(explain(*given, grid, encoding, backend="triton"))
-        check(encoding, grid, given, ("triton", "triton@unfused"))
+        check(encoding, grid, given, ("triton", UNFUSED))
 
 
 @pytest.mark.parametrize("name", ["rope+t5", "rope+alibi", "rope_pp", "p_rope"])
@@ -183,7 +189,7 @@ def test_rotations_beside_tables_and_a_query_head_each(name: str) -> None:
     grid = Grid.of(LAYOUTS["packed"].to(DEVICE), causal=True)
     given = inputs(grid)
     assert "as they read them" in str(explain(*given, grid, created(name), backend="triton"))
-    check(created(name), grid, given, ("triton", "triton@unfused"))
+    check(created(name), grid, given, ("triton", UNFUSED))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -195,7 +201,7 @@ def test_rotations_of_a_cache(case: str, dtype: torch.dtype) -> None:
     given = [x.detach() for x in inputs(grid, dtype=dtype)]
     with torch.no_grad():
         wanted = attend(*(x.double() for x in given), grid, encoding, backend="reference")
-        for backend in ("triton", "triton@unfused"):
+        for backend in ("triton", UNFUSED):
             poison()
             got = attend(*given, grid, encoding, backend=backend)
             agree([got], [wanted], TOLERANCE[dtype], backend)

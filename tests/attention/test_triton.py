@@ -14,9 +14,9 @@ import torch
 import posenc
 from posenc import Grid, Layout, attend
 from posenc.attention.backends.triton import Triton
+from posenc.attention.backends.triton.form import kernel_form
 from posenc.attention.backends.triton.marks import Spacing, labels_of, spacing
 from posenc.attention.backends.triton.place import Place
-from posenc.attention.backends.triton.situation import situation
 from posenc.errors import BackendRefusal
 
 HERE = Path(__file__).parent
@@ -110,7 +110,7 @@ def test_spacing_is_found_once() -> None:
 
 
 def test_positions_with_gradients_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Triton, "refusal", lambda self, problem: situation(problem))
+    monkeypatch.setattr(Triton, "plan", lambda self, problem: kernel_form(problem))
     positions = torch.arange(5.0).view(1, 5, 1).requires_grad_()
     grid = Grid.of(Layout.sequence(5).with_positions(positions))
     given = [torch.randn(1, 2, 5, 16) for _ in range(3)]

@@ -6,7 +6,6 @@ finds what the interpreter lets through: types, shapes and constants that the co
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from triton.runtime.jit import JITFunction
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.backends.triton import launch
+from posenc.attention.backends.triton import form, launch
 from posenc.attention.backends.triton.kernels import configs
 from posenc.attention.backends.triton.kernels.decode import share_kernel
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
@@ -56,9 +55,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
     monkeypatch.setattr(driver, "_active", Absent())
-    # ``from … import situation`` would find the function of that name.
-    situation = sys.modules["posenc.attention.backends.triton.situation"]
-    monkeypatch.setattr(situation, "INTERPRETED", True)
+    monkeypatch.setattr(form, "INTERPRETED", True)
     monkeypatch.setattr(configs, "DIAGONAL_BLOCKS", (32, 32))
     small = triton.Config({"block_x": 32, "block_y": 32}, num_warps=4, num_stages=1)
     for kernel in (forward_kernel, gradients_kernel):

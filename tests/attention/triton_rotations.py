@@ -10,6 +10,8 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.attention import Backend
+from posenc.attention.backends.triton import Triton
 from posenc.encodings.query_key.rope import Rope
 from posenc.extension import dynamic_ntk
 from tests.attention.triton_kernels import check, inputs, sequence
@@ -17,6 +19,8 @@ from tests.attention.triton_kernels import check, inputs, sequence
 WIDTH = 16
 
 FUSED = "as they read them"
+
+UNFUSED = Triton(fuse_rotations=False)
 
 
 @pytest.fixture(autouse=True)
@@ -101,12 +105,12 @@ def test_half_precision_errs_as_little_as_rotating_before() -> None:
     encoding, grid, dtype = rope(), sequence(12, causal=True), torch.bfloat16
     given = inputs(grid, dtype=dtype)
 
-    def run(given: list[Tensor], backend: str) -> list[Tensor]:
+    def run(given: list[Tensor], backend: str | Backend) -> list[Tensor]:
         output = attend(*given, grid, encoding, backend=backend)
         return [output, *torch.autograd.grad(output.double().sin().sum(), given)]
 
     exact = run([x.detach().double().requires_grad_() for x in given], "reference")
-    fused, before = run(given, "triton"), run(given, "triton@unfused")
+    fused, before = run(given, "triton"), run(given, UNFUSED)
     for mine, theirs, true in zip(fused, before, exact, strict=True):
         assert mine.dtype == dtype
         error, other = ((x.double() - true).abs().max() for x in (mine, theirs))
@@ -128,7 +132,7 @@ def test_nothing_is_rotated_before(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [x.detach() for x in inputs(grid)]
     fused = attend(*given, grid, rope(), backend="triton")
     assert not called
-    before = attend(*given, grid, rope(), backend="triton@unfused")
+    before = attend(*given, grid, rope(), backend=UNFUSED)
     assert len(called) == 1
     torch.testing.assert_close(fused, before)
 
@@ -151,7 +155,7 @@ BEFORE = {
         "triton",
     ),
     "no rotation": (posenc.create("xpos", head_dim=WIDTH), sequence(9, causal=True), "triton"),
-    "asked for": (rope(), sequence(9), "triton@unfused"),
+    "asked for": (rope(), sequence(9), UNFUSED),
 }
 
 
@@ -159,7 +163,8 @@ BEFORE = {
 def test_what_is_rotated_before(case: str) -> None:
     encoding, grid, backend = BEFORE[case]
     how = str(explain(*inputs(grid), grid, encoding, backend=backend))
-    assert how.startswith(f"{backend} (named)")
+    name = backend if isinstance(backend, str) else backend.name
+    assert how.startswith(f"{name} (named)")
     assert "after queries and keys are transformed" in how
 
 

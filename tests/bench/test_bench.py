@@ -172,7 +172,7 @@ def test_a_plan_for_cuda_has_rotations_within_the_kernels_and_before(
         if job.timed and not job.case.causal and job.contenders[0].level == "call"
     }
     assert "posenc triton" in found["nope", 8192]
-    assert found["rope", 8192][-2:] == ["posenc triton", "posenc triton@unfused"]
+    assert found["rope", 8192][-2:] == ["posenc triton", "posenc triton-unfused"]
     assert "posenc triton" not in found["t5", 8192]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from posenc.attention.backends.base import Problem, Result
+from posenc.attention.backends.base import Plan, Problem, Result, Unsupported
 from posenc.attention.backends.sdpa import Sdpa
 from posenc.testing.attention_cases import Case, draw
 from posenc.testing.attention_fuzz import Failure, fuzz
@@ -27,13 +27,20 @@ def test_a_case_is_its_number() -> None:
 
 
 def test_a_wrong_backend_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Sdpa.run
+    whole = Sdpa.plan
 
-    def run(self: Sdpa, problem: Problem, *, lse: bool = False) -> Result:
-        output, sums = whole(self, problem, lse=lse)
-        return Result(output.roll(1, dims=2), sums)
+    def plan(self: Sdpa, problem: Problem) -> Plan | Unsupported:
+        made = whole(self, problem)
+        if isinstance(made, Unsupported):
+            return made
 
-    monkeypatch.setattr(Sdpa, "run", run)
+        def compute(*, lse: bool) -> Result:
+            output, sums = made.run(lse=lse)
+            return Result(output.roll(1, dims=2), sums)
+
+        return Plan(made.describe(), compute)
+
+    monkeypatch.setattr(Sdpa, "plan", plan)
     with pytest.raises(Failure, match=r"(auto|sdpa): the output is off"):
         list(fuzz(60, names=["nope"]))
 

@@ -8,11 +8,11 @@ import pytest
 
 from posenc.attention import validation, views
 from posenc.attention.backends import definition, sdpa
-from posenc.attention.choice import preference
+from posenc.attention.call import AttentionCall
+from posenc.attention.dispatch import preference
 from posenc.attention.lowering import is_constant_table, repeat_heads
-from posenc.attention.posing import Posing
 from tests import test_arguments
-from tests.attention import test_api, test_choice, test_lse, test_module, test_sdpa, test_strides
+from tests.attention import test_api, test_dispatch, test_lse, test_module, test_sdpa, test_strides
 from tests.testing.mutations import Check, Mutation, law, require_caught
 
 
@@ -25,7 +25,7 @@ def refused(name: str) -> Check:
 
 
 def ordered(name: str) -> Check:
-    return partial(test_choice.test_rules_on_the_cpu, name)
+    return partial(test_dispatch.test_rules_on_the_cpu, name)
 
 
 def no_view_outside(case: int) -> Check:
@@ -102,9 +102,9 @@ MUTATIONS = [
         test_api.test_causal_only_encodings_need_a_causal_grid,
     ),
     # The form that backends are given.
-    Mutation(Posing.__init__, "if scale is None else scale", "", scaled),
+    Mutation(AttentionCall.__init__, "if scale is None else scale", "", scaled),
     Mutation(
-        Posing.transformed,
+        AttentionCall.transformed,
         "repeat_heads(v, k.shape[1])",
         "v",
         law("grouped_heads_are_repeated", "fope"),
@@ -145,7 +145,7 @@ MUTATIONS = [
         preference,
         'device.type != "cpu"',
         "False",
-        test_choice.test_accelerators_are_not_asked_what_is_there,
+        test_dispatch.test_accelerators_are_not_asked_what_is_there,
     ),
     # The definition.
     Mutation(
@@ -235,13 +235,13 @@ MUTATIONS = [
         equals_reference("low rank", "dense"),
     ),
     Mutation(
-        sdpa.Sdpa._attend,
+        sdpa._attend,
         "torch.stack(tables).sum(0)",
         "tables[0]",
         test_sdpa.test_two_tables_are_added,
     ),
     Mutation(
-        sdpa.Sdpa._attend,
+        sdpa._attend,
         "found.output[..., : problem.v.shape[-1]]",
         "found.output",
         test_sdpa.test_values_of_another_width,

@@ -1,7 +1,9 @@
 """Attention with any positional encoding."""
 
-from posenc.attention.api import BACKENDS, VARIANTS, Explanation, attend, explain
+from posenc.attention.api import Explanation, attend, explain
+from posenc.attention.backends.base import Backend
 from posenc.attention.cache import Cache, LayerCache
+from posenc.attention.dispatch import BACKENDS
 from posenc.attention.extra.complex import attend_complex
 from posenc.attention.extra.linear import LinearAttention, attend_linear
 from posenc.attention.module import Attention, Context
@@ -9,8 +11,8 @@ from posenc.attention.prefix_sums import LinearState
 
 __all__ = [
     "BACKENDS",
-    "VARIANTS",
     "Attention",
+    "Backend",
     "Cache",
     "Context",
     "Explanation",

@@ -10,29 +10,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.base import Backend
-from posenc.attention.backends.flex import Flex
-from posenc.attention.backends.reference import Reference
-from posenc.attention.backends.sdpa import Sdpa
-from posenc.attention.backends.tiled import Tiled
-from posenc.attention.backends.triton import Triton
-from posenc.attention.choice import preference
-from posenc.attention.posing import Posing
+from posenc.attention.call import AttentionCall
+from posenc.attention.dispatch import choose, refusals
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding
-from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.grid import Grid, zero_invalid_signals
 from posenc.layout.padding import zero_invalid
 from posenc.runtime import without_autocast
 
-__all__ = ["BACKENDS", "VARIANTS", "Explanation", "attend", "explain", "transformed"]
-
-BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (Sdpa(), Triton(), Flex(), Tiled(), Reference())
-}
-"""All backends by name. ``choice`` says in which order ``auto`` tries them."""
-
-VARIANTS: dict[str, Backend] = {backend.name: backend for backend in (Triton(fuses=False),)}
-"""Backends with an option, which are to be had by name only."""
+__all__ = ["Explanation", "attend", "explain", "transformed"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +52,7 @@ def attend(
     grid: Grid,
     encoding: Encoding,
     *,
-    backend: str = "auto",
+    backend: str | Backend = "auto",
     dropout: float = 0.0,
     scale: float | None = None,
     return_lse: Literal[False] = False,
@@ -80,7 +67,7 @@ def attend(
     grid: Grid,
     encoding: Encoding,
     *,
-    backend: str = "auto",
+    backend: str | Backend = "auto",
     dropout: float = 0.0,
     scale: float | None = None,
     return_lse: Literal[True],
@@ -94,7 +81,7 @@ def attend(
     grid: Grid,
     encoding: Encoding,
     *,
-    backend: str = "auto",
+    backend: str | Backend = "auto",
     dropout: float = 0.0,
     scale: float | None = None,
     return_lse: bool = False,
@@ -111,9 +98,8 @@ def attend(
             may hold anything in q, k and v, NaN and infinities included: no other token's output
             or gradient depends on them, and their own gradients are zero.
         encoding: which encoding; ``Encoding()`` for none.
-        backend: ``"auto"`` takes the fastest that serves the call; a named one does the job or
-            refuses. ``"triton"`` rotates queries and keys as it reads them, where the encoding
-            does that alone and nothing of it is learned; ``"triton@unfused"`` has it done before.
+        backend: ``"auto"`` takes the fastest that supports the call; a backend that is given by
+            name or as an instance, such as ``Triton(fuse_rotations=False)``, computes it or raises.
         dropout: probability of dropping an attention weight.
         scale: factor of the logits; ``(terms · D) ** -0.5`` by default (T5 models use 1).
         return_lse: also return the logarithm of each query's sum of exponentiated logits, by
@@ -130,8 +116,8 @@ def attend(
 
     Raises:
         ArgumentError: on arguments that do not fit together.
-        BackendRefusal: when the named backend cannot do this.
-        UnknownNameError: when there is no such backend.
+        BackendRefusal: when the backend that was asked for does not support the call.
+        UnknownNameError: when there is no backend of that name.
     """
     validate(q, k, v, grid, encoding, dropout=dropout, scale=scale)
     if return_lse and encoding.score is not None and encoding.score.replaces_softmax:
@@ -146,13 +132,12 @@ def attend(
         if not (q.shape[0] and q.shape[2] and k.shape[2]):
             nothing = _nothing(q, k, v)
             return (nothing, _no_lse(q)) if return_lse else nothing
-        posing = _pose(q, k, v, grid, encoding, dropout, scale)
-        chosen = _choose(posing, backend)[0]
-        output, lse = chosen.run(posing.problem(chosen), lse=return_lse)
+        choice = choose(_call(q, k, v, grid, encoding, dropout, scale), backend)
+        output, lse = choice.plan.run(lse=return_lse)
         if lse is None:
             return output
         lse = lse.to(torch.promote_types(q.dtype, torch.float32))
-        return output, lse if chosen.lse_has_gradient else lse.detach()
+        return output, lse if choice.backend.lse_has_gradient else lse.detach()
 
 
 def transformed(
@@ -185,7 +170,7 @@ def explain(
     grid: Grid,
     encoding: Encoding,
     *,
-    backend: str = "auto",
+    backend: str | Backend = "auto",
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> Explanation:
@@ -196,16 +181,13 @@ def explain(
     validate(q, k, v, grid, encoding, dropout=dropout, scale=scale)
     q, k, v = _autocast(q, k, v)
     with without_autocast(q.device):
-        posing = _pose(q, k, v, grid, encoding, dropout, scale)
-        chosen, rule, refusals = _choose(posing, backend)
-        if backend == "auto":
-            others = {name: _refusal(each, posing) for name, each in BACKENDS.items()}
-            refusals |= {name: reason for name, reason in others.items() if reason is not None}
-        how = chosen.describe(posing.problem(chosen))
-        return Explanation(chosen.name, how, rule, refusals)
+        call = _call(q, k, v, grid, encoding, dropout, scale)
+        choice = choose(call, backend)
+        refused = choice.refusals | (refusals(call) if backend == "auto" else {})
+        return Explanation(choice.backend.name, choice.plan.describe(), choice.rule, refused)
 
 
-def _pose(
+def _call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -213,11 +195,11 @@ def _pose(
     encoding: Encoding,
     dropout: float,
     scale: float | None,
-) -> Posing:
+) -> AttentionCall:
     """The call with zeros at invalid tokens, so that no backend meets what padding holds."""
     q = zero_invalid(q, grid.query, dim=2)
     k, v = (zero_invalid(x, grid.key, dim=2) for x in (k, v))
-    return Posing(q, k, v, zero_invalid_signals(grid), encoding, dropout, scale)
+    return AttentionCall(q, k, v, zero_invalid_signals(grid), encoding, dropout, scale)
 
 
 def _nothing(
@@ -240,37 +222,3 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
     return q.to(dtype), k.to(dtype), v.to(dtype)
-
-
-def _choose(posing: Posing, name: str) -> tuple[Backend, str, dict[str, str]]:
-    """The backend called ``name``, or the preferred one that does not refuse; why; refusals."""
-    if name != "auto":
-        named = BACKENDS.get(name) or VARIANTS.get(name)
-        if named is None:
-            raise UnknownNameError.of("backend", name, ["auto", *BACKENDS, *VARIANTS])
-        reason = _refusal(named, posing)
-        if reason is not None:
-            raise BackendRefusal(
-                "backend",
-                expected="one that can do this job",
-                got=f"{name!r}, which cannot, because {reason}",
-                remedy="Use backend='auto', and posenc.explain(...) to see what it takes.",
-            )
-        return named, "named", {}
-    rule, order = preference(posing.q.device, posing.transformed)
-    refusals: dict[str, str] = {}
-    for candidate in order:
-        if candidate not in BACKENDS:
-            continue
-        reason = _refusal(BACKENDS[candidate], posing)
-        if reason is None:
-            return BACKENDS[candidate], rule, refusals
-        refusals[candidate] = reason
-    raise BackendRefusal(
-        "backend", expected="one that can do this job", got=refusals, remedy="Report this."
-    )
-
-
-def _refusal(backend: Backend, posing: Posing) -> str | None:
-    """Why a backend cannot do it, on this machine or at all."""
-    return backend.unavailable(posing.q.device) or backend.refusal(posing.problem(backend))

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.attention.api import attend, transformed
+from posenc.attention.backends.base import Backend
 from posenc.attention.cache import LayerCache
 from posenc.attention.validation import require_fit
 from posenc.encoding import Encoding
@@ -79,7 +80,7 @@ class Attention(nn.Module):
         merged: bool = False,
         dropout: float = 0.0,
         scale: float | None = None,
-        backend: str = "auto",
+        backend: str | Backend = "auto",
     ) -> None:
         super().__init__()
         queries = encoding.queries(heads)
@@ -104,7 +105,8 @@ class Attention(nn.Module):
         self.dim, self.heads, self.kv_heads, self.head_dim = dim, heads, kv_heads, head_dim
         self.queries = queries
         self.causal, self.window = causal, window
-        self.dropout, self.scale, self.backend = dropout, scale, backend
+        self.dropout, self.scale = dropout, scale
+        self.backend: str | Backend = backend
         self.widths = (queries * head_dim, kv_heads * head_dim, kv_heads * head_dim)
         self.merged = nn.Linear(dim, sum(self.widths), bias=bias) if merged else None
         self.query, self.key, self.value = (

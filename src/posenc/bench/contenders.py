@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from posenc.attention import attend, explain
+from posenc.attention import Backend, attend, explain
+from posenc.attention.backends.triton import Triton
 from posenc.attention.lowering import is_constant_table, lower
 from posenc.attention.regular import read_offsets
 from posenc.bench.case import Call
@@ -19,12 +20,27 @@ from posenc.encoding import Lowered
 from posenc.errors import BackendRefusal
 from posenc.training.machine import available_memory
 
-__all__ = ["PLAIN", "Contender", "Eager", "Flex", "Plain", "Posenc", "Prepared", "WrittenOut"]
+__all__ = [
+    "PLAIN",
+    "VARIANTS",
+    "Contender",
+    "Eager",
+    "Flex",
+    "Plain",
+    "Posenc",
+    "Prepared",
+    "WrittenOut",
+]
 
 Level = Literal["call", "layer"]
 
 PLAIN = "plain SDPA"
 """The name of what all calls are measured against."""
+
+VARIANTS: dict[str, Backend] = {
+    backend.name: backend for backend in (Triton(fuse_rotations=False),)
+}
+"""Backends with an option, by the names under which they are measured."""
 
 MATRICES = {"eager": 8, "bias written out": 6}
 """Matrices of Q×K that are alive at the same time in a backward pass, roughly."""
@@ -111,11 +127,12 @@ class Posenc(Contender):
     """``posenc.attend``.
 
     Args:
-        backend: see there.
+        backend: ``"auto"``, or the name of a backend or of one of ``VARIANTS``.
     """
 
     def __init__(self, *, backend: str = "auto") -> None:
         self.backend = backend
+        self._backend = VARIANTS.get(backend, backend)
 
     @property
     def name(self) -> str:
@@ -129,11 +146,11 @@ class Posenc(Contender):
         return None
 
     def _explain(self, call: Call) -> str:
-        return explain(*call.inputs, call.grid, call.encoding, backend=self.backend).backend
+        return explain(*call.inputs, call.grid, call.encoding, backend=self._backend).backend
 
     def prepare(self, call: Call) -> Prepared:
         def run() -> Tensor:
-            return attend(*call.inputs, call.grid, call.encoding, backend=self.backend)
+            return attend(*call.inputs, call.grid, call.encoding, backend=self._backend)
 
         return Prepared(run, call.wanted, call.weight, self._explain(call))
 

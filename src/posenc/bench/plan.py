@@ -27,7 +27,7 @@ LONG = 16384
 
 LONG_ROUNDS = (3, 1)
 
-ROTATED = {"nope": ("triton",), "rope": ("triton", "triton@unfused")}
+ROTATED = {"nope": ("triton",), "rope": ("triton", "triton-unfused")}
 """On CUDA, by our own kernels as well: no position, and a rotation within them or before."""
 
 FEW = 3

@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from posenc.attention import BACKENDS, VARIANTS
+from posenc.attention import BACKENDS
 from posenc.bench.case import Case, past_only
+from posenc.bench.contenders import VARIANTS
 from posenc.bench.limits import CPU, CUDA, Limit
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.training.machine import available_memory, cores

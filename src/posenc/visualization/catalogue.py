@@ -11,8 +11,9 @@ from functools import cache
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from posenc.attention.api import BACKENDS
-from posenc.attention.posing import Posing
+from posenc.attention.backends.base import Unsupported
+from posenc.attention.call import AttentionCall
+from posenc.attention.dispatch import BACKENDS
 from posenc.entry import Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -204,15 +205,16 @@ def _served(name: str, entry: Entry, device: str, *, training: bool) -> dict[str
         seen = encoding.observe(torch.zeros(1, length, SIZES["dim"]), layout)
         grid = Grid.of(seen, causal=claims.serves(1))
         x = torch.zeros(shape)
-        posing = Posing(x, x, x, grid, encoding, 0.0, None)
+        call = AttentionCall(x, x, x, grid, encoding, 0.0, None)
         refusals = {}
-        for backend, each in BACKENDS.items():
-            problem = posing.problem(each)
+        for label, backend in BACKENDS.items():
+            problem = call.problem(backend)
             with FakeTensorMode():  # shapes on a device that need not be there
                 q, k, v = (
                     torch.empty(x.shape, device=device) for x in (problem.q, problem.k, problem.v)
                 )
-            refusals[backend] = each.refusal(replace(problem, q=q, k=k, v=v))
+            plan = backend.plan(replace(problem, q=q, k=k, v=v))
+            refusals[label] = plan.reason if isinstance(plan, Unsupported) else None
         return refusals
 
 

@@ -1,11 +1,11 @@
-"""What every backend is given, and what it must answer."""
+"""The interface of backends: a problem goes in, a plan or a reason against it comes out."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from torch import Tensor
 from posenc.encoding import Encoding, Lowered, Rotation
 from posenc.grid import Grid
 
-__all__ = ["Backend", "Problem", "Result", "join_queries"]
+__all__ = ["Backend", "Plan", "Problem", "Result", "Unsupported", "join_queries"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,41 +70,74 @@ def join_queries(results: Sequence[Result]) -> Result:
     return Result(output, torch.cat(sums, dim=2) if sums else None)
 
 
-class Backend(ABC):
-    """A way to compute attention. Never falls back: it does the job or says why it cannot."""
+class Compute(Protocol):
+    """A computation that only has to be told whether the LSE is wanted."""
 
-    name: str
+    def __call__(self, *, lse: bool) -> Result: ...
 
-    lse_has_gradient: bool = False
-    """Whether the ``lse`` that it returns can be differentiated."""
 
-    fuses: bool = False
-    """Whether it takes queries and keys that are yet to be rotated."""
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One way to compute one problem, decided on but not yet run.
 
-    def unavailable(self, device: torch.device) -> str | None:
-        """Why this machine cannot run it on ``device``, as the end of "because …"; None if it can.
+    Args:
+        description: how it is computed, in a sentence without a full stop.
+        compute: the computation, with the problem bound to it.
+    """
 
-        What depends on the machine is here, what depends on the problem in ``refusal``.
-        """
-        return None
+    description: str
+    compute: Compute
 
-    @abstractmethod
-    def refusal(self, problem: Problem) -> str | None:
-        """Why this backend cannot do the job, as the end of "because …"; None if it can.
+    def describe(self) -> str:
+        """How it is computed, in a sentence without a full stop."""
+        return self.description
 
-        Reads shapes, dtypes and other facts known on the host; of tensors, the values of a layout
-        at most, once.
-        """
-
-    @abstractmethod
-    def run(self, problem: Problem, *, lse: bool = False) -> Result:
-        """Attention for a problem that was not refused.
+    def run(self, *, lse: bool = False) -> Result:
+        """Compute attention.
 
         Args:
             lse: also return each query's LSE, of the whole logits: constants a query, which no
                 output depends on, included.
         """
+        return self.compute(lse=lse)
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A problem that a backend cannot compute.
+
+    Args:
+        reason: the end of a sentence that begins with "because".
+    """
+
+    reason: str
+
+
+class Backend(ABC):
+    """A way to compute attention. It never falls back: it serves a problem or says why it cannot.
+
+    A backend is an object without state: its options are arguments of its constructor.
+    """
+
+    name: str
+
+    lse_has_gradient: bool = False
+    """Whether the LSE can be differentiated."""
+
+    fuse_rotations: bool = False
+    """Whether it takes queries and keys that are yet to be rotated."""
+
+    def unavailable(self, device: torch.device) -> Unsupported | None:
+        """The reason why this machine cannot run it on ``device``; None if it can.
+
+        Only facts of the machine and its installation; those of the problem belong to ``plan``.
+        """
+        return None
 
     @abstractmethod
-    def describe(self, problem: Problem) -> str:
-        """How it would do it, in a sentence."""
+    def plan(self, problem: Problem) -> Plan | Unsupported:
+        """How to compute a problem, or the reason why this backend cannot.
+
+        Reads shapes, dtypes and other facts known on the host; of tensors, the values of a layout
+        at most, once. Computes no attention.
+        """

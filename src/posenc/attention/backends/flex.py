@@ -6,9 +6,9 @@ its tokens in a sequence or an image. Vectors of tokens are multiplied with all 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posenc.attention.backends.base import Backend, Problem, Result
+from posenc.attention.backends.base import Backend, Plan, Problem, Result, Unsupported
 from posenc.attention.lowering import add_rows
 from posenc.attention.regular import reads_offsets
 from posenc.encoding import Gathered, Lowered, LowRank, Product
@@ -50,44 +50,49 @@ class Flex(Backend):
 
     name = "flex"
 
-    def refusal(self, problem: Problem) -> str | None:
-        q, v = problem.q, problem.v
-        if q.device.type != DEVICE:
-            return f"its kernels run on CUDA devices, not on {q.device.type}"
-        if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            return f"its kernels compute in float32 at most, not in {q.dtype}"
-        if problem.dropout:
-            return "it has no dropout"
-        if is_transformed():
-            return "its kernels are unknown to torch.func and forward-mode differentiation"
-        narrowest, widest = sorted((q.shape[-1], v.shape[-1]))
-        if narrowest < NARROWEST or widest > WIDEST:
-            return f"it takes heads of width {NARROWEST} to {WIDEST}, not {narrowest} and {widest}"
-        reason = refuse_terms(problem.lowered, problem.grid)
-        if reason is None and torch.are_deterministic_algorithms_enabled() and _learns(problem):
-            return "it adds up the gradients of terms in no fixed order"
-        return reason
+    def plan(self, problem: Problem) -> Plan | Unsupported:
+        how = "PyTorch's FlexAttention, its terms read pair by pair"
+        return _unsupported(problem) or Plan(how, partial(_run, problem))
 
-    def describe(self, problem: Problem) -> str:
-        return "PyTorch's FlexAttention, its terms read pair by pair"
 
-    def run(self, problem: Problem, *, lse: bool = False) -> Result:
-        from torch.nn.attention.flex_attention import AuxRequest
-
-        found = _kernels()[0](
-            problem.q,
-            problem.k,
-            problem.v,
-            score_mod=score_mod(problem),
-            block_mask=None if problem.grid.dense else _block_mask(problem.grid),
-            scale=problem.scale,
-            enable_gqa=problem.q.shape[1] != problem.k.shape[1],
-            return_aux=AuxRequest(lse=True) if lse else None,
+def _unsupported(problem: Problem) -> Unsupported | None:
+    q, v = problem.q, problem.v
+    if q.device.type != DEVICE:
+        return Unsupported(f"its kernels run on CUDA devices, not on {q.device.type}")
+    if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return Unsupported(f"its kernels compute in float32 at most, not in {q.dtype}")
+    if problem.dropout:
+        return Unsupported("it has no dropout")
+    if is_transformed():
+        return Unsupported("its kernels are unknown to torch.func and forward-mode differentiation")
+    narrowest, widest = sorted((q.shape[-1], v.shape[-1]))
+    if narrowest < NARROWEST or widest > WIDEST:
+        return Unsupported(
+            f"it takes heads of width {NARROWEST} to {WIDEST}, not {narrowest} and {widest}"
         )
-        if not lse:
-            return Result(found, None)
-        output, aux = found
-        return Result(output, add_rows(aux.lse, problem.lowered or ()))
+    reason = refuse_terms(problem.lowered, problem.grid)
+    if reason is None and torch.are_deterministic_algorithms_enabled() and _learns(problem):
+        return Unsupported("it adds up the gradients of terms in no fixed order")
+    return reason
+
+
+def _run(problem: Problem, *, lse: bool) -> Result:
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    found = _kernels()[0](
+        problem.q,
+        problem.k,
+        problem.v,
+        score_mod=score_mod(problem),
+        block_mask=None if problem.grid.dense else _block_mask(problem.grid),
+        scale=problem.scale,
+        enable_gqa=problem.q.shape[1] != problem.k.shape[1],
+        return_aux=AuxRequest(lse=True) if lse else None,
+    )
+    if not lse:
+        return Result(found, None)
+    output, aux = found
+    return Result(output, add_rows(aux.lse, problem.lowered or ()))
 
 
 def _learns(problem: Problem) -> bool:
@@ -103,23 +108,25 @@ def _learns(problem: Problem) -> bool:
     return any(x is not None and x.requires_grad for x in found)
 
 
-def refuse_terms(lowered: tuple[Lowered, ...] | None, grid: Grid) -> str | None:
+def refuse_terms(lowered: tuple[Lowered, ...] | None, grid: Grid) -> Unsupported | None:
     """Why terms cannot be told pair by pair; None if they can."""
     if lowered is None:
-        return "the score or value part has no structured form on this grid"
+        return Unsupported("the score or value part has no structured form on this grid")
     groups = [term for term in lowered if isinstance(term, Gathered)]
     if len(groups) < len(lowered):
-        return "it has no place for extra columns in float32"
+        return Unsupported("it has no place for extra columns in float32")
     if any(group.value is not None for group in groups):
-        return "it has no place for a value part"
+        return Unsupported("it has no place for a value part")
     if not any(reads_offsets(group) for group in groups):
         return None
     if Entries.of(grid) is None:
-        return "its tokens are not known to be a sequence or a whole image"
+        return Unsupported("its tokens are not known to be a sequence or a whole image")
     products = [part for group in groups for part in (group.left, group.right) if part is not None]
     rows = max((part.rows.shape[1] for part in products), default=0)
     if rows > MOST_ROWS:
-        return f"vectors of tokens would be multiplied with {rows} rows, more than {MOST_ROWS}"
+        return Unsupported(
+            f"vectors of tokens would be multiplied with {rows} rows, more than {MOST_ROWS}"
+        )
     return None
 
 
@@ -216,7 +223,7 @@ def _rows(x: Tensor, problem: Problem) -> Tensor:
     return x.float().expand(problem.q.shape[0], *x.shape[1:]).contiguous()
 
 
-@functools.cache
+@cache
 def _kernels() -> tuple[Callable[..., Any], Callable[..., BlockMask]]:
     """FlexAttention, and what finds the blocks that it skips, both compiled."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention

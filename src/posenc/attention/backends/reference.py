@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from posenc.attention.backends.base import Backend, Problem, Result
+from functools import partial
+
+from posenc.attention.backends.base import Backend, Plan, Problem
 from posenc.attention.backends.definition import attend_by_definition
 
 __all__ = ["Reference"]
@@ -14,13 +16,8 @@ class Reference(Backend):
     name = "reference"
     lse_has_gradient = True
 
-    def refusal(self, problem: Problem) -> str | None:
-        return None
-
-    def describe(self, problem: Problem) -> str:
+    def plan(self, problem: Problem) -> Plan:
         score = problem.encoding.score
         size = "Q×K" if score is None or not score.keys_by_keys else "Q×K and K×K"
-        return f"materialises the logits from each part's own definition (memory of size {size})"
-
-    def run(self, problem: Problem, *, lse: bool = False) -> Result:
-        return attend_by_definition(problem, lse=lse)
+        how = f"materialises the logits from each part's own definition (memory of size {size})"
+        return Plan(how, partial(attend_by_definition, problem))

@@ -8,13 +8,21 @@ strides 1. The CPU kernel takes that view as its mask, so that no Q×K bias is e
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from posenc.attention.backends.base import Backend, Problem, Result, join_queries
+from posenc.attention.backends.base import (
+    Backend,
+    Plan,
+    Problem,
+    Result,
+    Unsupported,
+    join_queries,
+)
 from posenc.attention.backends.definition import lse_by_definition
 from posenc.attention.flash_cpu import flash_forward
 from posenc.attention.lowering import is_constant_table, offset_line, repeat_heads
@@ -38,61 +46,68 @@ class Sdpa(Backend):
 
     name = "sdpa"
 
-    def refusal(self, problem: Problem) -> str | None:
-        if problem.encoding.value is not None:
-            return "the fused kernel has no place for a value part"
-        if differentiates_forward():
-            return "the fused kernel has no forward-mode derivative"
-        on_cpu = problem.q.device.type == "cpu"
-        if problem.dropout and on_cpu:
-            return "the fused CPU kernel has no dropout"
-        lowered = problem.lowered
-        if lowered is None:
-            return "the score part has no structured form on this grid"
-        if any(not _constant_table(term) and not _low_rank(term) for term in lowered):
-            return "the score part is neither a table without gradient nor of low rank"
-        if any(_low_rank(term) for term in lowered) and problem.q.dtype.itemsize < 4:
-            return f"extra columns of positions would be rounded to {problem.q.dtype}"
-        if any(_constant_table(term) for term in lowered):
-            if is_transformed():
-                return "under torch.func a table cannot be viewed as a bias"
-            if not on_cpu:
-                return "only the CPU kernel reads a table through an unaligned view"
-            if problem.grid.shift is None:
-                return "a table can be viewed as a bias over regular layouts only"
-            if problem.grid.marked:
-                return "documents and padding do not fit in a table of offsets"
-        return None
+    def plan(self, problem: Problem) -> Plan | Unsupported:
+        return _unsupported(problem) or Plan(_description(problem), partial(_run, problem))
 
-    def describe(self, problem: Problem) -> str:
-        lowered = problem.lowered or ()
-        ways = []
-        if any(_constant_table(term) for term in lowered):
-            ways.append("the table as a zero-copy view for its mask")
-        if any(_low_rank(term) for term in lowered):
-            ways.append("extra columns on queries and keys")
-        if not ways and not problem.grid.dense and not _plainly_causal(problem.grid):
-            ways.append("a mask of Q×K booleans")
-        return "PyTorch's fused kernel" + (f" with {' and '.join(ways)}" if ways else "")
 
-    def run(self, problem: Problem, *, lse: bool = False) -> Result:
-        # Only the CPU's kernel is called without PyTorch's choice among kernels.
-        own = lse and problem.q.device.type == "cpu" and not is_transformed()
-        output, sums = self._attend(problem, lse=own)
-        if lse and sums is None:
-            sums = lse_by_definition(problem)
-        return Result(output, sums)
+def _unsupported(problem: Problem) -> Unsupported | None:
+    if problem.encoding.value is not None:
+        return Unsupported("the fused kernel has no place for a value part")
+    if differentiates_forward():
+        return Unsupported("the fused kernel has no forward-mode derivative")
+    on_cpu = problem.q.device.type == "cpu"
+    if problem.dropout and on_cpu:
+        return Unsupported("the fused CPU kernel has no dropout")
+    lowered = problem.lowered
+    if lowered is None:
+        return Unsupported("the score part has no structured form on this grid")
+    if any(not _constant_table(term) and not _low_rank(term) for term in lowered):
+        return Unsupported("the score part is neither a table without gradient nor of low rank")
+    if any(_low_rank(term) for term in lowered) and problem.q.dtype.itemsize < 4:
+        return Unsupported(f"extra columns of positions would be rounded to {problem.q.dtype}")
+    if any(_constant_table(term) for term in lowered):
+        if is_transformed():
+            return Unsupported("under torch.func a table cannot be viewed as a bias")
+        if not on_cpu:
+            return Unsupported("only the CPU kernel reads a table through an unaligned view")
+        if problem.grid.shift is None:
+            return Unsupported("a table can be viewed as a bias over regular layouts only")
+        if problem.grid.marked:
+            return Unsupported("documents and padding do not fit in a table of offsets")
+    return None
 
-    def _attend(self, problem: Problem, *, lse: bool) -> Result:
-        lowered = problem.lowered or ()
-        factors = [term for term in lowered if isinstance(term, LowRank)]
-        tables = [offset_line(t, problem.grid) for t in lowered if isinstance(t, Gathered)]
-        q, k, v = _widen(problem, factors)
-        if tables:
-            found = _attend_line(q, k, v, torch.stack(tables).sum(0), problem, lse=lse)
-        else:
-            found = _attend_masked(q, k, v, problem, lse=lse)
-        return Result(found.output[..., : problem.v.shape[-1]], found.lse)
+
+def _description(problem: Problem) -> str:
+    lowered = problem.lowered or ()
+    ways = []
+    if any(_constant_table(term) for term in lowered):
+        ways.append("the table as a zero-copy view for its mask")
+    if any(_low_rank(term) for term in lowered):
+        ways.append("extra columns on queries and keys")
+    if not ways and not problem.grid.dense and not _plainly_causal(problem.grid):
+        ways.append("a mask of Q×K booleans")
+    return "PyTorch's fused kernel" + (f" with {' and '.join(ways)}" if ways else "")
+
+
+def _run(problem: Problem, *, lse: bool) -> Result:
+    # Only the CPU's kernel is called without PyTorch's choice among kernels.
+    own = lse and problem.q.device.type == "cpu" and not is_transformed()
+    output, sums = _attend(problem, lse=own)
+    if lse and sums is None:
+        sums = lse_by_definition(problem)
+    return Result(output, sums)
+
+
+def _attend(problem: Problem, *, lse: bool) -> Result:
+    lowered = problem.lowered or ()
+    factors = [term for term in lowered if isinstance(term, LowRank)]
+    tables = [offset_line(t, problem.grid) for t in lowered if isinstance(t, Gathered)]
+    q, k, v = _widen(problem, factors)
+    if tables:
+        found = _attend_line(q, k, v, torch.stack(tables).sum(0), problem, lse=lse)
+    else:
+        found = _attend_masked(q, k, v, problem, lse=lse)
+    return Result(found.output[..., : problem.v.shape[-1]], found.lse)
 
 
 def _constant_table(term: object) -> bool:

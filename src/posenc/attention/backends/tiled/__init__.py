@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.base import Backend, Problem, Result, join_queries
+from posenc.attention.backends.base import (
+    Backend,
+    Plan,
+    Problem,
+    Result,
+    Unsupported,
+    join_queries,
+)
 from posenc.attention.backends.tiled.blockwise import attend_blockwise
 from posenc.attention.backends.tiled.images import image_table, serves_images, tiled_image
 from posenc.attention.backends.tiled.op import tiled
@@ -29,39 +37,33 @@ class Tiled(Backend):
 
     name = "tiled"
 
-    def refusal(self, problem: Problem) -> str | None:
-        if _regular(problem) or _images(problem):
-            return None
+    def plan(self, problem: Problem) -> Plan | Unsupported:
+        if _regular(problem):
+            how = "tiles with the terms of every offset (memory linear in the length)"
+            return Plan(how, partial(_attend_regular, problem))
+        if _images(problem):
+            how = "blocks of image rows with the table of their offsets"
+            return Plan(how, partial(_attend_images, problem))
         if torch.compiler.is_compiling():
-            return (
+            return Unsupported(
                 "inside a compiled graph only regular layouts can be tiled, outside any transform "
                 "of torch.func"
             )
-        return None
-
-    def describe(self, problem: Problem) -> str:
-        if _regular(problem):
-            return "tiles with the terms of every offset (memory linear in the length)"
-        if _images(problem):
-            return "blocks of image rows with the table of their offsets"
-        if _runs(problem) is not None:
-            return "each document by itself, in tiles (memory linear in the length)"
-        score = problem.encoding.score
-        if score is not None and score.keys_by_keys:
-            return "the definition, some queries at a time (its score takes memory K×K)"
-        if is_transformed():
-            return "the definition, some queries at a time, which torch.func can transform"
-        return "the definition, some queries at a time (memory linear in the length)"
-
-    def run(self, problem: Problem, *, lse: bool = False) -> Result:
-        if _regular(problem):
-            return _attend_regular(problem, lse=lse)
-        if _images(problem):
-            return _attend_images(problem, lse=lse)
         runs = _runs(problem)
         if runs is not None:
-            return _attend_runs(problem, runs, lse=lse)
-        return attend_blockwise(problem, lse=lse)
+            how = "each document by itself, in tiles (memory linear in the length)"
+            return Plan(how, partial(_attend_runs, problem, runs))
+        return Plan(_definition(problem), partial(attend_blockwise, problem))
+
+
+def _definition(problem: Problem) -> str:
+    """Description of attention in blocks of queries."""
+    score = problem.encoding.score
+    if score is not None and score.keys_by_keys:
+        return "the definition, some queries at a time (its score takes memory K×K)"
+    if is_transformed():
+        return "the definition, some queries at a time, which torch.func can transform"
+    return "the definition, some queries at a time (memory linear in the length)"
 
 
 def _regular(problem: Problem) -> bool:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.base import Backend, Problem, Result
+from posenc.attention.backends.base import Backend, Compute, Plan, Problem, Result, Unsupported
 from posenc.attention.backends.triton.decoding import attend_single_query
-from posenc.attention.backends.triton.marks import labels_of
-from posenc.attention.backends.triton.op import attention
-from posenc.attention.backends.triton.situation import (
-    Situation,
+from posenc.attention.backends.triton.form import (
+    KernelForm,
     is_single_query,
+    kernel_form,
     refuse_device,
     refuse_machine,
     refuse_single_query,
-    situation,
     turns_of,
 )
+from posenc.attention.backends.triton.marks import labels_of
+from posenc.attention.backends.triton.op import attention
 from posenc.attention.lowering import add_rows
 from posenc.attention.regular import read_offsets
-from posenc.errors import BackendRefusal
 
 __all__ = ["Triton"]
 
@@ -31,8 +32,8 @@ class Triton(Backend):
     Queries and keys are rotated as they are read, so that rotated ones are never written, if that
     is all the encoding does with them (RoPE, p-RoPE, axial and M-RoPE, RoPE++, FoPE, and those
     stretched), no gradient is wanted of its angles, and no score part reads the rotated ones.
-    Grouped key heads have to be rotated alike. ``Triton(fuses=False)``, by name
-    ``"triton@unfused"``, has all rotations done before.
+    Grouped key heads have to be rotated alike. ``Triton(fuse_rotations=False)``
+    has all rotations done before.
 
     What depends on no offset is served for any layout, and so is one query without gradients.
     Memory is linear in the length. Gradients of everything, dropout included; no second
@@ -43,52 +44,41 @@ class Triton(Backend):
     compiled for devices that are not there.
     """
 
-    def __init__(self, *, fuses: bool = True) -> None:
-        self.fuses = fuses
-        self.name = "triton" if fuses else "triton@unfused"
+    def __init__(self, *, fuse_rotations: bool = True) -> None:
+        self.fuse_rotations = fuse_rotations
+        self.name = "triton" if fuse_rotations else "triton-unfused"
 
-    def unavailable(self, device: torch.device) -> str | None:
+    def unavailable(self, device: torch.device) -> Unsupported | None:
         return refuse_machine(device)
 
-    def refusal(self, problem: Problem) -> str | None:
-        reason = refuse_device(problem)
-        if reason is not None:
-            return reason
+    def plan(self, problem: Problem) -> Plan | Unsupported:
+        refusal = refuse_device(problem)
+        if refusal is not None:
+            return refusal
+        compute: Compute
         if is_single_query(problem):
-            return refuse_single_query(problem)
-        found = situation(problem)
-        return found if isinstance(found, str) else None
-
-    def describe(self, problem: Problem) -> str:
-        if is_single_query(problem):
-            way = "a kernel for one query, the keys in shares"
+            refusal = refuse_single_query(problem)
+            if refusal is not None:
+                return refusal
+            how = "a kernel for one query, the keys in shares"
+            compute = partial(attend_single_query, problem)
         else:
-            way = "kernels with the terms of every offset (memory linear in the length)"
+            form = kernel_form(problem)
+            if isinstance(form, Unsupported):
+                return form
+            how = "kernels with the terms of every offset (memory linear in the length)"
+            compute = partial(_attend, problem, form)
         if problem.rotation is not None:
-            return f"{way}, which rotate queries and keys as they read them"
-        if problem.encoding.query_key is not None:
-            return f"{way}, after queries and keys are transformed"
-        return way
-
-    def run(self, problem: Problem, *, lse: bool = False) -> Result:
-        if is_single_query(problem):
-            return attend_single_query(problem, lse=lse)
-        found = situation(problem)
-        if isinstance(found, str):
-            raise BackendRefusal(
-                "backend",
-                expected="a problem that was not refused",
-                got=f"one that is, because {found}",
-                remedy="Ask for a refusal first.",
-            )
-        output, total = _attend(problem, found)
-        return Result(output, add_rows(total, found.lowered) if lse else None)
+            how += ", which rotate queries and keys as they read them"
+        elif problem.encoding.query_key is not None:
+            how += ", after queries and keys are transformed"
+        return Plan(how, compute)
 
 
-def _attend(problem: Problem, found: Situation) -> tuple[Tensor, Tensor]:
-    """Output, and LSE without the ``row`` terms."""
-    q, place, grid = problem.q, found.place, problem.grid
-    terms = read_offsets(found.lowered, place.offsets(), device=q.device)
+def _attend(problem: Problem, form: KernelForm, *, lse: bool) -> Result:
+    """Attention for a problem in the form that the kernels take."""
+    q, place, grid = problem.q, form.place, problem.grid
+    terms = read_offsets(form.lowered, place.offsets(), device=q.device)
     factors = [
         [side.float().expand(*q.shape[:2], -1, -1) for side in (each.query, each.key)]
         for each in terms.factors
@@ -102,13 +92,13 @@ def _attend(problem: Problem, found: Situation) -> tuple[Tensor, Tensor]:
     labels: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
     orders: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
     causal, window = False, None
-    if grid.marked or not found.ordered:
+    if grid.marked or not form.ordered:
         labels = labels_of(grid)
-    if not found.ordered:
+    if not form.ordered:
         orders = grid.query.order.contiguous(), grid.key.order.contiguous()
         causal, window = grid.causal, grid.window
     query_turn, key_turn, adjacent = turns_of(problem)
-    result: tuple[Tensor, Tensor] = attention(
+    output, total = attention(
         q,
         problem.k,
         problem.v,
@@ -131,7 +121,7 @@ def _attend(problem: Problem, found: Situation) -> tuple[Tensor, Tensor]:
         problem.dropout,
         int(torch.randint(2**31 - 1, ()).item()) if problem.dropout else 0,
     )
-    return result
+    return Result(output, add_rows(total, form.lowered) if lse else None)
 
 
 def _cast(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:

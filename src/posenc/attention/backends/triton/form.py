@@ -1,4 +1,4 @@
-"""How a problem can be put before the kernels, or why it cannot."""
+"""The form in which the kernels take a problem, and the reasons why some have none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.base import Problem
+from posenc.attention.backends.base import Problem, Unsupported
 from posenc.attention.backends.triton.marks import spacing
 from posenc.attention.backends.triton.place import Place
 from posenc.attention.lowering import lower
@@ -20,12 +20,12 @@ from posenc.layout import Layout
 from posenc.runtime import is_transformed
 
 __all__ = [
-    "Situation",
+    "KernelForm",
     "is_single_query",
+    "kernel_form",
     "refuse_device",
     "refuse_machine",
     "refuse_single_query",
-    "situation",
     "turns_of",
 ]
 
@@ -40,7 +40,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
-class Situation:
+class KernelForm:
     """A problem in the form that the kernels take.
 
     Args:
@@ -54,29 +54,31 @@ class Situation:
     ordered: bool
 
 
-def refuse_machine(device: torch.device) -> str | None:
+def refuse_machine(device: torch.device) -> Unsupported | None:
     """Why this machine cannot run the kernels on a device; None if it can."""
     if not INSTALLED:
-        return "Triton is not installed"
+        return Unsupported("Triton is not installed")
     if device.type == "cuda" and torch.version.hip is None:
         capability = torch.cuda.get_device_capability(device)
         if capability < (8, 0):
-            return f"its kernels need compute capability 8.0, not {capability[0]}.{capability[1]}"
+            return Unsupported(
+                f"its kernels need compute capability 8.0, not {capability[0]}.{capability[1]}"
+            )
     return None
 
 
-def refuse_device(problem: Problem) -> str | None:
+def refuse_device(problem: Problem) -> Unsupported | None:
     """Why the kernels cannot run on tensors of this kind on any machine; None if they can."""
     device, dtype = problem.q.device, problem.q.dtype
     if is_transformed():
-        return "its kernels are unknown to torch.func and forward-mode differentiation"
+        return Unsupported("its kernels are unknown to torch.func and forward-mode differentiation")
     if device.type != "cuda" and not (device.type == "cpu" and INTERPRETED):
-        return f"its kernels run on CUDA devices, not on {device.type}"
+        return Unsupported(f"its kernels run on CUDA devices, not on {device.type}")
     if dtype not in DTYPES:
-        return f"its kernels compute in float32 at most, not in {dtype}"
+        return Unsupported(f"its kernels compute in float32 at most, not in {dtype}")
     widest = max(problem.q.shape[-1], problem.v.shape[-1])
     if widest > WIDEST:
-        return f"its kernels hold heads of width {WIDEST} at most, not {widest}"
+        return Unsupported(f"its kernels hold heads of width {WIDEST} at most, not {widest}")
     return None
 
 
@@ -91,17 +93,17 @@ def is_single_query(problem: Problem) -> bool:
     return not any(x.requires_grad for x in (*given, *learned))
 
 
-def refuse_single_query(problem: Problem) -> str | None:
+def refuse_single_query(problem: Problem) -> Unsupported | None:
     """Why the kernel for one query cannot do it; None if it can."""
     score, value = problem.encoding.score, problem.encoding.value
     if score is not None and score.replaces_product:
-        return "the score part replaces the product of queries and keys"
+        return Unsupported("the score part replaces the product of queries and keys")
     if problem.lowered is None and value is not None and value.lower(problem.grid) is None:
-        return "the value part has no structured form on this grid"
+        return Unsupported("the value part has no structured form on this grid")
     return None
 
 
-def situation(problem: Problem) -> Situation | str:
+def kernel_form(problem: Problem) -> KernelForm | Unsupported:
     """The problem as the kernels take it, or why they cannot.
 
     Reads the values of a layout with documents or padding, once, where terms depend on the offset:
@@ -109,27 +111,29 @@ def situation(problem: Problem) -> Situation | str:
     """
     grid, lowered = problem.grid, problem.lowered
     if lowered is not None and not any(reads_offsets(term) for term in lowered):
-        return _fitting(Situation(lowered, _place(problem, grid.shift, None), _ordered(grid)))
+        return _fitting(KernelForm(lowered, _place(problem, grid.shift, None), _ordered(grid)))
     if grid.query.axes != 1:
-        return "positions on several axes are no line of offsets"
+        return Unsupported("positions on several axes are no line of offsets")
     shift, ordered = grid.shift, grid.shift is not None
     if shift is None:
         if _carries_more(grid):
-            return "special tokens and signals do not fit in a line of offsets"
+            return Unsupported("special tokens and signals do not fit in a line of offsets")
         if torch.is_grad_enabled() and any(x.requires_grad for x in _marks(grid)):
-            return "a line of offsets has no gradients for positions"
+            return Unsupported("a line of offsets has no gradients for positions")
         if torch.compiler.is_compiling():
-            return "inside a compiled graph nothing tells whether tokens are one position apart"
+            return Unsupported(
+                "inside a compiled graph nothing tells whether tokens are one position apart"
+            )
         found = spacing(grid)
         if found is None:
-            return "its tokens are not one position apart in each document"
+            return Unsupported("its tokens are not one position apart in each document")
         shift, ordered = found.shift, found.ordered
     if lowered is None:
         lowered = _lower_on_sequences(problem, shift)
     if lowered is None:
-        return "the score or value part has no structured form on this grid"
+        return Unsupported("the score or value part has no structured form on this grid")
     place = _place(problem, shift, reach_of(lowered), ordered=ordered)
-    return _fitting(Situation(lowered, place, ordered))
+    return _fitting(KernelForm(lowered, place, ordered))
 
 
 def turns_of(problem: Problem) -> tuple[Tensor | None, Tensor | None, bool]:
@@ -189,7 +193,7 @@ def _lower_on_sequences(problem: Problem, shift: int) -> tuple[Lowered, ...] | N
     return lower(problem.encoding, problem.q, problem.k, grid, scale=problem.scale)
 
 
-def _fitting(found: Situation) -> Situation | str:
+def _fitting(found: KernelForm) -> KernelForm | Unsupported:
     """The same, if the vectors that its terms multiply are not too wide."""
     groups = [term for term in found.lowered if isinstance(term, Gathered)]
     factors = [term for term in found.lowered if isinstance(term, LowRank)]
@@ -200,5 +204,7 @@ def _fitting(found: Situation) -> Situation | str:
     }
     for name, width in widths.items():
         if width > WIDEST:
-            return f"its kernels hold {name} vectors of width {WIDEST} at most, not {width}"
+            return Unsupported(
+                f"its kernels hold {name} vectors of width {WIDEST} at most, not {width}"
+            )
     return found

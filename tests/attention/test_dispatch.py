@@ -9,7 +9,7 @@ import torch
 
 from posenc import Encoding, Grid, Layout
 from posenc.attention.backends.base import Problem
-from posenc.attention.choice import LONG, SMALL, preference
+from posenc.attention.dispatch import LONG, SMALL, preference
 from posenc.encoding import Gathered, Lowered, LowRank
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""What a call of ``attend`` asks of each backend."""
+"""One call of ``attend``, in the form that each backend takes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from posenc.attention.lowering import lower, reads_tokens, repeat_heads
 from posenc.encoding import Encoding, Rotation
 from posenc.grid import Grid
 
-__all__ = ["Posing"]
+__all__ = ["AttentionCall"]
 
 
-class Posing:
-    """A validated call, put before each backend in the form that it takes.
+class AttentionCall:
+    """A validated call of ``attend``, and the problem that it is to each backend.
 
     Queries and keys come transformed; a backend that fuses gets them as they are, with the
     rotation, where that is all there is to do. Either form is made when a backend first asks.
@@ -40,9 +40,9 @@ class Posing:
 
     def problem(self, backend: Backend) -> Problem:
         """The problem as this backend takes it."""
-        if backend.fuses:
+        if backend.fuse_rotations:
             if self._fused is None:
-                self._fused = (self._pose_fused(),)
+                self._fused = (self._fused_problem(),)
             if self._fused[0] is not None:
                 return self._fused[0]
         return self.transformed()
@@ -54,10 +54,10 @@ class Posing:
             if self.encoding.query_key is not None:
                 q, k = self.encoding.query_key(q, k, self.grid)
                 v = repeat_heads(v, k.shape[1])  # keys may have come back with one a query head
-            self._transformed = self._pose(q, k, v, None)
+            self._transformed = self._problem(q, k, v, None)
         return self._transformed
 
-    def _pose_fused(self) -> Problem | None:
+    def _fused_problem(self) -> Problem | None:
         """The problem with the rotation yet to be done; None where it has to come first.
 
         That is so where its angles are learned, for kernels give no gradients of them, and where
@@ -72,12 +72,12 @@ class Posing:
         rotation = transform.lower(self.q, self.k, self.grid)
         if rotation is None or (graded and rotation.has_gradient):
             return None
-        problem = self._pose(self.q, self.k, self.v, rotation)
+        problem = self._problem(self.q, self.k, self.v, rotation)
         if problem.lowered is None or any(reads_tokens(term) for term in problem.lowered):
             return None
         return problem
 
-    def _pose(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Problem:
+    def _problem(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Problem:
         grid, encoding, scale = self.grid, self.encoding, self.scale
         lowered = lower(encoding, q, k, grid, scale=scale)
         return Problem(q, k, v, grid, encoding, scale, self.dropout, lowered, rotation)

@@ -1,0 +1,145 @@
+"""The choice of a backend for a call: by name, as an instance, or by measured rules.
+
+Measured on two CPU cores in float32, 8 heads of 64, by ``posenc bench --backends sdpa,tiled``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from posenc.attention.backends.base import Backend, Plan, Problem, Unsupported
+from posenc.attention.backends.flex import Flex
+from posenc.attention.backends.reference import Reference
+from posenc.attention.backends.sdpa import Sdpa
+from posenc.attention.backends.tiled import Tiled
+from posenc.attention.backends.triton import Triton
+from posenc.attention.call import AttentionCall
+from posenc.encoding import LowRank
+from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
+from posenc.runtime import is_transformed
+
+__all__ = ["BACKENDS", "Choice", "choose", "preference", "refusals"]
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend for backend in (Sdpa(), Triton(), Flex(), Tiled(), Reference())
+}
+"""All backends by name. ``preference`` gives the order in which ``auto`` tries them."""
+
+SMALL = 2**20
+"""Logits in all up to which the definition costs less than tiles do; 4 MiB in float32."""
+
+LONG = 8192
+"""Keys from which on a table is worth looking at for pairs that cannot matter."""
+
+
+class Choice(NamedTuple):
+    """A backend for a call, and the reasons for it.
+
+    Args:
+        backend: the backend.
+        plan: its plan for the call.
+        rule: the rule that gave the order in which backends were tried; ``"named"`` for a backend
+            that was asked for.
+        refusals: reasons of the backends that were tried before it, by name.
+    """
+
+    backend: Backend
+    plan: Plan
+    rule: str
+    refusals: dict[str, str]
+
+
+def choose(call: AttentionCall, backend: str | Backend) -> Choice:
+    """The backend that was asked for, or under ``"auto"`` the first that supports the call.
+
+    Raises:
+        ArgumentError: when ``backend`` is neither a name nor a backend.
+        BackendRefusal: when the backend that was asked for does not support the call.
+        UnknownNameError: when there is no backend of that name.
+    """
+    if backend == "auto":
+        return _choose(call)
+    chosen = _named(backend)
+    plan = _plan(chosen, call)
+    if isinstance(plan, Unsupported):
+        raise BackendRefusal(
+            "backend",
+            expected="one that can do this job",
+            got=f"{chosen.name!r}, which cannot, because {plan.reason}",
+            remedy="Use backend='auto', and posenc.explain(...) to see what it takes.",
+        )
+    return Choice(chosen, plan, "named", {})
+
+
+def refusals(call: AttentionCall) -> dict[str, str]:
+    """The reasons of all backends that do not support the call, by name."""
+    plans = {name: _plan(backend, call) for name, backend in BACKENDS.items()}
+    return {name: plan.reason for name, plan in plans.items() if isinstance(plan, Unsupported)}
+
+
+def _choose(call: AttentionCall) -> Choice:
+    rule, order = preference(call.q.device, call.transformed)
+    refused: dict[str, str] = {}
+    for name in order:
+        plan = _plan(BACKENDS[name], call)
+        if isinstance(plan, Plan):
+            return Choice(BACKENDS[name], plan, rule, refused)
+        refused[name] = plan.reason
+    raise BackendRefusal(
+        "backend", expected="one that can do this job", got=refused, remedy="Report this."
+    )
+
+
+def _named(backend: str | Backend) -> Backend:
+    if isinstance(backend, Backend):
+        return backend
+    if not isinstance(backend, str):
+        raise ArgumentError(
+            "backend",
+            expected="a name or a Backend",
+            got=type(backend).__name__,
+            remedy=f"Use 'auto' or one of {', '.join(map(repr, BACKENDS))}.",
+        )
+    if backend not in BACKENDS:
+        raise UnknownNameError.of("backend", backend, ["auto", *BACKENDS])
+    return BACKENDS[backend]
+
+
+def _plan(backend: Backend, call: AttentionCall) -> Plan | Unsupported:
+    """The backend's plan on this machine."""
+    return backend.unavailable(call.q.device) or backend.plan(call.problem(backend))
+
+
+def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, list[str]]:
+    """A reason, and the names of the backends in the order to be tried.
+
+    Args:
+        device: where the tensors are.
+        pose: the problem with queries and keys transformed, which is asked for only where the
+            rules look at it.
+    """
+    if device.type != "cpu":
+        # Triton comes after what is known to be fast, until it has been measured on a GPU.
+        return "on an accelerator", ["sdpa", "tiled", "triton", "flex", "reference"]
+    if torch.compiler.is_exporting():
+        # A rule that reads sizes would fix them; other runtimes know no operators of ours.
+        return "exporting", ["sdpa", "reference"]
+    problem = pose()
+    batch, heads, queries, _ = problem.q.shape
+    keys = problem.k.shape[2]
+    if batch * heads * queries * keys <= SMALL:
+        if is_transformed():  # vmap would call the fused kernel in a loop, with a warning
+            return "few logits, under a transform of torch.func", ["reference"]
+        return "few logits", ["sdpa", "reference"]
+    lowered = problem.lowered or ()
+    if problem.grid.marked:
+        return "documents or padding in a large problem", ["tiled", "sdpa", "reference"]
+    ranks = sum(term.query.shape[-1] for term in lowered if isinstance(term, LowRank))
+    if ranks > problem.q.shape[-1]:
+        return "more extra columns than features", ["tiled", "sdpa", "reference"]
+    if keys >= LONG and any(not isinstance(term, LowRank) for term in lowered):
+        return "a long table, which may fade out", ["tiled", "sdpa", "reference"]
+    return "many logits", ["sdpa", "tiled", "reference"]
