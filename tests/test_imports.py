@@ -22,12 +22,14 @@ FOUNDATION = {
     "lowered",
     "encoding",
     "entry",
+    "registration",
 }
 MODELS = FOUNDATION | {"registry", "attention", "encodings", "extension", "storage"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "runtime": set(),
     "arguments": {"errors"},
+    "registration": {"errors"},
     "options": {"errors", "arguments"},
     "layout": {"errors", "runtime"},
     "grid": {"errors", "layout"},
@@ -38,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transforms": {"errors", "layout", "grid"},
     "encodings": FOUNDATION,
     "attention": FOUNDATION - {"entry"},
-    "registry": FOUNDATION | {"encodings"},
+    "registry": FOUNDATION,
     "testing": FOUNDATION | {"registry", "attention", "encodings", "models"},
     "extension": FOUNDATION | {"registry", "attention", "encodings", "storage"},
     "models": MODELS,

@@ -11,8 +11,13 @@ from posenc.encoding import (
     ScoreTerm,
     ValueTerm,
 )
+
+# Exported programs may call the operators of these two.
+from posenc.encodings.common import recurrence as _recurrence  # noqa: F401
+from posenc.encodings.common.ode import flow as _flow  # noqa: F401
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.registration import register
 from posenc.registry import ENCODINGS, create, create_layers
 
 if TYPE_CHECKING:
@@ -36,6 +41,7 @@ __all__ = [
     "create",
     "create_layers",
     "explain",
+    "register",
 ]
 
 __version__ = "0.1.0"

@@ -75,6 +75,8 @@ class Entry:
         factory: makes the part, or a record of parts; all its parameters are keyword-only.
         summary: what it does, in a sentence.
         claims, citation: see there.
+        sample: options of the instance that laws and pictures are made with: a table large enough
+            for 160 positions, say.
         sharing: ``"layers"`` when one instance serves all layers of a model, ``"none"`` when
             each layer has its own; or a function ``(layers, arguments) -> list`` where a paper
             shares some of it.
@@ -84,6 +86,7 @@ class Entry:
     summary: str
     claims: Claims
     citation: Citation | None
+    sample: Mapping[str, object] = field(default_factory=dict)
     sharing: Literal["layers", "none"] | Callable[[int, Mapping[str, object]], list[Encoding]] = (
         "none"
     )

@@ -6,129 +6,22 @@ from collections.abc import Mapping
 
 from posenc.arguments import Count, Length, Width, check
 from posenc.encoding import Encoding, Part
-from posenc.encodings import nope
-from posenc.encodings.embedding import (
-    abacus,
-    complex_order,
-    conv,
-    floater,
-    fourier,
-    gaussian_fourier,
-    hierarchical,
-    learned,
-    learned2d,
-    multiplicative,
-    multiplicative_shared,
-    radix,
-    recursive,
-    row_column,
-    seqpe,
-    sine2d,
-    sinusoidal,
-)
-from posenc.encodings.query_key import (
-    comrope,
-    fope,
-    grape_contextual,
-    grape_multiplicative,
-    lierope,
-    mrope,
-    p_rope,
-    pope,
-    rope,
-    rope2d,
-    rope_mixed,
-    rope_pp,
-    xpos,
-)
-from posenc.encodings.score import (
-    alibi,
-    cable,
-    contextual,
-    cope,
-    dape,
-    deberta,
-    decomposed2d,
-    dynamic_bias,
-    fire,
-    forgetting,
-    grape_additive,
-    irpe,
-    kerple,
-    path,
-    relative_bias,
-    sandwich,
-    shaw,
-    stick_breaking,
-    swin,
-    swin_v2,
-    t5,
-    transformer_xl,
-    tupe,
-    xlnet,
-)
 from posenc.entry import CONTEXT, Entry
 from posenc.errors import ArgumentError, UnknownNameError
+from posenc.registration import Registry
 
 __all__ = ["ENCODINGS", "create", "create_layers"]
 
-ENCODINGS: dict[str, Entry] = {
-    "abacus": abacus.ENTRY,
-    "alibi": alibi.ENTRY,
-    "cable": cable.ENTRY,
-    "complex_order": complex_order.ENTRY,
-    "comrope": comrope.ENTRY,
-    "contextual": contextual.ENTRY,
-    "conv": conv.ENTRY,
-    "cope": cope.ENTRY,
-    "dape": dape.ENTRY,
-    "deberta": deberta.ENTRY,
-    "decomposed2d": decomposed2d.ENTRY,
-    "dynamic_bias": dynamic_bias.ENTRY,
-    "fire": fire.ENTRY,
-    "floater": floater.ENTRY,
-    "fope": fope.ENTRY,
-    "forgetting": forgetting.ENTRY,
-    "fourier": fourier.ENTRY,
-    "gaussian_fourier": gaussian_fourier.ENTRY,
-    "grape_additive": grape_additive.ENTRY,
-    "grape_contextual": grape_contextual.ENTRY,
-    "grape_multiplicative": grape_multiplicative.ENTRY,
-    "hierarchical": hierarchical.ENTRY,
-    "irpe": irpe.ENTRY,
-    "kerple": kerple.ENTRY,
-    "learned": learned.ENTRY,
-    "learned2d": learned2d.ENTRY,
-    "lierope": lierope.ENTRY,
-    "mrope": mrope.ENTRY,
-    "multiplicative": multiplicative.ENTRY,
-    "multiplicative_shared": multiplicative_shared.ENTRY,
-    "nope": nope.ENTRY,
-    "p_rope": p_rope.ENTRY,
-    "path": path.ENTRY,
-    "pope": pope.ENTRY,
-    "radix": radix.ENTRY,
-    "recursive": recursive.ENTRY,
-    "relative_bias": relative_bias.ENTRY,
-    "rope": rope.ENTRY,
-    "rope2d": rope2d.ENTRY,
-    "rope_mixed": rope_mixed.ENTRY,
-    "rope_pp": rope_pp.ENTRY,
-    "row_column": row_column.ENTRY,
-    "sandwich": sandwich.ENTRY,
-    "seqpe": seqpe.ENTRY,
-    "shaw": shaw.ENTRY,
-    "sine2d": sine2d.ENTRY,
-    "sinusoidal": sinusoidal.ENTRY,
-    "stick_breaking": stick_breaking.ENTRY,
-    "swin": swin.ENTRY,
-    "swin_v2": swin_v2.ENTRY,
-    "t5": t5.ENTRY,
-    "transformer_xl": transformer_xl.ENTRY,
-    "tupe": tupe.ENTRY,
-    "xlnet": xlnet.ENTRY,
-    "xpos": xpos.ENTRY,
-}
+ENCODINGS: Registry[Entry] = Registry(
+    Entry,
+    "encoding",
+    "posenc.encodings",
+    "posenc.encodings.embedding",
+    "posenc.encodings.query_key",
+    "posenc.encodings.score",
+    group="posenc.encodings",
+)
+"""Every method by name, sorted; those of other packages included."""
 
 
 def create(
@@ -208,19 +101,13 @@ def create_layers(
             )
         context["head_dim"] = dim // heads
     names = [part.strip() for part in name.split("+")]
-    entries = [(part, _entry(part)) for part in names]
+    entries = [(part, ENCODINGS.require(part)) for part in names]
     chosen = _assign(options, entries)
     stacks = [_stack(part, entry, layers, context, chosen[part]) for part, entry in entries]
     joined = stacks[0]
     for stack in stacks[1:]:
         joined = [first + second for first, second in zip(joined, stack, strict=True)]
     return joined
-
-
-def _entry(name: str) -> Entry:
-    if name not in ENCODINGS:
-        raise UnknownNameError.of("encoding", name, ENCODINGS)
-    return ENCODINGS[name]
 
 
 def _assign(

@@ -17,7 +17,7 @@ from posenc.evaluation.suites.needles import (
     repeat,
     share_right,
 )
-from posenc.experiments.tasks import needles
+from posenc.experiments.tasks.common import needles
 from posenc.training.seeding import generator
 
 WINDOWS = torch.randint(32, 127, (6, 40), generator=torch.Generator().manual_seed(0))

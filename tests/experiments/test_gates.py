@@ -14,7 +14,7 @@ from posenc.experiments.results import Comparison, Measurement
 from posenc.experiments.settings import Settings
 from posenc.experiments.summary import Summary, summarise
 from posenc.experiments.tasks import TASKS
-from posenc.experiments.tasks.task import seen
+from posenc.experiments.tasks.common.task import seen
 from posenc.experiments.verdicts import GATES, Row
 from tests.support.samples import LOSS, RECALL, TRAINING, sample
 

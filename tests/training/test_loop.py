@@ -176,7 +176,7 @@ from posenc.training import loop as training
 from posenc.training.checkpoint import Plan
 from posenc.training.interrupt import interruptible
 from posenc.experiments.settings import Settings
-from posenc.experiments.tasks import LanguageModelling
+from posenc.experiments.tasks.language import LanguageModelling
 
 torch.set_num_threads(1)
 training.SAVE_SECONDS = 0.02

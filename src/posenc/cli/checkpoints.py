@@ -67,6 +67,7 @@ def open_checkpoint(
     from posenc.integrations.transformers import FAMILIES, load
     from posenc.integrations.transformers.config import Fields
     from posenc.integrations.transformers.extended import FIELD
+    from posenc.integrations.transformers.family import family_name
     from posenc.models import Decoder, Encoder, ImageEncoder, MaskedLM, VisionTransformer
 
     folder = lab_folder(folder)
@@ -75,7 +76,7 @@ def open_checkpoint(
         return _open_lab_model(folder, trained_length, device=device, to_write=to_write)
     family = str(fields.values.get("model_type"))
     written = [name for name, known in FAMILIES.items() if known.write is not None]
-    if to_write and family not in written:
+    if to_write and family_name(family) not in written:
         raise CheckpointError(
             f"model_type in {fields.path}",
             expected=f"one of {', '.join(written)}",

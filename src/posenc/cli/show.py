@@ -15,7 +15,6 @@ from rich.text import Text
 from posenc.cli.completion import complete_encoding
 from posenc.cli.console import OUT, print_json
 from posenc.cli.listing import describe
-from posenc.errors import UnknownNameError
 from posenc.options import parse_options
 from posenc.registry import ENCODINGS
 
@@ -65,9 +64,7 @@ def show(
 
         posenc show t5 --option buckets=8 --out t5.png
     """
-    if name not in ENCODINGS:
-        raise UnknownNameError.of("encoding", name, ENCODINGS)
-    entry = ENCODINGS[name]
+    entry = ENCODINGS.require(name)
     options = parse_options(option or [], entry.options(), of=name)
     from posenc.visualization.profile import portray
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.experiments.tasks import needles
+from posenc.experiments.tasks.common import needles
 from posenc.layout import Layout
 from posenc.training.seeding import generator
 from posenc.transforms import randomized, skipped

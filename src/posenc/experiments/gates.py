@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from posenc.experiments.results import Comparison, Metric
 from posenc.experiments.statistics import Estimate
+from posenc.experiments.tasks import TASKS
 from posenc.experiments.verdicts import LEARNED_NOTHING, Row
 from posenc.experiments.wording import amount, listed
 
@@ -140,8 +141,6 @@ def _each(rows: Sequence[Row], value: Callable[[Row], Estimate | None], metric: 
 
 def _longer(comparison: Comparison) -> str:
     """An option for more steps, in brackets: four times as many, or the task's own if more."""
-    from posenc.experiments.tasks import TASKS
-
     entry = TASKS.get(comparison.task)
     usual = 0 if entry is None else entry.defaults.steps
     return _steps(comparison, lambda steps: max(MORE * steps, usual))

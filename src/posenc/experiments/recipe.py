@@ -123,9 +123,7 @@ def require_encoding(name: str, *, axes: int = 1) -> None:
         ArgumentError: on an encoding that does not serve so many position axes.
     """
     for part in name.split("+"):
-        if part not in ENCODINGS:
-            raise UnknownNameError.of("encoding", part, ENCODINGS)
-        if not ENCODINGS[part].claims.serves(axes):
+        if not ENCODINGS.require(part).claims.serves(axes):
             raise ArgumentError(
                 "encoding",
                 expected="one for text" if axes == 1 else f"one for positions of {axes} axes",

@@ -93,8 +93,7 @@ class Settings:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise UnknownNameError.of("task", self.task, TASKS)
+        TASKS.require(self.task)
         for name in TAKEN:
             if getattr(self, name) is OF_TASK:
                 object.__setattr__(self, name, getattr(self.entry.defaults, name))

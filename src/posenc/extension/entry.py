@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import Parameter
 from typing import Literal
 
@@ -54,6 +54,7 @@ class Extension:
         summary: what it does, in a sentence.
         on: names of the encodings it fits.
         claims, citation: see there.
+        sample: arguments that suit 6 trained tokens and heads of 8, for laws that stretch by 2.
         level: what it changes: the encoding of each layer, or the model as a whole.
         advice: with the function's arguments, what to know before it is used as told; may be
             empty.
@@ -64,6 +65,7 @@ class Extension:
     on: tuple[str, ...]
     claims: ExtensionClaims
     citation: Citation | None
+    sample: Mapping[str, object] = field(default_factory=dict)
     level: Literal["encoding", "model"] = "encoding"
     advice: Callable[..., tuple[str, ...]] | None = None
 

@@ -10,51 +10,14 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.extension.entry import CONTEXT, Extension
 from posenc.extension.fitting import Misfit
-from posenc.extension.methods import (
-    direct,
-    drope,
-    dual_chunk,
-    dynamic_ntk,
-    hierarchical,
-    interpolate,
-    leaky_rerope,
-    llama3,
-    log_n,
-    longrope,
-    ntk,
-    ntk_by_parts,
-    radix_base,
-    random_tail,
-    rerope,
-    segments,
-    self_extend,
-    string,
-    yarn,
-)
+from posenc.registration import Registry
 
 __all__ = ["EXTENSIONS", "advice", "applicable", "extend", "extend_layers"]
 
-EXTENSIONS: dict[str, Extension] = {
-    "direct": direct.EXTENSION,
-    "drope": drope.EXTENSION,
-    "dual_chunk": dual_chunk.EXTENSION,
-    "dynamic_ntk": dynamic_ntk.EXTENSION,
-    "hierarchical": hierarchical.EXTENSION,
-    "interpolate": interpolate.EXTENSION,
-    "leaky_rerope": leaky_rerope.EXTENSION,
-    "llama3": llama3.EXTENSION,
-    "log_n": log_n.EXTENSION,
-    "longrope": longrope.EXTENSION,
-    "ntk": ntk.EXTENSION,
-    "ntk_by_parts": ntk_by_parts.EXTENSION,
-    "radix_base": radix_base.EXTENSION,
-    "random_tail": random_tail.EXTENSION,
-    "rerope": rerope.EXTENSION,
-    "segments": segments.EXTENSION,
-    "self_extend": self_extend.EXTENSION,
-    "string": string.EXTENSION,
-    "yarn": yarn.EXTENSION,
-}
+EXTENSIONS: Registry[Extension] = Registry(
+    Extension, "method", "posenc.extension.methods", group="posenc.extensions"
+)
+"""Every method by name, sorted; those of other packages included."""
 
 
 def extend(
@@ -189,9 +152,7 @@ def _fits(method: Extension, encoding: Encoding) -> bool:
 def _assign(options: Mapping[str, object], names: Sequence[str]) -> dict[str, dict[str, object]]:
     """Give each option to the one method that has it."""
     for name in names:
-        if name not in EXTENSIONS:
-            raise UnknownNameError.of("method", name, EXTENSIONS)
-        if EXTENSIONS[name].level == "model":
+        if EXTENSIONS.require(name).level == "model":
             raise ArgumentError(
                 "method",
                 expected="one that changes encodings",

@@ -26,7 +26,7 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS
 from posenc.testing.attention_cases import MAX_LENGTH, Case, draw
-from posenc.testing.subject import OPTIONS, spread
+from posenc.testing.subject import spread
 from posenc.testing.tolerances import distance, tolerance
 
 __all__ = ["Failure", "fuzz", "run"]
@@ -58,7 +58,7 @@ def make_encoding(case: Case) -> tuple[Encoding, int]:
         }
         options: dict[str, object] = {key: context[key] for key in CONTEXT if key in given}
         try:
-            made = entry.factory(**options, **OPTIONS.get(case.name, {}))
+            made = entry.factory(**options, **entry.sample)
             break
         except ArgumentError:
             if head_dim == 8:

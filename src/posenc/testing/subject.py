@@ -37,15 +37,6 @@ HEADS, KV_HEADS, HEAD_DIM = 6, 3, 8
 DIM = HEADS * HEAD_DIM
 MAX_LENGTH = 160
 
-OPTIONS: dict[str, dict[str, object]] = {
-    "abacus": {"digits": (0, 1, 3)},
-    "learned2d": {"size": (64, 48)},
-    "row_column": {"size": (64, 48)},
-    "sine2d": {"scale": None},
-    "swin": {"window": (14, 14)},
-}
-"""Options that a method of the registry needs for the lengths that laws are tried on."""
-
 PARTIAL = {
     "positions": "Some positions do not exist: laws keep to small ones.",
     "angles": "Angles are rounded far out: laws keep to positions up to 2^40.",
@@ -92,7 +83,7 @@ class Subject:
             "causal": True,
         }
         known = {key: context[key] for key in CONTEXT if key in entry.parameters()}
-        taken: dict[str, object] = known | OPTIONS.get(name, {})
+        taken: dict[str, object] = known | dict(entry.sample)
 
         def make() -> Encoding:
             made = entry.factory(**taken, **options)

@@ -15,7 +15,13 @@ from posenc.experiments.placement import Placed
 from posenc.experiments.results import Measurement, Refusal
 from posenc.experiments.settings import Settings
 from posenc.experiments.tasks import TASKS, dyck, parity
-from posenc.experiments.tasks.algorithm import END, IGNORED, SEPARATOR, SYMBOLS, AlgorithmTask
+from posenc.experiments.tasks.common.algorithm import (
+    END,
+    IGNORED,
+    SEPARATOR,
+    SYMBOLS,
+    AlgorithmTask,
+)
 from posenc.models import Decoder
 from posenc.training.loop import seeded_model
 

@@ -21,11 +21,6 @@ from posenc.experiments.tasks import TASKS
 from posenc.experiments.workers import Done
 
 SMALL: dict[str, Any] = {"steps": 2, "seeds": (0,), "width": 16, "heads": 2, "layers": 1}
-LENGTHS: dict[str, dict[str, Any]] = {
-    "scan": {"test_lengths": (24,)},
-    "digits": {"test_lengths": (12,)},
-    "temperature": {"test_lengths": (64,)},
-}
 
 
 class Alone:
@@ -62,13 +57,11 @@ class Alone:
 
 def settings_of(name: str, folder: Path) -> Settings:
     entry = TASKS[name]
-    changes: dict[str, Any] = LENGTHS.get(name, {"train_length": 8, "test_lengths": (12,)})
+    changes: dict[str, Any] = dict(entry.sample)
     if entry.reads_text and name != "word_order":
         rows = (f"{'ab ' * (i % 5 + 1)}{i}\t{i} {'BA ' * (i % 5 + 1)}\n" for i in range(20_000))
-        changes = {**changes, "text": folder / "text.tsv"}
+        changes["text"] = folder / "text.tsv"
         changes["text"].write_text("".join(rows))
-    if name == "translation":
-        changes["options"] = {"vocabulary": 40}
     return Settings(
         out=folder / "out",
         task=name,

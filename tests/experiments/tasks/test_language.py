@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError, DataError
 from posenc.experiments.results import Measurement, Refusal
 from posenc.experiments.settings import Settings
-from posenc.experiments.tasks import LanguageModelling, needles
+from posenc.experiments.tasks.common import needles
+from posenc.experiments.tasks.language import LanguageModelling
 from posenc.models import Decoder
 from posenc.training.loop import seeded_model
 

@@ -14,9 +14,10 @@ import torch
 from posenc.errors import ArgumentError, DataError, Interrupted
 from posenc.experiments.results import Measurement, Refusal
 from posenc.experiments.settings import Settings
-from posenc.experiments.tasks import TASKS, Task, grammar
-from posenc.experiments.tasks.interpolator import Interpolator, Timed
-from posenc.experiments.tasks.pairs import Pair, Split
+from posenc.experiments.tasks import TASKS, Task
+from posenc.experiments.tasks.common import grammar
+from posenc.experiments.tasks.common.interpolator import Interpolator, Timed
+from posenc.experiments.tasks.common.pairs import Pair, Split
 from posenc.experiments.tasks.phonemes import distance
 from posenc.layout import Layout
 from posenc.models import MaskedLM, TextClassifier, Transformer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posenc.experiments.tasks import needles
+from posenc.experiments.tasks.common import needles
 
 ROWS, LENGTH = 200, 32
 

@@ -8,7 +8,7 @@ import pytest
 
 from posenc.errors import ArgumentError
 from posenc.experiments.settings import Settings
-from posenc.experiments.tasks.scan_grammar import commands, meaning, split
+from posenc.experiments.tasks.common.scan_grammar import commands, meaning, split
 
 PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "scan"
 

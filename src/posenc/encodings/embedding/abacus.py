@@ -149,6 +149,7 @@ ENTRY = Entry(
         extrapolates="To numbers as much longer than trained as the random offset covers.",
         cost="L·C once",
     ),
+    sample={"digits": (0, 1, 3)},
     citation=Citation(
         authors="McLeish et al.",
         title="Transformers Can Do Arithmetic with the Right Embeddings",

@@ -166,6 +166,7 @@ ENTRY = Entry(
             "positions": "only the cells of the table exist",
         },
     ),
+    sample={"size": (64, 48)},
     citation=Citation(
         authors="Dosovitskiy et al.",
         title="An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale",

@@ -99,6 +99,7 @@ ENTRY = Entry(
             "positions": "only the rows and columns of the tables exist",
         },
     ),
+    sample={"size": (64, 48)},
     citation=Citation(
         authors="Carion et al.",
         title="End-to-End Object Detection with Transformers",

@@ -141,6 +141,7 @@ ENTRY = Entry(
         extrapolates="To images of any size when scaled: the last cell is always 2π.",
         cost="L·C once",
     ),
+    sample={"scale": None},
     citation=Citation(
         authors="Carion et al.",
         title="End-to-End Object Detection with Transformers",

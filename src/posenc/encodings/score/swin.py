@@ -109,6 +109,7 @@ ENTRY = Entry(
         extrapolates="Not at all: a larger window needs the table resampled (posenc.extension).",
         cost="Q·K·H; a table of H·(2M - 1)² numbers",
     ),
+    sample={"window": (14, 14)},
     citation=Citation(
         authors="Liu et al.",
         title="Swin Transformer: Hierarchical Vision Transformer using Shifted Windows",

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from posenc.experiments.tasks import needles
+from posenc.experiments.tasks.common import needles
 from posenc.experiments.text_loss import rows_a_call
 
 __all__ = [

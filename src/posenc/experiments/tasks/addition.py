@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from random import Random
 
-from posenc.experiments.tasks.algorithm import SYMBOLS, Algorithm, AlgorithmTask, Example, answered
-from posenc.experiments.tasks.task import Defaults, TaskEntry, TaskSettings, times
+from posenc.experiments.tasks.common.algorithm import (
+    SYMBOLS,
+    Algorithm,
+    AlgorithmTask,
+    Example,
+    answered,
+)
+from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, times
 
 __all__ = ["ENTRY"]
 

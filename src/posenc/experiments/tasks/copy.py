@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from posenc.experiments.tasks.algorithm import AlgorithmTask, rewriting
-from posenc.experiments.tasks.task import Defaults, TaskEntry, TaskSettings, times
+from posenc.experiments.tasks.common.algorithm import AlgorithmTask, rewriting
+from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, times
 
 __all__ = ["ENTRY"]
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from posenc.errors import ArgumentError, DataError
 from posenc.experiments.recipe import Recipe, describe
 from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
-from posenc.experiments.tasks.task import (
+from posenc.experiments.tasks.common.task import (
     Defaults,
     Probe,
     TaskEntry,
@@ -353,6 +353,7 @@ ENTRY = TaskEntry(
     "between 224 and 512 pixels, CPVT does not); RoPE in two axes holds better (Heo et al. 2024). "
     "Biases by offset, and sines counted over real cells, classify a padded image wherever it is "
     "alike; so does RoPE where no class token stands still (option special=0).",
+    sample={"test_lengths": (12,)},
     defaults=Defaults(
         encodings=(
             "learned2d",

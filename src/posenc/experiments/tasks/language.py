@@ -17,8 +17,8 @@ from posenc.experiments.corpus import read_corpus
 from posenc.experiments.fitting import fit_note, fitted_options
 from posenc.experiments.recipe import Recipe, Variant, describe
 from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
-from posenc.experiments.tasks import needles
-from posenc.experiments.tasks.task import (
+from posenc.experiments.tasks.common import needles
+from posenc.experiments.tasks.common.task import (
     Defaults,
     TaskEntry,
     TaskSettings,

@@ -15,8 +15,8 @@ from posenc.experiments.corpus import read_corpus
 from posenc.experiments.fitting import fit_note, fitted_options
 from posenc.experiments.recipe import describe
 from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
-from posenc.experiments.tasks.pairs import plain_recipe
-from posenc.experiments.tasks.task import (
+from posenc.experiments.tasks.common.pairs import plain_recipe
+from posenc.experiments.tasks.common.task import (
     Defaults,
     Probe,
     TaskEntry,

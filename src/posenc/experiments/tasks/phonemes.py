@@ -8,8 +8,8 @@ from functools import cache
 
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.sequences import SYMBOLS
-from posenc.experiments.tasks.pairs import Pair, PairTask, PairWork, Split
-from posenc.experiments.tasks.task import Defaults, TaskEntry, TaskSettings, times
+from posenc.experiments.tasks.common.pairs import Pair, PairTask, PairWork, Split
+from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, times
 
 __all__ = ["ENTRY", "distance"]
 

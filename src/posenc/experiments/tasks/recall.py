@@ -5,8 +5,14 @@ from __future__ import annotations
 from random import Random
 
 from posenc.errors import ArgumentError
-from posenc.experiments.tasks.algorithm import SEPARATOR, SYMBOLS, Algorithm, AlgorithmTask, Example
-from posenc.experiments.tasks.task import Defaults, TaskEntry, TaskSettings, times
+from posenc.experiments.tasks.common.algorithm import (
+    SEPARATOR,
+    SYMBOLS,
+    Algorithm,
+    AlgorithmTask,
+    Example,
+)
+from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, times
 
 __all__ = ["ENTRY"]
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 
 from posenc.errors import ArgumentError
-from posenc.experiments.tasks.algorithm import SYMBOLS, Algorithm, AlgorithmTask, Example, answered
-from posenc.experiments.tasks.scan_grammar import LONGEST_TRAINED, split
-from posenc.experiments.tasks.task import Defaults, TaskEntry, TaskSettings
+from posenc.experiments.tasks.common.algorithm import (
+    SYMBOLS,
+    Algorithm,
+    AlgorithmTask,
+    Example,
+    answered,
+)
+from posenc.experiments.tasks.common.scan_grammar import LONGEST_TRAINED, split
+from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings
 
 __all__ = ["ENTRY"]
 
@@ -77,6 +83,7 @@ ENTRY = TaskEntry(
     "actions more, for ALiBi at fewer, and fail further on (Kazemnejad et al. 2023); sinusoids and "
     "learned tables fail at once. Unsorted random positions, the control, must fail at all "
     "lengths.",
+    sample={"test_lengths": (24,)},
     defaults=Defaults(
         encodings=("rope", "alibi", "t5", "sinusoidal", "sinusoidal@randomized"),
         references=("nope", "sinusoidal@unsorted"),

@@ -15,8 +15,8 @@ from posenc.errors import ArgumentError, DataError
 from posenc.experiments.fitting import fit_note, fitted_options
 from posenc.experiments.recipe import Recipe, describe
 from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
-from posenc.experiments.tasks.interpolator import Interpolator, Timed
-from posenc.experiments.tasks.task import (
+from posenc.experiments.tasks.common.interpolator import Interpolator, Timed
+from posenc.experiments.tasks.common.task import (
     Defaults,
     Probe,
     TaskEntry,
@@ -300,6 +300,7 @@ ENTRY = TaskEntry(
     expectation="Irregular series are interpolated by attention over their real times (Shukla and "
     "Marlin 2021): a method that is given the times must be well ahead of the same one that is "
     "given the index of each reading (@index), and of the control nope.",
+    sample={"test_lengths": (64,)},
     defaults=Defaults(
         encodings=("sinusoidal", "rope", "alibi", "t5"),
         references=("sinusoidal@index", "rope@index", "nope"),

@@ -8,8 +8,14 @@ from pathlib import Path
 from posenc.errors import DataError
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.sequences import drawn
-from posenc.experiments.tasks.pairs import Pair, PairTask, PairWork, Split
-from posenc.experiments.tasks.task import Defaults, TaskEntry, TaskSettings, fingerprint, times
+from posenc.experiments.tasks.common.pairs import Pair, PairTask, PairWork, Split
+from posenc.experiments.tasks.common.task import (
+    Defaults,
+    TaskEntry,
+    TaskSettings,
+    fingerprint,
+    times,
+)
 from posenc.experiments.translation.parallel import read_parallel
 from posenc.experiments.translation.scoring import bleu, chrf
 from posenc.experiments.translation.subwords import Subwords
@@ -115,6 +121,7 @@ ENTRY = TaskEntry(
     "controls nope and shaw@max_distance=0 (Shaw et al. 2018, table 3: 12.5 against 25.8 BLEU). "
     "Sinusoids and learned tables tie (Vaswani et al. 2017, table 3); relative positions are at or "
     "just above them (Shaw et al. 2018).",
+    sample={"train_length": 8, "test_lengths": (12,), "options": {"vocabulary": 40}},
     defaults=Defaults(
         encodings=("sinusoidal", "learned", "rope", "t5", "alibi", "shaw"),
         references=("nope", "shaw@max_distance=0"),

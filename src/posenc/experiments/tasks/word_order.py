@@ -14,10 +14,17 @@ from posenc.experiments.fitting import fit_note, fitted_options
 from posenc.experiments.recipe import describe
 from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
 from posenc.experiments.sequences import real, stacked
-from posenc.experiments.tasks import grammar
-from posenc.experiments.tasks.pairs import plain_recipe
-from posenc.experiments.tasks.sentences import FEWEST, PADDING, WORDS, Sentence, Sentences, labelled
-from posenc.experiments.tasks.task import (
+from posenc.experiments.tasks.common import grammar
+from posenc.experiments.tasks.common.pairs import plain_recipe
+from posenc.experiments.tasks.common.sentences import (
+    FEWEST,
+    PADDING,
+    WORDS,
+    Sentence,
+    Sentences,
+    labelled,
+)
+from posenc.experiments.tasks.common.task import (
     Defaults,
     Probe,
     TaskEntry,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.errors import DataError
 from posenc.experiments.sequences import drawn, padded
-from posenc.experiments.tasks.task import fingerprint, generator
+from posenc.experiments.tasks.common.task import fingerprint, generator
 from posenc.experiments.translation.parallel import Parallel
 from posenc.experiments.translation.settings import TranslatorSettings
 from posenc.experiments.translation.subwords import Subwords

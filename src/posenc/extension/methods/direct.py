@@ -23,7 +23,7 @@ def direct(encoding: Encoding) -> Encoding:
     return encoding
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=direct,
     summary="Uses the encoding as it is.",
     on=("any",),

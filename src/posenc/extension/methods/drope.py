@@ -36,7 +36,7 @@ def drope(encoding: Encoding) -> Encoding:
     return replaced(encoding, require_rope(encoding, "drope"), None)
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=drope,
     summary="Drops rope, to be followed by a short training without it.",
     on=("rope",),

@@ -96,7 +96,7 @@ class DualChunk(BandedRope):
         )
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=dual_chunk,
     summary="Keeps distances inside chunks, and bounds those between them.",
     on=("rope",),
@@ -107,6 +107,7 @@ EXTENSION = Extension(
         "farther back than one is lost.",
         cost="2·Q·K·D·H more",
     ),
+    sample={"reach": 4, "local": 1},
     citation=Citation(
         authors="An et al.",
         title="Training-Free Long-Context Scaling of Large Language Models",

@@ -75,7 +75,7 @@ class DynamicNtkRope(VaryingRope):
         return longer.unsqueeze(-1) ** steps
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=dynamic_ntk,
     summary="Raises RoPE's base as far as the text at hand needs.",
     on=("rope",),

@@ -64,7 +64,7 @@ def hierarchical(
     return replaced(encoding, learned, with_rows(learned, torch.cat([table[:prefix], rows])))
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=hierarchical,
     summary="Decomposes a trained table of n positions so that it serves up to n².",
     on=("learned",),

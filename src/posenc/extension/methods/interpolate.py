@@ -200,7 +200,7 @@ class Squeezed(EmbeddingEncoding):
         return embedded
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=interpolate,
     summary="Divides positions by the factor, and resamples tables.",
     on=("learned", "learned2d", "radix", "rope", "sinusoidal", "swin"),

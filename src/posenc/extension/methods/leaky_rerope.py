@@ -96,7 +96,7 @@ class LeakyRerope(BandedRope):
         return behind, Band(slow - ahead, keys / self.leak, later), near
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=leaky_rerope,
     summary="Lets distances past a window grow more slowly.",
     on=("rope",),
@@ -105,6 +105,7 @@ EXTENSION = Extension(
         expect="As ReRoPE, and far tokens are still in order; up to factor times the length.",
         cost="Q·K·D·H once more",
     ),
+    sample={"window": 3},
     citation=Citation(
         authors="Su",
         title="Transformer upgrade road 12: infinite extrapolation with ReRoPE?",

@@ -68,7 +68,7 @@ def llama3_advice(
     return ramp_advice(encoding, length=length, alpha=low, beta=high)
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=llama3,
     summary="Interpolates pairs with wavelengths past the trained length, keeps fast ones.",
     on=("rope",),

@@ -208,7 +208,7 @@ def _take_over(part: Part, attributes: dict[str, object]) -> None:
     part.__dict__.update(attributes)
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=log_n,
     summary="Multiplies the logits by the logarithm of the length.",
     on=("any",),

@@ -119,7 +119,7 @@ class LongRope(VaryingRope):
         return torch.where(lengths.unsqueeze(-1) > self.length, long, short)
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=longrope,
     summary="Divides each pair's frequency by a factor of its own, found by search.",
     on=("rope",),
@@ -131,6 +131,7 @@ EXTENSION = Extension(
         cost="(Q + K)·D·H, for all keys at each call",
         transformers="longrope",
     ),
+    sample={"short_factors": (1, 1, 1, 1.5), "long_factors": (1, 2, 3, 4)},
     citation=Citation(
         authors="Ding et al.",
         title="LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",

@@ -69,7 +69,7 @@ def require_pairs(rope: Rope) -> Rope:
     return rope
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=ntk,
     summary="Raises RoPE's base: fast pairs keep their speed, slow ones are interpolated.",
     on=("rope",),

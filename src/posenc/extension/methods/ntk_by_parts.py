@@ -117,7 +117,7 @@ def ramp_advice(
     return tuple(told)
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=ntk_by_parts,
     summary="Interpolates the pairs that turn seldom within the trained length, keeps the others.",
     on=("rope",),
@@ -125,6 +125,7 @@ EXTENSION = Extension(
         training="helps",
         expect="Usable without training; near tokens are told apart as before.",
     ),
+    sample={"alpha": 0.1, "beta": 1},
     citation=Citation(
         authors="Peng et al.",
         title="YaRN: Efficient Context Window Extension of Large Language Models",

@@ -94,7 +94,7 @@ def _more_rows(table: Tensor, count: int, digits: NewDigits, generator: torch.Ge
     return torch.cat([table, rows_like(table, count - len(table), generator=generator)])
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=radix_base,
     summary="Writes positions in a larger base with the same number of digits.",
     on=("radix",),

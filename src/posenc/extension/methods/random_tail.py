@@ -42,7 +42,7 @@ def random_tail(encoding: Encoding, *, factor: float, prefix: int = 0, seed: int
     return replaced(encoding, learned, with_rows(learned, torch.cat([table, drawn])))
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=random_tail,
     summary="Keeps the trained rows and draws new ones with their mean and spread.",
     on=("learned",),

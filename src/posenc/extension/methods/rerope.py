@@ -94,7 +94,7 @@ class Rerope(BandedRope):
         return behind, ahead, near
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=rerope,
     summary="Counts all distances past a window as that window.",
     on=("rope",),
@@ -104,6 +104,7 @@ EXTENSION = Extension(
         expect="No worse at any length than at the trained one; order among far tokens is lost.",
         cost="Q·K·D·H once more",
     ),
+    sample={"window": 3},
     citation=Citation(
         authors="Su",
         title="Transformer upgrade road 12: infinite extrapolation with ReRoPE?",

@@ -167,7 +167,7 @@ def _from_zero(layout: Layout) -> Layout:
     return replace(layout.with_positions(positions - first), order=layout.order)
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=segments,
     summary="Reads long inputs in overlapping segments, each at trained positions.",
     on=("any",),

@@ -101,7 +101,7 @@ class SelfExtend(BandedRope):
         return behind, Band(grouped - gap, others, later), near
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=self_extend,
     summary="Keeps the distances of near tokens and counts those of far ones in groups.",
     on=("rope",),
@@ -110,6 +110,7 @@ EXTENSION = Extension(
         expect="The best without training, to (L - w)·G + w tokens.",
         cost="Q·K·D·H once more",
     ),
+    sample={"window": 3},
     citation=Citation(
         authors="Jin et al.",
         title="LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning",

@@ -124,7 +124,7 @@ class String(BandedRope):
         )
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=string,
     summary="Gives far tokens the shorter distances that training has seen more often.",
     on=("rope",),
@@ -134,6 +134,7 @@ EXTENSION = Extension(
         expect="Better use of the trained length itself; at most twice as far.",
         cost="Q·K·D·H once more",
     ),
+    sample={"factor": 1.5, "shift": 5, "local": 2},
     citation=Citation(
         authors="An et al.",
         title="Why Does the Effective Context Length of LLMs Fall Short?",

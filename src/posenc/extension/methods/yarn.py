@@ -156,7 +156,7 @@ def _slowed(rope: Rope, factor: float, length: float, low: float, high: float) -
     ]
 
 
-EXTENSION = Extension(
+ENTRY = Extension(
     function=yarn,
     summary="Interpolates slow pairs only, and raises the contrast of the logits.",
     on=("rope",),
@@ -166,6 +166,7 @@ EXTENSION = Extension(
         "defaults misbehave at short trained lengths.",
         transformers="yarn",
     ),
+    sample={"alpha": 0.1, "beta": 1},
     citation=Citation(
         authors="Peng et al.",
         title="YaRN: Efficient Context Window Extension of Large Language Models",

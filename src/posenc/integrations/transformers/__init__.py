@@ -1,5 +1,6 @@
 """Checkpoint folders of transformers, read and written without that library."""
 
 from posenc.integrations.transformers.checkpoint import FAMILIES, load, save
+from posenc.integrations.transformers.family import Family, Written
 
-__all__ = ["FAMILIES", "load", "save"]
+__all__ = ["FAMILIES", "Family", "Written", "load", "save"]

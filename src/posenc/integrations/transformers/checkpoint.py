@@ -17,7 +17,7 @@ from posenc.errors import ArgumentError, CheckpointError, OutputError, UnknownNa
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.extended import extended
 from posenc.integrations.transformers.families import FAMILIES
-from posenc.integrations.transformers.families.family import Family, stored_tensors
+from posenc.integrations.transformers.family import Family, family_name, stored_tensors
 from posenc.integrations.transformers.mapping import Match, Piece, join, match, matches
 from posenc.integrations.transformers.stored import INDEX, WHOLE, StoredTensors
 from posenc.models.stack import StackConfig
@@ -115,10 +115,11 @@ def save(
         OutputError: when the folder is in use or cannot be written to.
     """
     writers = {name: known.write for name, known in FAMILIES.items() if known.write is not None}
-    if family not in writers:
+    name = family_name(family)
+    if name not in writers:
         raise UnknownNameError.of("family", family, writers)
     template = _template(family, like, fields or {})
-    described = writers[family](model, template)
+    described = writers[name](model, template)
     if "rope_parameters" in (fields or {}) and "rope_parameters" in described.fields:
         raise ArgumentError(
             "rope_parameters",
@@ -126,7 +127,7 @@ def save(
             got=template.values["rope_parameters"],
             remedy="Leave them out: they are found from the model.",
         )
-    tensors = _theirs(model, FAMILIES[family], described.tensors)
+    tensors = _theirs(model, FAMILIES[name], described.tensors)
     dtypes = {tensor.dtype for tensor in tensors.values()}
     written = {
         **template.values,
@@ -155,7 +156,7 @@ def _template(family: str, like: Path | str | None, fields: Mapping[str, Any]) -
 
 def _family_of(fields: Fields) -> Family:
     kind = fields.get("model_type", None)
-    if not isinstance(kind, str) or kind not in FAMILIES:
+    if not isinstance(kind, str) or family_name(kind) not in FAMILIES:
         raise CheckpointError(
             f"model_type in {fields.path}",
             expected=f"one of {', '.join(FAMILIES)}",
@@ -163,7 +164,7 @@ def _family_of(fields: Fields) -> Family:
             remedy="Models of other families cannot be read.",
         )
     fields.require("quantization_config", None)
-    return FAMILIES[kind]
+    return FAMILIES[family_name(kind)]
 
 
 def _heads(model: nn.Module) -> int:

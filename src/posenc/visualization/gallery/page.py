@@ -11,7 +11,6 @@ from pathlib import Path
 import vl_convert
 from markupsafe import Markup
 
-from posenc.errors import UnknownNameError
 from posenc.registry import ENCODINGS
 from posenc.storage import write_bytes
 from posenc.visualization.catalogue import SITES, SIZES, Sheet, group, sheet
@@ -74,8 +73,7 @@ def render_gallery(
     """
     chosen = tuple(dict.fromkeys(ENCODINGS if names is None else names))
     for name in chosen:
-        if name not in ENCODINGS:
-            raise UnknownNameError.of("encoding", name, ENCODINGS)
+        ENCODINGS.require(name)
     exhibits = {}
     for name in chosen:
         progress(name)

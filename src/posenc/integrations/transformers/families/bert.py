@@ -9,7 +9,7 @@ from torch import nn
 from posenc.encodings.embedding.learned import Learned
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.families.family import (
+from posenc.integrations.transformers.family import (
     Family,
     Written,
     require_config,
@@ -20,7 +20,7 @@ from posenc.models import Encoder, EncoderConfig, MaskedLM
 from posenc.models.block import Activation
 from posenc.models.replacing import encodings_of
 
-__all__ = ["ACTIVATIONS", "BERT", "SIZES", "encoder_table", "with_head"]
+__all__ = ["ACTIVATIONS", "ENTRY", "SIZES", "encoder_table", "with_head"]
 
 SIZES = {
     "vocabulary": "vocab_size",
@@ -140,7 +140,7 @@ def write(model: nn.Module, like: Fields) -> Written:
     return Written(fields, stored_tensors(model), architecture)
 
 
-BERT = Family(
+ENTRY = Family(
     make=make,
     table=with_head(encoder_table("bert."), HEAD),
     prefix="bert.",

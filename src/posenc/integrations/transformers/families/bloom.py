@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.families.family import Family
+from posenc.integrations.transformers.family import Family
 from posenc.integrations.transformers.mapping import SplitByHead, Table
 from posenc.models import Decoder, DecoderConfig
 
-__all__ = ["BLOOM"]
+__all__ = ["ENTRY"]
 
 LAYER = "transformer.h.{layer}"
 
@@ -48,7 +48,7 @@ def make(fields: Fields) -> Decoder:
     return Decoder(config)
 
 
-BLOOM = Family(
+ENTRY = Family(
     make=make,
     table=TABLE,
     prefix="transformer.",

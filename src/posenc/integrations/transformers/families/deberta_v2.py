@@ -11,11 +11,11 @@ from posenc.integrations.transformers.families.bert import (
     encoder_table,
     with_head,
 )
-from posenc.integrations.transformers.families.family import Family
+from posenc.integrations.transformers.family import Family
 from posenc.integrations.transformers.mapping import Table
 from posenc.models import Encoder, EncoderConfig, MaskedLM
 
-__all__ = ["DEBERTA_V2"]
+__all__ = ["ENTRY"]
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self"
 SCORE = "blocks.{layer}.attention.encoding.score"
@@ -96,7 +96,7 @@ def _options(fields: Fields) -> dict[str, Any]:
     }
 
 
-DEBERTA_V2 = Family(
+ENTRY = Family(
     make=make,
     table=with_head(ENCODER, HEAD),
     prefix="deberta.",

@@ -8,7 +8,7 @@ from torch import nn
 
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.families.family import (
+from posenc.integrations.transformers.family import (
     Family,
     Written,
     require_config,
@@ -19,7 +19,7 @@ from posenc.integrations.transformers.rope import RopeFields, rope_decoder
 from posenc.models import Decoder
 from posenc.models.block import Activation
 
-__all__ = ["GPT_NEOX"]
+__all__ = ["ENTRY"]
 
 LAYER = "gpt_neox.layers.{layer}"
 
@@ -113,7 +113,7 @@ def write(model: nn.Module, like: Fields) -> Written:
     return Written(fields, stored_tensors(model), "GPTNeoXForCausalLM")
 
 
-GPT_NEOX = Family(
+ENTRY = Family(
     make=make,
     table=TABLE,
     prefix="gpt_neox.",

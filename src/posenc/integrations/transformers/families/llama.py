@@ -9,7 +9,7 @@ from torch import nn
 
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.families.family import (
+from posenc.integrations.transformers.family import (
     Family,
     Written,
     require_config,
@@ -19,7 +19,7 @@ from posenc.integrations.transformers.mapping import Stacked, Table
 from posenc.integrations.transformers.rope import RopeFields, rope_decoder
 from posenc.models import Decoder
 
-__all__ = ["LLAMA", "MISTRAL", "QWEN2"]
+__all__ = ["ENTRY", "llama_like"]
 
 LAYER = "model.layers.{layer}"
 
@@ -156,7 +156,8 @@ def _window(fields: Fields, kind: Kind, layers: int) -> int | list[int | None] |
     return [known[each] for each in types]
 
 
-def _family(kind: Kind) -> Family:
+def llama_like(kind: Kind) -> Family:
+    """Llama, or a family that differs from it in windows and biases."""
     return Family(
         make=partial(make, kind=kind),
         table=TABLE,
@@ -166,6 +167,4 @@ def _family(kind: Kind) -> Family:
     )
 
 
-LLAMA = _family("llama")
-MISTRAL = _family("mistral")
-QWEN2 = _family("qwen2")
+ENTRY = llama_like("llama")

@@ -11,11 +11,11 @@ from posenc.integrations.transformers.families.bert import (
     encoder_table,
     with_head,
 )
-from posenc.integrations.transformers.families.family import Family
+from posenc.integrations.transformers.family import Family
 from posenc.integrations.transformers.mapping import RowsFrom, Table
 from posenc.models import Encoder, EncoderConfig, MaskedLM
 
-__all__ = ["ROBERTA"]
+__all__ = ["ENTRY"]
 
 FIRST = 2
 """The row of the first position: one past that of padding, whose id is 1."""
@@ -56,7 +56,7 @@ def make(fields: Fields) -> Encoder | MaskedLM:
     return MaskedLM(config) if masked else Encoder(config)
 
 
-ROBERTA = Family(
+ENTRY = Family(
     make=make,
     table=with_head(ENCODER, HEAD),
     prefix="roberta.",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.families.family import Family
+from posenc.integrations.transformers.family import Family
 from posenc.integrations.transformers.mapping import Table, Transposed
 from posenc.models import Swin, SwinConfig
 
-__all__ = ["SWIN"]
+__all__ = ["ENTRY"]
 
 THEIRS = "swin.encoder.layers.{layer}.blocks.{block}"
 OURS = "stages.{layer}.blocks.{block}"
@@ -55,7 +55,7 @@ def make(fields: Fields) -> Swin:
     return Swin(config)
 
 
-SWIN = Family(
+ENTRY = Family(
     make=make,
     table=TABLE,
     prefix="swin.",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.families.family import Family
+from posenc.integrations.transformers.family import Family
 from posenc.integrations.transformers.mapping import Stacked, Table, Transposed
 from posenc.models import Encoder, EncoderConfig, Transformer, TransformerConfig
 from posenc.models.block import Activation
 
-__all__ = ["T5"]
+__all__ = ["ENTRY"]
 
 
 def _attention(ours: str, theirs: str) -> Table:
@@ -121,7 +121,7 @@ def make(fields: Fields) -> Transformer | Encoder:
     return Transformer(config)
 
 
-T5 = Family(
+ENTRY = Family(
     make=make,
     table=TABLE,
     gated=GATED,

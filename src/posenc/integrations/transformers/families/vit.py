@@ -9,7 +9,7 @@ from torch import nn
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.families.family import (
+from posenc.integrations.transformers.family import (
     Family,
     Written,
     require_config,
@@ -19,7 +19,7 @@ from posenc.integrations.transformers.mapping import Piece, Table
 from posenc.models import ImageConfig, ImageEncoder, VisionTransformer
 from posenc.models.block import Activation
 
-__all__ = ["VIT"]
+__all__ = ["ENTRY"]
 
 LAYER = "vit.encoder.layer.{layer}"
 BLOCK = "blocks.{layer}"
@@ -138,7 +138,7 @@ def write(model: nn.Module, like: Fields) -> Written:
     return Written(fields, stored_tensors(model), "ViTForImageClassification")
 
 
-VIT = Family(
+ENTRY = Family(
     make=make,
     table=TABLE,
     prefix="vit.",

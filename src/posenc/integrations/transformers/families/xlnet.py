@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.families.family import Family
+from posenc.integrations.transformers.family import Family
 from posenc.integrations.transformers.mapping import HeadColumns, HeadRows, HeadsFirst, Table
 from posenc.models import Encoder, EncoderConfig
 from posenc.models.block import Activation
 
-__all__ = ["XLNET"]
+__all__ = ["ENTRY"]
 
 LAYER = "transformer.layer.{layer}"
 BLOCK = "blocks.{layer}"
@@ -53,7 +53,7 @@ def make(fields: Fields) -> Encoder:
     return Encoder(config)
 
 
-XLNET = Family(
+ENTRY = Family(
     make=make,
     table=TABLE,
     prefix="transformer.",

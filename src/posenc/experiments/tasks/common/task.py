@@ -1,8 +1,9 @@
 """What a task is, and how to add one.
 
-A task is one file in this folder that ends in an ``ENTRY``; ``TASKS`` in ``__init__.py`` lists it
-under the file's name, and ``posenc compare --task NAME`` and ``posenc tasks`` then know it. The
-lab trains, resumes, measures, counts and reports; the file holds four things and no loop:
+A task is one file in ``posenc.experiments.tasks`` that ends in an ``ENTRY``, known by the file's
+name, or an entry that ``posenc.register`` was given; ``posenc compare --task NAME`` and ``posenc
+tasks`` then know it. The lab trains, resumes, measures, counts and reports; the file holds four
+things and no loop:
 
 1. **A model for an encoding**: ``build(encoding)``. The encoding comes as the user wrote it;
    ``Recipe.parse`` (``posenc.experiments.recipe``) reads options and drawn positions. Draw all
@@ -172,6 +173,7 @@ class TaskEntry:
         metric: what is measured, the deciding one first.
         expectation: what the literature expects, with its sources, and which controls must fail.
         defaults: see there.
+        sample: settings of the smallest comparison, for tests.
         options: the task's own options with their defaults; a value given must be of the same
             type.
         axes: position axes of its data: 1 for sequences, 2 for images.
@@ -186,6 +188,9 @@ class TaskEntry:
     metric: str
     expectation: str
     defaults: Defaults
+    sample: Mapping[str, Any] = field(
+        default_factory=lambda: {"train_length": 8, "test_lengths": (12,)}
+    )
     options: Mapping[str, Any] = field(default_factory=dict)
     axes: int = 1
     length_unit: str = "tokens"

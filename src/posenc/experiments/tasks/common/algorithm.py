@@ -22,7 +22,7 @@ from posenc.experiments.fitting import fit_note, fitted_options
 from posenc.experiments.placement import Placed
 from posenc.experiments.recipe import Recipe, describe
 from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
-from posenc.experiments.tasks.task import Probe, TaskSettings, fingerprint, generator, probed
+from posenc.experiments.tasks.common.task import Probe, TaskSettings, fingerprint, generator, probed
 from posenc.experiments.text_loss import rows_a_call
 from posenc.models import Decoder, DecoderConfig
 from posenc.training.memory_estimate import decoder_bytes, require_step

@@ -22,7 +22,14 @@ from posenc.experiments.fitting import fit_note, fitted_options
 from posenc.experiments.recipe import Recipe, describe
 from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
 from posenc.experiments.sequences import BEGIN, END, drawn, padded, pair_loss, read_source
-from posenc.experiments.tasks.task import Probe, TaskSettings, fingerprint, generator, probed, seen
+from posenc.experiments.tasks.common.task import (
+    Probe,
+    TaskSettings,
+    fingerprint,
+    generator,
+    probed,
+    seen,
+)
 from posenc.models import Transformer, TransformerConfig, generate
 from posenc.training.memory_estimate import require_step, stack_bytes
 

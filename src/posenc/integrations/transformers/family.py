@@ -13,7 +13,7 @@ from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.mapping import Table
 from posenc.models.checkpoint import stored_tensors
 
-__all__ = ["Family", "Written", "require_config", "stored_tensors"]
+__all__ = ["Family", "Written", "family_name", "require_config", "stored_tensors"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,11 @@ class Family:
         ]
         bare = [each.removeprefix(self.prefix) for each in names if each.startswith(self.prefix)]
         return tuple(names + bare)
+
+
+def family_name(model_type: str) -> str:
+    """The name in ``FAMILIES`` of a ``model_type``: hyphens become underscores, as in files."""
+    return model_type.replace("-", "_")
 
 
 def require_config(config: object, **wanted: object) -> None:

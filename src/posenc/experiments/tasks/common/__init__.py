@@ -1,0 +1,1 @@
+"""What tasks have in common: the interface, rewriting of symbols, grammars and data."""

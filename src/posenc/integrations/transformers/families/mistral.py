@@ -1,0 +1,7 @@
+"""Mistral: a Llama with windows."""
+
+from posenc.integrations.transformers.families.llama import llama_like
+
+__all__ = ["ENTRY"]
+
+ENTRY = llama_like("mistral")

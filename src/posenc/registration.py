@@ -1,0 +1,166 @@
+"""Registries: entries by name, one file each, and those that other packages add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pkgutil import iter_modules
+from typing import Generic, TypeVar, cast
+
+from posenc.errors import ArgumentError, UnknownNameError
+
+__all__ = ["Registry", "register"]
+
+E = TypeVar("E")
+
+COMMON = "common"
+"""Name of a subpackage that holds helpers of entries, and no entry."""
+
+REGISTRIES: list[Registry[object]] = []
+
+
+class Registry(Mapping[str, E], Generic[E]):
+    """A sorted mapping from names to entries, each of which is imported when it is first read.
+
+    An entry is found in one of three places:
+
+    - a module of ``packages`` (or a subpackage): the module's name is the entry's, and its
+      ``ENTRY`` the entry. Subpackages called ``common`` hold helpers;
+    - an entry point of an installed distribution, in the group ``group``;
+    - ``register``.
+
+    Args:
+        kind: class of the entries.
+        noun: word for an entry in messages, such as ``"encoding"``.
+        packages: names of the packages that hold entries.
+        group: entry-point group, such as ``"posenc.encodings"``.
+    """
+
+    def __init__(self, kind: type, noun: str, *packages: str, group: str) -> None:
+        self.kind = kind
+        self.noun = noun
+        self.group = group
+        self._packages = packages
+        self._read: dict[str, E] = {}
+        REGISTRIES.append(cast(Registry[object], self))
+
+    @cached_property
+    def _modules(self) -> dict[str, str]:
+        """Modules by the names of their entries."""
+        return {
+            module.name: f"{package}.{module.name}"
+            for package in self._packages
+            for module in iter_modules(import_module(package).__path__)
+            if module.name != COMMON and f"{package}.{module.name}" not in self._packages
+        }
+
+    @cached_property
+    def _points(self) -> dict[str, EntryPoint]:
+        """Entry points of installed distributions by name.
+
+        Raises:
+            ArgumentError: when one has a name that is taken.
+        """
+        points: dict[str, EntryPoint] = {}
+        for point in entry_points(group=self.group):
+            other = points.setdefault(point.name, point)
+            if point.name in self._modules or point.value != other.value:
+                raise self._taken(point.name, f"the entry point {point.value}")
+        return points
+
+    def __getitem__(self, name: str) -> E:
+        if name not in self._read:
+            if name in self._modules:
+                entry = import_module(self._modules[name]).ENTRY
+            elif name in self._points:
+                entry = self._load(self._points[name])
+            else:
+                raise KeyError(name)
+            self._read[name] = entry
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._read or name in self._modules or name in self._points
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*self._read, *self._modules, *self._points}))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} entries: {', '.join(self)}>"
+
+    def require(self, name: str) -> E:
+        """The entry called ``name``.
+
+        Raises:
+            UnknownNameError: when there is none, with the close matches.
+        """
+        if name not in self:
+            raise UnknownNameError.of(self.noun, name, self)
+        return self[name]
+
+    def register(self, name: str, entry: E) -> None:
+        """Add an entry; see ``posenc.register``."""
+        if not name.isidentifier():
+            raise ArgumentError(
+                "name",
+                expected="letters, digits and underscores",
+                got=repr(name),
+                remedy="Choose another name.",
+            )
+        if name in self and self[name] is not entry:
+            raise self._taken(name, "another entry")
+        self._read[name] = entry
+
+    def _load(self, point: EntryPoint) -> E:
+        where = f"{self.noun} {point.name}"
+        remedy = f"Correct or uninstall {point.dist.name if point.dist else point.value}."
+        try:
+            entry = point.load()
+        except Exception as error:  # another package's code can raise anything
+            raise ArgumentError(
+                where, expected=f"an entry at {point.value}", got=error, remedy=remedy
+            ) from error
+        if not isinstance(entry, self.kind):
+            got = type(entry).__name__
+            raise ArgumentError(where, expected=self.kind.__name__, got=got, remedy=remedy)
+        return cast(E, entry)
+
+    def _taken(self, name: str, got: str) -> ArgumentError:
+        return ArgumentError(
+            f"{self.noun} {name}",
+            expected="a name that is not taken",
+            got=f"{got} of this name",
+            remedy="Rename one of the two, or uninstall its package.",
+        )
+
+
+def register(name: str, entry: object) -> None:
+    """Add an encoding, extension, task, model, backend or checkpoint family.
+
+    The entry's class decides which. It is then known wherever names are: ``create``, the laws of
+    ``posenc.testing``, the commands, the pages of ``docs``. The registration holds in this process;
+    an entry point of an installed distribution (groups ``posenc.encodings``,
+    ``posenc.extensions``, ``posenc.tasks``, ``posenc.models``, ``posenc.backends`` and
+    ``posenc.families``) holds in all, those of the command line and its workers included.
+
+    Args:
+        name: a new one.
+        entry: of the class of that registry's entries, such as ``posenc.entry.Entry``.
+
+    Raises:
+        ArgumentError: on a name that is taken or not made of letters, digits and underscores, or
+            an object that is no entry.
+    """
+    for registry in REGISTRIES:
+        if isinstance(entry, registry.kind):
+            registry.register(name, entry)
+            return
+    kinds = ", ".join(sorted(registry.kind.__name__ for registry in REGISTRIES))
+    raise ArgumentError(
+        "entry", expected=f"one of {kinds}", got=type(entry).__name__, remedy="See CONTRIBUTING.md."
+    )
