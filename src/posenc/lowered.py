@@ -9,11 +9,18 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Gathered", "LowRank", "Lowered", "Pairing", "Product", "Rotation"]
+__all__ = [
+    "BucketedTerms",
+    "LowRank",
+    "Pairing",
+    "Rotation",
+    "StructuredScore",
+    "TokenTableProduct",
+]
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class TokenTableProduct:
     """A summand that depends on one token and one bucket: ``tokens[b, h, l] · rows[h, n]``.
 
     Kept as its two factors, so that no one has to hold an L×N matrix.
@@ -24,7 +31,7 @@ class Product:
 
 
 @dataclass(frozen=True, eq=False)
-class Gathered:
+class BucketedTerms:
     """One group of the formula that most relative methods share. With n = bucket(offset(i, j)):
 
     ``s_ij += table[h, n] + left[b, h, i, n] + right[b, h, j, n] + row[b, h, i] + column[b, h, j]``
@@ -38,18 +45,18 @@ class Gathered:
         right: tokens are the keys (``[B, H, K, E]``); the attention scale is already in it.
         row: ``[B|1, H, Q]``; column: ``[B|1, H, K]``.
         value: ``[H|1, N, D]``.
-        reach: beyond this distance (on one axis) the bucket no longer changes, on either side.
-            None: no such distance is known.
+        max_distance: beyond this distance (on one axis) the bucket no longer changes, on either
+            side. None: no such distance is known.
     """
 
     bucket: Callable[[Float[Tensor, "*dims A"]], Int[Tensor, "*dims"]]
     table: Float[Tensor, "H N"] | None = None
-    left: Product | None = None
-    right: Product | None = None
+    left: TokenTableProduct | None = None
+    right: TokenTableProduct | None = None
     row: Float[Tensor, "b H Q"] | None = None
     column: Float[Tensor, "b H K"] | None = None
     value: Float[Tensor, "h N D"] | None = None
-    reach: int | None = None
+    max_distance: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +71,7 @@ class LowRank:
     key: Float[Tensor, "b H K R"]
 
 
-Lowered = Gathered | LowRank
+StructuredScore = BucketedTerms | LowRank
 
 Pairing = Literal["half", "adjacent"]
 """Pair t is features (t, t + T) of T pairs (``"half"``), or (2t, 2t + 1)."""

@@ -10,7 +10,7 @@ import torch
 from posenc import Encoding, Grid, Layout
 from posenc.attention.backends.base import Problem
 from posenc.attention.dispatch import LONG, SMALL, preference
-from posenc.encoding import Gathered, Lowered, LowRank
+from posenc.encoding import BucketedTerms, LowRank, StructuredScore
 
 CPU = torch.device("cpu")
 
@@ -20,7 +20,7 @@ def problem(
     keys: int,
     *,
     heads: int = 4,
-    lowered: tuple[Lowered, ...] | None = (),
+    lowered: tuple[StructuredScore, ...] | None = (),
     layout: Layout | None = None,
 ) -> Problem:
     """Zeros of width 8 that take no memory."""
@@ -35,7 +35,7 @@ def columns(count: int) -> LowRank:
     return LowRank(zeros, zeros)
 
 
-TABLE = Gathered(bucket=lambda offsets: offsets[..., 0].long(), table=torch.zeros(1, 1))
+TABLE = BucketedTerms(bucket=lambda offsets: offsets[..., 0].long(), table=torch.zeros(1, 1))
 SIDE = 512
 """Queries and keys of four heads with just ``SMALL`` logits."""
 

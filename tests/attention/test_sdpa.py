@@ -13,7 +13,7 @@ from posenc import Encoding, Grid, Layout, ScoreTerm, attend, explain
 from posenc.attention.backends import sdpa
 from posenc.attention.backends.base import Problem
 from posenc.attention.backends.sdpa import _drop_negligible
-from posenc.encoding import Lowered, LowRank
+from posenc.encoding import LowRank, StructuredScore
 from posenc.errors import BackendRefusal
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
@@ -75,7 +75,7 @@ class Sum(ScoreTerm):
 
     def lower(
         self, q: Tensor, k: Tensor, grid: Grid, *, scale: float
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         parts = [part.lower(q, k, grid, scale=scale) for part in (self.first, self.second)]
         return tuple(term for terms in parts if terms is not None for term in terms)
 
@@ -98,7 +98,7 @@ class Slope(ScoreTerm):
 
     def lower(
         self, q: Tensor, k: Tensor, grid: Grid, *, scale: float
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         return (LowRank(*self._factors(grid)),)
 
 

@@ -363,15 +363,21 @@ def test_auto_takes_it_where_the_definition_would_take_too_much() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("reach", [None, 0, 3, 40])
+@pytest.mark.parametrize("max_distance", [None, 0, 3, 40])
 @pytest.mark.parametrize("window", [None, 5, 30])
 @pytest.mark.parametrize("shift", [-7, 0, 4])
 def test_stretches_hold_every_visible_pair_once(
-    causal: bool, reach: int | None, window: int | None, shift: int, monkeypatch: pytest.MonkeyPatch
+    causal: bool,
+    max_distance: int | None,
+    window: int | None,
+    shift: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(plan, "LEAST", 2)
     queries, keys = 23, 31
-    band = Band.regular(queries, keys, shift=shift, causal=causal, window=window, reach=reach)
+    band = Band.regular(
+        queries, keys, shift=shift, causal=causal, window=window, max_distance=max_distance
+    )
     for begin, end in band.blocks(8):
         stretches = band.stretches(begin, end)
         at = [stretch.begin for stretch in stretches]
@@ -386,6 +392,6 @@ def test_stretches_hold_every_visible_pair_once(
                 assert holders or not seen
                 if holders and holders[0].kind != "near":
                     assert seen
-                    assert reach is not None
+                    assert max_distance is not None
                     side = 1 if holders[0].kind == "ahead" else -1
-                    assert side * offset >= reach
+                    assert side * offset >= max_distance

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import posenc
 from posenc import Encoding, Grid, Layout, ScoreTerm, attend
-from posenc.encoding import Gathered, Lowered
+from posenc.encoding import BucketedTerms, StructuredScore
 from posenc.errors import BackendRefusal
 
 
@@ -25,8 +25,10 @@ class OfKeys(ScoreTerm):
         column = (k @ self.weight).unsqueeze(-2)
         return column.expand(-1, -1, q.shape[2], -1)
 
-    def lower(self, q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> tuple[Lowered, ...]:
-        return (Gathered(bucket=lambda offset: offset[..., 0].long(), column=k @ self.weight),)
+    def lower(
+        self, q: Tensor, k: Tensor, grid: Grid, *, scale: float
+    ) -> tuple[StructuredScore, ...]:
+        return (BucketedTerms(bucket=lambda offset: offset[..., 0].long(), column=k @ self.weight),)
 
 
 def gradients(

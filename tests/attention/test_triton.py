@@ -66,14 +66,14 @@ def brute(queries: int, keys: int, shift: int, causal: bool, window: int | None)
     return rows
 
 
-@pytest.mark.parametrize("reach", [None, 0, 3, 50])
+@pytest.mark.parametrize("max_distance", [None, 0, 3, 50])
 @pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 4), (True, 4)])
 @pytest.mark.parametrize("sizes", [(9, 9, 0), (1, 12, -11), (5, 3, 20), (4, 6, -30)])
 def test_place(
-    sizes: tuple[int, int, int], causal: bool, window: int | None, reach: int | None
+    sizes: tuple[int, int, int], causal: bool, window: int | None, max_distance: int | None
 ) -> None:
     queries, keys, shift = sizes
-    place = Place.of(queries, keys, shift, causal=causal, window=window, reach=reach)
+    place = Place.of(queries, keys, shift, causal=causal, window=window, max_distance=max_distance)
     offsets = place.offsets().line().tolist()
     assert len(offsets) == place.count
     assert set(offsets) <= set(range(shift - queries + 1, shift + keys))
@@ -84,7 +84,7 @@ def test_place(
             assert (place.first <= t <= place.last) == (offset in seen)
             if offset in seen:
                 read = offsets[min(max(t, 0), place.count - 1)]
-                far = 10**6 if reach is None else reach
+                far = 10**6 if max_distance is None else max_distance
                 assert min(max(read, -far), far) == min(max(offset, -far), far)
 
 

@@ -18,7 +18,7 @@ from posenc import Encoding, Grid, Layout, ScoreTerm, ValueTerm, attend
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.op import attention
-from posenc.encoding import Gathered, Lowered, LowRank, Product
+from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
 from posenc.errors import BackendRefusal
 
 HEADS, KEY_HEADS, WIDTH = 2, 1, 16
@@ -29,15 +29,15 @@ class Everything(ScoreTerm):
 
     Args:
         clip: offsets beyond it are alike.
-        reach: what is claimed of it; None claims nothing.
+        max_distance: what is claimed of it; None claims nothing.
         rows: heads with rows of their own, or 1.
     """
 
     axes = None
 
-    def __init__(self, clip: int, reach: int | None, rows: int, width: int) -> None:
+    def __init__(self, clip: int, max_distance: int | None, rows: int, width: int) -> None:
         super().__init__()
-        self.clip, self.reach = clip, reach
+        self.clip, self.max_distance = clip, max_distance
         buckets = 2 * clip + 1
         self.table = nn.Parameter(torch.randn(HEADS, buckets, dtype=torch.float64))
         self.left = nn.Parameter(torch.randn(rows, buckets, width, dtype=torch.float64))
@@ -67,13 +67,18 @@ class Everything(ScoreTerm):
 
     def lower(
         self, q: Tensor, k: Tensor, grid: Grid, *, scale: float
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         n = self.bucket
-        left, right = Product(q * scale, self.left), Product(k * scale, self.right)
+        left, right = (
+            TokenTableProduct(q * scale, self.left),
+            TokenTableProduct(k * scale, self.right),
+        )
         column = (k * self.column.to(k)).sum(-1)
         return (
-            Gathered(n, table=self.table, left=left, column=column, reach=self.reach),
-            Gathered(n, right=right, row=q.sum(-1) * scale, reach=self.reach),
+            BucketedTerms(
+                n, table=self.table, left=left, column=column, max_distance=self.max_distance
+            ),
+            BucketedTerms(n, right=right, row=q.sum(-1) * scale, max_distance=self.max_distance),
             LowRank(*self._factors(grid)),
         )
 
@@ -85,7 +90,7 @@ class Values(ValueTerm):
 
     def __init__(self, like: Everything, rows: int, width: int) -> None:
         super().__init__()
-        self.bucket, self.reach = like.bucket, like.reach
+        self.bucket, self.max_distance = like.bucket, like.max_distance
         buckets = 2 * like.clip + 1
         self.rows = nn.Parameter(torch.randn(rows, buckets, width, dtype=torch.float64))
 
@@ -93,8 +98,8 @@ class Values(ValueTerm):
         rows = self.rows[:, self.bucket(grid.offset)].expand(HEADS, *[-1] * 4)
         return torch.einsum("bhij,hbijd->bhid", weights, rows.to(weights))
 
-    def lower(self, grid: Grid) -> Gathered | None:
-        return Gathered(self.bucket, value=self.rows, reach=self.reach)
+    def lower(self, grid: Grid) -> BucketedTerms | None:
+        return BucketedTerms(self.bucket, value=self.rows, max_distance=self.max_distance)
 
 
 def everything(
@@ -181,8 +186,8 @@ WHOLE = {
     "two-sided": (everything(), sequence(33)),
     "nothing claimed": (everything(claimed=False), sequence(20)),
     "rows a head": (everything(rows=HEADS), sequence(20, causal=True)),
-    "reach 0": (everything(0), sequence(20)),
-    "far reach": (everything(15), sequence(20, causal=True)),
+    "distance 0": (everything(0), sequence(20)),
+    "far distance": (everything(15), sequence(20, causal=True)),
     "window": (everything(), sequence(33, window=6)),
     "chunk": (everything(), Grid(Layout.sequence(9, 31), Layout.sequence(40), causal=True)),
     "queries before keys": (

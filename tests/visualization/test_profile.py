@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.encoding import EmbeddingEncoding, Encoding, Gathered, Lowered, ScoreTerm
+from posenc.encoding import BucketedTerms, EmbeddingEncoding, Encoding, ScoreTerm, StructuredScore
 from posenc.errors import ArgumentError, LengthError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -209,8 +209,10 @@ class Single(Near):
 
     def lower(
         self, q: Tensor, k: Tensor, grid: Grid, *, scale: float
-    ) -> tuple[Lowered, ...] | None:
-        return (Gathered(lambda offset: torch.zeros_like(offset[..., 0]).long(), reach=4),)
+    ) -> tuple[StructuredScore, ...] | None:
+        return (
+            BucketedTerms(lambda offset: torch.zeros_like(offset[..., 0]).long(), max_distance=4),
+        )
 
 
 def test_one_bucket_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding import Encoding, Gathered, Lowered, LowRank
+from posenc.encoding import BucketedTerms, Encoding, LowRank, StructuredScore
 from posenc.grid import Grid
 
 __all__ = [
@@ -33,12 +33,12 @@ def lower(
     grid: Grid,
     *,
     scale: float,
-) -> tuple[Lowered, ...] | None:
+) -> tuple[StructuredScore, ...] | None:
     """Score and value parts in structured form: () if there are none, None if one has no such form.
 
     A part that replaces the product has none either: what it returns is no summand.
     """
-    lowered: tuple[Lowered, ...] = ()
+    lowered: tuple[StructuredScore, ...] = ()
     if encoding.score is not None:
         if encoding.score.replaces_product:
             return None
@@ -54,32 +54,34 @@ def lower(
     return lowered
 
 
-def offset_line(group: Gathered, grid: Grid) -> Float[Tensor, "H offsets"]:
+def offset_line(group: BucketedTerms, grid: Grid) -> Float[Tensor, "H offsets"]:
     """A group's table read at every offset of a regular grid, ascending: ``[H, Q + K - 1]``."""
     assert group.table is not None  # callers choose groups that have one
     line = grid.line_offsets(device=group.table.device)
     return group.table[:, group.bucket(line.unsqueeze(-1))]
 
 
-def add_rows(lse: Float[Tensor, "B H Q"], lowered: Iterable[Lowered]) -> Float[Tensor, "B H Q"]:
+def add_rows(
+    lse: Float[Tensor, "B H Q"], lowered: Iterable[StructuredScore]
+) -> Float[Tensor, "B H Q"]:
     """LSE of the whole logits, from one of logits without the ``row`` terms.
 
     A ``row`` term is the same for all keys of a query: no output depends on it.
     """
     for term in lowered:
-        if isinstance(term, Gathered) and term.row is not None:
+        if isinstance(term, BucketedTerms) and term.row is not None:
             lse = lse + term.row.detach()
     return lse
 
 
-def reads_tokens(term: Lowered) -> bool:
+def reads_tokens(term: StructuredScore) -> bool:
     """Whether a term may hang on queries or keys: on all but tables and values, it may."""
     if isinstance(term, LowRank):
         return True
     return any(part is not None for part in (term.left, term.right, term.row, term.column))
 
 
-def is_constant_table(term: Lowered) -> bool:
+def is_constant_table(term: StructuredScore) -> bool:
     """Whether a term is a table by offset alone, whose values need no gradient."""
     if isinstance(term, LowRank) or term.table is None:
         return False

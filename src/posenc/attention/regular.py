@@ -18,11 +18,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posenc.encoding import Gathered, Lowered, LowRank, Product
+from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
 from posenc.grid import Grid
 from posenc.runtime import has_values
 
-__all__ = ["Regular", "reach_of", "read_offsets", "reads_offsets"]
+__all__ = ["Regular", "max_distance_of", "read_offsets", "reads_offsets"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +36,8 @@ class Regular:
         column: ``[B|1, H, K]``.
         value_rows: ``[H|1, W, E]``.
         factors: low-rank terms.
-        reach: all that depends on the offset is the same at all offsets of ``reach`` and more,
-            and at all of ``-reach`` and less. None: no such distance is known.
+        max_distance: no term changes with the offset beyond this distance, on either side. None: no
+            such distance is known.
     """
 
     line: Float[Tensor, "H W"] | None
@@ -48,7 +48,7 @@ class Regular:
     column: Float[Tensor, "b H K"] | None
     value_rows: Float[Tensor, "h W E"] | None
     factors: tuple[LowRank, ...]
-    reach: int | None
+    max_distance: int | None
 
     @property
     def table_only(self) -> bool:
@@ -57,7 +57,9 @@ class Regular:
         return not self.factors and all(other is None for other in others)
 
 
-def read_offsets(lowered: Iterable[Lowered], grid: Grid, *, device: torch.device) -> Regular:
+def read_offsets(
+    lowered: Iterable[StructuredScore], grid: Grid, *, device: torch.device
+) -> Regular:
     """The terms at every offset of a grid that is regular.
 
     Gradients flow back into tables and rows through the reading.
@@ -67,7 +69,7 @@ def read_offsets(lowered: Iterable[Lowered], grid: Grid, *, device: torch.device
     """
     offsets = grid.line_offsets(device=device).unsqueeze(-1)
     terms = list(lowered)
-    groups = [term for term in terms if isinstance(term, Gathered)]
+    groups = [term for term in terms if isinstance(term, BucketedTerms)]
     places = [group.bucket(offsets) for group in groups]
     pairs = list(zip(groups, places, strict=True))
     left, left_rows = _stack([(g.left, n) for g, n in pairs if g.left is not None])
@@ -81,18 +83,18 @@ def read_offsets(lowered: Iterable[Lowered], grid: Grid, *, device: torch.device
         column=_sum([g.column for g in groups if g.column is not None]),
         value_rows=_sum([g.value[:, n] for g, n in pairs if g.value is not None]),
         factors=tuple(term for term in terms if isinstance(term, LowRank)),
-        reach=reach_of(groups),
+        max_distance=max_distance_of(groups),
     )
 
 
-def reach_of(lowered: Iterable[Lowered]) -> int | None:
+def max_distance_of(lowered: Iterable[StructuredScore]) -> int | None:
     """The distance from which on nothing that depends on the offset changes; None: not known."""
-    reaches = [term.reach for term in lowered if reads_offsets(term)]
-    known = [reach for reach in reaches if reach is not None]
-    return max(known, default=0) if len(known) == len(reaches) else None
+    distances = [term.max_distance for term in lowered if reads_offsets(term)]
+    known = [max_distance for max_distance in distances if max_distance is not None]
+    return max(known, default=0) if len(known) == len(distances) else None
 
 
-def reads_offsets(term: Lowered) -> TypeGuard[Gathered]:
+def reads_offsets(term: StructuredScore) -> TypeGuard[BucketedTerms]:
     """Whether a term depends on the offset, rather than on one of two tokens at a time."""
     if isinstance(term, LowRank):
         return False
@@ -113,7 +115,7 @@ def _read(rows: Float[Tensor, "h N F"], place: Int[Tensor, "W"]) -> Float[Tensor
 
 
 def _stack(
-    products: Sequence[tuple[Product | None, Tensor]],
+    products: Sequence[tuple[TokenTableProduct | None, Tensor]],
 ) -> tuple[Tensor | None, Tensor | None]:
     """Several products as one, their features side by side."""
     found = [(product, place) for product, place in products if product is not None]

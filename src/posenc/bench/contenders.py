@@ -16,7 +16,7 @@ from posenc.attention.backends.triton import Triton
 from posenc.attention.lowering import is_constant_table, lower
 from posenc.attention.regular import read_offsets
 from posenc.bench.case import Call
-from posenc.encoding import Lowered
+from posenc.encoding import StructuredScore
 from posenc.errors import BackendRefusal
 from posenc.training.machine import available_memory
 
@@ -274,7 +274,7 @@ def _causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return i >= j
 
 
-def _lowered(call: Call) -> tuple[Lowered, ...] | None:
+def _lowered(call: Call) -> tuple[StructuredScore, ...] | None:
     return lower(call.encoding, call.q, call.k, call.grid, scale=call.scale)
 
 

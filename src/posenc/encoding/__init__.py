@@ -8,19 +8,26 @@ from posenc.encoding.parts import (
     ScoreTerm,
     ValueTerm,
 )
-from posenc.lowered import Gathered, Lowered, LowRank, Pairing, Product, Rotation
+from posenc.lowered import (
+    BucketedTerms,
+    LowRank,
+    Pairing,
+    Rotation,
+    StructuredScore,
+    TokenTableProduct,
+)
 
 __all__ = [
+    "BucketedTerms",
     "EmbeddingEncoding",
     "Encoding",
-    "Gathered",
     "LowRank",
-    "Lowered",
     "Pairing",
     "Part",
-    "Product",
     "QueryKeyTransform",
     "Rotation",
     "ScoreTerm",
+    "StructuredScore",
+    "TokenTableProduct",
     "ValueTerm",
 ]

@@ -13,7 +13,7 @@ from posenc.encoding.parts import Part, Projection
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.lowered import Gathered, Lowered, LowRank, Product
+from posenc.lowered import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
 
 __all__ = ["HeadRange", "SomeHeadsScore", "SomeHeadsTransform", "SomeHeadsValue", "range_of"]
 
@@ -37,7 +37,7 @@ class HeadRange:
             return x
         return x.narrow(dim, self.begin, self.end - self.begin)
 
-    def cut_term(self, term: Lowered) -> Lowered:
+    def cut_term(self, term: StructuredScore) -> StructuredScore:
         """These heads of a term in structured form."""
         if isinstance(term, LowRank):
             return LowRank(self.cut(term.query), self.cut(term.key))
@@ -52,10 +52,10 @@ class HeadRange:
             value=value,
         )
 
-    def _cut_product(self, product: Product | None) -> Product | None:
+    def _cut_product(self, product: TokenTableProduct | None) -> TokenTableProduct | None:
         if product is None:
             return None
-        return Product(self.cut(product.tokens), self.cut(product.rows, 0))
+        return TokenTableProduct(self.cut(product.tokens), self.cut(product.rows, 0))
 
 
 def range_of(part: Part, begin: int, end: int) -> HeadRange | None:
@@ -152,7 +152,7 @@ class SomeHeadsScore(SomeHeads):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         terms = self.whole.lower(self.range.fill(q), self.range.fill(k), grid, scale=scale)
         return None if terms is None else tuple(self.range.cut_term(term) for term in terms)
 
@@ -164,8 +164,8 @@ class SomeHeadsValue(SomeHeads):
         values: Tensor = self.whole(self.range.fill(weights), grid)
         return self.range.cut(values)
 
-    def lower(self, grid: Grid) -> Gathered | None:
-        term: Gathered | None = self.whole.lower(grid)
+    def lower(self, grid: Grid) -> BucketedTerms | None:
+        term: BucketedTerms | None = self.whole.lower(grid)
         if term is None or term.value is None:
             return term
         return replace(term, value=self.range.cut(term.value, 0))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.lowered import Gathered, Lowered, Pairing, Rotation
+from posenc.lowered import BucketedTerms, Pairing, Rotation, StructuredScore
 
 __all__ = [
     "EmbeddingEncoding",
@@ -225,7 +225,7 @@ class ScoreTerm(Part, ABC):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         """The same in the structured form that fast backends use; None where there is none."""
         return None
 
@@ -237,6 +237,6 @@ class ValueTerm(Part, ABC):
     def forward(self, weights: Float[Tensor, "B H Q K"], grid: Grid) -> Float[Tensor, "B H Q D"]:
         """The summand ``[B, H, Q, D]`` of the output, from the attention weights."""
 
-    def lower(self, grid: Grid) -> Gathered | None:
-        """The same as ``Gathered(value=...)``; None where there is no such form."""
+    def lower(self, grid: Grid) -> BucketedTerms | None:
+        """The same as ``BucketedTerms(value=...)``; None where there is no such form."""
         return None

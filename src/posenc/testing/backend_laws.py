@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.attention import BACKENDS, attend, explain
-from posenc.encoding import Encoding, Gathered, Lowered
+from posenc.encoding import BucketedTerms, Encoding, StructuredScore
 from posenc.encodings.common.rotation import turn
 from posenc.errors import ArgumentError, BackendRefusal
 from posenc.grid import Grid
@@ -110,11 +110,11 @@ def lowered_is_forward(subject: Subject) -> None:
                 _match(value(weights, grid), dense, [weights, *value.parameters()], "value")
 
 
-def _sum(terms: Iterable[Lowered], grid: Grid) -> Tensor:
+def _sum(terms: Iterable[StructuredScore], grid: Grid) -> Tensor:
     """The logits that structured terms stand for, written out."""
     total = torch.zeros(1, 1, grid.query.length, grid.key.length, dtype=torch.float64)
     for term in terms:
-        if not isinstance(term, Gathered):
+        if not isinstance(term, BucketedTerms):
             total = total + term.query @ term.key.mT
             continue
         bucket = term.bucket(grid.offset)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.encoding import Encoding, Gathered, Lowered
+from posenc.encoding import BucketedTerms, Encoding, StructuredScore
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.visualization.panels import Curves, Heat, Panel, Trail
@@ -230,14 +230,14 @@ class Sitter:
     def _buckets(self) -> Iterable[Panel]:
         q = self.x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
         scale = self.encoding.default_scale(self.head_dim)
-        lowered: list[Lowered | None] = []
+        lowered: list[StructuredScore | None] = []
         if self.encoding.score is not None:
             lowered += self.encoding.score.lower(q, q, self.grid, scale=scale) or ()
         elif self.encoding.value is not None:
             lowered += [self.encoding.value.lower(self.grid)]
         for group in lowered:
-            if isinstance(group, Gathered) and group.reach is not None and self.flat:
-                far = math.ceil(FARTHEST * group.reach)
+            if isinstance(group, BucketedTerms) and group.max_distance is not None and self.flat:
+                far = math.ceil(FARTHEST * group.max_distance)
                 distance = torch.arange(0 if self.causal else -far, far + 1)
                 offset = -distance if self.causal else distance
                 bucket = group.bucket(offset.to(torch.float32).unsqueeze(-1))

@@ -10,7 +10,7 @@ from transformers.models.sam.modeling_sam import SamVisionAttention
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.encoding import Gathered
+from posenc.encoding import BucketedTerms
 from posenc.encodings.common.window import Window
 from posenc.encodings.score.decomposed2d import Decomposed2d
 from posenc.errors import ArgumentError, LengthError
@@ -135,7 +135,7 @@ def test_lowered_to_a_group_an_axis_without_pairs() -> None:
     groups = made.lower(q, q, grid, scale=0.5)
     assert len(groups) == 2
     for group in groups:
-        assert isinstance(group, Gathered)
+        assert isinstance(group, BucketedTerms)
         assert group.table is None
         assert group.left.tokens.numel() == q.numel()
         assert group.left.rows.shape[1] <= 100

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.encoding import Gathered
+from posenc.encoding import BucketedTerms
 from posenc.encodings.common.piecewise_index import METHODS, Method, Piecewise, buckets_of
 from posenc.encodings.score.irpe import irpe
 from posenc.errors import ArgumentError, UnknownNameError
@@ -164,7 +164,7 @@ def test_lowered_scores_are_the_definition(method: Method, mode: str, on: str) -
     assert len(groups) == (2 if method == "cross" else 1)
     dense = torch.zeros(2, 3, 4, 3, dtype=torch.float64)
     for group in groups:
-        assert isinstance(group, Gathered)
+        assert isinstance(group, BucketedTerms)
         bucket = group.bucket(grid.offset)[0]
         if group.table is not None:
             dense = dense + group.table[:, bucket]

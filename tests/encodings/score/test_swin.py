@@ -12,7 +12,7 @@ from transformers.models.swin import modeling_swin
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.encoding import Gathered
+from posenc.encoding import BucketedTerms
 from posenc.encodings.common.window import Window
 from posenc.encodings.score.swin import Swin
 from posenc.errors import ArgumentError, LengthError
@@ -167,7 +167,7 @@ def test_lowered_whole_images_are_the_definition() -> None:
     swin = Swin(heads=3, window=(4, 5))
     grid = Grid(Layout.image(3, 5), Layout.image(4, 2))
     (group,) = swin.lower(torch.zeros(1, 3, 15, 4), torch.zeros(1, 3, 8, 4), grid, scale=1.0)
-    assert isinstance(group, Gathered)
+    assert isinstance(group, BucketedTerms)
     assert group.table is not None
     dense = group.table[:, group.bucket(grid.offset)].transpose(0, 1)
     torch.testing.assert_close(dense, bias(swin, grid))

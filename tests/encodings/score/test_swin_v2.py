@@ -13,7 +13,7 @@ from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
 
 import posenc
 from posenc import Encoding, Grid, Layout
-from posenc.encoding import Gathered
+from posenc.encoding import BucketedTerms
 from posenc.encodings.common.cosine import CosineLogits
 from posenc.encodings.score.swin_v2 import SwinV2Bias, swin_v2
 from posenc.errors import ArgumentError, UnknownNameError
@@ -173,7 +173,7 @@ def test_whole_images_are_lowered_to_a_table() -> None:
     grid = Grid(Layout.image(3, 5), Layout.image(6, 2))
     q, k = torch.zeros(1, 3, 15, 4), torch.zeros(1, 3, 12, 4)
     (group,) = made.lower(q, k, grid, scale=1.0)
-    assert isinstance(group, Gathered)
+    assert isinstance(group, BucketedTerms)
     assert group.table is not None
     assert group.table.shape == (3, 11 * 9)
     dense = group.table[:, group.bucket(grid.offset)].transpose(0, 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.encoding import Gathered, Lowered
+from posenc.encoding import BucketedTerms, StructuredScore
 from posenc.encodings.score.tupe import Tupe
 from posenc.errors import ArgumentError, LengthError
 from posenc.testing.oracles import attention_by_loops, t5_bucket_by_loops
@@ -135,10 +135,10 @@ def _is_special(layout: Layout, b: int, i: int) -> bool:
     return marks is not None and bool(marks[min(b, marks.shape[0] - 1), i])
 
 
-def dense(terms: tuple[Lowered, ...], grid: Grid) -> Tensor:
+def dense(terms: tuple[StructuredScore, ...], grid: Grid) -> Tensor:
     total = torch.zeros(1)
     for term in terms:
-        if isinstance(term, Gathered):
+        if isinstance(term, BucketedTerms):
             assert term.table is not None
             total = total + term.table[:, term.bucket(grid.offset)].transpose(0, 1)
         else:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding import Encoding, Lowered, Rotation
+from posenc.encoding import Encoding, Rotation, StructuredScore
 from posenc.grid import Grid
 
 __all__ = ["Backend", "Plan", "Problem", "Result", "Unsupported", "join_queries"]
@@ -39,7 +39,7 @@ class Problem:
     encoding: Encoding
     scale: float
     dropout: float
-    lowered: tuple[Lowered, ...] | None
+    lowered: tuple[StructuredScore, ...] | None
     rotation: Rotation | None = None
 
     @property

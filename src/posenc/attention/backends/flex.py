@@ -19,7 +19,7 @@ from torch import Tensor
 from posenc.attention.backends.base import Backend, Plan, Problem, Result, Unsupported
 from posenc.attention.lowering import add_rows
 from posenc.attention.regular import reads_offsets
-from posenc.encoding import Gathered, Lowered, LowRank, Product
+from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.layout.integers import exact_dtype
@@ -101,18 +101,18 @@ def _learns(problem: Problem) -> bool:
         return False
     found: list[Tensor | None] = []
     for term in problem.lowered or ():
-        if isinstance(term, Gathered):
+        if isinstance(term, BucketedTerms):
             products = [part for part in (term.left, term.right) if part is not None]
             found += [term.table, term.column]
             found += [x for part in products for x in (part.tokens, part.rows)]
     return any(x is not None and x.requires_grad for x in found)
 
 
-def refuse_terms(lowered: tuple[Lowered, ...] | None, grid: Grid) -> Unsupported | None:
+def refuse_terms(lowered: tuple[StructuredScore, ...] | None, grid: Grid) -> Unsupported | None:
     """Why terms cannot be told pair by pair; None if they can."""
     if lowered is None:
         return Unsupported("the score or value part has no structured form on this grid")
-    groups = [term for term in lowered if isinstance(term, Gathered)]
+    groups = [term for term in lowered if isinstance(term, BucketedTerms)]
     if len(groups) < len(lowered):
         return Unsupported("it has no place for extra columns in float32")
     if any(group.value is not None for group in groups):
@@ -195,7 +195,7 @@ def score_mod(problem: Problem) -> Mod | None:
     return mod
 
 
-def _by_offset(group: Gathered, entries: Entries, problem: Problem) -> list[Mod]:
+def _by_offset(group: BucketedTerms, entries: Entries, problem: Problem) -> list[Mod]:
     bucket = group.bucket(entries.offsets(problem.q.device))
     mods: list[Mod] = []
     if group.table is not None:
@@ -214,7 +214,7 @@ def _by_key(column: Float[Tensor, "B H K"]) -> Mod:
     return lambda score, b, h, i, j: score + column[b, h, j]
 
 
-def _products(product: Product, problem: Problem) -> Float[Tensor, "B H L N"]:
+def _products(product: TokenTableProduct, problem: Problem) -> Float[Tensor, "B H L N"]:
     return _rows(product.tokens.float() @ product.rows.float().mT, problem)
 
 

@@ -27,7 +27,7 @@ from posenc.attention.backends.definition import lse_by_definition
 from posenc.attention.flash_cpu import flash_forward
 from posenc.attention.lowering import is_constant_table, offset_line, repeat_heads
 from posenc.attention.views import strided_view
-from posenc.encoding import Gathered, LowRank
+from posenc.encoding import BucketedTerms, LowRank
 from posenc.grid import Grid
 from posenc.runtime import differentiates_forward, has_values, is_transformed
 
@@ -101,7 +101,7 @@ def _run(problem: Problem, *, lse: bool) -> Result:
 def _attend(problem: Problem, *, lse: bool) -> Result:
     lowered = problem.lowered or ()
     factors = [term for term in lowered if isinstance(term, LowRank)]
-    tables = [offset_line(t, problem.grid) for t in lowered if isinstance(t, Gathered)]
+    tables = [offset_line(t, problem.grid) for t in lowered if isinstance(t, BucketedTerms)]
     q, k, v = _widen(problem, factors)
     if tables:
         found = _attend_line(q, k, v, torch.stack(tables).sum(0), problem, lse=lse)
@@ -111,7 +111,7 @@ def _attend(problem: Problem, *, lse: bool) -> Result:
 
 
 def _constant_table(term: object) -> bool:
-    return isinstance(term, Gathered) and is_constant_table(term)
+    return isinstance(term, BucketedTerms) and is_constant_table(term)
 
 
 def _low_rank(term: object) -> bool:

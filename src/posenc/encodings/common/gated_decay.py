@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
-from posenc.encoding import Gathered, Lowered, ScoreTerm
+from posenc.encoding import BucketedTerms, ScoreTerm, StructuredScore
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.signals import require_signal
@@ -84,13 +84,13 @@ class GatedDecay(ScoreTerm, ABC):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         row, column = self.sums(grid)
         # Measured from the first query, the sums near the diagonal, which matter, are small.
         start = row[..., :1].detach()
         wide = torch.promote_types(q.dtype, torch.float32)
         row, column = (row - start).to(wide), (start - column).to(wide)
-        return (Gathered(_one_bucket, row=row, column=column, reach=0),)
+        return (BucketedTerms(_one_bucket, row=row, column=column, max_distance=0),)
 
 
 def _one_bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:

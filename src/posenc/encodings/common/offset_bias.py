@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posenc.encoding import Gathered, Lowered, ScoreTerm
+from posenc.encoding import BucketedTerms, ScoreTerm, StructuredScore
 from posenc.grid import Grid
 
 __all__ = ["OffsetBias"]
@@ -45,7 +45,7 @@ class OffsetBias(ScoreTerm, ABC):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         if grid.shift is None:
             return None
         line = grid.line(device=q.device)
@@ -55,4 +55,4 @@ class OffsetBias(ScoreTerm, ABC):
             return offset[..., 0].long() - first
 
         dtype = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
-        return (Gathered(bucket, table=self.bias(line.to(dtype))),)
+        return (BucketedTerms(bucket, table=self.bias(line.to(dtype))),)

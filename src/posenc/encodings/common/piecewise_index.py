@@ -93,7 +93,7 @@ class Buckets(ABC):
         return rows.flip(1)
 
 
-class Product(Buckets):
+class TokenTableProduct(Buckets):
     """A bucket for each pair of ``g(Δ'_y)`` and ``g(Δ'_x)``: (2⌊β⌋ + 1)² of them."""
 
     def __init__(self, piecewise: Piecewise) -> None:
@@ -163,7 +163,7 @@ def buckets_of(method: Method, piecewise: Piecewise) -> tuple[Buckets, ...]:
         UnknownNameError: for another method.
     """
     if method == "product":
-        return (Product(piecewise),)
+        return (TokenTableProduct(piecewise),)
     if method == "cross":
         return (Along(piecewise, 0), Along(piecewise, 1))
     if method == "euclidean":

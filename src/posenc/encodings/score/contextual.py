@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Natural, Width, checked
-from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm
+from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, StructuredScore, TokenTableProduct
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.clipped_offsets import ClippedTable
 from posenc.encodings.score.shaw import ShawValues
@@ -84,16 +84,16 @@ class ContextualScores(ScoreTerm):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         queries, keys = self.query(), self.key()
         table = scale * (queries * keys).sum(-1)
         return (
-            Gathered(
+            BucketedTerms(
                 self.key.bucket,
                 table=table.expand(q.shape[1], -1),
-                left=Product(q * scale, keys[None]),
-                right=Product(k * scale, queries[None]),
-                reach=self.key.max_distance,
+                left=TokenTableProduct(q * scale, keys[None]),
+                right=TokenTableProduct(k * scale, queries[None]),
+                max_distance=self.key.max_distance,
             ),
         )
 

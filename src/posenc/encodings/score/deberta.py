@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
-from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm
+from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, StructuredScore, TokenTableProduct
 from posenc.encoding.parts import Projection
 from posenc.encodings.common.buckets import gather_rows
 from posenc.entry import Citation, Claims, Entry
@@ -316,15 +316,20 @@ class Deberta(ScoreTerm):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         low, high = self.relative.reached(grid)
         from_query, from_key = self._tables(low, high, q.device)
 
         def bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
             return self.relative.bucket(offset).clamp(low, high) - low
 
-        left, right = Product(q * scale, from_query), Product(k * scale, from_key)
-        return (Gathered(bucket, left=left, right=right, reach=self.relative.max_distance),)
+        left, right = (
+            TokenTableProduct(q * scale, from_query),
+            TokenTableProduct(k * scale, from_key),
+        )
+        return (
+            BucketedTerms(bucket, left=left, right=right, max_distance=self.relative.max_distance),
+        )
 
     def _tables(
         self, low: int, high: int, device: torch.device

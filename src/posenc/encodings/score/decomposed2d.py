@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
-from posenc.encoding import Gathered, Lowered, Product, ScoreTerm
+from posenc.encoding import BucketedTerms, ScoreTerm, StructuredScore, TokenTableProduct
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.special_tokens import has_special, special_pairs
 from posenc.encodings.common.window import Window
@@ -107,7 +107,7 @@ class Decomposed2d(ScoreTerm):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         if has_special(grid):
             return None
         inside = self.window.require(grid)
@@ -116,7 +116,11 @@ class Decomposed2d(ScoreTerm):
             # What cannot be checked is made loud: NaN in the entry for pairs outside.
             loud = q.new_zeros(q.shape[1], table.shape[1])
             loud[:, -1] = float("nan")
-            groups.append(Gathered(bucket, table=None if inside else loud, left=Product(q, table)))
+            groups.append(
+                BucketedTerms(
+                    bucket, table=None if inside else loud, left=TokenTableProduct(q, table)
+                )
+            )
         return tuple(groups)
 
 

@@ -9,7 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Interval, Width, checked
-from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm, ValueTerm
+from posenc.encoding import (
+    BucketedTerms,
+    Encoding,
+    ScoreTerm,
+    StructuredScore,
+    TokenTableProduct,
+    ValueTerm,
+)
 from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
 from posenc.encodings.common.piecewise_index import Buckets, Method, Piecewise, buckets_of
 from posenc.encodings.common.special_tokens import has_special, special_pairs
@@ -155,7 +162,7 @@ class IrpeScore(ScoreTerm):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         if has_special(grid):
             return None
         return tuple(
@@ -163,7 +170,7 @@ class IrpeScore(ScoreTerm):
             for place, buckets in enumerate(self.buckets)
         )
 
-    def _group(self, place: int, buckets: Buckets, q: Tensor, k: Tensor) -> Gathered:
+    def _group(self, place: int, buckets: Buckets, q: Tensor, k: Tensor) -> BucketedTerms:
         keys = queries = None
         if self.keys is not None:
             keys = self.keys()[place][:, : buckets.count]
@@ -174,12 +181,12 @@ class IrpeScore(ScoreTerm):
             return buckets.of(-offset)
 
         if self.contextual:
-            left = None if keys is None else Product(q, keys)
-            return Gathered(
-                bucket, left=left, right=None if queries is None else Product(k, queries)
+            left = None if keys is None else TokenTableProduct(q, keys)
+            return BucketedTerms(
+                bucket, left=left, right=None if queries is None else TokenTableProduct(k, queries)
             )
         table = sum(rows for rows in (keys, queries) if rows is not None)
-        return Gathered(bucket, table=torch.as_tensor(table).expand(q.shape[1], -1))
+        return BucketedTerms(bucket, table=torch.as_tensor(table).expand(q.shape[1], -1))
 
 
 class IrpeValue(ValueTerm):
@@ -212,7 +219,7 @@ class IrpeValue(ValueTerm):
         ]
         return torch.stack(sums).sum(0)
 
-    def lower(self, grid: Grid) -> Gathered | None:
+    def lower(self, grid: Grid) -> BucketedTerms | None:
         if has_special(grid):
             return None
         # Several tables are one, with a row for each combination of their buckets.
@@ -227,7 +234,7 @@ class IrpeValue(ValueTerm):
                 index = index * buckets.count + buckets.of(-offset)
             return index
 
-        return Gathered(bucket, value=rows)
+        return BucketedTerms(bucket, value=rows)
 
 
 def _tables(buckets: tuple[Buckets, ...], tables: int, width: int | None) -> Tables:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Natural, checked
-from posenc.encoding import Gathered, Lowered, ScoreTerm
+from posenc.encoding import BucketedTerms, ScoreTerm, StructuredScore
 from posenc.encodings.common.clipped_offsets import clipped_bucket
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
@@ -86,8 +86,10 @@ class RelativeBias(ScoreTerm):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
-        return (Gathered(self.bucket, table=self._biases(scale), reach=self.max_distance),)
+    ) -> tuple[StructuredScore, ...] | None:
+        return (
+            BucketedTerms(self.bucket, table=self._biases(scale), max_distance=self.max_distance),
+        )
 
     def _biases(self, scale: float) -> Float[Tensor, "H N"]:
         """The table in logits."""

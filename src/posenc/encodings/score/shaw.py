@@ -6,7 +6,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Natural, Width, checked
-from posenc.encoding import Encoding, Gathered, Lowered, Product, ScoreTerm, ValueTerm
+from posenc.encoding import (
+    BucketedTerms,
+    Encoding,
+    ScoreTerm,
+    StructuredScore,
+    TokenTableProduct,
+    ValueTerm,
+)
 from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
 from posenc.encodings.common.clipped_offsets import ClippedTable
 from posenc.entry import Citation, Claims, Entry
@@ -72,9 +79,9 @@ class ShawKeys(ScoreTerm):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
-        left = Product(q * scale, self.table()[None])
-        return (Gathered(self.table.bucket, left=left, reach=self.table.max_distance),)
+    ) -> tuple[StructuredScore, ...] | None:
+        left = TokenTableProduct(q * scale, self.table()[None])
+        return (BucketedTerms(self.table.bucket, left=left, max_distance=self.table.max_distance),)
 
 
 class ShawValues(ValueTerm):
@@ -89,9 +96,9 @@ class ShawValues(ValueTerm):
     def forward(self, weights: Float[Tensor, "B H Q K"], grid: Grid) -> Float[Tensor, "B H Q D"]:
         return sum_by_bucket(weights, self.table()[None], self.table.bucket(grid.offset))
 
-    def lower(self, grid: Grid) -> Gathered | None:
-        rows, reach = self.table()[None], self.table.max_distance
-        return Gathered(self.table.bucket, value=rows, reach=reach)
+    def lower(self, grid: Grid) -> BucketedTerms | None:
+        rows, max_distance = self.table()[None], self.table.max_distance
+        return BucketedTerms(self.table.bucket, value=rows, max_distance=max_distance)
 
 
 ENTRY = Entry(

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, checked
-from posenc.encoding import Gathered, Lowered, ScoreTerm
+from posenc.encoding import BucketedTerms, ScoreTerm, StructuredScore
 from posenc.encodings.common.special_tokens import has_special, special_pairs
 from posenc.encodings.common.window import Window
 from posenc.entry import Citation, Claims, Entry
@@ -84,10 +84,10 @@ class Swin(ScoreTerm):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         if has_special(grid):
             return None
-        return (Gathered(self.window.index, table=self._guarded(grid)),)
+        return (BucketedTerms(self.window.index, table=self._guarded(grid)),)
 
     def _guarded(self, grid: Grid) -> Float[Tensor, "H N+1"]:
         """The table, and a last entry for pairs outside the window.

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
-from posenc.encoding import Encoding, Gathered, Lowered, ScoreTerm
+from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, StructuredScore
 from posenc.encodings.common.cosine import CosineLogits
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.common.special_tokens import has_special, special_pairs
@@ -136,11 +136,11 @@ class SwinV2Bias(ScoreTerm):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         whole = _whole(grid)
         if whole is None or has_special(grid):
             return None
-        return (Gathered(whole.index, table=self._table(whole, grid.key.positions)),)
+        return (BucketedTerms(whole.index, table=self._table(whole, grid.key.positions)),)
 
     def _table(self, window: Window, like: Tensor) -> Float[Tensor, "H N"]:
         return self.bias(window.offsets(device=like.device, dtype=like.dtype))

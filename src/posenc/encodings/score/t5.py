@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
-from posenc.encoding import Gathered, ScoreTerm
+from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -123,8 +123,8 @@ class T5(ScoreTerm):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Gathered]:
-        return (Gathered(self.bucket, table=self.table, reach=self.max_distance),)
+    ) -> tuple[BucketedTerms]:
+        return (BucketedTerms(self.bucket, table=self.table, max_distance=self.max_distance),)
 
 
 def log_boundaries(buckets: int, max_distance: int) -> list[int]:

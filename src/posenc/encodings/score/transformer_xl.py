@@ -10,7 +10,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Width, checked
-from posenc.encoding import Encoding, Gathered, Lowered, LowRank, Product, ScoreTerm
+from posenc.encoding import (
+    BucketedTerms,
+    Encoding,
+    LowRank,
+    ScoreTerm,
+    StructuredScore,
+    TokenTableProduct,
+)
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
@@ -164,7 +171,7 @@ class TransformerXL(ScoreTerm):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         u, w = self.biases()
         column = scale * _column(u, k)
         if grid.shift is None:
@@ -177,7 +184,11 @@ class TransformerXL(ScoreTerm):
             return offset[..., 0].long() - first
 
         table = scale * (rows @ w.to(rows).unsqueeze(-1)).squeeze(-1)
-        return (Gathered(bucket, table=table, left=Product(q * scale, rows), column=column),)
+        return (
+            BucketedTerms(
+                bucket, table=table, left=TokenTableProduct(q * scale, rows), column=column
+            ),
+        )
 
     def _rows(self, grid: Grid, like: Tensor) -> Float[Tensor, "H N D"]:
         """``W r(-Δ)`` at every offset Δ of a regular grid, ascending.

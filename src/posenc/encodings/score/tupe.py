@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
-from posenc.encoding import Gathered, Lowered, LowRank, ScoreTerm
+from posenc.encoding import BucketedTerms, LowRank, ScoreTerm, StructuredScore
 from posenc.encodings.common.precision import WideLayerNorm, WideLinear, with_zero_gradient
 from posenc.encodings.common.table import read_rows, require_inside
 from posenc.encodings.score.t5 import T5
@@ -140,11 +140,11 @@ class Tupe(ScoreTerm):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         queries = scale * self._project(grid.query, self.query)
         keys = self._project(grid.key, self.key)
         group = self._relative(q, k, grid)
-        table: tuple[Lowered, ...] = () if group is None else (group,)
+        table: tuple[StructuredScore, ...] = () if group is None else (group,)
         if grid.query.special is None and grid.key.special is None:
             return (LowRank(with_zero_gradient(queries, self.special), keys), *table)
         counts = [_count_special(layout) for layout in (grid.query, grid.key)]
@@ -158,11 +158,11 @@ class Tupe(ScoreTerm):
         )
         return (LowRank(queries, keys), *table, *corrections)
 
-    def _relative(self, q: Tensor, k: Tensor, grid: Grid) -> Gathered | None:
+    def _relative(self, q: Tensor, k: Tensor, grid: Grid) -> BucketedTerms | None:
         """The relative part in structured form."""
         return None if self.relative is None else self.relative.lower(q, k, grid, scale=1.0)[0]
 
-    def _correct_columns(self, group: Gathered | None, grid: Grid, count: int) -> LowRank:
+    def _correct_columns(self, group: BucketedTerms | None, grid: Grid, count: int) -> LowRank:
         """For each special key a column: θ_2 less what the table says; 0 for special queries."""
         to, marks = _special_tokens(grid.key, count)
         value = self.special[1].view(-1, 1, 1) - self._bias(
@@ -171,7 +171,7 @@ class Tupe(ScoreTerm):
         marks = marks.to(value).expand(-1, self.heads, -1, -1)
         return LowRank(_without(value, grid.query.special), marks)
 
-    def _correct_rows(self, group: Gathered | None, grid: Grid, count: int) -> LowRank:
+    def _correct_rows(self, group: BucketedTerms | None, grid: Grid, count: int) -> LowRank:
         """For each special query a row: θ_1 less what the table says."""
         at, marks = _special_tokens(grid.query, count)
         value = self.special[0].view(-1, 1, 1) - self._bias(
@@ -180,7 +180,7 @@ class Tupe(ScoreTerm):
         return LowRank(marks.to(value).expand(-1, self.heads, -1, -1), value)
 
     def _bias(
-        self, group: Gathered | None, offset: Float[Tensor, "b Q K 1"]
+        self, group: BucketedTerms | None, offset: Float[Tensor, "b Q K 1"]
     ) -> Float[Tensor, "b H Q K"]:
         """``b[h, bucket(Δ)]``, or 0."""
         if group is None or group.table is None:

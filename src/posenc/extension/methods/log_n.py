@@ -11,12 +11,12 @@ from torch import Tensor
 
 from posenc.encoding import (
     Encoding,
-    Lowered,
     LowRank,
     Part,
-    Product,
     QueryKeyTransform,
     ScoreTerm,
+    StructuredScore,
+    TokenTableProduct,
 )
 from posenc.encoding.parts import Projection
 from posenc.entry import Citation
@@ -147,12 +147,12 @@ class LogNScore(ScoreTerm):
         grid: Grid,
         *,
         scale: float,
-    ) -> tuple[Lowered, ...] | None:
+    ) -> tuple[StructuredScore, ...] | None:
         factor = _columns(log_factor(grid, self.length))
         terms = self.inner.lower(self._plain(q, factor), k, grid, scale=scale)
         if terms is None:
             return None
-        scaled: tuple[Lowered, ...] = ()
+        scaled: tuple[StructuredScore, ...] = ()
         for term in terms:
             times = _scaled(term, factor, grid)
             if times is None:
@@ -166,8 +166,8 @@ class LogNScore(ScoreTerm):
 
 
 def _scaled(
-    term: Lowered, factor: Float[Tensor, "b 1 q 1"], grid: Grid
-) -> tuple[Lowered, ...] | None:
+    term: StructuredScore, factor: Float[Tensor, "b 1 q 1"], grid: Grid
+) -> tuple[StructuredScore, ...] | None:
     """The term times κ; None where what depends on the offset depends on the key's content too."""
     if isinstance(term, LowRank):
         return (replace(term, query=term.query * factor),)
@@ -186,12 +186,14 @@ def _scaled(
     if tokens:
         batch, most = max(x.shape[0] for x in tokens), max(x.shape[1] for x in tokens)
         many = max(x.shape[0] for x in rows)
-        left = Product(
+        left = TokenTableProduct(
             torch.cat([x.expand(batch, most, -1, -1) for x in tokens], dim=-1),
             torch.cat([x.expand(many, -1, -1) for x in rows], dim=-1),
         )
     row = None if term.row is None else term.row * factor.squeeze(-1)
-    scaled: tuple[Lowered, ...] = (replace(term, table=None, left=left, row=row, column=None),)
+    scaled: tuple[StructuredScore, ...] = (
+        replace(term, table=None, left=left, row=row, column=None),
+    )
     if term.column is not None:
         heads = term.column.shape[1]
         query = factor.to(term.column).expand(-1, heads, queries, -1)

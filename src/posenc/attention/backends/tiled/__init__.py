@@ -116,7 +116,7 @@ def _attend_regular(problem: Problem, *, lse: bool) -> Result:
         problem.grid.require_shift(),
         int(problem.grid.causal),
         -1 if problem.grid.window is None else problem.grid.window,
-        -1 if terms.reach is None else terms.reach,
+        -1 if terms.max_distance is None else terms.max_distance,
     ]
     batch = q.shape[0]
     output, total, *_ = tiled(

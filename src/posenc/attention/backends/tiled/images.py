@@ -19,7 +19,7 @@ from posenc.attention.backends.tiled.memory import Memory
 from posenc.attention.backends.tiled.stock import Partial, join, stock_backward, stock_forward
 from posenc.attention.backends.tiled.workers import side_by_side
 from posenc.attention.views import strided_view
-from posenc.encoding import Gathered, Lowered
+from posenc.encoding import BucketedTerms, StructuredScore
 from posenc.grid import Grid
 
 __all__ = ["image_table", "serves_images", "tiled_image"]
@@ -34,22 +34,22 @@ FEW = 2**24
 """Logits in all up to which all cores share each operator: to wake a thread would take longer."""
 
 
-def serves_images(grid: Grid, lowered: Sequence[Lowered] | None) -> bool:
+def serves_images(grid: Grid, lowered: Sequence[StructuredScore] | None) -> bool:
     """Whether all there is are tables over the offsets between whole images that see each other."""
     sides = (grid.query, grid.key)
     plain = all(side.extent is not None and side.special is None for side in sides)
     if not plain or grid.marked or grid.causal or grid.window is not None or not lowered:
         return False
-    return all(isinstance(term, Gathered) and _table_only(term) for term in lowered)
+    return all(isinstance(term, BucketedTerms) and _table_only(term) for term in lowered)
 
 
-def _table_only(group: Gathered) -> bool:
+def _table_only(group: BucketedTerms) -> bool:
     others = (group.left, group.right, group.column, group.value)
     return group.table is not None and all(other is None for other in others)
 
 
 def image_table(
-    lowered: Sequence[Lowered], grid: Grid, *, device: torch.device
+    lowered: Sequence[StructuredScore], grid: Grid, *, device: torch.device
 ) -> Float[Tensor, "H Y X"]:
     """The sum of the tables at every offset (Δy, Δx), both ascending."""
     (rows, columns), (key_rows, key_columns) = grid.query.extent, grid.key.extent  # type: ignore[misc]
@@ -59,7 +59,7 @@ def image_table(
     tables = [
         group.table[:, group.bucket(offsets)]
         for group in lowered
-        if isinstance(group, Gathered) and group.table is not None
+        if isinstance(group, BucketedTerms) and group.table is not None
     ]
     return torch.stack(tables).sum(0)
 

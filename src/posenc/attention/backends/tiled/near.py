@@ -1,4 +1,4 @@
-"""The gradient of a line that is all there is, and whose offsets share a bucket beyond a reach.
+"""The gradient of a line that is all there is, and whose offsets share a bucket beyond a distance.
 
 The fused kernel finds all other gradients at once, but none of its mask. Only near its own place
 does a query meet offsets of many buckets: there the gradients of the logits are computed once more,

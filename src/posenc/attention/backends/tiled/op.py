@@ -1,6 +1,7 @@
 """The engine as operators that autograd, ``torch.compile`` and checkpointing know.
 
-Both take ``place = [shift, causal, window, reach]`` of a regular grid, -1 for no window or reach.
+Both take ``place = [shift, causal, window, max_distance]`` of a regular grid, -1 where there is no
+window or no such distance.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ def tiled(
 
 
 def _band(q: Tensor, k: Tensor, place: Sequence[int]) -> Band:
-    shift, causal, window, reach = place
+    shift, causal, window, max_distance = place
     return Band.regular(
         q.shape[2],
         k.shape[2],
         shift=shift,
         causal=bool(causal),
         window=None if window < 0 else window,
-        reach=None if reach < 0 else reach,
+        max_distance=None if max_distance < 0 else max_distance,
     )
 
 

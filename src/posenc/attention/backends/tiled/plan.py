@@ -55,8 +55,8 @@ class Band:
     ahead: int | None = None
 
     @classmethod
-    def of(cls, grid: Grid, reach: int | None) -> Band:
-        """The band of a regular grid, whose outermost buckets begin at ``reach``.
+    def of(cls, grid: Grid, max_distance: int | None) -> Band:
+        """The band of a regular grid, whose outermost buckets begin at ``max_distance``.
 
         Raises:
             ArgumentError: where the grid is not regular.
@@ -67,7 +67,7 @@ class Band:
             shift=grid.require_shift(),
             causal=grid.causal,
             window=grid.window,
-            reach=reach,
+            max_distance=max_distance,
         )
 
     @classmethod
@@ -79,14 +79,16 @@ class Band:
         shift: int,
         causal: bool,
         window: int | None,
-        reach: int | None,
+        max_distance: int | None,
     ) -> Band:
         """The same from numbers; ``shift`` is the first key's position less the first query's."""
         zero = queries - 1 - shift
         far = queries + keys + abs(zero) if window is None else window
         first = max(0, zero - (far - 1))
         last = min(queries + keys - 2, zero if causal else zero + far - 1)
-        behind, ahead = (None, None) if reach is None else (zero - reach, zero + reach)
+        behind, ahead = (
+            (None, None) if max_distance is None else (zero - max_distance, zero + max_distance)
+        )
         return cls(queries, keys, zero, first, last, behind, ahead)
 
     @property

@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc.attention.backends.base import Problem, Result
 from posenc.attention.backends.triton.form import turns_of
 from posenc.attention.lowering import add_rows, repeat_heads
-from posenc.encoding import Gathered, Lowered, LowRank
+from posenc.encoding import BucketedTerms, LowRank, StructuredScore
 
 __all__ = ["attend_single_query"]
 
@@ -72,7 +72,7 @@ def attend_single_query(problem: Problem, *, lse: bool) -> Result:
     else:
         parts = [part for part in (_bias(term, problem) for term in lowered) if part is not None]
         bias = sum(parts[1:], parts[0]) if parts else None
-        values = [t for t in lowered if isinstance(t, Gathered) and t.value is not None]
+        values = [t for t in lowered if isinstance(t, BucketedTerms) and t.value is not None]
         value = values[0] if values else None
     if not problem.grid.dense:
         hidden = ~problem.grid.visible[:, :, 0]
@@ -98,7 +98,7 @@ def _by_definition(problem: Problem) -> Float[Tensor, "b H K"] | None:
     return summand.squeeze(2).float()
 
 
-def _bias(term: Lowered, problem: Problem) -> Float[Tensor, "b H K"] | None:
+def _bias(term: StructuredScore, problem: Problem) -> Float[Tensor, "b H K"] | None:
     """What a term adds to the logit of every key; None: the same to all, or nothing."""
     if isinstance(term, LowRank):
         return (term.query.float() @ term.key.float().mT).squeeze(2)

@@ -13,8 +13,8 @@ from posenc.attention.backends.base import Problem, Unsupported
 from posenc.attention.backends.triton.marks import spacing
 from posenc.attention.backends.triton.place import Place
 from posenc.attention.lowering import lower
-from posenc.attention.regular import reach_of, reads_offsets
-from posenc.encoding import Gathered, Lowered, LowRank
+from posenc.attention.regular import max_distance_of, reads_offsets
+from posenc.encoding import BucketedTerms, LowRank, StructuredScore
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import is_transformed
@@ -49,7 +49,7 @@ class KernelForm:
         ordered: what is visible follows from it, but for documents and padding.
     """
 
-    lowered: tuple[Lowered, ...]
+    lowered: tuple[StructuredScore, ...]
     place: Place
     ordered: bool
 
@@ -132,7 +132,7 @@ def kernel_form(problem: Problem) -> KernelForm | Unsupported:
         lowered = _lower_on_sequences(problem, shift)
     if lowered is None:
         return Unsupported("the score or value part has no structured form on this grid")
-    place = _place(problem, shift, reach_of(lowered), ordered=ordered)
+    place = _place(problem, shift, max_distance_of(lowered), ordered=ordered)
     return _fitting(KernelForm(lowered, place, ordered))
 
 
@@ -149,7 +149,7 @@ def turns_of(problem: Problem) -> tuple[Tensor | None, Tensor | None, bool]:
 
 
 def _place(
-    problem: Problem, shift: int | None, reach: int | None, *, ordered: bool = True
+    problem: Problem, shift: int | None, max_distance: int | None, *, ordered: bool = True
 ) -> Place:
     grid = problem.grid
     if shift is None:
@@ -160,7 +160,7 @@ def _place(
         shift,
         causal=grid.causal and ordered,
         window=grid.window if ordered else None,
-        reach=reach,
+        max_distance=max_distance,
     )
 
 
@@ -181,7 +181,7 @@ def _carries_more(grid: Grid) -> bool:
     )
 
 
-def _lower_on_sequences(problem: Problem, shift: int) -> tuple[Lowered, ...] | None:
+def _lower_on_sequences(problem: Problem, shift: int) -> tuple[StructuredScore, ...] | None:
     """Terms that have a structured form on plain sequences only; the offsets are the same."""
     score = problem.encoding.score
     if score is not None and score.replaces_product:
@@ -195,7 +195,7 @@ def _lower_on_sequences(problem: Problem, shift: int) -> tuple[Lowered, ...] | N
 
 def _fitting(found: KernelForm) -> KernelForm | Unsupported:
     """The same, if the vectors that its terms multiply are not too wide."""
-    groups = [term for term in found.lowered if isinstance(term, Gathered)]
+    groups = [term for term in found.lowered if isinstance(term, BucketedTerms)]
     factors = [term for term in found.lowered if isinstance(term, LowRank)]
     widths = {
         "left": sum(group.left.rows.shape[-1] for group in groups if group.left is not None),

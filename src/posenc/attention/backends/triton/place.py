@@ -44,14 +44,14 @@ class Place:
         *,
         causal: bool,
         window: int | None,
-        reach: int | None,
+        max_distance: int | None,
     ) -> Place:
         """Of tokens one position apart on both sides.
 
         Args:
             shift: position of the first key less that of the first query.
             causal, window: as a grid's; False and None where marks say it token by token.
-            reach: offsets beyond it read what it reads; None: each offset its own.
+            max_distance: offsets beyond it read what it reads; None: each offset its own.
         """
         smallest, largest = shift - (queries - 1), shift + keys - 1
         first, last = smallest, largest
@@ -59,7 +59,7 @@ class Place:
             last = min(last, 0)
         if window is not None:
             first, last = max(first, 1 - window), min(last, window - 1)
-        far = max(abs(smallest), abs(largest)) if reach is None else reach
+        far = max(abs(smallest), abs(largest)) if max_distance is None else max_distance
         # What is read lies within the grid's own offsets, whatever is visible.
         lowest = max(min(max(first, -far), last), smallest)
         highest = min(max(min(last, far), lowest), largest)
