@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from posenc.cli.app import app
 from posenc.cli.compare_display import CompareDisplay
 from posenc.cli.console import Countdown
 from posenc.experiments import progress
-from posenc.experiments.translation.settings import TranslatorSettings
 
 
 def commands(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -53,14 +51,6 @@ def test_every_option_says_its_default(path: tuple[str, ...]) -> None:
         if parameter.param_type_name == "option" and not parameter.is_flag:
             told = isinstance(parameter.show_default, str)
             assert told or parameter.default is not None, parameter.opts
-
-
-def test_the_defaults_of_translating_are_those_of_its_settings() -> None:
-    options = {p.name: p.show_default for p in COMMANDS["translate", "train"].params}
-    for field in dataclasses.fields(TranslatorSettings):
-        plain = isinstance(field.default, str | float) or type(field.default) is int
-        if plain and field.name in options:
-            assert options[field.name] == str(field.default), field.name
 
 
 class Clock:

@@ -70,7 +70,6 @@ TRANSCRIPTS: dict[str, Sequence[str]] = {
         "extend model --finetune-steps -1 --out out",
         "evaluate model --lengths 3 --out out",
         "generate nowhere",
-        "translate run nowhere",
         "bench --lengths 1k",
     ],
 }

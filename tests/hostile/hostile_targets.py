@@ -7,6 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from examples.translation.settings import Settings as TranslatorSettings
+from examples.translation.training import load_settings as load_translation
+from examples.translation.training import open_folder
+from examples.translation.translator import Translator
 from torch import nn
 from torch.optim import AdamW
 
@@ -17,12 +21,8 @@ from posenc.experiments.jobs import Outcome
 from posenc.experiments.output import Record, load_settings
 from posenc.experiments.results import Measurement, Refusal, Run
 from posenc.experiments.settings import Settings
-from posenc.experiments.translation import Translator
-from posenc.experiments.translation.folder import load_settings as load_translation
-from posenc.experiments.translation.folder import open_folder
-from posenc.experiments.translation.parallel import read_lines
-from posenc.experiments.translation.settings import TranslatorSettings
-from posenc.experiments.translation.subwords import Subwords
+from posenc.experiments.tasks.common.parallel import read_lines
+from posenc.experiments.tasks.common.subwords import Subwords
 from posenc.extension import search_factors
 from posenc.integrations.transformers import load, save
 from posenc.models import (
@@ -198,8 +198,8 @@ def _comparison(folder: Path) -> Target:
 
 
 def _translation(folder: Path) -> Target:
-    settings = TranslatorSettings(out=folder, text=Path("pairs.tsv"))
-    open_folder(settings, "abc", replaced=())
+    settings = TranslatorSettings(text=Path("pairs.tsv"))
+    open_folder(settings, folder, "abc", "refuse")
     return Target("translation", folder, load_translation)
 
 

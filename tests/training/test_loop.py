@@ -20,16 +20,10 @@ from torch import Tensor, nn
 from posenc.errors import CheckpointError, Interrupted, OutputError
 from posenc.experiments.results import Corpus, Measurement, Refusal
 from posenc.storage import load_tensors
+from posenc.training import Plan, Trained, Watch, fit, interruptible, train
 from posenc.training import loop as training
-from posenc.training.checkpoint import Plan
-from posenc.training.interrupt import interruptible
-from posenc.training.loop import (
-    Trained,
-    Watch,
-    learning_rate,
-    seeded_model,
-    train,
-)
+from posenc.training.checkpoint import warmup_cosine
+from posenc.training.loop import seeded_model
 
 STEPS = 12
 
@@ -344,11 +338,24 @@ def test_loss_that_is_no_number_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(task.seen) < STEPS
 
 
-def test_rate_rises_then_falls(tmp_path: Path) -> None:
-    plan = plan_in(tmp_path, steps=100)
-    rates = [learning_rate(step, plan) for step in range(100)]
+def test_rate_rises_then_falls() -> None:
+    rates = [0.01 * warmup_cosine(step, 100) for step in range(100)]
     assert rates[0] == pytest.approx(0.002)
     assert max(rates) == rates[4] == rates[5] == pytest.approx(0.01)
     assert rates[5:] == sorted(rates[5:], reverse=True)
     assert rates[-1] == pytest.approx(0.0005, rel=0.1)
-    assert learning_rate(0, plan_in(tmp_path, steps=1)) == 0.01
+    assert warmup_cosine(0, 1) == 1.0
+
+
+def test_fit_follows_its_schedule_and_leaves_the_generator_alone() -> None:
+    """A model of one's own, without a checkpoint."""
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    model = Toy().build("nope")
+    torch.set_rng_state(before)
+    frozen = {name: x.clone() for name, x in model.named_parameters()}
+    plan = Plan(encoding="", seed=0, steps=3, rate=1.0, weight_decay=0.0, schedule=lambda *_: 0.0)
+    assert fit(model, Toy(), plan).model is model
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, frozen[name]), name
+    assert torch.equal(torch.get_rng_state(), before)

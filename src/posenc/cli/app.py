@@ -18,7 +18,6 @@ from posenc.cli.generate import generate
 from posenc.cli.listing import list_encodings
 from posenc.cli.show import show
 from posenc.cli.tasks import list_tasks
-from posenc.cli.translate import translate
 from posenc.errors import PosencError
 
 __all__ = ["app", "run"]
@@ -41,7 +40,6 @@ app.command("compare", help=help_of(compare))(compare)
 app.command("extend", help=help_of(extend))(extend)
 app.command("evaluate", help=help_of(evaluate))(evaluate)
 app.command("generate", help=help_of(generate))(generate)
-app.add_typer(translate)
 app.command("bench", help=help_of(bench))(bench)
 
 

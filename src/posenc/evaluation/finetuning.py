@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Int
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.experiments.tasks.common import needles
 from posenc.layout import Layout
+from posenc.training import Plan, Watch, fit
 from posenc.training.seeding import generator
 from posenc.transforms import randomized, skipped
 
@@ -80,70 +80,87 @@ def finetuned(
     """A copy of a decoder, trained on a text, and the seconds that took.
 
     Args:
-        model: stretched; it is left as it is.
+        model: extended; it is left as it is.
         text: ``[T]`` ids.
-        tuning: how.
+        tuning: options of the training.
         length, goal: the trained length, and the new one.
         marks: hide needles in some rows (models of bytes that know them).
         stepped: called after each step with its number and loss.
 
     Raises:
-        ArgumentError: when the loss is no number any more.
+        ArgumentError: when the loss is not finite.
     """
-    trained = copy.deepcopy(model).requires_grad_(requires_grad=True).train()
-    device = next(trained.parameters()).device
-    width = next(trained.parameters()).shape[-1]
-    rate = tuning.rate_for(width)
-    optimizer = torch.optim.AdamW(
-        trained.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-    )
-    begin = time.perf_counter()
-    for step, (inputs, targets, layout) in enumerate(
-        _batches(text, tuning, length=length, goal=goal, marks=marks)
-    ):
-        for group in optimizer.param_groups:
-            group["lr"] = rate * _share(step, tuning.steps)
-        logits = trained(inputs.to(device), layout.to(device))
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.to(device).flatten())
+    trained = copy.deepcopy(model).requires_grad_(requires_grad=True)
+    weight = next(trained.parameters())
+    rate = tuning.rate_for(weight.shape[-1])
+
+    def after(step: int, loss: Tensor, speed: float) -> None:
         if not torch.isfinite(loss):
             raise ArgumentError(
                 "--finetune-rate",
                 expected="a loss that stays a number",
-                got=f"none at step {step + 1}",
+                got=f"none at step {step}",
                 remedy=f"Try half of {rate:.2g}.",
             )
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's
-        nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
-        optimizer.step()
-        stepped(step + 1, float(loss.detach()))
-    seconds = time.perf_counter() - begin
-    return trained.requires_grad_(requires_grad=False).eval(), seconds
+        stepped(step, float(loss))
+
+    plan = Plan(
+        encoding="",
+        seed=tuning.seed,
+        steps=tuning.steps,
+        rate=rate,
+        device=str(weight.device),
+        weight_decay=0.0,
+        schedule=_triangle,
+    )
+    windows = _Windows(text, tuning.positions, length=length, goal=goal, marks=marks)
+    done = fit(trained, windows, plan, Watch(stepped=after))
+    return done.model, done.seconds
 
 
-def _batches(
-    text: Tensor, tuning: Tuning, *, length: int, goal: int, marks: bool
-) -> Iterator[tuple[Tensor, Tensor, Layout]]:
-    size = goal if tuning.positions == "plain" else length
-    rows = max(1, TOKENS_A_STEP // size)
-    for step in range(tuning.steps):
-        draw = generator(tuning.seed, step)
-        begins = torch.randint(len(text) - size, (rows, 1), generator=draw)
-        windows = text[begins + torch.arange(size + 1)].long()
+class _Windows:
+    """Windows of a text, at positions up to the new length.
+
+    Args:
+        text: ``[T]`` ids.
+        positions: as in ``Tuning``.
+        length, goal, marks: as in ``finetuned``.
+    """
+
+    fingerprint = ""
+
+    def __init__(
+        self, text: Tensor, positions: Positions, *, length: int, goal: int, marks: bool
+    ) -> None:
+        self.text, self.positions, self.goal, self.marks = text, positions, goal, marks
+        self.size = goal if positions == "plain" else length
+        self.rows = max(1, TOKENS_A_STEP // self.size)
+        self.tokens_per_step = self.rows * self.size
+
+    def batch(self, seed: int, step: int) -> dict[str, Tensor | Layout]:
+        """``inputs``, ``targets`` ``[rows, size]`` and their ``layout``."""
+        draw = generator(seed, step)
+        begins = torch.randint(len(self.text) - self.size, (self.rows, 1), generator=draw)
+        windows = self.text[begins + torch.arange(self.size + 1)].long()
         inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-        asking = round(NEEDLE_SHARE * rows) if rows > 1 else step % 4 == 0
-        if marks and asking:
+        asking = round(NEEDLE_SHARE * self.rows) if self.rows > 1 else step % 4 == 0
+        if self.marks and asking:
             needles.hide(inputs[: int(asking)], targets[: int(asking)], draw)
-        layout = Layout.sequence(size)
-        if tuning.positions == "randomized":
-            layout = randomized(layout, max_length=goal, generator=draw)
-        elif tuning.positions == "skipped":
-            layout = skipped(layout, max_length=goal, generator=draw)
-        yield inputs, targets, layout
+        layout = Layout.sequence(self.size)
+        if self.positions == "randomized":
+            layout = randomized(layout, max_length=self.goal, generator=draw)
+        elif self.positions == "skipped":
+            layout = skipped(layout, max_length=self.goal, generator=draw)
+        return {"inputs": inputs, "targets": targets, "layout": layout}
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+        """Mean cross-entropy of the next token, in nats."""
+        logits = model(batch["inputs"], batch["layout"])
+        return F.cross_entropy(logits.flatten(0, 1).float(), batch["targets"].flatten())
 
 
-def _share(step: int, steps: int) -> float:
-    """Of the peak rate: up over a tenth of the steps, then down in a line."""
+def _triangle(step: int, steps: int) -> float:
+    """Share of the peak rate: up over a tenth of the steps, then down in a line."""
     rising = max(1, steps // 10)
     if step < rising:
         return (step + 1) / rising

@@ -17,7 +17,7 @@ from posenc.experiments.results import Measurement, Refusal, Run
 from posenc.experiments.settings import Settings
 from posenc.experiments.tasks import Task
 from posenc.storage import make_folder, read_json, write_json
-from posenc.training.checkpoint import Plan
+from posenc.training.checkpoint import CHECKPOINT, Plan
 from posenc.training.loop import Trained, Watch, train
 from posenc.training.machine import available_memory
 from posenc.training.records import record
@@ -162,7 +162,7 @@ def carry_out(
         measurements=tuple(item for item in found if isinstance(item, Measurement)),
         refusals=tuple(item for item in found if isinstance(item, Refusal)),
     ).write(job.outcome)
-    for left_over in (planned.checkpoint, *job.folder.glob(".*.partial")):
+    for left_over in (job.folder / CHECKPOINT, *job.folder.glob(".*.partial")):
         left_over.unlink(missing_ok=True)
 
 

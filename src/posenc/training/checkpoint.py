@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,9 @@ from torch.optim import Optimizer
 from posenc.errors import CheckpointError
 from posenc.storage import Shapes, load_tensors, save_tensors
 
-__all__ = ["Checkpoint", "Plan", "require_state_shapes"]
+__all__ = ["CHECKPOINT", "Checkpoint", "Plan", "warmup_cosine"]
+
+CHECKPOINT = "checkpoint.safetensors"
 
 TRAIN_ANEW = "Delete it to train this run anew."
 
@@ -21,17 +26,31 @@ LARGEST_GENERATOR = 1 << 16
 """Bytes of the state of a random generator; PyTorch's has 5,056."""
 
 
+WARMUP = FLOOR = 0.05
+
+
+def warmup_cosine(step: int, steps: int) -> float:
+    """A linear rise over the first twentieth of the steps, then a cosine to a twentieth."""
+    rising = max(1.0, WARMUP * steps)
+    if step < rising:
+        return min(1.0, (step + 1) / rising)
+    progress = (step - rising) / max(1.0, steps - rising)
+    return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How one run is trained.
+    """Optimisation of one run.
 
     Args:
-        encoding, seed: which run.
+        encoding, seed: of the run.
         steps: optimiser steps in all.
         rate: peak learning rate.
         device: as ``torch.device`` reads it.
         precision: as Lightning Fabric reads it.
-        folder: where its checkpoint is kept; it must exist.
+        folder: an existing folder for its checkpoint; None keeps none.
+        weight_decay: of AdamW.
+        schedule: share of the peak rate, from (step, steps).
     """
 
     encoding: str
@@ -40,12 +59,14 @@ class Plan:
     rate: float
     device: str = "cpu"
     precision: str = "32-true"
-    folder: Path
+    folder: Path | None = None
+    weight_decay: float = 0.01
+    schedule: Callable[[int, int], float] = warmup_cosine
 
     @property
-    def checkpoint(self) -> Path:
+    def checkpoint(self) -> Path | None:
         """The checkpoint's file."""
-        return self.folder / "checkpoint.safetensors"
+        return None if self.folder is None else self.folder / CHECKPOINT
 
 
 class Checkpoint:
@@ -65,8 +86,10 @@ class Checkpoint:
         self.peak_memory_bytes = 0
         self.losses = torch.zeros(plan.steps, device=plan.device)
         self._model, self._optimizer, self._plan = model, optimizer, plan
-        described = {**asdict(plan), "fingerprint": fingerprint}
-        self._identity = {k: v for k, v in described.items() if k != "folder"}
+        self._identity = {"fingerprint": fingerprint} | {
+            name: getattr(plan, name)
+            for name in ("encoding", "seed", "steps", "rate", "device", "precision")
+        }
 
     def diverged(self) -> int | None:
         """The first step whose loss is no number, if there is one."""
@@ -74,11 +97,14 @@ class Checkpoint:
         return int(bad[0, 0]) if len(bad) else None
 
     def save(self) -> None:
-        """Write the state to ``plan.checkpoint``.
+        """Write the state to ``plan.checkpoint``, if the plan has one.
 
         Raises:
             OutputError: when it cannot be written; the one before is untouched.
         """
+        path = self._plan.checkpoint
+        if path is None:
+            return
         tensors = {f"model.{name}": x for name, x in self._weights().items()}
         for name, parameter in self._model.named_parameters():
             for key, x in self._optimizer.state[parameter].items():
@@ -93,7 +119,7 @@ class Checkpoint:
             "seconds": self.seconds,
             "peak_memory_bytes": self.peak_memory_bytes,
         }
-        save_tensors(self._plan.checkpoint, tensors, meta)
+        save_tensors(path, tensors, meta)
 
     def restore(self) -> None:
         """Take the state from ``plan.checkpoint``, if there is one.
@@ -102,9 +128,10 @@ class Checkpoint:
             CheckpointError: when it is damaged, or of another run.
         """
         path = self._plan.checkpoint
-        if not path.exists():
+        if path is None or not path.exists():
             return
-        tensors, meta = load_tensors(path, fits=self._require_fit, remedy=TRAIN_ANEW)
+        fits = partial(self._require_fit, path)
+        tensors, meta = load_tensors(path, fits=fits, remedy=TRAIN_ANEW)
         try:
             self._take(tensors)
         except (KeyError, RuntimeError, TypeError) as error:
@@ -112,9 +139,8 @@ class Checkpoint:
         self.step, self.seconds = meta["step"], meta["seconds"]
         self.peak_memory_bytes = meta["peak_memory_bytes"]
 
-    def _require_fit(self, shapes: Shapes, meta: dict[str, Any]) -> None:
+    def _require_fit(self, path: Path, shapes: Shapes, meta: dict[str, Any]) -> None:
         """Refuse the state of another run, before any of it is read."""
-        path = self._plan.checkpoint
         if meta.get("identity") != self._identity:
             raise CheckpointError(
                 str(path),
@@ -127,9 +153,7 @@ class Checkpoint:
         if not (counted and type(seconds) in (int, float) and type(peak) is int):
             raise _others(path, f"step {step}, {seconds} seconds, {peak} bytes")
         weights = {f"model.{name}": tuple(x.shape) for name, x in self._weights().items()}
-        require_state_shapes(
-            path, self._model, shapes, weights | {"losses": tuple(self.losses.shape)}
-        )
+        _require_shapes(path, self._model, shapes, weights | {"losses": tuple(self.losses.shape)})
 
     @torch.no_grad()
     def _take(self, tensors: dict[str, Tensor]) -> None:
@@ -152,7 +176,7 @@ class Checkpoint:
         return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
 
 
-def require_state_shapes(path: Path, model: nn.Module, stored: Shapes, wanted: Shapes) -> None:
+def _require_shapes(path: Path, model: nn.Module, stored: Shapes, wanted: Shapes) -> None:
     """Refuse a file of a training's state whose tensors are not those of the model.
 
     Args:

@@ -1,8 +1,7 @@
-"""Training one model: the same data and the same start for every encoding, resumable to the bit."""
+"""Training loop: AdamW, seeded data, checkpoints that resume to the bit."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,17 +14,14 @@ from torch.optim import AdamW
 from posenc.errors import Interrupted
 from posenc.training.checkpoint import Checkpoint, Plan
 from posenc.training.machine import PeakMemory
-from posenc.training.task import TrainingTask
+from posenc.training.task import Objective, TrainingTask
 
-__all__ = ["CONTROL", "Trained", "Watch", "learning_rate", "seeded_model", "train"]
+__all__ = ["CONTROL", "Trained", "Watch", "fit", "seeded_model", "train"]
 
 SAVE_SECONDS = 5.0
 """At most so much work is lost when a process is killed."""
 
-WARMUP = 0.05
-FLOOR = 0.05
 BETAS = (0.9, 0.95)
-WEIGHT_DECAY = 0.01
 LARGEST_NORM = 1.0
 
 CONTROL = "nope"
@@ -34,7 +30,7 @@ CONTROL = "nope"
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A trained model, and what training it took.
+    """A trained model, and the cost of its training.
 
     Args:
         model: on the device it was trained on, frozen.
@@ -69,28 +65,48 @@ class Watch:
 
 
 def train(task: TrainingTask, plan: Plan, watch: Watch | None = None) -> Trained:
-    """Train one model, or continue where the checkpoint in ``plan.folder`` says it was.
+    """Train the model that the task builds for an encoding, from the weights of its seed.
+
+    Raises:
+        Interrupted, CheckpointError, OutputError: as ``fit``.
+    """
+    return fit(seeded_model(task, plan.encoding, plan.seed), task, plan, watch)
+
+
+def fit(model: nn.Module, objective: Objective, plan: Plan, watch: Watch | None = None) -> Trained:
+    """Train a model in place, or continue where the checkpoint in ``plan.folder`` ended.
 
     On the CPU a run that was stopped or killed at any moment, and continued, ends with the same
     bits as one that was not: data and rate of a step depend on the seed and the step alone, and
-    the checkpoint holds all else.
+    the checkpoint holds all else. Torch's global generators are left as they were.
+
+    Args:
+        model: on any device; moved to ``plan.device``.
+        objective: batches and loss.
+        plan: steps, rate, device, checkpoint.
+        watch: callbacks; none by default.
 
     Raises:
-        Interrupted: after ``watch.stop`` said so; the state is saved.
+        Interrupted: after ``watch.stop`` returned True; the state is saved.
         CheckpointError: when the checkpoint is damaged or of another run.
         OutputError: when the checkpoint cannot be written.
     """
-    watch = Watch() if watch is None else watch
     device = torch.device(plan.device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        return _fit(model, objective, plan, Watch() if watch is None else watch, device)
+
+
+def _fit(
+    bare: nn.Module, objective: Objective, plan: Plan, watch: Watch, device: torch.device
+) -> Trained:
     memory = PeakMemory(device)
-    bare = seeded_model(task, plan.encoding, plan.seed)
     inner = AdamW(
-        bare.parameters(), lr=plan.rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
+        bare.parameters(), lr=plan.rate, betas=BETAS, weight_decay=plan.weight_decay, fused=True
     )
     fabric = _fabric(device, plan.precision)
     model, optimizer = fabric.setup(bare, inner)
     torch.manual_seed(plan.seed)
-    state = Checkpoint(bare, inner, plan, task.fingerprint)
+    state = Checkpoint(bare, inner, plan, objective.fingerprint)
     state.restore()
     watch.started(state.step)
 
@@ -103,10 +119,10 @@ def train(task: TrainingTask, plan: Plan, watch: Watch | None = None) -> Trained
     began = saved = time.perf_counter()
     while state.step < plan.steps:
         for group in inner.param_groups:
-            group["lr"] = learning_rate(state.step, plan)
-        batch = {name: x.to(device) for name, x in task.batch(plan.seed, state.step).items()}
+            group["lr"] = plan.rate * plan.schedule(state.step, plan.steps)
+        batch = {name: x.to(device) for name, x in objective.batch(plan.seed, state.step).items()}
         optimizer.zero_grad(set_to_none=True)
-        loss = task.loss(model, batch)
+        loss = objective.loss(model, batch)
         fabric.backward(loss)
         nn.utils.clip_grad_norm_(bare.parameters(), LARGEST_NORM)
         optimizer.step()
@@ -114,7 +130,7 @@ def train(task: TrainingTask, plan: Plan, watch: Watch | None = None) -> Trained
         state.step += 1
         now = time.perf_counter()
         state.seconds = earlier + now - began
-        speed = task.tokens_per_step * (state.step - first) / (now - began)
+        speed = objective.tokens_per_step * (state.step - first) / (now - began)
         watch.stepped(state.step, state.losses[state.step - 1], speed)
         if state.step < plan.steps and watch.stop():
             save()
@@ -131,7 +147,7 @@ def train(task: TrainingTask, plan: Plan, watch: Watch | None = None) -> Trained
         losses=state.losses.cpu(),
         diverged=state.diverged(),
         seconds=state.seconds,
-        tokens_per_second=task.tokens_per_step * state.step / max(state.seconds, 1e-9),
+        tokens_per_second=objective.tokens_per_step * state.step / max(state.seconds, 1e-9),
         peak_memory_bytes=state.peak_memory_bytes,
     )
 
@@ -148,15 +164,6 @@ def seeded_model(task: TrainingTask, encoding: str, seed: int) -> nn.Module:
             if name in control and control[name].shape == parameter.shape:
                 parameter.copy_(control[name])
     return model
-
-
-def learning_rate(step: int, plan: Plan) -> float:
-    """Rate of a step: a linear rise over the first twentieth, then a cosine to a twentieth."""
-    rising = max(1.0, WARMUP * plan.steps)
-    if step < rising:
-        return plan.rate * min(1.0, (step + 1) / rising)
-    progress = (step - rising) / max(1.0, plan.steps - rising)
-    return plan.rate * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def _fabric(device: torch.device, precision: str) -> Fabric:

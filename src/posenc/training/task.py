@@ -1,27 +1,39 @@
-"""Interface between the training loop and what is trained."""
+"""Interfaces between the training loop and the code that uses it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-__all__ = ["TrainingTask"]
+__all__ = ["Objective", "TrainingTask"]
 
 
-class TrainingTask(Protocol):
-    """A seeded model, its batches and its loss.
+class Objective(Protocol):
+    """Batches and loss of a training.
 
-    All that is drawn at random comes from generators seeded by the arguments, so that a run can
-    be repeated, and resumed, to the bit.
+    All random draws come from generators seeded by the arguments, so that a run can be repeated,
+    and resumed, to the bit.
     """
 
-    fingerprint: str
-    """Changes with whatever decides a training step besides encoding, seed and step."""
+    @property
+    def fingerprint(self) -> str:
+        """Hash of everything that decides a training step besides encoding, seed and step."""
 
-    tokens_per_step: int
-    """Tokens in a batch."""
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in a batch."""
+
+    def batch(self, seed: int, step: int) -> Mapping[str, Any]:
+        """Tensors and layouts of a training step, a pure function of its arguments."""
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+        """The scalar to minimise."""
+
+
+class TrainingTask(Objective, Protocol):
+    """An objective with a model for every encoding."""
 
     def build(self, encoding: str) -> nn.Module:
         """A new model with ``encoding``, its weights drawn from torch's global generator.
@@ -29,9 +41,3 @@ class TrainingTask(Protocol):
         Raises:
             ArgumentError: when the encoding does not suit this task.
         """
-
-    def batch(self, seed: int, step: int) -> Mapping[str, Tensor]:
-        """The data of a training step, a pure function of its arguments."""
-
-    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        """The scalar to minimise."""

@@ -9,6 +9,9 @@ from posenc.errors import DataError
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.sequences import drawn
 from posenc.experiments.tasks.common.pairs import Pair, PairTask, PairWork, Split
+from posenc.experiments.tasks.common.parallel import read_parallel
+from posenc.experiments.tasks.common.scoring import bleu, chrf
+from posenc.experiments.tasks.common.subwords import Subwords
 from posenc.experiments.tasks.common.task import (
     Defaults,
     TaskEntry,
@@ -16,9 +19,6 @@ from posenc.experiments.tasks.common.task import (
     fingerprint,
     times,
 )
-from posenc.experiments.translation.parallel import read_parallel
-from posenc.experiments.translation.scoring import bleu, chrf
-from posenc.experiments.translation.subwords import Subwords
 
 __all__ = ["ENTRY"]
 

@@ -15,8 +15,8 @@ from random import Random
 from posenc.errors import DataError
 from posenc.experiments.results import Corpus
 from posenc.experiments.sequences import drawn
+from posenc.experiments.tasks.common.parallel import read_columns
 from posenc.experiments.tasks.common.task import TaskSettings
-from posenc.experiments.translation.parallel import read_columns
 
 __all__ = ["FEWEST", "PADDING", "WORDS", "Sentence", "Sentences", "labelled"]
 

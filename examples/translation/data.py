@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from examples.translation.settings import Settings
 from posenc.errors import DataError
-from posenc.experiments.sequences import drawn, padded
-from posenc.experiments.tasks.common.task import fingerprint, generator
-from posenc.experiments.translation.parallel import Parallel
-from posenc.experiments.translation.settings import TranslatorSettings
-from posenc.experiments.translation.subwords import Subwords
+from posenc.experiments.sequences import drawn, padded, pair_loss
+from posenc.experiments.tasks.common.parallel import Parallel
+from posenc.experiments.tasks.common.subwords import Subwords
+from posenc.models import Transformer
+from posenc.training.seeding import fingerprint, generator
 
-__all__ = ["Data", "Sentence", "epoch_batches", "even_batches", "learnable"]
+__all__ = ["Batches", "Data", "Sentence", "epoch_batches", "even_batches", "learnable"]
 
-SHARE, MOST, FEWEST = 0.05, 500, 1
-"""Validation and test: the share of each, and the pairs at most and at least."""
+SHARE, MOST = 0.05, 500
+"""Validation and test: the share of each, and the pairs at most."""
 
 POOL = 50
 """Batches that are cut from one pool of pairs, sorted by length."""
@@ -26,7 +28,7 @@ POOL = 50
 
 @dataclass(frozen=True)
 class Sentence:
-    """A pair as subwords, and as it stands in the text."""
+    """A pair as subwords, and as text."""
 
     source: Sequence[int]
     target: Sequence[int]
@@ -45,7 +47,7 @@ class Data:
 
     Args:
         train, validation, test: by the hash of the source, so that no sentence is in two.
-        skipped: pairs that were left out: empty, over-long, or of unknown characters alone.
+        skipped: number of pairs left out: empty, over-long, or of unknown characters alone.
         fingerprint: of all of them, and of the vocabulary.
     """
 
@@ -56,8 +58,8 @@ class Data:
     fingerprint: str
 
     @classmethod
-    def of(cls, text: Parallel, subwords: Subwords, settings: TranslatorSettings) -> Data:
-        """The pairs of a text.
+    def of(cls, text: Parallel, subwords: Subwords, settings: Settings) -> Data:
+        """Split the pairs of a text.
 
         Raises:
             DataError: on a sentence that is too long, unless such are skipped; and when there
@@ -69,29 +71,60 @@ class Data:
         skipped = text.skipped
         rows = zip(text.pairs, sources, targets, strict=True)
         for number, ((line, translation), source, target) in enumerate(rows, start=1):
-            one = Sentence(source, target, line, translation)
-            if one.width > settings.max_length + 1 and not settings.skip_bad:
+            pair = Sentence(source, target, line, translation)
+            too_long = pair.width > settings.max_length + 1
+            if too_long and not settings.skip_bad:
                 raise DataError(
                     "text",
                     expected=f"sentences of at most {settings.max_length} subwords in {text.name}",
-                    got=f"{one.width - 1} in line {number}",
+                    got=f"{pair.width - 1} in line {number}",
                     remedy="Raise --max-length, split it, or leave such pairs out (--skip-bad).",
                 )
-            if not (source and target) or one.width > settings.max_length + 1:
+            if too_long or not (source and target):
                 skipped += 1
-                continue
-            parts[_part(line)].append(one)
-        train, validation, test = parts
-        for name, part in (("train on", train), ("validate with", validation), ("test", test)):
-            if len(part) < FEWEST:
+            else:
+                parts[_part(line)].append(pair)
+        for name, part in zip(("train on", "validate with", "test"), parts, strict=True):
+            if not part:
                 raise DataError(
                     "text",
                     expected=f"pairs to {name}",
                     got=f"none of {len(text.pairs) - skipped} usable ones",
                     remedy="Give more text: a thousand pairs or more.",
                 )
+        train, validation, test = parts
         mark = fingerprint(text.sha256, subwords.to_json(), settings.max_length, skipped)
         return cls(train, validation[:MOST], test[:MOST], skipped, mark)
+
+
+class Batches:
+    """What ``posenc.training.fit`` trains on: every pair once an epoch, in batches of one length.
+
+    Args:
+        data: the pairs.
+        settings: size of batches, label smoothing.
+    """
+
+    def __init__(self, data: Data, settings: Settings) -> None:
+        self.pairs, self.fingerprint = data.train, data.fingerprint
+        self.tokens_per_step, self.smoothing = settings.batch_tokens, settings.smoothing
+        self._epoch, self._first, self._batches = -1, 0, list[list[int]]()
+
+    def batch(self, seed: int, step: int) -> dict[str, Tensor]:
+        """As ``padded`` makes it."""
+        if step < self._first:
+            self._epoch, self._first, self._batches = -1, 0, []
+        while step >= self._first + len(self._batches):
+            self._epoch, self._first = self._epoch + 1, self._first + len(self._batches)
+            self._batches = epoch_batches(
+                self.pairs, tokens=self.tokens_per_step, seed=seed, epoch=self._epoch
+            )
+        rows = [self.pairs[index] for index in self._batches[step - self._first]]
+        return padded([(pair.source, pair.target) for pair in rows])
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+        """Mean cross-entropy of the targets' tokens, smoothed, in nats."""
+        return pair_loss(cast(Transformer, model), batch, smoothing=self.smoothing)
 
 
 def learnable(text: Parallel) -> Iterator[str]:
@@ -104,31 +137,22 @@ def learnable(text: Parallel) -> Iterator[str]:
 def epoch_batches(
     data: Sequence[Sentence], *, tokens: int, seed: int, epoch: int
 ) -> list[list[int]]:
-    """Every pair once, in batches of similar lengths and at most ``tokens`` a side.
-
-    A pure function of its arguments: a training that goes on finds the same batches.
-
-    Args:
-        data: the pairs.
-        tokens: in a batch, padding included.
-        seed, epoch: of the order.
-    """
+    """Every pair once, in batches of similar lengths and at most ``tokens`` a side."""
     source = generator(seed, epoch)
     order = torch.randperm(len(data), generator=source).tolist()
-    longest = max(one.width for one in data)
-    size = POOL * max(1, tokens // longest)
+    size = POOL * max(1, tokens // max(pair.width for pair in data))
     batches: list[list[int]] = []
     for begin in range(0, len(order), size):
-        pool = sorted(order[begin : begin + size], key=lambda i: data[i].width)
+        pool = sorted(order[begin : begin + size], key=lambda index: data[index].width)
         batches += _cut(data, pool, tokens)
-    return [batches[i] for i in torch.randperm(len(batches), generator=source).tolist()]
+    return [batches[index] for index in torch.randperm(len(batches), generator=source).tolist()]
 
 
 def even_batches(data: Sequence[Sentence], *, tokens: int) -> Iterator[dict[str, Tensor]]:
     """Every pair once, sorted by length, as tensors."""
-    ranked = sorted(range(len(data)), key=lambda i: data[i].width)
+    ranked = sorted(range(len(data)), key=lambda index: data[index].width)
     for rows in _cut(data, ranked, tokens):
-        yield padded([(data[i].source, data[i].target) for i in rows])
+        yield padded([(data[index].source, data[index].target) for index in rows])
 
 
 def _cut(data: Sequence[Sentence], order: Sequence[int], tokens: int) -> list[list[int]]:
@@ -146,6 +170,4 @@ def _cut(data: Sequence[Sentence], order: Sequence[int], tokens: int) -> list[li
 def _part(line: str) -> int:
     """0 to train on, 1 to validate with, 2 to test on."""
     place = drawn(line)
-    if place < SHARE:
-        return 2
-    return 1 if place < 2 * SHARE else 0
+    return 2 if place < SHARE else int(place < 2 * SHARE)

@@ -1,4 +1,4 @@
-"""A trained translator: model and vocabulary, on disk and at work."""
+"""Model and vocabulary of a translator: made, saved, loaded, and translating."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from pathlib import Path
 
 import torch
 
+from examples.translation.settings import Settings
 from posenc.errors import CheckpointError, DataError
+from posenc.experiments.fitting import fitted_options
+from posenc.experiments.recipe import Recipe
 from posenc.experiments.sequences import BEGIN, END, read_source
-from posenc.experiments.translation.subwords import Subwords
-from posenc.models import Transformer, beam_search
+from posenc.experiments.tasks.common.subwords import Subwords
+from posenc.models import Transformer, TransformerConfig, beam_search
 from posenc.storage import read_bytes, write_bytes
 
-__all__ = ["ROOM", "Translator"]
+__all__ = ["Translator", "new_model"]
 
 VOCABULARY, MOST_VOCABULARY = "vocabulary.json", 1 << 26
 
@@ -39,9 +42,7 @@ class Translator:
     @property
     def longest(self) -> int:
         """Subwords of the longest sentence it can read."""
-        length = self.model.config.max_length
-        assert length is not None  # whoever trains one sets it
-        return length - ROOM
+        return (self.model.config.max_length or ROOM) - ROOM
 
     def translate(
         self,
@@ -53,7 +54,7 @@ class Translator:
         drop_unknown: bool = False,
         done: Callable[[int], None] = lambda count: None,
     ) -> list[str]:
-        """A line for each; empty ones stay empty.
+        """Translate line by line; empty lines stay empty.
 
         Args:
             lines: sentences, one a line.
@@ -86,8 +87,8 @@ class Translator:
         count = len(lines) - len(order)
         for begin in range(0, len(order), ROWS):
             rows = order[begin : begin + ROWS]
-            found = self._search([sources[i] for i in rows], beams, length_penalty)
-            for index, ids in zip(rows, found, strict=True):
+            targets = self._search([sources[i] for i in rows], beams, length_penalty)
+            for index, ids in zip(rows, targets, strict=True):
                 written[index] = self.subwords.decode(ids)
             count += len(rows)
             done(count)
@@ -97,11 +98,10 @@ class Translator:
     def _search(
         self, sources: Sequence[Sequence[int]], beams: int, length_penalty: float
     ) -> list[list[int]]:
-        given = read_source(self.model, sources)
         longest = max(map(len, sources))
         device = self.model.source_embedding.weight.device
-        found = beam_search(
-            given,
+        hypotheses = beam_search(
+            read_source(self.model, sources),
             torch.full((len(sources), 1), BEGIN, device=device),
             beams=beams,
             max_new_tokens=min(longest * 3 // 2 + SLACK, self.longest + ROOM),
@@ -111,7 +111,7 @@ class Translator:
         return [
             row[1 : 1 + length]
             for row, length in zip(
-                found.tokens[:, 0].tolist(), found.lengths[:, 0].tolist(), strict=True
+                hypotheses.tokens[:, 0].tolist(), hypotheses.lengths[:, 0].tolist(), strict=True
             )
         ]
 
@@ -143,7 +143,7 @@ class Translator:
                 str(path),
                 expected="the vocabulary of a translator",
                 got=error,
-                remedy="Give the folder that posenc translate train has written.",
+                remedy="Give the folder that was trained into.",
             ) from error
         subwords = Subwords.from_json(text, where=str(path))
         size = model.config.source_vocabulary
@@ -155,3 +155,33 @@ class Translator:
                 remedy="vocabulary.json and config.json do not belong together.",
             )
         return cls(model, subwords)
+
+
+def new_model(settings: Settings, vocabulary: int) -> Transformer:
+    """An untrained encoder–decoder, its weights drawn from torch's global generator.
+
+    Raises:
+        ArgumentError: when an encoding cannot serve.
+    """
+    length = settings.max_length + ROOM
+    own, cross = Recipe.parse(settings.encoding), Recipe.parse(settings.cross_encoding)
+    options = fitted_options(own, length)
+    return Transformer(
+        TransformerConfig(
+            source_vocabulary=vocabulary,
+            target_vocabulary=vocabulary,
+            shared=True,
+            dim=settings.width,
+            heads=settings.heads,
+            encoder_layers=settings.layers,
+            decoder_layers=settings.layers,
+            encoder_encoding=own.encoding,
+            decoder_encoding=own.encoding,
+            cross_encoding=cross.encoding,
+            encoder_options=options,
+            decoder_options=options,
+            cross_options=fitted_options(cross, length),
+            dropout=settings.dropout,
+            max_length=length,
+        )
+    )

@@ -1,30 +1,52 @@
-"""``posenc translate``, as a shell runs it."""
+"""``python -m examples.translation``."""
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
-import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+from examples.translation.__main__ import main, parser
+from examples.translation.settings import Settings
 
+ROOT = Path(__file__).parents[2]
 TINY = [
     *("--vocabulary", "40", "--max-length", "30", "--width", "16", "--layers", "1", "--heads", "2"),
     *("--batch-tokens", "200", "--steps", "6", "--every", "3", "--threads", "1"),
 ]
 
 
-def posenc(*arguments: str | Path, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-c", "from posenc.cli import main; main()", *map(str, arguments)],
-        input=given,
-        capture_output=True,
-        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
-        check=False,
-    )
+class Done(NamedTuple):
+    """Exit code and output of a command."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+def translation(*arguments: str | Path, given: bytes = b"") -> Done:
+    """Run the program in this process."""
+    streams = [io.TextIOWrapper(io.BytesIO(content)) for content in (given, b"", b"")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["examples.translation", *map(str, arguments)])
+        for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
+            patch.setattr(sys, name, stream)
+        code = 0
+        try:
+            main()
+        except SystemExit as error:
+            code = int(error.code or 0)
+        for stream in streams[1:]:
+            stream.flush()
+    _, out, err = (stream.buffer.getvalue() for stream in streams)  # type: ignore[attr-defined]
+    return Done(code, out, err)
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +56,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     source = random.Random(0)
     lines = [" ".join(source.choices(["one", "two", "six"], k=4)) for _ in range(300)]
     (folder / "pairs.tsv").write_text("".join(f"{line}\t{line.upper()}é\n" for line in lines))
-    done = posenc(
-        "translate", "train", "--text", folder / "pairs.tsv", "--out", folder / "out", *TINY
-    )
+    done = translation("train", "--text", folder / "pairs.tsv", "--out", folder / "out", *TINY)
     assert done.returncode == 0, done.stderr.decode()
     return folder, done.stdout
 
@@ -46,19 +66,19 @@ def test_training_prints_scores_and_examples(trained: tuple[Path, bytes]) -> Non
     assert text.startswith("BLEU ")
     assert "chrF" in text
     assert "reference" in text
-    assert "posenc translate run" in text
+    assert "examples.translation run" in text
 
 
 def test_a_file_and_standard_input_give_the_same(trained: tuple[Path, bytes]) -> None:
     folder, _ = trained
     text = b"one two\n\nsix six\n"
     (folder / "in.txt").write_bytes(text)
-    piped = posenc("translate", "run", folder / "out", given=text)
+    piped = translation("run", folder / "out", given=text)
     assert piped.returncode == 0, piped.stderr.decode()
     assert piped.stdout.count(b"\n") == 3
     assert piped.stdout.split(b"\n")[1] == b""
-    written = posenc(
-        *("translate", "run", folder / "out", folder / "in.txt", "-o", folder / "out.txt"),
+    written = translation(
+        *("run", folder / "out", folder / "in.txt", "-o", folder / "out.txt"),
         *("--reference", folder / "in.txt"),
     )
     assert written.returncode == 0, written.stderr.decode()
@@ -68,7 +88,7 @@ def test_a_file_and_standard_input_give_the_same(trained: tuple[Path, bytes]) ->
 
 
 def test_going_on_needs_nothing_but_the_folder(trained: tuple[Path, bytes]) -> None:
-    done = posenc("translate", "train", "--resume", "--out", trained[0] / "out", "--json")
+    done = translation("train", "--resume", "--out", trained[0] / "out", "--json")
     assert done.returncode == 0, done.stderr.decode()
     assert json.loads(done.stdout)["steps"] == 6
 
@@ -82,7 +102,7 @@ def test_going_on_needs_nothing_but_the_folder(trained: tuple[Path, bytes]) -> N
     ],
 )
 def test_bad_input_is_refused(trained: tuple[Path, bytes], given: bytes, message: bytes) -> None:
-    done = posenc("translate", "run", trained[0] / "out", given=given)
+    done = translation("run", trained[0] / "out", given=given)
     assert done.returncode == 2
     assert message in b" ".join(done.stderr.split())
     assert b"Traceback" not in done.stderr
@@ -99,7 +119,27 @@ def test_bad_input_is_refused(trained: tuple[Path, bytes], given: bytes, message
     ],
 )
 def test_wrong_usage(arguments: list[str], message: bytes) -> None:
-    done = posenc("translate", *arguments)
+    done = translation(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("option", dataclasses.fields(Settings), ids=lambda option: option.name)
+def test_every_option_says_its_default(option: dataclasses.Field[Any]) -> None:
+    words = " ".join(parser()._subparsers._group_actions[0].choices["train"].format_help().split())  # type: ignore[union-attr]  # argparse's
+    name = f"--{option.name.replace('_', '-')}"
+    assert name in words
+    if isinstance(option.default, int | float | str) and not isinstance(option.default, bool):
+        shown = re.findall(rf"{name} [A-Z_]+ ([^(]*)\(default: ([^)]*)\)", words)
+        assert [default for _, default in shown] == [str(option.default)]
+
+
+def test_it_runs_from_a_shell() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.translation", "--help"],
+        capture_output=True,
+        cwd=ROOT,
+        check=True,
+    )
+    assert b"{train,run}" in done.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from posenc.errors import DataError
-from posenc.experiments.translation.parallel import read_columns, read_lines, read_parallel
+from posenc.experiments.tasks.common.parallel import read_columns, read_lines, read_parallel
 
 
 def write(path: Path, content: bytes) -> Path:
