@@ -1,4 +1,4 @@
-"""Write the pages of docs/ that follow from the registry: ``docs/methods.md`` and one a method.
+"""Write what follows from the registries: pages of methods in docs/, and names in the README.
 
 ``make docs`` runs it. With ``--check`` nothing is written; it fails where a page is not current.
 """
@@ -10,21 +10,62 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from posenc.attention import BACKENDS
 from posenc.entry import CONTEXT
+from posenc.experiments.tasks import TASKS
+from posenc.extension import EXTENSIONS
+from posenc.integrations.transformers import FAMILIES
 from posenc.registry import ENCODINGS
-from posenc.visualization.catalogue import SIZES, Sheet, sheet
+from posenc.testing import LAWS
+from posenc.visualization.catalogue import SIZES, Sheet, group, sheet
 
 DOCS = Path(__file__).parent.parent / "docs"
+README = DOCS.parent / "README.md"
+BEGIN, END = "<!-- names: made by `make docs` -->\n", "<!-- end of names -->\n"
+SITES = {
+    "embedding": "token vectors",
+    "query_key": "queries and keys",
+    "score": "scores, and values of some",
+    "": "nothing, the control",
+}
 PLACES = {"cpu": "on the CPU", "cuda": "on CUDA"}
 MADE = "<!-- made by `make docs` from the registry: edit the docstring and the entry instead -->"
 
 
 def pages() -> dict[str, str]:
-    """Every page by its path below ``docs/``."""
+    """Every page by its path from ``docs/``."""
     sheets = [sheet(name) for name in ENCODINGS]
-    return {"methods.md": overview(sheets)} | {
+    before, _, rest = README.read_text().partition(BEGIN)
+    readme = f"{before}{BEGIN}\n{names()}\n\n{END}{rest.partition(END)[2]}"
+    return {"methods.md": overview(sheets), "../README.md": readme} | {
         f"methods/{told.name}.md": page(told) for told in sheets
     }
+
+
+def names() -> str:
+    """The table of all names there are."""
+    written = [name for name, family in FAMILIES.items() if family.write is not None]
+    groups = group(tuple(ENCODINGS))
+    first = f"[encodings](docs/methods.md), {len(ENCODINGS)}"
+    rows = [
+        ("" if i else first, f"{SITES[site]}: {listed(groups[site])}")
+        for i, site in enumerate(groups)
+    ]
+    rows += [
+        (f"[extensions](docs/extend.md), {len(EXTENSIONS)}", listed(EXTENSIONS)),
+        (f"[tasks](docs/results.md), {len(TASKS)}", listed(TASKS)),
+        (f"backends, {len(BACKENDS)}", listed(BACKENDS)),
+        (
+            f"[checkpoints of transformers](docs/transformers.md), {len(FAMILIES)}",
+            f"{listed(FAMILIES)}; written too: {listed(written)}",
+        ),
+        (f"laws, {len(LAWS)}", listed(LAWS)),
+    ]
+    return table(("", ""), rows)
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def overview(sheets: Sequence[Sheet]) -> str:
@@ -184,7 +225,8 @@ def main() -> None:
     left = [p for p in (DOCS / "methods").glob("*.md") if f"methods/{p.name}" not in made]
     if check:
         for name in [*stale, *(f"methods/{path.name}" for path in left)]:
-            print(f"docs/{name} is not current. Remedy: make docs", file=sys.stderr)
+            path = (DOCS / name).resolve().relative_to(DOCS.parent)
+            print(f"{path} is not current. Remedy: make docs", file=sys.stderr)
         sys.exit(bool(stale or left))
     for name in stale:
         (DOCS / name).parent.mkdir(parents=True, exist_ok=True)

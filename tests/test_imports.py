@@ -122,7 +122,7 @@ def test_backends_never_import_one_another() -> None:
         for name in imported_modules(file.read_text()):
             parts = name.split(".")
             if parts[1:3] == ["attention", "backends"] and len(parts) > 3:
-                assert parts[3] in {own, "base", "definition"}, f"{file.name} imports {name}"
+                assert parts[3] in {own, "common"}, f"{file.name} imports {name}"
 
 
 def circles(imports: dict[str, set[str]]) -> set[str]:

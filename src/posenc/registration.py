@@ -93,6 +93,11 @@ class Registry(Mapping[str, E], Generic[E]):
     def __repr__(self) -> str:
         return f"<{len(self)} entries: {', '.join(self)}>"
 
+    def load(self) -> None:
+        """Import the entries of ``packages`` now."""
+        for name in self._modules:
+            self[name]
+
     def require(self, name: str) -> E:
         """The entry called ``name``.
 

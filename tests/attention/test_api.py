@@ -9,8 +9,8 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention import BACKENDS, Attention, Backend
-from posenc.attention.backends.base import Plan, Problem, Result, Unsupported
-from posenc.attention.backends.definition import attend_by_definition
+from posenc.attention.backends.common.base import Plan, Problem, Result, Unsupported
+from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.bench.contenders import VARIANTS
 from posenc.encoding import QueryKeyTransform
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError

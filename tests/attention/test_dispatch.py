@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posenc import Encoding, Grid, Layout
-from posenc.attention.backends.base import Problem
+from posenc.attention.backends.common.base import Problem
 from posenc.attention.dispatch import LONG, SMALL, preference
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore
 

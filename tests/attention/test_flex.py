@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention.backends import flex
-from posenc.attention.backends.base import Plan
+from posenc.attention.backends.common.base import Plan
 from posenc.attention.backends.flex import Flex, refuse_terms
 from posenc.attention.call import AttentionCall
 from posenc.errors import BackendRefusal

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create
-from posenc.attention.backends import definition, sdpa
-from posenc.attention.backends.base import Problem
+from posenc.attention.backends import sdpa
+from posenc.attention.backends.common import definition
+from posenc.attention.backends.common.base import Problem
 from posenc.attention.backends.tiled import blockwise, images
 from posenc.errors import ArgumentError
 from posenc.testing.backend_laws import serving

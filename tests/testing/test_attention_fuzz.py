@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from posenc.attention.backends.base import Plan, Problem, Result, Unsupported
+from posenc.attention.backends.common.base import Plan, Problem, Result, Unsupported
 from posenc.attention.backends.sdpa import Sdpa
 from posenc.testing.attention_cases import Case, draw
 from posenc.testing.attention_fuzz import Failure, fuzz

@@ -13,7 +13,7 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
 from posenc.attention.backends import sdpa
-from posenc.attention.backends.base import Unsupported
+from posenc.attention.backends.common.base import Unsupported
 from posenc.encoding import Rotation
 from posenc.encodings.common import rotation
 from posenc.encodings.common.rotation import Rotary

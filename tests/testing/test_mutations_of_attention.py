@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 
 from posenc.attention import validation, views
-from posenc.attention.backends import definition, sdpa
+from posenc.attention.backends import sdpa
+from posenc.attention.backends.common import definition
 from posenc.attention.call import AttentionCall
 from posenc.attention.dispatch import preference
 from posenc.attention.lowering import is_constant_table, repeat_heads

@@ -1,7 +1,7 @@
 """Attention with any positional encoding."""
 
 from posenc.attention.api import Explanation, attend, explain
-from posenc.attention.backends.base import Backend
+from posenc.attention.backends.common.base import Backend
 from posenc.attention.cache import Cache, LayerCache
 from posenc.attention.dispatch import BACKENDS
 from posenc.attention.extra.complex import attend_complex

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.base import Backend
+from posenc.attention.backends.common.base import Backend
 from posenc.attention.call import AttentionCall
 from posenc.attention.dispatch import choose, refusals
 from posenc.attention.validation import validate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.base import Backend, Problem
+from posenc.attention.backends.common.base import Backend, Problem
 from posenc.attention.lowering import lower, reads_tokens, repeat_heads
 from posenc.encoding import Encoding, Rotation
 from posenc.grid import Grid

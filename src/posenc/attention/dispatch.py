@@ -10,23 +10,22 @@ from typing import NamedTuple
 
 import torch
 
-from posenc.attention.backends.base import Backend, Plan, Problem, Unsupported
-from posenc.attention.backends.flex import Flex
-from posenc.attention.backends.reference import Reference
-from posenc.attention.backends.sdpa import Sdpa
-from posenc.attention.backends.tiled import Tiled
-from posenc.attention.backends.triton import Triton
+from posenc.attention.backends.common.base import Backend, Plan, Problem, Unsupported
 from posenc.attention.call import AttentionCall
 from posenc.encoding import LowRank
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
+from posenc.registration import Registry
 from posenc.runtime import is_transformed
 
 __all__ = ["BACKENDS", "Choice", "choose", "preference", "refusals"]
 
-BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (Sdpa(), Triton(), Flex(), Tiled(), Reference())
-}
-"""All backends by name. ``preference`` gives the order in which ``auto`` tries them."""
+BACKENDS: Registry[Backend] = Registry(
+    Backend, "backend", "posenc.attention.backends", group="posenc.backends"
+)
+"""All backends by name. ``preference`` gives the order in which ``auto`` tries posenc's own; those
+of other packages are used when they are asked for."""
+
+BACKENDS.load()  # compiled code can import nothing
 
 SMALL = 2**20
 """Logits in all up to which the definition costs less than tiles do; 4 MiB in float32."""

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.attention.api import attend, transformed
-from posenc.attention.backends.base import Backend
+from posenc.attention.backends.common.base import Backend
 from posenc.attention.cache import LayerCache
 from posenc.attention.validation import require_fit
 from posenc.encoding import Encoding

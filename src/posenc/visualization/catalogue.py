@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from posenc.attention.backends.base import Unsupported
+from posenc.attention.backends.common.base import Unsupported
 from posenc.attention.call import AttentionCall
 from posenc.attention.dispatch import BACKENDS
 from posenc.entry import Entry

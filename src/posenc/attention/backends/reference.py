@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from posenc.attention.backends.base import Backend, Plan, Problem
-from posenc.attention.backends.definition import attend_by_definition
+from posenc.attention.backends.common.base import Backend, Plan, Problem
+from posenc.attention.backends.common.definition import attend_by_definition
 
 __all__ = ["Reference"]
 
@@ -21,3 +21,6 @@ class Reference(Backend):
         size = "Q×K" if score is None or not score.keys_by_keys else "Q×K and K×K"
         how = f"materialises the logits from each part's own definition (memory of size {size})"
         return Plan(how, partial(attend_by_definition, problem))
+
+
+ENTRY = Reference()

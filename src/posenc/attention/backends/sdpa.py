@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from posenc.attention.backends.base import (
+from posenc.attention.backends.common.base import (
     Backend,
     Plan,
     Problem,
@@ -23,7 +23,7 @@ from posenc.attention.backends.base import (
     Unsupported,
     join_queries,
 )
-from posenc.attention.backends.definition import lse_by_definition
+from posenc.attention.backends.common.definition import lse_by_definition
 from posenc.attention.flash_cpu import flash_forward
 from posenc.attention.lowering import is_constant_table, offset_line, repeat_heads
 from posenc.attention.views import strided_view
@@ -287,3 +287,6 @@ def _kernel(
         enable_gqa=q.shape[1] != k.shape[1],
     )
     return Result(output, None)
+
+
+ENTRY = Sdpa()

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.base import (
+from posenc.attention.backends.common.base import (
     Backend,
     Plan,
     Problem,
@@ -226,3 +226,6 @@ def _nothing(problem: Problem, begin: int, end: int, *, lse: bool) -> Result:
     wide = torch.promote_types(problem.q.dtype, torch.float32)
     sums = problem.q.new_full(size, -torch.inf, dtype=wide) if lse else None
     return Result(problem.v.new_zeros(*size, problem.v.shape[-1]), sums)
+
+
+ENTRY = Tiled()

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.attention.backends.base import Problem, Result, join_queries
-from posenc.attention.backends.definition import attend_by_definition
+from posenc.attention.backends.common.base import Problem, Result, join_queries
+from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.grid import Grid
 from posenc.runtime import is_transformed
 

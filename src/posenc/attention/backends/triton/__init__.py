@@ -7,7 +7,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.base import Backend, Compute, Plan, Problem, Result, Unsupported
+from posenc.attention.backends.common.base import (
+    Backend,
+    Compute,
+    Plan,
+    Problem,
+    Result,
+    Unsupported,
+)
 from posenc.attention.backends.triton.decoding import attend_single_query
 from posenc.attention.backends.triton.form import (
     KernelForm,
@@ -130,3 +137,6 @@ def _cast(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 def _of_tokens(vectors: Tensor | None, q: Tensor) -> Tensor | None:
     return None if vectors is None else vectors.to(q.dtype).expand(*q.shape[:2], -1, -1)
+
+
+ENTRY = Triton()

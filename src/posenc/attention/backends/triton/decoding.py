@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.base import Problem, Result
+from posenc.attention.backends.common.base import Problem, Result
 from posenc.attention.backends.triton.form import turns_of
 from posenc.attention.lowering import add_rows, repeat_heads
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.base import Problem, Unsupported
+from posenc.attention.backends.common.base import Problem, Unsupported
 from posenc.attention.backends.triton.marks import spacing
 from posenc.attention.backends.triton.place import Place
 from posenc.attention.lowering import lower

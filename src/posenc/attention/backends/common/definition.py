@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from posenc.attention.backends.base import Problem, Result
+from posenc.attention.backends.common.base import Problem, Result
 from posenc.attention.lowering import repeat_heads
 from posenc.attention.softmax import masked_softmax
 

@@ -1,0 +1,1 @@
+"""The interface of backends, and attention by its definition."""

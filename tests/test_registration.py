@@ -1,0 +1,180 @@
+"""Another package adds one of each, as CONTRIBUTING.md shows it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posenc import register
+from posenc.entry import Entry
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.registration import Registry
+from posenc.registry import ENCODINGS
+
+TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
+MODULES = re.findall(r"<!-- (outside/\w+\.py) -->\n```python\n(.*?)```", TEXT, re.DOTALL)
+POINTS = """
+[posenc.encodings]
+distance = outside.distance:ENTRY
+[posenc.extensions]
+flatten = outside.flatten:ENTRY
+[posenc.tasks]
+swap_ends = outside.swap_ends:ENTRY
+[posenc.backends]
+undropped = outside.undropped:ENTRY
+[posenc.families]
+renamed_llama = outside.renamed_llama:ENTRY
+"""
+
+USES = {
+    "encoding": """
+encoding = posenc.create("distance+rope", heads=2, head_dim=8, slope=0.25)
+assert posenc.create_layers("distance", layers=2, heads=6)[0].score.slope == 0.5
+for law in ("cached_is_full", "causal_is_causal", "backends_agree"):
+    LAWS[law](Subject.of_entry("distance", posenc.ENCODINGS["distance"]))
+with pytest.raises(UnknownNameError, match="Did you mean 'distance'"):
+    posenc.create("distanse")
+assert "distance" in run("list") and "slope" in run("show", "distance")
+""",
+    "extension": """
+encoding = posenc.create("distance", heads=2)
+assert posenc.extension.extend(encoding, "flatten", factor=4).score.slope == 0.125
+assert posenc.extension.flatten is posenc.extension.EXTENSIONS["flatten"].function
+assert "flatten" in posenc.extension.applicable(encoding)
+""",
+    "task": """
+from posenc.experiments.settings import Settings
+assert "swap_ends" in run("tasks")
+settings = Settings(out=Path("out"), task="swap_ends", encodings=("distance",), width=16)
+task = settings.entry.make(settings)
+assert task.loss(task.build("distance"), task.batch(0, 0)).isfinite()
+""",
+    "backend": """
+x = torch.randn(1, 2, 5, 8)
+call = (x, x, x, posenc.Grid.of(posenc.Layout.sequence(5)), posenc.create("alibi", heads=2))
+assert torch.equal(*(posenc.attend(*call, backend=name) for name in ("undropped", "reference")))
+assert posenc.explain(*call, backend="undropped").how == "from each part's definition"
+with pytest.raises(BackendRefusal, match="it has no dropout"):
+    posenc.attend(*call, backend="undropped", dropout=0.5)
+""",
+    "family": """
+import json
+from posenc.integrations.transformers import load, save
+from posenc.models import Decoder, DecoderConfig
+model = Decoder(DecoderConfig(vocabulary=9, dim=16, layers=1, heads=2, encoding="rope",
+    activation="swiglu", norm="rms", bias=False, max_length=8)).eval()
+save(model, "llama", family="renamed_llama")
+assert json.loads(Path("llama/config.json").read_text())["model_type"] == "renamed_llama"
+tokens = torch.arange(8)[None]
+torch.testing.assert_close(load("llama")(tokens), model(tokens))
+""",
+}
+BEGIN = """
+import sys
+from pathlib import Path
+import pytest, torch
+import posenc
+from posenc.errors import BackendRefusal, UnknownNameError
+from posenc.testing import LAWS, Subject
+from tests.support.commands import run_command
+
+def run(*arguments):
+    done = run_command(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+"""
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an installed package with one of each."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "outside").mkdir()
+    for name, code in MODULES:
+        (folder / name).write_text(code)
+    about = folder / "outside-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(POINTS)
+    return folder
+
+
+def test_every_entry_point_is_shown() -> None:
+    assert sorted(name for name, _ in MODULES) == sorted(
+        f"{module.replace('.', '/')}.py" for module in re.findall(r"= ([\w.]+):ENTRY", POINTS)
+    )
+
+
+def run_python(program: str, folder: Path, *paths: Path) -> None:
+    """Run a program in a process of its own, in which other packages are installed."""
+    path = os.pathsep.join([*map(str, paths), *sys.path])
+    command = [sys.executable, "-W", "error", "-c", BEGIN + program]
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_another_package_adds_is_used(outside: Path, tmp_path: Path) -> None:
+    run_python("".join(USES.values()), tmp_path, outside)
+
+
+def test_registered_by_hand(outside: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").symlink_to(outside / "outside")
+    program = """
+from outside.distance import ENTRY
+from outside.swap_ends import ENTRY as TASK
+posenc.register("my_distance", ENTRY)
+posenc.register("my_distance", ENTRY)
+posenc.register("my_task", TASK)
+assert posenc.create("my_distance", heads=2).score.slope == 0.5
+assert "my_distance" in run("list") and "my_task" in run("tasks")
+assert list(posenc.ENCODINGS) == sorted(posenc.ENCODINGS)
+"""
+    run_python(program, tmp_path, tmp_path)
+
+
+def test_bad_registrations_are_refused() -> None:
+    rope = ENCODINGS["rope"]
+    with pytest.raises(ArgumentError, match="encoding alibi: expected a name that is not taken"):
+        register("alibi", rope)
+    with pytest.raises(ArgumentError, match="letters, digits and underscores"):
+        register("a+b", rope)
+    with pytest.raises(ArgumentError, match=r"entry: expected one of .*Entry.*, got int"):
+        register("seven", 7)
+    register("rope", rope)
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ("rope = posenc.encodings.score.alibi:ENTRY", "a name that is not taken"),
+        ("broken = nowhere.at_all:ENTRY", "an entry at nowhere.at_all:ENTRY.*Correct or uninstall"),
+        ("odd = math:pi", "encoding odd: expected Entry, got float"),
+    ],
+)
+def test_bad_entry_points_are_named(
+    points: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd-1.0.dist-info").mkdir()
+    (tmp_path / "odd-1.0.dist-info/METADATA").write_text("Name: odd\nVersion: 1.0\n")
+    (tmp_path / "odd-1.0.dist-info/entry_points.txt").write_text(f"[some.group]\n{points}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("posenc.registration.REGISTRIES", [])
+    entries: Registry[Entry] = Registry(
+        Entry, "encoding", "posenc.encodings.query_key", group="some.group"
+    )
+    with pytest.raises(ArgumentError, match=message):
+        dict(entries)
+
+
+def test_unknown_names_are_refused() -> None:
+    assert ENCODINGS.require("rope") is ENCODINGS["rope"]
+    with pytest.raises(UnknownNameError, match="Did you mean 'rope'"):
+        ENCODINGS.require("RoPe")
+    with pytest.raises(KeyError):
+        ENCODINGS["RoPE"]
