@@ -17,7 +17,8 @@ from posenc import storage
 from posenc.errors import CheckpointError, OutputError
 from posenc.models import Decoder, DecoderConfig, checkpoint
 from posenc.storage import load_tensors, parse_json, read_bytes, save_tensors, write_bytes
-from posenc.training.checkpoint import Checkpoint, Plan, require_state_shapes
+from posenc.training import checkpoint as training_checkpoint
+from posenc.training.checkpoint import Checkpoint, Plan
 from tests.testing.mutations import Mutation, require_caught
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.arange(4, dtype=torch.int32)}
@@ -186,7 +187,7 @@ MUTATIONS = [
         checkpoint._require_counts, '"layers": len(stored)', '"levels": 0', layers_are_counted
     ),
     Mutation(
-        require_state_shapes,
+        training_checkpoint._require_shapes,
         "stored.get(name) != wanted[name]",
         "False",
         states_have_shapes,
