@@ -12,6 +12,9 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.triton.decoding import decode
 from posenc.errors import BackendRefusal
+from tests.support.interpreter import language_patched_once
+
+__all__ = ["language_patched_once"]
 
 HEADS, KEY_HEADS, WIDTH = 6, 2, 16
 

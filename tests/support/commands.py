@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 from posenc.cli import main
 from posenc.cli.console import ERRORS, OUT
 from posenc.experiments import workers
+from tests.support.processes import forking
 
 
 def run_command(*arguments: str | Path, columns: int = 100) -> subprocess.CompletedProcess[str]:
@@ -37,12 +37,8 @@ def run_command(*arguments: str | Path, columns: int = 100) -> subprocess.Comple
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_workers() -> Iterator[None]:
-    """Workers fork from a server that imports PyTorch once, instead of each importing it."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        yield
-        return
-    multiprocessing.set_forkserver_preload([workers.__name__, "torch._dynamo"])
-    context = multiprocessing.get_context("forkserver")
+    """Workers of comparisons fork from a server that imports PyTorch once."""
+    context = forking()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
         yield

@@ -6,11 +6,12 @@ import errno
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,14 @@ from torch import Tensor, nn
 
 from posenc.errors import CheckpointError, Interrupted, OutputError
 from posenc.experiments.results import Corpus, Measurement, Refusal
+from posenc.experiments.settings import Settings
+from posenc.experiments.tasks.language import LanguageModelling
 from posenc.storage import load_tensors
 from posenc.training import Plan, Trained, Watch, fit, interruptible, train
 from posenc.training import loop as training
 from posenc.training.checkpoint import warmup_cosine
 from posenc.training.loop import seeded_model
+from tests.support.processes import forking
 
 STEPS = 12
 
@@ -162,48 +166,39 @@ def test_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     assert again.seconds == first.seconds
 
 
-KILLED = """
-import sys
-from pathlib import Path
-import torch
-from posenc.training import loop as training
-from posenc.training.checkpoint import Plan
-from posenc.training.interrupt import interruptible
-from posenc.experiments.settings import Settings
-from posenc.experiments.tasks.language import LanguageModelling
-
-torch.set_num_threads(1)
-training.SAVE_SECONDS = 0.02
-text, folder = Path(sys.argv[1]), Path(sys.argv[2])
-settings = Settings(
-    out=folder, text=text, encodings=("t5",), train_length=16, width=16, batch=4
-)
-plan = Plan(encoding="t5", seed=0, steps=150, rate=0.01, folder=folder)
-
-def tell(step, loss, speed):
-    print(step, flush=True)
-
-training.train(LanguageModelling(settings), plan, training.Watch(stepped=tell))
-print("finished", flush=True)
-"""
+def train_and_tell(text: Path, folder: Path, connection: Connection) -> None:
+    """Train with a save after nearly each step, and send each step that is done."""
+    torch.set_num_threads(1)
+    training.SAVE_SECONDS = 0.02
+    settings = Settings(
+        out=folder, text=text, encodings=("t5",), train_length=16, width=16, batch=4
+    )
+    plan = Plan(encoding="t5", seed=0, steps=150, rate=0.01, folder=folder)
+    watch = Watch(stepped=lambda step, loss, speed: connection.send(step))
+    train(LanguageModelling(settings), plan, watch)
 
 
-def run_until_killed(text: Path, folder: Path, at: int | None) -> list[str]:
+def run_until_killed(text: Path, folder: Path, at: int | None) -> list[int]:
     """Train in another process, and kill it a moment after step ``at``; None: let it finish."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-c", KILLED, str(text), str(folder)]
-    lines: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line.strip())
-            if lines[-1] == str(at):
+    context = forking()
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=train_and_tell, args=(text, folder, theirs))
+    process.start()
+    theirs.close()
+    steps: list[int] = []
+    with suppress(EOFError):
+        while True:
+            steps.append(ours.recv())
+            if steps[-1] == at:
                 # Somewhere in the next steps, a save among them as likely as not.
                 pause = random.Random(at).uniform(0.0, 0.02)
                 threading.Event().wait(pause)
-                process.send_signal(signal.SIGKILL)
-    assert process.returncode == (0 if at is None else -signal.SIGKILL)
-    return lines
+                process.kill()
+    process.join()
+    ours.close()
+    assert process.exitcode == (0 if at is None else -signal.SIGKILL)
+    return steps
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kill -9 is a thing of Unix")
@@ -213,9 +208,9 @@ def test_killed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     run_until_killed(text, tmp_path / "whole", None)
     for at in (20, 70, 110):
         run_until_killed(text, tmp_path / "killed", at)
-    lines = run_until_killed(text, tmp_path / "killed", None)
-    assert lines[-1] == "finished"
-    assert 20 < int(lines[0]) <= 150, "the last run must have continued"
+    steps = run_until_killed(text, tmp_path / "killed", None)
+    assert steps[-1] == 150
+    assert 20 < steps[0] <= 150, "the last run must have continued"
     whole, killed = (
         load_tensors(tmp_path / name / "checkpoint.safetensors")[0] for name in ("whole", "killed")
     )
