@@ -1,7 +1,7 @@
-"""Values of arguments: domains as annotations, and the one check that reads them.
+"""Validation of arguments against domains given as annotations.
 
 A constructor or factory annotates its parameters with the domains below and is decorated with
-``checked``. Types are taken strictly: ``True`` is no number, ``1.5`` no count, ``"8"`` neither.
+``checked``. Types are strict: ``True`` is not a number, ``1.5`` not a count, ``"8"`` neither.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ EXACT = 2**53
 """Integers up to here are exact in float64, as positions are."""
 
 ROOMY, LONG = 2**25, 2**13
-"""Sizes whose product and whose largest are below these are not looked at more closely."""
+"""Memory is estimated only if the product, or the largest, of the sizes reaches these."""
 
 GIB = 2**30
 
@@ -59,8 +59,8 @@ class Interval:
     """Numbers from ``low`` to ``high``.
 
     Args:
-        low, high: the ends.
-        above, below: the low (high) end itself is left out.
+        low, high: the bounds.
+        above, below: exclude the lower (upper) bound itself.
     """
 
     low: float = -math.inf
@@ -74,60 +74,60 @@ class Interval:
         return above and below
 
     def describe(self, value: float) -> str:
-        """What ``value`` is asked to be, such as ``1 or more``; of the upper end only above it."""
+        """The violated bounds in words, such as ``1 or more``; the upper one only above it."""
         ends = []
         if self.low > -math.inf:
-            low = _written(self.low)
+            low = _number_text(self.low)
             ends.append(f"more than {low}" if self.above else f"{low} or more")
         if value > self.high or (self.below and value == self.high) or self.high <= 1:
-            ends.append(f"{'less than' if self.below else 'at most'} {_written(self.high)}")
+            ends.append(f"{'less than' if self.below else 'at most'} {_number_text(self.high)}")
         return ", ".join(ends)
 
 
 Count = Annotated[int, Interval(1, 2**16)]
-"""How many of something there are: heads, buckets, layers, kernel taps."""
+"""A number of heads, buckets, layers or kernel taps."""
 
 Buckets = Annotated[int, Interval(2, 1024)]
-"""Classes of distances, whose boundaries are found in exact integers."""
+"""A number of distance buckets with exact integer boundaries."""
 
 Width = Annotated[int, Interval(1, 2**20)]
-"""Features of a vector."""
+"""A number of features."""
 
 Length = Annotated[int, Interval(1, EXACT)]
-"""Tokens or positions, at least one."""
+"""A number of tokens or positions, at least 1."""
 
 Natural = Annotated[int, Interval(0, EXACT)]
-"""A whole number that may be 0."""
+"""A whole number from 0."""
 
 Positive = Annotated[float, Interval(1e-12, 1e12)]
-"""A number above 0, far from where float32 overflows or vanishes."""
+"""A positive number, far from float32 overflow and underflow."""
 
 Base = Annotated[float, Interval(1, 1e30, above=True)]
-"""The ratio of the fastest frequency to the slowest."""
+"""Ratio of the highest frequency to the lowest."""
 
 Magnitude = Annotated[float, Interval(0, 1e6)]
-"""The size of initial values."""
+"""Standard deviation or bound of initial values."""
 
 Factor = Annotated[float, Interval(1e-6, 1e6)]
 """A multiplier of vectors or logits."""
 
 Probability = Annotated[float, Interval(0, 1, below=True)]
-"""Of dropping a feature."""
+"""A dropout probability."""
 
 Fraction = Annotated[float, Interval(1e-6, 1)]
-"""A part of a whole, not none of it."""
+"""A fraction above 0."""
 
 Share = Annotated[float, Interval(0, 1)]
-"""A part of a whole, maybe none of it."""
+"""A fraction from 0."""
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Check keyword arguments against their annotations, then call.
 
-    Numbers reach the function as plain ``int`` and ``float``, sequences as tuples. What the sizes
-    would need of memory is known before anything is allocated.
+    The function receives numbers as ``int`` and ``float`` and sequences as tuples. Memory is
+    estimated before anything is allocated.
 
-    Raises: as ``check``; also ArgumentError when the module made would not fit into memory.
+    Raises: as ``check``; also ArgumentError if the module would not fit into memory.
     """
 
     @functools.wraps(function)
@@ -144,7 +144,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _make(function: Callable[..., object], *args: object, **kwargs: object) -> object:
-    """What a factory returns, or another module like the one that a constructor is to fill."""
+    """The result of a factory, or a new module initialised by the constructor ``function``."""
     if not args:
         return function(*args, **kwargs)
     kind = type(args[0])
@@ -154,7 +154,7 @@ def _make(function: Callable[..., object], *args: object, **kwargs: object) -> o
 
 
 def _sizes(given: Mapping[str, object], known: Mapping[str, Parameter]) -> list[tuple[str, int]]:
-    """The integers among the arguments, those in sequences too."""
+    """Integer arguments, including those in sequences."""
     sizes = []
     for name, parameter in known.items():
         value = given.get(name, parameter.default)
@@ -164,7 +164,7 @@ def _sizes(given: Mapping[str, object], known: Mapping[str, Parameter]) -> list[
 
 
 def domains(function: Callable[..., object]) -> Mapping[str, Parameter]:
-    """The keyword-only parameters of a function or class, their annotations resolved."""
+    """The keyword-only parameters of a function or class, with resolved annotations."""
     return _domains(getattr(function, "__wrapped__", function))
 
 
@@ -181,18 +181,17 @@ def _domains(function: Callable[..., object]) -> Mapping[str, Parameter]:
 
 
 def check(name: str, annotation: Any, value: object, default: object = Parameter.empty) -> Any:
-    """``value`` in the type that ``annotation`` says, if it lies in that domain.
+    """``value`` converted to the type of ``annotation``.
 
     Args:
         name: of the argument, for messages.
         annotation: a type, ``Annotated`` with an ``Interval``, ``Literal``, optional, or a
-            sequence of such.
-        value: what came.
+            sequence of these.
         default: of the parameter, for the remedy.
 
     Raises:
-        UnknownNameError: on a name that is not among those of a ``Literal``.
-        ArgumentError: on any other value outside the domain.
+        UnknownNameError: for a name that the ``Literal`` does not list.
+        ArgumentError: for any other value outside the domain.
     """
     origin = get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
@@ -202,7 +201,7 @@ def check(name: str, annotation: Any, value: object, default: object = Parameter
         return check(name, kind, value, default)
     if origin is Literal:
         if not isinstance(value, str):
-            raise _refusal(name, f"one of {get_args(annotation)}", value, default)
+            raise _invalid(name, f"one of {get_args(annotation)}", value, default)
         if value not in get_args(annotation):
             raise UnknownNameError.of(name, value, get_args(annotation))
         return value
@@ -214,12 +213,12 @@ def check(name: str, annotation: Any, value: object, default: object = Parameter
     if origin in (tuple, Sequence):
         return _sequence(name, annotation, value, default)
     if isinstance(annotation, type) and not isinstance(value, annotation):
-        raise _refusal(name, _named(annotation), value, default)
+        raise _invalid(name, _type_name(annotation), value, default)
     return value
 
 
 def _number(name: str, kind: type, value: object, default: object, interval: Interval) -> float:
-    what = "a whole number" if kind is int else "a finite number"
+    domain = "a whole number" if kind is int else "a finite number"
     try:
         if isinstance(value, (bool, str, bytes)):
             raise TypeError
@@ -229,7 +228,7 @@ def _number(name: str, kind: type, value: object, default: object, interval: Int
     if number in interval:
         return number
     condition = interval.describe(number)
-    raise _refusal(name, f"{what}, {condition}" if condition else what, value, default)
+    raise _invalid(name, f"{domain}, {condition}" if condition else domain, value, default)
 
 
 def _sequence(name: str, annotation: Any, value: object, default: object) -> tuple[Any, ...]:
@@ -237,46 +236,45 @@ def _sequence(name: str, annotation: Any, value: object, default: object) -> tup
     fixed = get_origin(annotation) is tuple and kinds[-1] is not Ellipsis
     expected = f"{len(kinds)} values" if fixed else "a sequence of values"
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        raise _refusal(name, expected, value, default)
+        raise _invalid(name, expected, value, default)
     try:
         items = tuple(value)
     except TypeError:  # a tensor without dimensions
-        raise _refusal(name, expected, value, default) from None
+        raise _invalid(name, expected, value, default) from None
     if fixed and len(items) != len(kinds):
-        raise _refusal(name, expected, value, default)
-    wanted = kinds if fixed else kinds[:1] * len(items)
-    return tuple(check(name, kind, item, default) for kind, item in zip(wanted, items, strict=True))
+        raise _invalid(name, expected, value, default)
+    kinds = kinds if fixed else kinds[:1] * len(items)
+    return tuple(check(name, kind, item, default) for kind, item in zip(kinds, items, strict=True))
 
 
-def _refusal(name: str, expected: str, value: object, default: object) -> ArgumentError:
+def _invalid(name: str, expected: str, value: object, default: object) -> ArgumentError:
     try:
         got = repr(value)
     except ValueError:  # Python writes no integers of more than 4,300 digits
         got = "a number of thousands of digits"
     got = got if len(got) <= 80 else f"{got[:77]}…"
-    remedy = "Use the model's." if default is Parameter.empty else f"The default is {default!r}."
+    remedy = (
+        "Use the model's value." if default is Parameter.empty else f"The default is {default!r}."
+    )
     return ArgumentError(name, expected=expected, got=got, remedy=remedy)
 
 
-def _named(kind: type) -> str:
-    return {bool: "True or False", str: "a text"}.get(kind, kind.__name__)
+def _type_name(kind: type) -> str:
+    return {bool: "True or False", str: "a string"}.get(kind, kind.__name__)
 
 
-def _written(number: float) -> str:
+def _number_text(number: float) -> str:
     return f"{number:g}" if isinstance(number, float) else str(number)
 
 
 def _require_room(make: Callable[[], object], sizes: Iterable[tuple[str, int]]) -> None:
-    """Refuse to make a module that could not be trained within the machine's memory.
+    """Raise ArgumentError, naming the largest size, if the module is too large to be trained.
 
-    Where ``sizes`` are large, ``make`` is called on the meta device, which allocates nothing.
+    Large ``sizes`` are checked by calling ``make`` on the meta device, which allocates nothing.
 
     Args:
         make: makes the module.
-        sizes: names and values of the integers among its arguments.
-
-    Raises:
-        ArgumentError: naming the largest size.
+        sizes: names and values of its integer arguments.
     """
     sizes = [(name, size) for name, size in sizes if size > 1]
     large = math.prod(size for _, size in sizes) >= ROOMY or any(size >= LONG for _, size in sizes)
@@ -288,16 +286,16 @@ def _require_room(make: Callable[[], object], sizes: Iterable[tuple[str, int]]) 
             module = make()
         needed = _bytes(module) if isinstance(module, nn.Module) else 0
     except (OverflowError, MemoryError, RuntimeError):
-        # Sizes whose product is beyond 64 bits cannot even be described.
+        # more than 2^63 elements
         needed = None
     if needed is not None and needed <= limit:
         return
     name, size = max(sizes, key=lambda named: named[1])
-    amount = "more than can be counted" if needed is None else f"{needed / GIB:,.0f} GiB"
+    amount = "more than 2^63 elements" if needed is None else f"{needed / GIB:,.0f} GiB"
     raise ArgumentError(
         name,
         expected=f"parameters that fit into {limit / GIB:,.0f} GiB of memory",
-        got=f"{size:,}, with which they take {amount}",
+        got=f"{size:,}, which needs {amount}",
         remedy="Use smaller sizes.",
     )
 
@@ -308,7 +306,7 @@ def _bytes(module: nn.Module) -> int:
 
 
 def _memory() -> int:
-    """Bytes of physical memory; a terabyte where the system does not say."""
+    """Bytes of physical memory; 2^40 if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

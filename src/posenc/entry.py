@@ -1,4 +1,4 @@
-"""What the registry knows of a method: how to make it, what it promises, where it comes from."""
+"""Registry entry of a method: factory, claims and citation."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Site = Literal["embedding", "query_key", "score", "value"]
 Factory = Callable[..., Part | Encoding]
 
 CONTEXT = ("dim", "heads", "head_dim", "max_length", "causal")
-"""Parameters of a factory that describe the model; all others are the method's options."""
+"""Factory parameters taken from the model; all others are the method's options."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Citation:
-    """Where a method was published.
+    """Publication of a method.
 
     Args:
         authors: family names, or "Vaswani et al.".
         title, year: of the paper.
-        url: a lasting address (arXiv, ACL anthology, DOI).
+        url: arXiv, ACL anthology or DOI.
     """
 
     authors: str
@@ -37,19 +37,19 @@ class Citation:
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """What a method promises; the laws in ``posenc.testing`` hold it to this.
+    """Properties of a method, which the laws in ``posenc.testing`` verify.
 
     Args:
         sites: the sites of its parts.
-        relative: shifting all positions alike changes nothing.
-        axes: numbers of position axes it serves; None: any number.
-        trainable: it has parameters.
-        causal_only: it is meaningless without a causal mask.
-        length_dependent: what happens between two tokens depends on how many others there are.
-        extrapolates: what to expect past the training length, in a sentence.
+        relative: invariant to a shift of all positions.
+        axes: supported numbers of position axes; None: any.
+        trainable: has parameters.
+        causal_only: requires a causal mask.
+        length_dependent: the score of a pair depends on the number of tokens.
+        extrapolates: expected behaviour past the training length, in a sentence.
         cost: extra work and memory, in Q, K, D, H, N.
-        exceptions: laws it does not keep, each with the reason; or parts of laws, by the names in
-            ``posenc.testing.PARTIAL``.
+        exceptions: laws that it does not satisfy, or parts of laws as named in
+            ``posenc.testing.PARTIAL``, with the reason.
     """
 
     sites: tuple[Site, ...]
@@ -63,7 +63,7 @@ class Claims:
     exceptions: Mapping[str, str] = field(default_factory=dict)
 
     def serves(self, axes: int) -> bool:
-        """Whether positions may have so many axes."""
+        """True if positions may have this many axes."""
         return self.axes is None or axes in self.axes
 
 
@@ -72,14 +72,12 @@ class Entry:
     """A method in the registry.
 
     Args:
-        factory: makes the part, or a record of parts; all its parameters are keyword-only.
-        summary: what it does, in a sentence.
-        claims, citation: see there.
-        sample: options of the instance that laws and pictures are made with: a table large enough
-            for 160 positions, say.
-        sharing: ``"layers"`` when one instance serves all layers of a model, ``"none"`` when
-            each layer has its own; or a function ``(layers, arguments) -> list`` where a paper
-            shares some of it.
+        factory: makes the part or an encoding; its parameters are keyword-only.
+        summary: its effect, in a sentence.
+        sample: options of the instance used by laws and pictures (a table large enough for 160
+            positions, for example).
+        sharing: ``"layers"`` if all layers share one instance, ``"none"`` if each has its own; or
+            a function ``(layers, arguments) -> list`` for partial sharing.
     """
 
     factory: Factory
@@ -92,9 +90,9 @@ class Entry:
     )
 
     def parameters(self) -> Mapping[str, Parameter]:
-        """The factory's parameters by name, their annotations resolved."""
+        """The factory's parameters by name, with resolved annotations."""
         return domains(self.factory)
 
     def options(self) -> dict[str, Parameter]:
-        """The factory's options: all parameters but those that describe the model."""
+        """The factory's parameters except those in ``CONTEXT``."""
         return {n: p for n, p in self.parameters().items() if n not in CONTEXT}

@@ -1,6 +1,6 @@
-"""Everything that posenc raises on purpose.
+"""Exceptions of posenc.
 
-Each message says which argument is wrong, what was expected, what came, and the remedy.
+Each message gives the argument, what was expected, what was passed, and the remedy.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = [
     "UnknownNameError",
 ]
 
-MOST = 1500
-"""Characters of a part of a message."""
+MAX_CHARACTERS = 1500
+"""Longest text quoted in a message."""
 
 
 class PosencError(Exception):
-    """Base of all errors that posenc raises on purpose.
+    """Base class of all exceptions of posenc.
 
     Args:
-        argument: what is wrong, by the name the caller knows it by.
-        expected: what would have been right.
-        got: what came.
-        remedy: what to do about it.
+        argument: name of the invalid argument, as the caller wrote it.
+        expected: valid values.
+        got: the value passed.
+        remedy: how to fix it.
     """
 
     def __init__(self, argument: str, *, expected: str, got: object, remedy: str) -> None:
@@ -52,14 +52,14 @@ class PosencError(Exception):
 
 
 def _shortened(text: str) -> str:
-    """A text without its middle if it is too long to be read."""
-    return text if len(text) <= MOST else f"{text[: MOST // 2]} … {text[-MOST // 4 :]}"
+    """The text, its middle replaced by an ellipsis if it is longer than ``MAX_CHARACTERS``."""
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:750]} … {text[-375:]}"
 
 
 def _rebuild(
     kind: type[PosencError], argument: str, expected: str, got: str, remedy: str
 ) -> PosencError:
-    """Restore an error that crossed a process boundary."""
+    """Unpickle an error."""
     return kind(argument, expected=expected, got=got, remedy=remedy)
 
 
@@ -68,23 +68,22 @@ class ArgumentError(PosencError, ValueError):
 
 
 class LengthError(ArgumentError):
-    """A position lies outside what an encoding can represent."""
+    """A position outside the range that an encoding can represent."""
 
 
 class UnknownNameError(ArgumentError):
-    """A name (of an encoding, option, backend, task …) that does not exist."""
+    """The name of an encoding, option, backend or task that does not exist."""
 
     @classmethod
     def of(cls, argument: str, name: str, valid: Iterable[str]) -> UnknownNameError:
-        """An error that lists the close matches of ``name`` first, then all valid names.
+        """An error that lists close matches of ``name``, then all valid names.
 
-        Case, hyphens and spaces make no difference to what is close: ``RoPE`` is ``rope``.
+        Matching ignores case, and treats hyphens and spaces as underscores.
         """
         names = sorted(valid)
-        plain = {_plain(each): each for each in names}
-        close = [
-            plain[each] for each in difflib.get_close_matches(_plain(name), plain, n=3, cutoff=0.5)
-        ]
+        by_plain = {_plain(valid_name): valid_name for valid_name in names}
+        matches = difflib.get_close_matches(_plain(name), by_plain, n=3, cutoff=0.5)
+        close = [by_plain[match] for match in matches]
         hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
         listed = ", ".join(names) or "none"
         return cls(
@@ -93,24 +92,24 @@ class UnknownNameError(ArgumentError):
 
 
 def _plain(name: str) -> str:
-    """A name as it is compared with others."""
+    """The name in lower case, with underscores."""
     return name.casefold().replace("-", "_").replace(" ", "_")
 
 
 class BackendRefusal(PosencError, RuntimeError):
-    """A backend that was asked for by name cannot do the job."""
+    """The explicitly requested backend does not support these inputs."""
 
 
 class DataError(PosencError, ValueError):
-    """A text, corpus or data set that cannot be used."""
+    """An unusable text, corpus or data set."""
 
 
 class CheckpointError(PosencError, RuntimeError):
-    """A checkpoint that is damaged, incomplete or of another kind."""
+    """A damaged, incomplete or unsupported checkpoint."""
 
 
 class Interrupted(PosencError):
-    """Work that was asked to stop, and has saved where it was."""
+    """A run stopped by a signal, after saving its state."""
 
 
 class OutputError(PosencError, OSError):

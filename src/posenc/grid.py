@@ -1,4 +1,4 @@
-"""Queries against keys: offsets, and who sees whom."""
+"""Pairs of queries and keys: offsets and visibility."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ __all__ = ["Grid", "Mask", "zero_invalid_signals"]
 
 
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Whether a pair is visible, from its batch row, head, query and key."""
+"""Visibility of a pair, from its batch row, head, query and key indices."""
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Queries against keys: the offset of every pair, and which pairs may see each other.
+    """Offset and visibility of every pair of a query and a key.
 
     Args:
         query, key: the layouts of both sides.
-        causal: a query sees keys of equal or lower order only.
-        window: a query sees keys fewer than ``window`` steps of order away: itself and
+        causal: a query attends only to keys of equal or lower order.
+        window: a query attends only to keys less than ``window`` away in order: itself and
             ``window - 1`` before it (and as many after it unless causal).
 
     Raises:
-        ArgumentError: on a window below 1, or layouts with different numbers of axes.
+        ArgumentError: for a window below 1, or layouts with different numbers of axes.
     """
 
     query: Layout
@@ -52,7 +52,7 @@ class Grid:
                 "grid",
                 expected="queries and keys with equally many axes",
                 got=f"{self.query.axes} and {self.key.axes}",
-                remedy="Give cross-attention layouts of one kind.",
+                remedy="Use layouts with the same number of axes for queries and keys.",
             )
 
     @classmethod
@@ -73,27 +73,27 @@ class Grid:
 
     @property
     def visible(self) -> Bool[Tensor, "b 1 Q K"]:
-        """Which keys each query may see, ``[B|1, 1, Q, K]``."""
+        """True where a query may attend to a key, ``[B|1, 1, Q, K]``."""
         query, key = self.query, self.key
         ahead = key.order.unsqueeze(1) - query.order.unsqueeze(2)
-        seen = torch.ones_like(ahead, dtype=torch.bool)
+        visible = torch.ones_like(ahead, dtype=torch.bool)
         if self.causal:
-            seen = seen & (ahead <= 0)
+            visible = visible & (ahead <= 0)
         if self.window is not None:
-            seen = seen & (ahead.abs() < self.window)
+            visible = visible & (ahead.abs() < self.window)
         if query.document is not None or key.document is not None:
-            seen = seen & (_documents(query).unsqueeze(2) == _documents(key).unsqueeze(1))
+            visible = visible & (_documents(query).unsqueeze(2) == _documents(key).unsqueeze(1))
         if key.valid is not None:
-            seen = seen & key.valid.unsqueeze(1)
+            visible = visible & key.valid.unsqueeze(1)
         if query.valid is not None:
-            seen = seen & query.valid.unsqueeze(2)
-        return seen.unsqueeze(1)
+            visible = visible & query.valid.unsqueeze(2)
+        return visible.unsqueeze(1)
 
     def mask_mod(self) -> Mask:
-        """``visible`` as FlexAttention takes it: of a batch row, head, query and key.
+        """``visible`` as a FlexAttention ``mask_mod``.
 
-        For ``torch.nn.attention.flex_attention.create_block_mask(grid.mask_mod(), B, None, Q, K)``
-        with B the batch rows, or None where the layouts have one row for all.
+        For ``torch.nn.attention.flex_attention.create_block_mask(grid.mask_mod(), B, None, Q, K)``;
+        B is the batch size, or None if the layouts have one row.
         """
         query, key, causal, window = self.query, self.key, self.causal, self.window
         query_order, key_order = _reader(query.order), _reader(key.order)
@@ -109,22 +109,22 @@ class Grid:
 
         def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             ahead = key_order(b, j) - query_order(b, i)
-            seen = ahead <= 0 if causal else ahead == ahead
+            visible = ahead <= 0 if causal else ahead == ahead
             if window is not None:
-                seen = seen & (ahead.abs() < window)
+                visible = visible & (ahead.abs() < window)
             if documents is not None:
-                seen = seen & (documents[0](b, i) == documents[1](b, j))
+                visible = visible & (documents[0](b, i) == documents[1](b, j))
             if query_valid is not None:
-                seen = seen & query_valid(b, i)
+                visible = visible & query_valid(b, i)
             if key_valid is not None:
-                seen = seen & key_valid(b, j)
-            return seen
+                visible = visible & key_valid(b, j)
+            return visible
 
         return mask
 
     @property
     def marked(self) -> bool:
-        """Whether documents or padding hide pairs (known without reading the device)."""
+        """True if documents or padding may mask pairs (known without reading the device)."""
         return any(
             mark is not None
             for side in (self.query, self.key)
@@ -133,16 +133,16 @@ class Grid:
 
     @property
     def shift(self) -> int | None:
-        """Position of the first key less that of the first query, where both sides are regular."""
+        """First key position minus first query position; None unless both layouts are regular."""
         if self.query.start is None or self.key.start is None:
             return None
         return self.key.start - self.query.start
 
     def require_shift(self) -> int:
-        """``shift`` of a grid that has to be regular.
+        """``shift`` of a regular grid.
 
         Raises:
-            ArgumentError: where it is not.
+            ArgumentError: for an irregular grid.
         """
         if self.shift is None:
             raise ArgumentError(
@@ -155,7 +155,7 @@ class Grid:
 
     @property
     def dense(self) -> bool:
-        """Whether every query is known to see every key."""
+        """True if every query is known to attend to every key."""
         if self.marked:
             return False
         if not self.causal and self.window is None:
@@ -163,8 +163,8 @@ class Grid:
         if self.shift is None:
             return False
         first, last = self.shift - (self.query.length - 1), self.shift + self.key.length - 1
-        reach = float("inf") if self.window is None else self.window
-        return (not self.causal or last <= 0) and -reach < first and last < reach
+        limit = float("inf") if self.window is None else self.window
+        return (not self.causal or last <= 0) and -limit < first and last < limit
 
     def line(self, *, device: torch.device | None = None) -> Int[Tensor, " offsets"]:
         """Every offset of a regular grid in ascending order, ``[Q + K - 1]`` int64.
@@ -172,7 +172,7 @@ class Grid:
         Pair (i, j) has the offset at index ``j - i + Q - 1``.
 
         Raises:
-            ArgumentError: where the grid is not regular.
+            ArgumentError: for an irregular grid.
         """
         first = self.require_shift() - (self.query.length - 1)
         count = self.query.length + self.key.length - 1
@@ -182,7 +182,7 @@ class Grid:
         """``line`` as floating-point offsets, ``[Q + K - 1]``; float64 where they need it.
 
         Raises:
-            ArgumentError: where the grid is not regular.
+            ArgumentError: for an irregular grid.
         """
         line = self.line(device=device)
         first = self.require_shift() - (self.query.length - 1)
@@ -194,7 +194,7 @@ register(Grid, "posenc.grid.Grid", ("query", "key"))
 
 
 def zero_invalid_signals(grid: Grid) -> Grid:
-    """The grid with zeros for the signals of invalid tokens; ``grid`` itself where it has none."""
+    """The grid with signals of invalid tokens set to zero; ``grid`` itself without signals."""
     query, key = _zero_signal(grid.query), _zero_signal(grid.key)
     if query is grid.query and key is grid.key:
         return grid
@@ -212,8 +212,8 @@ def _documents(layout: Layout) -> Tensor:
 
 
 def _reader(x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Reads a tensor ``[B|1, L]`` at a batch row and a token."""
+    """A function of batch row and token that indexes ``x`` ``[B|1, L]``."""
     if x.shape[0] == 1:
-        only = x[0]
-        return lambda b, at: only[at]
-    return lambda b, at: x[b, at]
+        row = x[0]
+        return lambda b, token: row[token]
+    return lambda b, token: x[b, token]

@@ -1,4 +1,4 @@
-"""How the current call runs: traced, under autocast, under function transforms, or not."""
+"""Queries of the current execution context: tracing, autocast and function transforms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["differentiates_forward", "has_values", "is_transformed", "without_au
 
 
 def has_values(x: Tensor) -> bool:
-    """Whether ``x`` has values that Python may read.
+    """True if Python may read the values of ``x``.
 
     False for meta and fake tensors, and while ``torch.compile`` or ``torch.export`` traces, where
     reading would break the graph.
@@ -22,7 +22,7 @@ def has_values(x: Tensor) -> bool:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which operands keep their dtypes; the meta device has no autocast to leave."""
+    """A context with autocast disabled (it does not exist on the meta device)."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
@@ -34,7 +34,7 @@ def differentiates_forward() -> bool:
 def is_transformed() -> bool:
     """True inside any transform of ``torch.func`` and inside ``forward_ad.dual_level``.
 
-    Fused operators know reverse mode alone: under ``jvp``, ``jacfwd`` or dual numbers a derivative
-    of theirs would be zero without a word, and ``vmap`` has no rule for them.
+    Fused operators support reverse mode only: forward-mode derivatives would silently be zero, and
+    ``vmap`` has no batching rule for them.
     """
     return torch._C._are_functorch_transforms_active() or differentiates_forward()

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and that say so when they are damaged."""
+"""Atomic writing and validated reading of JSON and safetensors files."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ __all__ = [
 ]
 
 MOST_JSON = 1 << 23
-"""Bytes of a JSON file, or of a header of tensors: 80,000 tensors, or 180 MB when parsed."""
+"""Largest JSON file or safetensors header in bytes (80,000 tensors; 180 MB when parsed)."""
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of a file's tensors by name, as its header has them."""
+"""Tensor shapes by name, from the header of a file."""
 
-WRITTEN = "a whole file written by posenc"
-RESTORE = "Restore the file from a copy, or make it again with the command that wrote it."
+WRITTEN = "a complete file written by posenc"
+RESTORE = "Restore the file from a copy, or run the command that wrote it again."
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it.
+    """Create a folder and its parents.
 
     Raises:
-        OutputError: when that is impossible.
+        OutputError: if that fails.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -58,11 +58,10 @@ def make_folder(path: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that at any moment there is the old one or the new one, whole.
+    """Write a file atomically: it has its old or its new content at any moment.
 
     Raises:
-        OutputError: when the disk is full or the folder cannot be written to; the old file, if
-            any, is untouched.
+        OutputError: if the disk is full or the folder is not writable; an old file is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -81,39 +80,37 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a value as JSON, as ``write_bytes`` does."""
+    """Write a value as JSON, atomically."""
     write_bytes(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
 def read_bytes(path: Path | str, *, most: int) -> bytes:
-    """The content of a regular file, or of a link to one.
-
-    Pipes, sockets and devices are refused without waiting for them.
+    """The content of a regular file or a link to one, of at most ``most`` bytes.
 
     Raises:
-        OSError: when it is missing, unreadable, no regular file, or larger than ``most`` bytes.
+        OSError: if it is missing, unreadable, larger, or not a regular file (pipes, sockets and
+            devices are not opened for reading).
     """
     with os.fdopen(_opened(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        # Some files of the system say that they are empty and are not.
+        # files in /proc report size 0
         content = b"" if size > most else file.read(most + 1)
     if max(size, len(content)) > most:
-        found = f"more than {most:,} bytes"
-        raise OSError(errno.EFBIG, found, str(path))
+        raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))
     return content
 
 
 def parse_json(content: bytes | str) -> Any:
-    """The value that a JSON text stands for.
+    """The value of a JSON text.
 
     Raises:
-        ValueError: when it is no JSON (NaN and infinity are none), too deeply nested, or holds
-            numbers or characters that nothing can be done with.
+        ValueError: if it is not JSON (NaN and infinity are not), too deeply nested, or contains
+            unpaired surrogates or numbers beyond float64.
     """
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
     try:
         value = json.loads(text, parse_constant=_not_json, parse_float=_finite)
-        if SURROGATE.search(text):  # half a character, which nothing can print or write
+        if SURROGATE.search(text):  # an unpaired surrogate cannot be encoded
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ValueError("too deeply nested") from error
@@ -124,7 +121,7 @@ SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _not_json(name: str) -> NoReturn:
-    raise ValueError(f"{name}, which is no number")
+    raise ValueError(f"{name}, which is not a number")
 
 
 def _finite(text: str) -> float:
@@ -138,24 +135,22 @@ def read_json(path: Path, *, expected: str = WRITTEN, remedy: str = RESTORE) -> 
     """The value in a JSON file.
 
     Args:
-        path: the file.
-        expected: what it should be, for the message.
-        remedy: what to do if it is not.
+        expected, remedy: for the message.
 
     Raises:
-        CheckpointError: when it is missing, unreadable, no regular file, too large or no JSON.
+        CheckpointError: if it is missing, unreadable, not a regular file, too large or not JSON.
     """
     try:
         return parse_json(read_bytes(path, most=MOST_JSON))
     except OSError as error:
         raise _damaged(path, error.strerror or str(error), expected, remedy) from error
     except ValueError as error:
-        raise _damaged(path, f"no JSON ({error})", expected, remedy) from error
+        raise _damaged(path, f"invalid JSON ({error})", expected, remedy) from error
 
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Raise as ``RuntimeError`` what libraries written in Rust raise past ``Exception``."""
+    """Convert panics of Rust libraries, which are no ``Exception``, to ``RuntimeError``."""
     try:
         yield
     except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -165,7 +160,7 @@ def panics_as_errors() -> Iterator[None]:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object]) -> None:
-    """Write tensors and JSON values to one safetensors file, with a checksum of both.
+    """Write tensors and JSON metadata to a safetensors file with a checksum.
 
     Raises:
         OutputError: as ``write_bytes``.
@@ -180,12 +175,10 @@ def open_tensors(path: Path, *, expected: str = WRITTEN, remedy: str = RESTORE) 
     """A safetensors file, opened by ``safetensors.safe_open``: a context manager.
 
     Args:
-        path: the file.
-        expected: what it should be, for the message.
-        remedy: what to do if it is not.
+        expected, remedy: for the message.
 
     Raises:
-        CheckpointError: when it is missing, no regular file or damaged, or has too large a header.
+        CheckpointError: if it is missing, not a regular file or damaged, or its header too large.
     """
     try:
         with os.fdopen(_opened(path), "rb") as file:
@@ -204,23 +197,22 @@ def load_tensors(
     fits: Callable[[Shapes, dict[str, Any]], None] = lambda shapes, meta: None,
     remedy: str = RESTORE,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What ``save_tensors`` wrote. Nothing in the file is executed.
+    """Read tensors and metadata written by ``save_tensors``, without executing code.
 
     Args:
-        path: the file.
-        fits: receives the shapes and the JSON values before any tensor is read; raises where they
-            are not those expected.
-        remedy: what to do about a damaged file.
+        fits: called with the shapes and metadata before any tensor is read; raises an error if
+            they are not the expected ones.
+        remedy: for the message about a damaged file.
 
     Raises:
-        CheckpointError: when it is damaged or not such a file; and what ``fits`` raises.
+        CheckpointError: if the file is damaged or of another kind. Errors of ``fits`` propagate.
     """
     try:
         with open_tensors(path, remedy=remedy) as file:
             header = file.metadata() or {}
             meta = parse_json(header["meta"])
             if not isinstance(meta, dict):
-                raise ValueError("no values beside the tensors")
+                raise ValueError("no metadata")
             names = sorted(file.keys())
             fits({name: tuple(file.get_slice(name).get_shape()) for name in names}, meta)
             tensors = {name: file.get_tensor(name) for name in names}
@@ -230,7 +222,7 @@ def load_tensors(
     except Exception as error:  # the library raises errors of several kinds
         raise _damaged(path, str(error), WRITTEN, remedy) from error
     if not intact:
-        raise _damaged(path, "a checksum that does not fit", WRITTEN, remedy)
+        raise _damaged(path, "a checksum mismatch", WRITTEN, remedy)
     return tensors, meta
 
 
@@ -244,7 +236,7 @@ def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Let the renaming survive a power cut, on systems where folders can be synced."""
+    """Flush a rename to disk, on POSIX systems."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -255,18 +247,18 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _opened(path: Path | str) -> int:
-    """A descriptor of a regular file.
+    """A file descriptor of a regular file.
 
     Raises:
-        OSError: when it is missing, unreadable or no regular file.
+        OSError: if it is missing, unreadable or not a regular file.
     """
     flags = os.O_RDONLY
-    for name in ("O_NONBLOCK", "O_BINARY", "O_CLOEXEC", "O_NOCTTY"):  # as far as a system has them
+    for name in ("O_NONBLOCK", "O_BINARY", "O_CLOEXEC", "O_NOCTTY"):
         flags |= getattr(os, name, 0)
     try:
         handle = os.open(path, flags)
     except ValueError as error:
-        raise OSError(errno.EINVAL, f"no name of a file ({error})", repr(path)) from error
+        raise OSError(errno.EINVAL, f"an invalid file name ({error})", repr(path)) from error
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
         os.close(handle)
@@ -277,7 +269,7 @@ def _opened(path: Path | str) -> int:
 
 def _unwritable(path: Path, error: OSError) -> OutputError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = "Free some space and do it again; what was written before is whole."
+        remedy = "Free some space and run it again; files written before are intact."
     elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         remedy = "Choose a folder you may write to."
     else:

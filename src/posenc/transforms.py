@@ -1,8 +1,7 @@
-"""The same tokens at other positions: what training for longer contexts does to a layout.
+"""Transforms of positions used in training for longer contexts.
 
-Each function takes a layout of one axis (``fitted``: an image's two) and returns one with the same
-order, documents and padding.
-Queries and keys that share a layout share its new positions.
+Each takes a layout of one axis (``fitted``: two) and returns one with the same order, documents and
+padding. Apply them once to a layout that queries and keys share.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ __all__ = ["fitted", "interpolated", "randomized", "restarted", "skipped"]
 def randomized(
     layout: Layout, *, max_length: int, generator: torch.Generator | None = None
 ) -> Layout:
-    """Randomized positions: places in a longer range, drawn without replacement and sorted.
+    """Randomized positions: a sorted random subset of a longer range.
 
     A token at integer position p gets the p-th smallest of a random subset of 0 … max_length - 1,
-    the same subset for all rows, so that order is kept while distances vary.
+    the same subset for all rows: order is kept, distances vary.
 
     Args:
         layout: at integer positions 0 … n - 1.
         max_length: the range drawn from; at least n.
-        generator: makes it reproducible.
+        generator: for reproducible draws.
 
     Raises:
-        ArgumentError: on positions that are no integers from 0, or a range too short.
+        ArgumentError: for positions other than integers from 0, or a range too short.
 
     Reference: Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of
     Transformers".
     """
-    places, count = _integer_positions(layout)
+    positions, count = _integer_positions(layout)
     if max_length < count:
         raise ArgumentError(
             "max_length",
@@ -48,7 +47,7 @@ def randomized(
             remedy="Draw from the longest context you want to reach.",
         )
     drawn = torch.randperm(max_length, generator=generator)[:count].sort().values
-    return _moved(layout, drawn.to(places.device)[places])
+    return _at(layout, drawn.to(positions.device)[positions])
 
 
 def skipped(
@@ -58,25 +57,24 @@ def skipped(
     chunks: int = 2,
     generator: torch.Generator | None = None,
 ) -> Layout:
-    """PoSE: a sequence is cut into chunks, and each but the first skips ahead by a random amount.
+    """PoSE: positions of each chunk after the first skip ahead by a random amount.
 
     A token at integer position p of chunk c gets ``p + u_c`` with
-    ``0 = u_0 ≤ u_1 ≤ … ≤ max_length - n``; where the cuts are is random too. Distances within a
-    chunk stay short, those between chunks reach up to ``max_length``.
+    ``0 = u_0 ≤ u_1 ≤ … ≤ max_length - n``; the cuts between chunks are random too.
 
     Args:
         layout: at integer positions 0 … n - 1.
         max_length: the context length to train for; at least n.
-        chunks: how many (2 in the paper); at most n.
-        generator: makes it reproducible.
+        chunks: number of chunks (2 in the paper); at most n.
+        generator: for reproducible draws.
 
     Raises:
-        ArgumentError: on positions that are no integers from 0, or arguments out of their domain.
+        ArgumentError: for positions other than integers from 0, or arguments out of range.
 
     Reference: Zhu et al. 2024, "PoSE: Efficient Context Window Extension of LLMs via Positional
     Skip-wise Training".
     """
-    places, count = _integer_positions(layout)
+    positions, count = _integer_positions(layout)
     if max_length < count:
         raise ArgumentError(
             "max_length",
@@ -86,21 +84,21 @@ def skipped(
         )
     if not 1 <= chunks <= count:
         raise ArgumentError(
-            "chunks", expected=f"1 to {count}", got=chunks, remedy="The paper has 2."
+            "chunks", expected=f"1 to {count}", got=chunks, remedy="The paper uses 2."
         )
     cuts = 1 + torch.randperm(count - 1, generator=generator)[: chunks - 1]
     skips = torch.randint(max_length - count + 1, (chunks - 1,), generator=generator)
     skip = torch.zeros(count, dtype=torch.int64)
     for cut, by in zip(cuts.sort().values.tolist(), skips.sort().values.tolist(), strict=True):
         skip[cut:] = by
-    return _moved(layout, (torch.arange(count) + skip).to(places.device)[places])
+    return _at(layout, (torch.arange(count) + skip).to(positions.device)[positions])
 
 
 def interpolated(layout: Layout, *, factor: float) -> Layout:
-    """Position interpolation: all positions divided by ``factor``, to fit into a trained range.
+    """Position interpolation: all positions divided by ``factor``.
 
     Raises:
-        ArgumentError: when ``factor`` is not positive and finite.
+        ArgumentError: unless ``factor`` is positive and finite.
 
     Reference: Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
     Interpolation".
@@ -113,23 +111,23 @@ def interpolated(layout: Layout, *, factor: float) -> Layout:
 
 
 def fitted(layout: Layout, *, cells: tuple[int, int]) -> Layout:
-    """An image of any size, put on the cells of another: position interpolation on two axes.
+    """Position interpolation of an image onto a grid of another size.
 
-    The image's edges meet the edges of the other, as where tables are resampled:
-    ``p' = (p + ½) · cells / extent - ½``, kept within the cells' centres.
+    The edges of both align, as in resampling a table: ``p' = (p + ½) · cells / extent - ½``,
+    clamped to the cells' centres.
 
     Args:
         layout: of a whole image (``Layout.image``).
-        cells: (rows, columns) that positions are brought onto.
+        cells: (rows, columns) of the target grid.
 
     Raises:
-        ArgumentError: on another layout, or fewer than one row or column.
+        ArgumentError: for another layout, or fewer than one row or column.
     """
     if layout.extent is None:
         raise ArgumentError(
             "layout",
             expected="a whole image (Layout.image)",
-            got=f"{layout.length} tokens of no image",
+            got=f"{layout.length} tokens that are not an image",
             remedy="Fit the layout before it is sliced or joined.",
         )
     if len(cells) != 2 or min(cells) < 1:
@@ -143,16 +141,16 @@ def fitted(layout: Layout, *, cells: tuple[int, int]) -> Layout:
 
 
 def restarted(layout: Layout) -> Layout:
-    """Positions that begin at 0 in each document, and go on by the steps they had.
+    """Positions minus the first position of their document.
 
     Raises:
-        ArgumentError: when the layout has no documents.
+        ArgumentError: for a layout without documents.
     """
     if layout.document is None:
         raise ArgumentError(
             "layout",
-            expected="documents",
-            got="none",
+            expected="a layout with documents",
+            got="one without",
             remedy="Use Layout.packed, or give Layout(document=…).",
         )
     rows = max(layout.positions.shape[0], layout.document.shape[0])
@@ -166,26 +164,26 @@ def restarted(layout: Layout) -> Layout:
 
 
 def _integer_positions(layout: Layout) -> tuple[Int[Tensor, "b L"], int]:
-    """Positions of real tokens as integers (0 for padding), and how many there are."""
+    """Positions as integers (0 for padding), and the largest plus 1."""
     if layout.axes != 1:
         raise ArgumentError(
-            "layout", expected="one axis", got=layout.axes, remedy="These are for sequences."
+            "layout", expected="one axis", got=layout.axes, remedy="Use a layout of a sequence."
         )
     positions = layout.positions[..., 0]
     if layout.valid is not None:
         positions = positions.masked_fill(~layout.valid, 0.0)
-    places = positions.long()
-    if bool((places != positions).any()) or bool((places < 0).any()):
+    integers = positions.long()
+    if bool((integers != positions).any()) or bool((integers < 0).any()):
         raise ArgumentError(
             "layout",
             expected="integer positions from 0",
-            got="others",
-            remedy="Begin from Layout.sequence, Layout.packed or Layout.padded.",
+            got="other positions",
+            remedy="Start from Layout.sequence, Layout.packed or Layout.padded.",
         )
-    return places, int(places.max()) + 1
+    return integers, int(integers.max()) + 1
 
 
-def _moved(layout: Layout, places: Int[Tensor, "b L"]) -> Layout:
-    positions = exact_floats(places)
+def _at(layout: Layout, integers: Int[Tensor, "b L"]) -> Layout:
+    positions = exact_floats(integers)
     dtype = torch.promote_types(positions.dtype, layout.positions.dtype)
     return layout.with_positions(positions.to(dtype).unsqueeze(-1))

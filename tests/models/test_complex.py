@@ -208,14 +208,14 @@ def test_wrong_arguments_are_refused() -> None:
         make("cnn", kernel=4)
     with pytest.raises(ArgumentError, match="has no attention"):
         make("lstm", encoding="rope")
-    with pytest.raises(ArgumentError, match="only counts"):
+    with pytest.raises(ArgumentError, match="requires a causal mask"):
         make("transformer", encoding="forgetting")
     with pytest.raises(ArgumentError, match="heads"):
         make("transformer", heads=3)
     with pytest.raises(ArgumentError, match="tokens"):
         make("cnn")(torch.zeros(2, 3))
-    with pytest.raises(ArgumentError, match="Make hidden larger"):
+    with pytest.raises(ArgumentError, match="Raise hidden"):
         config("fasttext", max_length=9999).twin(encoding="learned")
     attention = ComplexAttention(dim=6, heads=2, encoding=posenc.Encoding())
-    with pytest.raises(ArgumentError, match="classify whole sequences"):
+    with pytest.raises(ArgumentError, match="no context and no cache"):
         attention(complex_numbers(1, 4, 6), Layout.sequence(4), context=complex_numbers(1, 4, 6))

@@ -165,7 +165,7 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ArgumentError, match="steps"):
         make(steps=0)
     for name in ("alibi", "floater", "sinusoidal+rope"):
-        with pytest.raises(ArgumentError, match=r"absolute.*token vectors once"):
+        with pytest.raises(ArgumentError, match=r"absolute.*embedding part only"):
             make(absolute=name)
     with pytest.raises(UnknownNameError, match="learned"):
         make(absolute="learnd")

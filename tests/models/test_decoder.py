@@ -157,7 +157,7 @@ def test_t5_is_causal_and_shared() -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="alibi"):
         make("alibbi")
-    with pytest.raises(ArgumentError, match="one a layer"):
+    with pytest.raises(ArgumentError, match="one per layer"):
         Decoder(make("nope").config, encodings=[posenc.Encoding()])
     with pytest.raises(ArgumentError, match="dropout"):
         make("nope", dropout=1.0)

@@ -66,7 +66,7 @@ def test_parallel_layers_do_not_read_each_other() -> None:
 def test_windows_of_layers() -> None:
     windows = [block.attention.window for block in make(window=[None, 3, 4]).blocks]
     assert windows == [None, 3, 4]
-    with pytest.raises(ArgumentError, match="3, one a layer, got 2"):
+    with pytest.raises(ArgumentError, match="3, one per layer, got 2"):
         make(window=[1, 2])
 
 

@@ -66,7 +66,7 @@ def test_without_positions_words_are_a_bag() -> None:
 
 @pytest.mark.parametrize("encoding", sorted(set(TEXT_ENCODINGS) - set(BOTH_SIDES)))
 def test_encodings_that_only_count_back_are_refused(encoding: str) -> None:
-    with pytest.raises(ArgumentError, match=rf"both sides.*{encoding}"):
+    with pytest.raises(ArgumentError, match=rf"bidirectional.*{encoding}"):
         make(encoding)
 
 

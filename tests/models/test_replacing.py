@@ -62,5 +62,5 @@ def test_window_equals_a_model_made_with_it() -> None:
 
 def test_one_record_a_block() -> None:
     model = decoder()
-    with pytest.raises(ArgumentError, match="2, one a block, got 1"):
+    with pytest.raises(ArgumentError, match="2, one per block, got 1"):
         with_encodings(model, encodings_of(model)[:1])

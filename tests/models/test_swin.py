@@ -182,11 +182,11 @@ def test_equals_transformers() -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="one number a stage"):
+    with pytest.raises(ArgumentError, match="one per stage"):
         make(heads=(2,))
     with pytest.raises(ArgumentError, match="depths"):
         make(depths=(2, 0))
-    with pytest.raises(ArgumentError, match="only counts"):
+    with pytest.raises(ArgumentError, match="requires a causal mask"):
         make("forgetting")
     with pytest.raises(ArgumentError, match="shift"):
         Windows(extent=(4, 4), window=(2, 2), shift=(2, 0))

@@ -87,9 +87,7 @@ MUTATIONS = [
     Mutation(Layout.from_attention_mask, "mask != 0", "mask == 0", masked_left),
     Mutation(Layout.image, "[rows, columns]", "[columns, rows]", image),
     Mutation(Layout.image, "special=order < prefix", "special=order <= prefix", image),
-    Mutation(
-        Layout._after, "Layout(nowhere, orders, special=special).concat(self)", "self", special
-    ),
+    Mutation(Layout._after, "Layout(zeros, orders, special=special).concat(self)", "self", special),
     Mutation(Layout.slice, "self.start + begin", "self.start", sliced),
     Mutation(Layout.slice, ", extent=None", "", sliced),
     Mutation(Layout.select, "t[rows]", "t[: len(rows)]", selected),
@@ -108,9 +106,9 @@ MUTATIONS = [
         test_layout.test_other_positions_are_not_taken_to_be_regular,
     ),
     Mutation(Layout.concat, "other.start != start + self.length", "False", regular),
-    Mutation(Layout.concat, '_join_marks(self, other, "valid", True)', "None", joined),
+    Mutation(Layout.concat, '_join_field(self, other, "valid", True)', "None", joined),
     Mutation(Layout.concat, '"valid", True', '"valid", False', joined),
-    Mutation(Layout.concat, '_join_marks(self, other, "document", 0)', "self.document", joined),
+    Mutation(Layout.concat, '_join_field(self, other, "document", 0)', "self.document", joined),
     Mutation(Layout.concat, '"special", False', '"special", True', special),
     # Grids.
     Mutation(Grid.visible, "ahead <= 0", "ahead < 0", visible("causal")),
@@ -133,8 +131,8 @@ MUTATIONS = [
     Mutation(Grid.mask_mod, "documents[0](b, i)", "documents[0](b, j)", mask_mods),
     Mutation(Grid.mask_mod, "& query_valid(b, i)", "", mask_mods),
     Mutation(Grid.dense, "last <= 0", "last <= 1", dense(1, 2, True, None)),
-    Mutation(Grid.dense, "-reach < first", "-reach <= first", dense(3, 1, False, 3)),
-    Mutation(Grid.dense, "last < reach", "last <= reach", dense(1, 0, False, 3)),
+    Mutation(Grid.dense, "-limit < first", "-limit <= first", dense(3, 1, False, 3)),
+    Mutation(Grid.dense, "last < limit", "last <= limit", dense(1, 0, False, 3)),
     Mutation(
         Grid.line,
         "self.require_shift() - (self.query.length - 1)",

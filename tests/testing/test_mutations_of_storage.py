@@ -88,7 +88,7 @@ def large_files_are_not_read() -> None:
 
 def nothing_is_no_number() -> None:
     for text in ("NaN", "[Infinity]", "1e999", '"\\ud800"', "[" * 100_000):
-        with pytest.raises(ValueError, match=r"no number|too large|surrogates|too deeply"):
+        with pytest.raises(ValueError, match=r"not a number|too large|surrogates|too deeply"):
             parse_json(text)
 
 

@@ -1,4 +1,4 @@
-"""An encoding: a record of at most one part for each place where position enters."""
+"""Encoding: at most one part for each site where position enters a Transformer."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["Encoding"]
 
 
 class Encoding(Standalone, nn.Module):
-    """A way to tell a Transformer where its tokens are: at most one part a site.
+    """A positional encoding, with at most one part per site.
 
-    The empty record is NoPE. Records add: ``create("rope", …) + create("alibi", …)``.
+    An encoding without parts is NoPE. Encodings add: ``create("rope", …) + create("alibi", …)``.
 
     Args:
         embedding: changes token vectors.
@@ -36,7 +36,7 @@ class Encoding(Standalone, nn.Module):
         value: adds to the weighted sum of values.
 
     Raises:
-        ArgumentError: when a part is put on a site that is not its own.
+        ArgumentError: for a part of another site.
     """
 
     embedding: EmbeddingEncoding | None
@@ -73,10 +73,10 @@ class Encoding(Standalone, nn.Module):
 
     @classmethod
     def of(cls, *parts: Part) -> Encoding:
-        """The record of these parts, each on its own site.
+        """The encoding with these parts, each on its own site.
 
         Raises:
-            ArgumentError: when two parts share a site, or something is not a part.
+            ArgumentError: if two parts share a site, or an argument is not a part.
         """
         placed: dict[str, Part] = {}
         for part in parts:
@@ -86,7 +86,7 @@ class Encoding(Standalone, nn.Module):
                     "part",
                     expected="an EmbeddingEncoding, QueryKeyTransform, ScoreTerm or ValueTerm",
                     got=type(part).__name__,
-                    remedy="Derive it from one of these.",
+                    remedy="Subclass one of these.",
                 )
             if site in placed:
                 raise ArgumentError(
@@ -116,14 +116,14 @@ class Encoding(Standalone, nn.Module):
 
     def parts(self) -> tuple[Part, ...]:
         """The parts present, in the order embedding, query_key, score, value."""
-        found = (self.embedding, self.query_key, self.score, self.value)
-        return tuple(part for part in found if part is not None)
+        parts = (self.embedding, self.query_key, self.score, self.value)
+        return tuple(part for part in parts if part is not None)
 
     def queries(self, heads: int) -> int:
-        """How many queries a layer with so many heads is to project for each token.
+        """Queries that a layer with ``heads`` query heads projects per token.
 
         Raises:
-            ArgumentError: when heads are not a multiple of those that share a query.
+            ArgumentError: unless ``heads`` is a multiple of the heads that share a query.
         """
         views = 1 if self.query_key is None else self.query_key.views
         if heads % views:
@@ -136,14 +136,13 @@ class Encoding(Standalone, nn.Module):
         return heads // views
 
     def heads(self, begin: int, end: int) -> Encoding:
-        """The encoding of query heads ``begin`` to ``end`` (exclusive), as for tensor parallelism.
+        """The encoding of query heads ``begin`` to ``end`` (exclusive), for tensor parallelism.
 
-        Attention of these heads by it is the slice of all heads' attention. Parameters are those
-        of this encoding, whole: a gradient of heads outside the range is zero.
+        Parameters are shared with this encoding; the gradients of other heads are zero.
 
         Raises:
-            ArgumentError: when there are no such heads, heads that share a query are parted, or
-                a head's result depends on other heads (DAPE).
+            ArgumentError: if there are no such heads, the range splits heads that share a query,
+                or a head's result depends on other heads (DAPE).
         """
         kinds = {"query_key": _TransformOfHeads, "score": _ScoreOfHeads, "value": _ValueOfHeads}
         parts: dict[str, Any] = {"embedding": self.embedding}
@@ -155,7 +154,7 @@ class Encoding(Standalone, nn.Module):
 
     @property
     def causal_only(self) -> bool:
-        """Whether any part is meaningless without a causal mask."""
+        """True if any part requires a causal mask."""
         return any(part.causal_only for part in self.parts())
 
     def embed(
@@ -165,9 +164,9 @@ class Encoding(Standalone, nn.Module):
         *,
         tokens: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L C"]:
-        """``x`` with this encoding's embedding part applied, if it has one.
+        """``x`` after the embedding part, if there is one.
 
-        The part reads zeros at tokens that ``layout`` marks invalid, whatever ``x`` holds there.
+        Features of invalid tokens are replaced by zeros first.
         """
         if self.embedding is None:
             return x
@@ -175,32 +174,32 @@ class Encoding(Standalone, nn.Module):
         return embedded
 
     def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
-        """The layout with the signals that the attention parts read from ``x``.
+        """The layout with the signals that the attention parts compute from ``x``.
 
-        They read zeros at tokens that the layout marks invalid, whatever ``x`` holds there.
+        Features of invalid tokens are replaced by zeros first.
 
         Raises:
-            ArgumentError: when two parts would write a signal.
+            ArgumentError: if two parts compute a signal.
         """
         observed, x = layout, zero_invalid(x, layout)
         for part in (self.query_key, self.score, self.value):
             if part is None:
                 continue
-            seen = part.observe(x, observed)
-            if seen is not observed and observed is not layout:
+            result = part.observe(x, observed)
+            if result is not observed and observed is not layout:
                 raise ArgumentError(
                     "encoding",
-                    expected="at most one part that reads the tokens",
+                    expected="at most one part with a signal",
                     got=f"a second one, {type(part).__name__}",
-                    remedy="Join only one such part into a record.",
+                    remedy="Join only one such part into an encoding.",
                 )
-            observed = seen
+            observed = result
         return observed
 
     def default_scale(self, head_dim: int) -> float:
-        """What ``attend`` uses unless told otherwise: ``(terms · head_dim) ** -0.5``.
+        """Default softmax scale, ``(terms · head_dim) ** -0.5``.
 
-        A query_key part that names its own ``scale`` (cosine logits) overrides it.
+        A query_key part with its own ``scale`` (cosine logits) overrides it.
         """
         if self.query_key is not None and self.query_key.scale is not None:
             return self.query_key.scale

@@ -1,4 +1,4 @@
-"""An encoding's parts restricted to a range of query heads."""
+"""Parts of an encoding restricted to a range of query heads."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class HeadRange:
     count: int
 
     def fill(self, x: Float[Tensor, "B n *dims"]) -> Float[Tensor, "B H *dims"]:
-        """A tensor of all heads, in which these heads have the given values; others repeat them."""
+        """Expand to all heads: these heads keep their values, others get copies."""
         index = torch.arange(self.count, device=x.device) - self.begin
         return x[:, index.clamp(0, self.end - self.begin - 1)]
 
     def cut(self, x: Float[Tensor, "B h *dims"], dim: int = 1) -> Float[Tensor, "B n *dims"]:
-        """These heads; a tensor that all heads share stays whole."""
+        """Slice these heads; a dimension of size 1, shared by all heads, is kept."""
         if x.shape[dim] == 1:
             return x
         return x.narrow(dim, self.begin, self.end - self.begin)
 
     def cut_term(self, term: StructuredScore) -> StructuredScore:
-        """These heads of a term in structured form."""
+        """Slice the heads of a structured term."""
         if isinstance(term, LowRank):
             return LowRank(self.cut(term.query), self.cut(term.key))
         value = None if term.value is None else self.cut(term.value, 0)
@@ -59,17 +59,17 @@ class HeadRange:
 
 
 def range_of(part: Part, begin: int, end: int) -> HeadRange | None:
-    """These query heads among the part's; None for a part that treats all heads alike.
+    """The range of a part's query heads; None for a part without heads.
 
     Raises:
-        ArgumentError: when it has no such heads, or a head's result depends on other heads.
+        ArgumentError: if it has no such heads, or a head's result depends on other heads.
     """
     if part.mixes_heads:
         raise ArgumentError(
             "encoding",
-            expected="one in which no head depends on another",
+            expected="one whose heads are independent",
             got=f"{type(part).__name__}, which mixes heads",
-            remedy="Keep its heads together.",
+            remedy="Use all of its heads on one device.",
         )
     views = getattr(part, "views", 1)
     count = end if part.heads is None else part.heads
@@ -99,16 +99,16 @@ CLAIMS = (
     "views",
     "widening",
 )
-"""Claims of a part's class that hold for some of its heads too."""
+"""Class attributes of a part that also hold for a range of its heads."""
 
 
 class SomeHeads(Part):
-    """A part that computes as ``whole`` does for all heads, and keeps some."""
+    """A part that computes all heads with ``whole`` and keeps a range of them."""
 
     def __init__(self, whole: Any, heads: HeadRange) -> None:
         super().__init__()
         self.whole, self.range = whole, heads
-        # Claims are of classes elsewhere; here they are those of the whole part.
+        # instance attributes that shadow those of the class
         claims = {name: getattr(whole, name) for name in CLAIMS if hasattr(whole, name)}
         self.__dict__.update(claims, heads=heads.end - heads.begin)
 
@@ -121,7 +121,7 @@ class SomeHeads(Part):
 
 
 class SomeHeadsTransform(SomeHeads):
-    """Some heads of a query_key part; keys come back with one for each query head."""
+    """Some heads of a query_key part; keys are expanded to one head per query head."""
 
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid

@@ -1,4 +1,4 @@
-"""The abstract parts of an encoding, one for each place where position enters a Transformer."""
+"""Abstract parts of an encoding, one for each site where position enters a Transformer."""
 
 from __future__ import annotations
 
@@ -28,16 +28,14 @@ Method = Callable[..., Any]
 
 
 class Hooked(nn.Module):
-    """A module of which several methods, not ``forward`` alone, run inside its hooks.
+    """A module that runs several methods inside its forward hooks.
 
-    Hooks bring a module's parameters to where they are needed before a call and take them away
-    after it (accelerate's offloading, FSDP's gathering). A method that reads parameters outside a
-    call finds none. So where a subclass overrides a method named in ``hooked``, it runs as a call
-    of the module.
+    accelerate's offloading and FSDP's gathering make parameters available only during a call of
+    the module. A subclass's override of a method named in ``hooked`` therefore runs as one.
     """
 
     hooked: ClassVar[tuple[str, ...]] = ()
-    """Methods that run inside the hooks, beside ``forward``."""
+    """Methods besides ``forward`` that run inside the hooks."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -65,7 +63,7 @@ def _dispatching(forward: Method) -> Method:
 
 
 class Projection(Protocol):
-    """A map from token vectors to the queries, or the keys, of all heads; ``nn.Linear`` is one."""
+    """A projection of token vectors to the queries or keys of all heads, such as ``nn.Linear``."""
 
     @property
     def in_features(self) -> int:
@@ -80,49 +78,49 @@ class Projection(Protocol):
 
 
 class Part(Hooked):
-    """What all four kinds of part have in common."""
+    """Base class of the four kinds of parts."""
 
     hooked: ClassVar[tuple[str, ...]] = ("lower", "observe")
 
     mixes_heads: ClassVar[bool] = False
-    """Whether what one head gets depends on the queries or keys of others."""
+    """True if a head's result depends on the queries or keys of other heads."""
 
     causal_only: ClassVar[bool] = False
-    """Meaningless unless queries see the past only."""
+    """True if the part requires a causal mask."""
 
     axes: ClassVar[tuple[int, ...] | None] = (1,)
-    """Numbers of position axes the part can read; None: any."""
+    """Supported numbers of position axes; None: any."""
 
     heads: int | None = None
     head_dim: int | None = None
     dim: int | None = None
     causal: bool | None = None
-    """The query heads, their width, the model's width and the kind of mask that the part is made
-    for; None: any. Attention refuses others."""
+    """Required query heads, head width, model width and causal flag; None: any. Attention raises
+    an error for others."""
 
     def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
-        """Read the layer's input ``[B, L, C]`` and note a small signal a token in the layout.
+        """The layout with a per-token signal computed from the layer's input; unchanged by default.
 
-        Most parts read nothing. The signal reaches ``forward`` in ``grid.query.signal`` and
-        ``grid.key.signal``, and is cached beside the keys.
+        ``forward`` reads it from ``grid.query.signal`` and ``grid.key.signal``; it is cached with
+        the keys.
         """
         return layout
 
     def attach(self, query: Projection, key: Projection) -> None:
-        """Take the projections of the layer that the part is put in.
+        """Receive the projections of the layer; ignored by default.
 
-        Most parts have no use for them; DeBERTa projects its relative embeddings by them.
+        DeBERTa projects its relative embeddings with them.
         """
 
 
 class EmbeddingEncoding(Part, ABC):
-    """Changes the token vectors before the first block, or before each."""
+    """Changes the token vectors before the first block or before every block."""
 
     every_layer: ClassVar[bool] = False
-    """Whether it enters every block (FLOATER) rather than the first only."""
+    """True if it is applied before every block (FLOATER), not only the first."""
 
     lookback: int = 0
-    """How many tokens before the given ones it reads (a causal convolution does)."""
+    """Number of preceding tokens that it reads (a causal convolution)."""
 
     @abstractmethod
     def forward(
@@ -132,9 +130,10 @@ class EmbeddingEncoding(Part, ABC):
         *,
         tokens: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L C"]:
-        """Token vectors ``[B, L, C]`` with position in them, in ``x``'s dtype.
+        """The encoded token vectors, in the dtype of ``x``.
 
-        ``tokens``: their ids, for methods that keep tables a word.
+        Args:
+            tokens: ids, for methods with a table per token.
         """
 
 
@@ -149,60 +148,60 @@ class QueryKeyTransform(Part, ABC):
     xPos counts from the middle of a call's queries, so its keys are transformed at every call."""
 
     views: ClassVar[int] = 1
-    """How many heads in a row get the same query, each to look at it in its own way. RoPE++ has a
-    real and an imaginary head of each; a layer then projects half as many queries as heads."""
+    """Number of consecutive heads that share a projected query. RoPE++ makes a real and an
+    imaginary head of each query."""
 
     widening: ClassVar[int] = 1
-    """Width of transformed queries and keys, as a multiple of the head's."""
+    """Width of transformed queries and keys as a multiple of the head width."""
 
     @abstractmethod
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
     ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B G K E"]]:
-        """Both transformed, in their own dtypes, with as many heads as they came with.
+        """The transformed queries and keys, in their own dtypes.
 
-        Where each query head treats its keys in its own way, the keys come back with H heads.
+        Keys keep G heads, or are expanded to H if their transform depends on the query head.
         """
 
     def lower(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
     ) -> Rotation | None:
-        """The same as factors of pairs, if it is just that; a kernel can then do it by itself.
+        """The transform as a rotation, for fused kernels; None if it is not one.
 
-        None where there is no such form, or where keys would come back with more heads.
+        Also None if keys are expanded to more heads.
         """
         return None
 
     def rotation(
         self, layout: Layout
     ) -> tuple[Float[Tensor, "b h L T"], Float[Tensor, "b h L T"], Pairing] | None:
-        """Cosines and sines, each ``[B|1, H|1, L, T]``, and the pairing; None where it does more.
+        """Cosines and sines, each ``[B|1, H|1, L, T]``, and the pairing; None if not a rotation.
 
-        Both are the same for queries and keys, and a gain is in both.
+        The same for queries and keys; a gain multiplies both.
         """
         return None
 
 
 class ScoreTerm(Part, ABC):
-    """Adds to the attention logits, or replaces them."""
+    """Adds to or replaces the attention logits."""
 
     terms: ClassVar[int] = 1
-    """Summands of the logit; the default scale is ``(terms · D) ** -0.5``."""
+    """Number of content terms in the logit; the default scale is ``(terms · D) ** -0.5``."""
 
     replaces_product: ClassVar[bool] = False
-    """Whether ``forward`` returns the whole logit rather than a summand beside ``scale · q·k``."""
+    """True if ``forward`` returns the whole logit, not a term added to ``scale · q·k``."""
 
     replaces_softmax: ClassVar[bool] = False
-    """Whether what ``forward`` returns are logarithms of the weights, which no softmax follows.
+    """True if ``forward`` returns log weights, with no softmax; they need not sum to 1.
 
-    Only where it replaces the product too; weights then need not sum to 1.
+    Requires ``replaces_product``.
     """
 
     by_position: ClassVar[bool] = False
-    """Whether ``forward`` reads positions alone, never queries, keys or signals."""
+    """True if ``forward`` depends on positions only, not on queries, keys or signals."""
 
     keys_by_keys: ClassVar[bool] = False
-    """Whether ``forward`` makes matrices of K×K, however few the queries are."""
+    """True if ``forward`` allocates K×K matrices, whatever the number of queries."""
 
     @abstractmethod
     def forward(
@@ -213,9 +212,9 @@ class ScoreTerm(Part, ABC):
         *,
         scale: float,
     ) -> Float[Tensor, "b H Q K"]:
-        """The summand ``[B|1, H, Q, K]`` (the whole logit if ``replaces_product``).
+        """The term (the whole logit if ``replaces_product``), as defined in the paper.
 
-        The definition as in the paper; may take memory of size Q×K. Keys come with H heads.
+        May allocate Q×K. Keys have H heads.
         """
 
     def lower(
@@ -226,7 +225,7 @@ class ScoreTerm(Part, ABC):
         *,
         scale: float,
     ) -> tuple[StructuredScore, ...] | None:
-        """The same in the structured form that fast backends use; None where there is none."""
+        """The structured form for fast backends; None if there is none."""
         return None
 
 
@@ -235,8 +234,8 @@ class ValueTerm(Part, ABC):
 
     @abstractmethod
     def forward(self, weights: Float[Tensor, "B H Q K"], grid: Grid) -> Float[Tensor, "B H Q D"]:
-        """The summand ``[B, H, Q, D]`` of the output, from the attention weights."""
+        """The term of the output ``[B, H, Q, D]``, from the attention weights."""
 
     def lower(self, grid: Grid) -> BucketedTerms | None:
-        """The same as ``BucketedTerms(value=...)``; None where there is no such form."""
+        """The structured form, ``BucketedTerms(value=...)``; None if there is none."""
         return None

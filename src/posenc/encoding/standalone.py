@@ -1,4 +1,4 @@
-"""Parts of an encoding in the forms that attention written elsewhere takes."""
+"""Parts of an encoding as inputs of other attention implementations."""
 
 from __future__ import annotations
 
@@ -17,48 +17,45 @@ from posenc.runtime import has_values
 __all__ = ["ScoreMod", "Standalone"]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""The logit of a pair, from the product, its batch row, head, query and key."""
+"""New logit of a pair, from its logit and its batch row, head, query and key indices."""
 
 
 class Standalone:
-    """What ``Encoding`` gives to attention that is not posenc's."""
+    """Mixin of ``Encoding`` with the forms that other attention implementations take."""
 
     query_key: QueryKeyTransform | None
     score: ScoreTerm | None
     value: ValueTerm | None
 
     def bias(self, grid: Grid, *, scale: float | None = None) -> Float[Tensor, "b H Q K"]:
-        """What the score part adds to the scaled logits, ``[B|1, H, Q, K]`` float32 or float64.
+        """Bias that the score part adds to the scaled logits, ``[B|1, H, Q, K]`` float32 or 64.
 
-        Who sees whom is not in it: mask with ``grid.visible`` besides. A query_key part is not in
-        it either: see ``cos_sin``.
+        It does not include the mask (``grid.visible``) nor the query_key part (``cos_sin``).
 
         Args:
-            grid: where queries and keys are.
-            scale: factor of the logits; only TUPE's bias depends on it, which then has to be
-                given (``encoding.default_scale(head_dim)``).
+            grid: of queries and keys.
+            scale: softmax scale, required for TUPE (``encoding.default_scale(head_dim)``).
 
         Raises:
-            ArgumentError: for an encoding without a score part, with one that reads queries, keys
-                or other tokens, or with a value part, which no bias can replace; or without the
-                ``scale`` that is needed.
+            ArgumentError: unless there is a score part that depends on positions only and no value
+                part; or if ``scale`` is required and missing.
         """
         if self.score is None or not self.score.by_position or self.value is not None:
             raise ArgumentError(
                 "encoding",
-                expected="a score part that depends on positions alone, and no value part",
-                got=_named(self.score, self.value),
-                remedy="Use posenc.attend, which gives such parts the queries and keys.",
+                expected="a score part that depends on positions only, and no value part",
+                got=_names(self.score, self.value),
+                remedy="Use posenc.attend, which passes queries and keys to the parts.",
             )
         _require_axes(self.score, grid.query)
-        # Queries and keys of NaN: a part that read them after all could not go unnoticed.
-        given = grid.query.positions.new_tensor(torch.nan)
-        q, k = (given.expand(1, 1, side.length, 1) for side in (grid.query, grid.key))
+        # queries and keys of NaN: the bias is NaN if it depends on them
+        nan = grid.query.positions.new_tensor(torch.nan)
+        q, k = (nan.expand(1, 1, side.length, 1) for side in (grid.query, grid.key))
         bias: Tensor = self.score(q, k, grid, scale=torch.nan if scale is None else scale)
         if scale is None and has_values(bias) and bool(bias.isnan().any()):
             raise ArgumentError(
                 "scale",
-                expected=f"the factor of the logits, which {type(self.score).__name__} multiplies",
+                expected=f"the softmax scale, which {type(self.score).__name__} depends on",
                 got=None,
                 remedy="Use scale=encoding.default_scale(head_dim), as attend does.",
             )
@@ -67,16 +64,14 @@ class Standalone:
     def cos_sin(
         self, layout: Layout
     ) -> tuple[Float[Tensor, "b *h L R"], Float[Tensor, "b *h L R"]]:
-        """Cosines and sines that rotate queries or keys at ``layout``, in the field's shapes.
+        """Cosines and sines that rotate queries or keys: ``x * cos + rotate_half(x) * sin``.
 
-        Each ``[B|1, L, R]`` in float32 or float64, or ``[B|1, H, L, R]`` where every head has its
-        own; R of the head's features are rotated, ``x * cos + rotate_half(x) * sin``. Both hold
-        each pair's number twice: with pairing ``"half"`` as ``[c, c]``, as Hugging Face's models
-        do, with ``"adjacent"`` as c₀, c₀, c₁, c₁, …
+        Each ``[B|1, L, R]`` float32 or float64, or ``[B|1, H, L, R]`` if heads differ, R the number
+        of rotated features. Each value occurs twice: as ``[c, c]`` with pairing ``"half"`` (Hugging
+        Face's models), as c₀, c₀, c₁, c₁, … with ``"adjacent"``.
 
         Raises:
-            ArgumentError: for an encoding without a query_key part, or one that does more than
-                rotate by position.
+            ArgumentError: unless the query_key part is a rotation by position.
         """
         factors = None
         if self.query_key is not None:
@@ -85,9 +80,9 @@ class Standalone:
         if factors is None:
             raise ArgumentError(
                 "encoding",
-                expected="a query_key part that rotates by position alone",
-                got=_named(self.query_key),
-                remedy="Use encoding.query_key(q, k, grid), which returns both transformed.",
+                expected="a query_key part that only rotates by position",
+                got=_names(self.query_key),
+                remedy="Use encoding.query_key(q, k, grid), which transforms both.",
             )
         cosine, sine, pairing = factors
         if pairing == "half":
@@ -99,17 +94,16 @@ class Standalone:
         return full[0], full[1]
 
     def score_mod(self, grid: Grid, *, scale: float | None = None) -> ScoreMod:
-        """``bias`` as FlexAttention's ``score_mod``: adds to each pair's logit.
+        """``bias`` as a FlexAttention ``score_mod``, for use with ``grid.mask_mod()``.
 
-        It reads one number a pair from the bias ``[B|1, H, Q, K]``, which it keeps. Who sees whom
-        is in ``grid.mask_mod()``.
+        It holds the bias ``[B|1, H, Q, K]``.
 
         Args and Raises: as ``bias``.
         """
         bias = self.bias(grid, scale=scale).float()
         if bias.shape[0] == 1:
-            only = bias[0]
-            return lambda score, b, h, i, j: score + only[h, i, j]
+            row = bias[0]
+            return lambda score, b, h, i, j: score + row[h, i, j]
         return lambda score, b, h, i, j: score + bias[b, h, i, j]
 
 
@@ -117,12 +111,12 @@ def _require_axes(part: Part, layout: Layout) -> None:
     if part.axes is not None and layout.axes not in part.axes:
         raise ArgumentError(
             "layout",
-            expected=f"positions with {' or '.join(map(str, part.axes))} axes, as "
-            f"{type(part).__name__} reads",
+            expected=f"positions with {' or '.join(map(str, part.axes))} axes for "
+            f"{type(part).__name__}",
             got=layout.axes,
             remedy="Use Layout.sequence or Layout.at for text, Layout.image for images.",
         )
 
 
-def _named(*parts: object) -> str:
+def _names(*parts: object) -> str:
     return " and ".join(type(part).__name__ for part in parts if part is not None) or "no such part"

@@ -1,4 +1,4 @@
-"""Checks of what layouts are made from; each raises ``ArgumentError``."""
+"""Validation of the arguments of layouts; every function raises ``ArgumentError``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posenc.errors import ArgumentError
 from posenc.runtime import has_values
 
 __all__ = [
-    "MARKS",
+    "TOKEN_FIELDS",
     "require_cells",
     "require_documents",
     "require_finite",
@@ -22,21 +22,20 @@ __all__ = [
     "require_tensors",
 ]
 
-MARKS = {
+TOKEN_FIELDS = {
     "order": torch.int64,
     "document": torch.int64,
     "valid": torch.bool,
     "special": torch.bool,
 }
-"""Fields of a layout with one entry a token, ``[B|1, L]``, and their dtypes."""
+"""Fields of a layout of shape ``[B|1, L]``, and their dtypes."""
 
 
-def require_tensors(positions: Tensor, marks: Mapping[str, Tensor | None]) -> None:
-    """Refuse positions that are not ``[B|1, L, A]``, and marks that do not fit to them.
+def require_tensors(positions: Tensor, token_fields: Mapping[str, Tensor | None]) -> None:
+    """Require float32 or float64 positions ``[B|1, L, A]`` and fields ``[B|1, L]`` to match.
 
     Args:
-        positions: of float32 or float64.
-        marks: by their names in ``MARKS``.
+        token_fields: by their names in ``TOKEN_FIELDS``.
     """
     if positions.dim() != 3:
         raise ArgumentError(
@@ -50,11 +49,11 @@ def require_tensors(positions: Tensor, marks: Mapping[str, Tensor | None]) -> No
             "positions",
             expected="float32 or float64",
             got=positions.dtype,
-            remedy="Narrower types merge neighbours: bfloat16 cannot tell 256 from 257.",
+            remedy="Narrower dtypes merge neighbours: in bfloat16, 257 is 256.",
         )
     length = positions.shape[1]
     rows = [positions.shape[0]]  # no set: symbolic sizes have no hash
-    for name, value in marks.items():
+    for name, value in token_fields.items():
         if value is None:
             continue
         rows.append(value.shape[0])
@@ -63,9 +62,9 @@ def require_tensors(positions: Tensor, marks: Mapping[str, Tensor | None]) -> No
                 name,
                 expected=f"shape [B|1, {length}]",
                 got=list(value.shape),
-                remedy="Give one entry a token.",
+                remedy="Give one entry per token.",
             )
-        dtype = MARKS[name]
+        dtype = TOKEN_FIELDS[name]
         if value.dtype != dtype:
             raise ArgumentError(
                 name, expected=f"{dtype}", got=value.dtype, remedy=f"Use .to({dtype})."
@@ -81,7 +80,7 @@ def require_tensors(positions: Tensor, marks: Mapping[str, Tensor | None]) -> No
 
 
 def require_finite(positions: Float[Tensor, "b L A"]) -> None:
-    """Refuse NaN and infinity, where the values can be read."""
+    """Require finite positions, if their values can be read."""
     if not has_values(positions):
         return
     if not bool(torch.isfinite(positions.detach()).all()):
@@ -94,23 +93,23 @@ def require_finite(positions: Float[Tensor, "b L A"]) -> None:
 
 
 def require_length(length: int) -> None:
-    """Refuse a length below 1."""
+    """Require a length of at least 1."""
     if length < 1:
         raise ArgumentError("length", expected="1 or more", got=length, remedy="Drop empty rows.")
 
 
 def require_documents(lengths: Sequence[int]) -> None:
-    """Refuse a packed row without documents, and empty documents."""
+    """Require at least one document, none of them empty."""
     if not lengths:
         raise ArgumentError(
-            "lengths", expected="one length a document", got=lengths, remedy="Give at least 1."
+            "lengths", expected="one length per document", got=lengths, remedy="Give at least 1."
         )
     for length in lengths:
         require_length(length)
 
 
 def require_padded(lengths: Sequence[int], total: int, side: str) -> None:
-    """Refuse rows longer than ``total``, and sides other than left and right."""
+    """Require rows of at most ``total`` tokens, and side left or right."""
     for count in lengths:
         if not 0 <= count <= total:
             raise ArgumentError(
@@ -123,7 +122,7 @@ def require_padded(lengths: Sequence[int], total: int, side: str) -> None:
 
 
 def require_mask(mask: Tensor) -> None:
-    """Refuse an attention mask that is not 0 and 1 of shape ``[B, L]``."""
+    """Require an attention mask of 0 and 1 and of shape ``[B, L]``."""
     if mask.dim() != 2 or (has_values(mask) and not bool(((mask == 0) | (mask == 1)).all())):
         raise ArgumentError(
             "mask",
@@ -134,11 +133,11 @@ def require_mask(mask: Tensor) -> None:
 
 
 def require_cells(valid: Bool[Tensor, "b h w"], height: int, width: int) -> None:
-    """Refuse marks that are not one a cell of an image."""
+    """Require one entry per cell of an image."""
     if valid.dim() != 3 or valid.shape[1:] != (height, width):
         raise ArgumentError(
             "valid",
             expected=f"shape [B|1, {height}, {width}]",
             got=list(valid.shape),
-            remedy="Give one entry a cell.",
+            remedy="Give one entry per cell.",
         )

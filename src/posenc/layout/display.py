@@ -1,8 +1,7 @@
-"""How layouts, grids and encodings are shown: in a line of text, and as HTML in notebooks.
+"""Layouts and grids as a line of text (``repr``) and as HTML (notebooks).
 
-The line reads shapes only, never values, so that no device is waited for. The HTML has no scripts,
-style sheets or addresses; text and lines take the notebook's colour (``currentColor``) and fills
-are mid-tones, so that it reads on light and dark backgrounds alike.
+The line reads shapes only, to avoid a device sync. The HTML has no scripts, style sheets or links;
+text and lines use ``currentColor`` and fills are mid-tones, for light and dark backgrounds.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from torch import Tensor
 __all__ = ["grid_html", "grid_line", "layout_html", "layout_line", "table_html"]
 
 CELLS = 64
-"""Most cells along an axis of a picture; of more tokens, evenly spaced ones are drawn."""
+"""Most tokens drawn along an axis; of more, evenly spaced ones are drawn."""
 
 DOTS = 576
-"""Most tokens of an image that are drawn."""
+"""Most tokens of an image drawn."""
 
 SIDE = 192
 """Height of a picture in pixels."""
@@ -30,11 +29,11 @@ FILLS = ("#3584c6", "#d9742b", "#2c9c6a", "#c2508c", "#8a6ed0", "#a3892a")
 PADDING = "#8a929b"
 
 EDGE = 14
-"""Pixels around what is drawn, for its labels."""
+"""Margin in pixels, for labels."""
 
 
 class Tokens(Protocol):
-    """The part of a ``Layout`` that is shown."""
+    """The attributes of ``Layout`` that are shown."""
 
     @property
     def positions(self) -> Tensor: ...
@@ -47,7 +46,7 @@ class Tokens(Protocol):
 
 
 class Pairs(Protocol):
-    """The part of a ``Grid`` that is shown."""
+    """The attributes of ``Grid`` that are shown."""
 
     @property
     def query(self) -> Tokens: ...
@@ -61,25 +60,24 @@ class Pairs(Protocol):
     def visible(self) -> Tensor: ...
 
 
-MARKS = ("document", "valid", "special", "signal")
-"""Tensors that a layout may lack."""
+OPTIONAL_TENSORS = ("document", "valid", "special", "signal")
 
 
 def layout_line(layout: Tokens) -> str:
-    """``Layout(length=1024, batch=1, axes=1, document=…)``; ``…`` is a tensor that is there."""
+    """``Layout(length=1024, batch=1, axes=1, document=…)``; ``…`` stands for a tensor."""
     _, length, axes = layout.positions.shape
-    said = [f"length={length}", f"batch={layout.batch}", f"axes={axes}"]
-    said += [f"start={layout.start}"] if layout.start is not None else []
-    said += [f"extent={layout.extent}"] if layout.extent is not None else []
-    said += [f"{name}=…" for name in MARKS if getattr(layout, name) is not None]
+    items = [f"length={length}", f"batch={layout.batch}", f"axes={axes}"]
+    items += [f"start={layout.start}"] if layout.start is not None else []
+    items += [f"extent={layout.extent}"] if layout.extent is not None else []
+    items += [f"{name}=…" for name in OPTIONAL_TENSORS if getattr(layout, name) is not None]
     dtype, device = layout.positions.dtype, layout.positions.device
-    said += [f"dtype={dtype}"] if dtype != torch.float32 else []
-    said += [f"device={device}"] if device.type != "cpu" else []
-    return f"Layout({', '.join(said)})"
+    items += [f"dtype={dtype}"] if dtype != torch.float32 else []
+    items += [f"device={device}"] if device.type != "cpu" else []
+    return f"Layout({', '.join(items)})"
 
 
 def grid_line(grid: Pairs) -> str:
-    """Both layouts, one where they are the same, and what hides pairs."""
+    """Both layouts (or the one for both), the causal flag and the window."""
     same = grid.query is grid.key
     sides = f"of({grid.query}" if same else f"query={grid.query}, key={grid.key}"
     window = "" if grid.window is None else f", window={grid.window}"
@@ -87,31 +85,31 @@ def grid_line(grid: Pairs) -> str:
 
 
 def layout_html(layout: Tokens) -> str:
-    """Where the tokens of the first row are, at most ``CELLS`` of them."""
+    """Positions of the first row, of at most ``CELLS`` tokens (``DOTS`` of an image)."""
     _, length, axes = layout.positions.shape
     most = CELLS if axes == 1 else DOTS
     at = _evenly(length, most)
-    marks = {name: getattr(layout, name) for name in ("document", "valid")}
-    shown = {n: None if mark is None else mark[0, at].cpu() for n, mark in marks.items()}
-    note = _left_out([(length, "tokens")], layout.batch, most)
+    optional = {name: getattr(layout, name) for name in ("document", "valid")}
+    shown = {n: None if x is None else x[0, at].cpu() for n, x in optional.items()}
+    note = _omitted([(length, "tokens")], layout.batch, most)
     positions = layout.positions[0, at].detach().cpu()
-    return _places(repr(layout), positions, **shown, indices=at, note=note)
+    return _points(repr(layout), positions, **shown, indices=at, note=note)
 
 
 def grid_html(grid: Pairs) -> str:
-    """Which keys each query of the first row sees, at most ``CELLS`` of either."""
+    """Mask of the first row, of at most ``CELLS`` queries and keys."""
     lengths = grid.query.positions.shape[1], grid.key.positions.shape[1]
-    few: Any = grid
-    few = replace(few, query=_few(grid.query), key=_few(grid.key))
-    note = _left_out(
+    sampled: Any = grid
+    sampled = replace(sampled, query=_sampled(grid.query), key=_sampled(grid.key))
+    note = _omitted(
         list(zip(lengths, ("queries", "keys"), strict=True)),
         max(grid.query.batch, grid.key.batch),
     )
-    return _mask(repr(grid), few.visible[0, 0].cpu(), note=note, lengths=lengths)
+    return _mask(repr(grid), sampled.visible[0, 0].cpu(), note=note, lengths=lengths)
 
 
-def _few(layout: Any) -> Any:
-    """The layout of at most ``CELLS`` of the tokens."""
+def _sampled(layout: Any) -> Any:
+    """The layout of at most ``CELLS`` evenly spaced tokens."""
     at = _evenly(layout.length)
     names = ("positions", "order", "document", "valid")
     parts = {n: getattr(layout, n) for n in names}
@@ -120,14 +118,14 @@ def _few(layout: Any) -> Any:
 
 
 def _evenly(length: int, most: int = CELLS) -> list[int]:
-    """At most ``most`` indices below ``length``, evenly spaced, first and last among them."""
+    """At most ``most`` evenly spaced indices below ``length``, including the first and last."""
     if length <= most:
         return list(range(length))
     return [round(n * (length - 1) / (most - 1)) for n in range(most)]
 
 
-def _left_out(lengths: Sequence[tuple[int, str]], batch: int, most: int = CELLS) -> str:
-    """A sentence on what is not drawn."""
+def _omitted(lengths: Sequence[tuple[int, str]], batch: int, most: int = CELLS) -> str:
+    """A sentence on how much is drawn, or nothing if all is."""
     shown = [f"{most} of {length:,} {name}" for length, name in lengths if length > most]
     shown += [f"the first of {batch} rows"] if batch > 1 else []
     return f"Shown: {', '.join(shown)}." if shown else ""
@@ -136,12 +134,12 @@ def _left_out(lengths: Sequence[tuple[int, str]], batch: int, most: int = CELLS)
 def _mask(
     title: str, visible: Bool[Tensor, "queries keys"], *, note: str, lengths: tuple[int, int]
 ) -> str:
-    """A map of which keys (across) each query (down) sees.
+    """A picture of the attention mask, queries down and keys across.
 
     Args:
-        title, note: above and below; escaped here.
+        title, note: unescaped text above and below.
         visible: ``[rows, columns]``, of the pairs drawn.
-        lengths: queries and keys that there are, for the labels of the axes.
+        lengths: total queries and keys, for the axis labels.
     """
     rows, columns = visible.shape
     size = SIDE / max(rows, columns, 1)
@@ -157,13 +155,13 @@ def _mask(
         f'<rect x="{EDGE}" y="{EDGE}" width="{width:.2f}" height="{height:.2f}" '
         'fill="none" stroke="currentColor" stroke-opacity="0.5"/>',
         _text(EDGE, EDGE - 4, f"keys 0 … {lengths[1] - 1} →"),
-        _turned(f"queries 0 … {lengths[0] - 1} →"),
+        _rotated_text(f"queries 0 … {lengths[0] - 1} →"),
     ]
     described = f"{title}: {note}" if note else title
     return _figure(title, _svg(shapes, width, height, described), note)
 
 
-def _places(
+def _points(
     title: str,
     positions: Float[Tensor, "L A"],
     *,
@@ -172,14 +170,14 @@ def _places(
     indices: Sequence[int],
     note: str,
 ) -> str:
-    """Where tokens are: position over index for one axis, columns and rows for more.
+    """A plot of positions: position over index for one axis, columns and rows for more.
 
     Args:
-        title, note: above and below; escaped here.
+        title, note: unescaped text above and below.
         positions: ``[tokens drawn, axes]``; the first two axes are drawn.
-        document: ``[tokens drawn]``, a colour each.
+        document: ``[tokens drawn]``, drawn in one colour each.
         valid: ``[tokens drawn]``; padding is grey.
-        indices: which tokens are drawn.
+        indices: of the tokens drawn.
     """
     down = [float(row[0]) for row in positions.tolist()]
     across = (
@@ -207,7 +205,7 @@ def _places(
     else:
         labels = [
             _text(EDGE, EDGE - 4, f"columns {_ends(across)} →"),
-            _turned(f"rows {_ends(down)} →"),
+            _rotated_text(f"rows {_ends(down)} →"),
         ]
     frame = (
         f'<path d="M{EDGE} {EDGE}V{EDGE + SIDE}H{EDGE + width}" fill="none" '
@@ -220,7 +218,7 @@ def _places(
 def table_html(
     title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], *, note: str
 ) -> str:
-    """A table with everything escaped."""
+    """An HTML table of unescaped text."""
     start = ' style="text-align:left;padding:2px 12px 2px 0"'
     head = "".join(f'<th scope="col"{start}>{_escape(text)}</th>' for text in heads)
     body = "".join(
@@ -232,7 +230,7 @@ def table_html(
 
 
 def _escape(text: str) -> str:
-    from html import escape  # at its first use: importing posenc needs none of it
+    from html import escape  # here, to keep `import posenc` fast
 
     return escape(text)
 
@@ -258,8 +256,8 @@ def _text(x: float, y: float, text: str) -> str:
     )
 
 
-def _turned(text: str) -> str:
-    """Down the left side."""
+def _rotated_text(text: str) -> str:
+    """Text down the left side."""
     at = EDGE - 4
     return f'<g transform="rotate(90 {at} {EDGE})">{_text(at, EDGE + 7, text)}</g>'
 
@@ -269,17 +267,17 @@ def _ends(values: Sequence[float]) -> str:
 
 
 def _runs(row: Sequence[bool]) -> Iterable[tuple[int, int]]:
-    """Stretches of True as (begin, end)."""
+    """Runs of True as (begin, end)."""
     begin = None
-    for place, seen in enumerate([*row, False]):
-        if seen and begin is None:
-            begin = place
-        elif not seen and begin is not None:
-            yield begin, place
+    for index, value in enumerate([*row, False]):
+        if value and begin is None:
+            begin = index
+        elif not value and begin is not None:
+            yield begin, index
             begin = None
 
 
 def _spread(values: Sequence[float], size: float) -> list[float]:
-    """Values as pixels from 0 to ``size``."""
+    """Values scaled to pixels from 0 to ``size``."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     return [(value - low) / (high - low) * size if high > low else size / 2 for value in values]

@@ -1,4 +1,4 @@
-"""Integers as floating-point positions, without merging neighbours."""
+"""Exact conversion of integers to floating-point positions."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from posenc.runtime import has_values
 __all__ = ["LARGEST", "exact_dtype", "exact_floats", "successors"]
 
 LARGEST = 2**53
-"""float64 holds every integer up to here; of those beyond it, only some."""
+"""All integers up to here are exact in float64."""
 
 LARGEST_SINGLE = 2**24
-"""float32 holds every integer up to here."""
+"""All integers up to here are exact in float32."""
 
 
 def exact_dtype(
     low: int, high: int, device: torch.device, *, argument: str = "positions"
 ) -> torch.dtype:
-    """float32 where it holds every integer from ``low`` to ``high``, else float64.
+    """float32 if all integers from ``low`` to ``high`` are exact in it, else float64.
 
-    While exporting a program, lengths that it leaves open are taken to fit in float32.
+    In ``torch.export``, symbolic lengths are assumed to fit in float32.
 
     Args:
         low, high: the smallest and largest integer.
-        device: where the positions will be.
-        argument: the name for the error.
+        device: of the positions.
+        argument: name for the error.
 
     Raises:
-        ArgumentError: where float64 does not hold them either, or the device has no float64.
+        ArgumentError: if they are not exact in float64, or the device has no float64.
     """
     if torch.compiler.is_exporting() and not (type(low) is int and type(high) is int):
         return torch.float32
@@ -40,9 +40,9 @@ def exact_dtype(
     if low < -LARGEST or high > LARGEST:
         raise ArgumentError(
             argument,
-            expected="integers up to 2^53, which float64 tells apart",
+            expected="integers up to 2^53, exact in float64",
             got=f"{low} to {high}",
-            remedy="Subtract a common start: relative encodings do not read it.",
+            remedy="Subtract a common start, which relative encodings ignore.",
         )
     if device.type == "mps":
         raise ArgumentError(
@@ -57,10 +57,10 @@ def exact_dtype(
 def exact_floats(
     values: Int[Tensor, "*dims"], *, argument: str = "positions"
 ) -> Float[Tensor, "*dims"]:
-    """Integers as float32 where it holds all of them, else as float64.
+    """Integers as float32 if all are exact in it, else as float64.
 
-    Inside a compiled graph values are not read: types of more than 16 bits become float64 where
-    the device has it.
+    In a compiled graph values are not read: dtypes above 16 bits become float64 if the device has
+    it.
 
     Raises:
         ArgumentError: as ``exact_dtype``.
@@ -74,8 +74,8 @@ def exact_floats(
 
 
 def successors(positions: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
-    """``positions + 1``; in float64 where float32 has no such number, if the host can see that."""
-    seen = positions.device.type == "cpu" and has_values(positions)
-    if seen and bool((positions >= LARGEST_SINGLE).any()):
+    """``positions + 1``; on the CPU in float64 if float32 cannot represent it."""
+    readable = positions.device.type == "cpu" and has_values(positions)
+    if readable and bool((positions >= LARGEST_SINGLE).any()):
         positions = positions.double()
     return positions + 1

@@ -1,4 +1,4 @@
-"""Where tokens are: positions as data.
+"""Layout: positions, order, documents and padding of a batch of tokens.
 
 Shape letters used throughout posenc:
 
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from posenc.errors import ArgumentError
 from posenc.layout.checks import (
-    MARKS,
+    TOKEN_FIELDS,
     require_cells,
     require_documents,
     require_finite,
@@ -46,28 +46,26 @@ TENSORS = ("positions", "order", "document", "valid", "special", "signal")
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where each token of a batch is.
-
-    Nothing in posenc assumes that tokens stand at 0, 1, 2, …; a layout says where they stand.
+    """Positions of the tokens of a batch, with their causal order, documents and padding.
 
     Args:
-        positions: ``[B|1, L, A]`` float32 or float64, whatever the features' dtype; what encodings
-            see. Any finite reals; float32 tells integers apart up to 2^24, float64 up to 2^53.
-        order: ``[B|1, L]`` int64; what causality sees (a token sees those of equal or lower order).
-        document: ``[B|1, L]`` int64; tokens see only their own document. None: one document.
-        valid: ``[B|1, L]`` bool; False marks padding, which neither sees nor is seen, and may
-            hold anything, NaN included. None: all.
-        special: ``[B|1, L]`` bool; tokens that stand nowhere, such as a class token. None: none.
-        signal: ``[B, L, S]``; what a part has read from the tokens (a forget gate, say). It
-            travels with the keys into the cache.
-        start: set only where positions and order are both ``start, start + 1, …`` in every row.
-            It is what lets fast paths know a regular layout without reading the device.
-        extent: set only where positions are the cells of a whole ``(height, width)`` grid in
-            raster order, after the special tokens if there are any.
+        positions: ``[B|1, L, A]`` float32 or float64 (exact integers up to 2^24 or 2^53), whatever
+            the features' dtype; any finite reals. Encodings read these.
+        order: ``[B|1, L]`` int64; under a causal mask a token attends to equal or lower order.
+        document: ``[B|1, L]`` int64; tokens attend only within their document. None: one document.
+        valid: ``[B|1, L]`` bool; False is padding, masked both as query and as key; its features
+            may hold anything, NaN included. None: all valid.
+        special: ``[B|1, L]`` bool; tokens without a position, such as a class token. None: none.
+        signal: ``[B, L, S]``; per-token values that a part computed from the features (a forget
+            gate, for example). Cached with the keys.
+        start: set only if positions and order are both ``start, start + 1, …`` in every row; lets
+            fast paths recognise a regular layout without reading the device.
+        extent: set only if positions are the cells of a whole ``(height, width)`` grid in raster
+            order, after any special tokens.
 
     Raises:
-        ArgumentError: on ranks, lengths or dtypes that do not fit, or positions that are not
-            finite (checked here on the CPU only, so that no device is waited for).
+        ArgumentError: for inconsistent ranks, lengths or dtypes, or positions that are not finite
+            (checked here on the CPU only, to avoid a device sync).
     """
 
     positions: Float[Tensor, "b L A"]
@@ -80,8 +78,8 @@ class Layout:
     extent: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        marks = {name: getattr(self, name) for name in MARKS}
-        require_tensors(self.positions, marks)
+        token_fields = {name: getattr(self, name) for name in TOKEN_FIELDS}
+        require_tensors(self.positions, token_fields)
         if self.start is None and self.positions.device.type == "cpu":
             require_finite(self.positions)
 
@@ -94,13 +92,12 @@ class Layout:
         prefix: int = 0,
         device: torch.device | str | None = None,
     ) -> Layout:
-        """Tokens at ``start, start + 1, …, start + length - 1``, the same in every row.
+        """Positions ``start, …, start + length - 1``, after ``prefix`` special tokens ([CLS]).
 
-        Before them come ``prefix`` special tokens ([CLS]), which stand nowhere. Positions are
-        float32 up to 2^24, which it tells apart, and float64 beyond.
+        Positions are float32 up to 2^24 and float64 beyond.
 
         Raises:
-            ArgumentError: for an empty sequence, and for positions beyond 2^53.
+            ArgumentError: for an empty sequence, or positions beyond 2^53.
         """
         require_length(length)
         order = torch.arange(start, start + length, device=device).unsqueeze(0)
@@ -110,7 +107,7 @@ class Layout:
 
     @classmethod
     def packed(cls, lengths: Sequence[int], *, device: torch.device | str | None = None) -> Layout:
-        """Documents one after the other in one row; positions begin at 0 in each."""
+        """Documents concatenated in one row; positions restart at 0 in each."""
         require_documents(lengths)
         positions = torch.cat([torch.arange(n, device=device) for n in lengths])
         document = torch.repeat_interleave(
@@ -135,13 +132,13 @@ class Layout:
         prefix: int = 0,
         device: torch.device | str | None = None,
     ) -> Layout:
-        """Rows of different lengths, padded to one; each row's first real token stands at 0.
+        """Rows of different lengths, padded; each row's first real token is at position 0.
 
         Args:
             lengths: real tokens of each row.
-            length: tokens a row after padding; the longest of ``lengths`` by default.
-            side: ``"right"`` or ``"left"``, where the padding is.
-            prefix: special tokens ([CLS]) before each row, padding included; not counted above.
+            length: tokens per row after padding; the longest of ``lengths`` by default.
+            side: ``"right"`` or ``"left"``.
+            prefix: special tokens ([CLS]) before each row and its padding, not counted above.
         """
         total = max(lengths) if length is None else length
         require_padded(lengths, total, side)
@@ -160,15 +157,15 @@ class Layout:
     def from_attention_mask(
         cls, mask: Tensor, *, special: Bool[Tensor, "b L"] | None = None
     ) -> Layout:
-        """Rows padded on either side, as tokenizers mark them; positions count real tokens from 0.
+        """Layout from a tokenizer's attention mask; positions count real tokens from 0.
 
         Args:
             mask: ``[B, L]`` of any dtype, 1 for a real token and 0 for padding.
-            special: ``[B|1, L]`` bool, tokens that stand nowhere (``tokens == cls_id``); they are
-                put at 0 and not counted.
+            special: ``[B|1, L]`` bool, tokens without a position (``tokens == cls_id``); they get
+                position 0 and are not counted.
 
         Raises:
-            ArgumentError: on another rank, or entries that are neither 0 nor 1.
+            ArgumentError: for another rank, or entries other than 0 and 1.
         """
         require_mask(mask)
         valid = mask != 0
@@ -191,9 +188,8 @@ class Layout:
 
         Args:
             height, width: cells along each axis.
-            valid: ``[B|1, height, width]`` bool, False where the image is padding.
-            prefix: tokens before the image that stand nowhere (a class token); put at (0, 0)
-                and marked special.
+            valid: ``[B|1, height, width]`` bool, False for padding.
+            prefix: special tokens before the image (a class token), at (0, 0).
         """
         require_length(height)
         require_length(width)
@@ -217,11 +213,10 @@ class Layout:
     def at(cls, times: Tensor, *, valid: Bool[Tensor, "b L"] | None = None) -> Layout:
         """Tokens at real positions ``times`` ([L], [B, L] or [B, L, A]), in the order given.
 
-        Integers become float32 where it holds all of them (up to 2^24), else float64.
+        Integers become float32 if all are within 2^24, else float64.
 
         Raises:
-            ArgumentError: when a position is NaN or infinite, or an integer beyond 2^53, on
-                whatever device.
+            ArgumentError: for NaN, infinity or an integer beyond 2^53, on any device.
         """
         if times.dim() not in (1, 2, 3):
             raise ArgumentError(
@@ -237,17 +232,17 @@ class Layout:
 
     @property
     def length(self) -> int:
-        """Tokens a row."""
+        """Tokens per row."""
         return self.positions.shape[1]
 
     @property
     def axes(self) -> int:
-        """Numbers a position has."""
+        """Coordinates per position."""
         return self.positions.shape[2]
 
     @property
     def batch(self) -> int:
-        """Rows, 1 where all rows agree."""
+        """Number of rows; 1 if all rows are the same."""
         return max(part.shape[0] for part in self._tensors().values())
 
     @property
@@ -267,38 +262,37 @@ class Layout:
         return replace(self, **tensors)
 
     def to(self, device: torch.device | str | None) -> Layout:
-        """The same layout on another device; None leaves it where it is, as for tensors."""
+        """The layout on another device; None keeps the current one."""
         if device is None or self.device == torch.device(device):
             return self
         return self._with({name: part.to(device) for name, part in self._tensors().items()})
 
     def slice(self, begin: int, end: int) -> Layout:
-        """Tokens ``begin`` to ``end`` (exclusive) of every row: a chunk, or a shard."""
+        """Tokens ``begin`` to ``end`` (exclusive) of every row."""
         begin, end, _ = slice(begin, end).indices(self.length)
         parts = {name: tensor[:, begin:end] for name, tensor in self._tensors().items()}
         start = None if self.start is None else self.start + begin
         return replace(self._with(parts), start=start, extent=None)
 
     def select(self, rows: Int[Tensor, " rows"]) -> Layout:
-        """The layout of chosen batch rows (as beam search re-orders them)."""
+        """The layout of the given batch rows (for beam search)."""
         parts = {n: t if t.shape[0] == 1 else t[rows] for n, t in self._tensors().items()}
         return self._with(parts)
 
     def following(self) -> Layout:
-        """The layout of one token after the last of every row: a step further, same document.
+        """The layout of the next token of every row, in the last token's document.
 
-        On several axes it stands one past the largest position of the row's last document, on
-        each of them.
+        On several axes its position is, along each, one past the maximum of the last document.
 
         Raises:
-            ArgumentError: where the layout carries a signal: it has to be read from the token.
+            ArgumentError: for a layout with a signal, which depends on the token.
         """
         if self.signal is not None:
             raise ArgumentError(
                 "layout",
                 expected="one without a signal",
                 got="a signal",
-                remedy="Use the layout that was given to the model, not the observed one.",
+                remedy="Use the layout passed to the model, not the observed one.",
             )
         if self.start is not None:
             return Layout.sequence(1, self.start + self.length, device=self.device)
@@ -314,7 +308,7 @@ class Layout:
         )
 
     def _after(self, count: int, order: int) -> Layout:
-        """The layout after ``count`` special tokens, the first of them of this ``order``."""
+        """Prepend ``count`` special tokens; the first has this ``order``."""
         if count < 0:
             raise ArgumentError(
                 "prefix", expected="0 or more", got=count, remedy="Count the special tokens."
@@ -322,33 +316,33 @@ class Layout:
         if count == 0:
             return self
         orders = torch.arange(order, order + count, device=self.device).unsqueeze(0)
-        nowhere = self.positions.new_zeros(1, count, self.axes)
+        zeros = self.positions.new_zeros(1, count, self.axes)
         special = torch.ones_like(orders, dtype=torch.bool)
-        return Layout(nowhere, orders, special=special).concat(self)
+        return Layout(zeros, orders, special=special).concat(self)
 
     def with_positions(self, positions: Float[Tensor, "b L A"]) -> Layout:
-        """The same tokens, order and documents at other positions."""
+        """The same tokens, order and documents with other positions."""
         return replace(self, positions=positions, start=None, extent=None)
 
     def concat(self, other: Layout) -> Layout:
-        """This layout's tokens, then ``other``'s, in every row (what a cache does).
+        """This layout's tokens followed by those of ``other``, in every row.
 
-        Where only one of the two marks documents, validity or special tokens, the other's tokens
-        count as document 0, valid and ordinary.
+        If only one of the two has documents, validity or special tokens, the other's tokens are in
+        document 0, valid and not special.
         """
         if self.axes != other.axes:
             raise ArgumentError(
                 "layout",
                 expected=f"{self.axes} axes as in the cached part",
                 got=other.axes,
-                remedy="Continue a sequence with the kind of layout it began with.",
+                remedy="Use the same number of axes for all chunks.",
             )
         if (self.signal is None) != (other.signal is None):
             raise ArgumentError(
                 "signal",
                 expected="a signal on both layouts or on neither",
-                got="one",
-                remedy="Let the encoding observe every chunk before it is cached.",
+                got="one on one of them",
+                remedy="Call encoding.observe on every chunk before it is cached.",
             )
         start = self.start
         if other.start is None or start is None or other.start != start + self.length:
@@ -356,9 +350,9 @@ class Layout:
         return Layout(
             positions=_join(self.positions, other.positions),
             order=_join(self.order, other.order),
-            document=_join_marks(self, other, "document", 0),
-            valid=_join_marks(self, other, "valid", True),
-            special=_join_marks(self, other, "special", False),
+            document=_join_field(self, other, "document", 0),
+            valid=_join_field(self, other, "valid", True),
+            special=_join_field(self, other, "special", False),
             signal=None
             if self.signal is None or other.signal is None
             else _join(self.signal, other.signal),
@@ -375,13 +369,13 @@ def _join(first: Tensor, second: Tensor) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def _join_marks(first: Layout, second: Layout, name: str, default: int | bool) -> Tensor | None:
-    marks: list[Tensor | None] = [getattr(first, name), getattr(second, name)]
-    if all(mark is None for mark in marks):
+def _join_field(first: Layout, second: Layout, name: str, default: int | bool) -> Tensor | None:
+    values: list[Tensor | None] = [getattr(first, name), getattr(second, name)]
+    if all(value is None for value in values):
         return None
     dtype = torch.bool if isinstance(default, bool) else torch.int64
     filled = [
-        torch.full_like(side.order, default, dtype=dtype) if mark is None else mark
-        for side, mark in zip((first, second), marks, strict=True)
+        torch.full_like(side.order, default, dtype=dtype) if value is None else value
+        for side, value in zip((first, second), values, strict=True)
     ]
     return _join(*filled)

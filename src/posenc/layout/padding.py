@@ -1,4 +1,4 @@
-"""Zeros in place of whatever invalid tokens hold."""
+"""Zeroing of the features of invalid tokens."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["zero_invalid"]
 
 
 def zero_invalid(x: Tensor, layout: Layout, *, dim: int = 1) -> Tensor:
-    """``x`` with zeros, and gradients of zero, at the tokens that ``layout`` marks invalid.
+    """``x`` with features and gradients of invalid tokens set to zero.
 
-    Values are replaced, not multiplied, so NaN and infinities are removed too. Returns ``x``
-    itself where the layout has no ``valid``.
+    Replaced, not multiplied, so NaN and infinities are removed too. Returns ``x`` itself if the
+    layout has no ``valid``.
 
     Args:
         x: ``[B, …, L, …]``, tokens along ``dim``.

@@ -1,4 +1,4 @@
-"""Reference models, one for each place the literature uses positional encodings."""
+"""Reference models for language, images, translation and classification."""
 
 from posenc.models.beam import Beams, beam_search
 from posenc.models.classifier import TextClassifier

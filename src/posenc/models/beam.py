@@ -1,4 +1,4 @@
-"""Beam search: the likeliest continuations of a text, several at a time."""
+"""Beam search."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Beams:
     """The best continuations of each row, best first.
 
     Args:
-        tokens: ``[B, N, L + T]`` ids, the prompt first, the stop token after the end.
-        scores: ``[B, N]``, log-likelihood over the length penalty; -inf where there were fewer
-            than N continuations.
-        lengths: ``[B, N]``, new tokens, the stop token included.
+        tokens: ``[B, N, L + T]`` ids, prompt included, filled with the stop token.
+        scores: ``[B, N]``, log-likelihood over the length penalty; -inf beyond the number of
+            continuations.
+        lengths: ``[B, N]``, new tokens, including the stop token.
     """
 
     tokens: Int[Tensor, "B N T"]
@@ -31,13 +31,13 @@ class Beams:
     lengths: Int[Tensor, "B N"]
 
     def best(self, count: int) -> Beams:
-        """Of each row the ``count`` with the highest scores."""
+        """The ``count`` highest-scoring continuations of each row."""
         scores, order = self.scores.topk(min(count, self.scores.shape[1]), dim=1)
         index = order.unsqueeze(-1).expand(-1, -1, self.tokens.shape[2])
         return Beams(self.tokens.gather(1, index), scores, self.lengths.gather(1, order))
 
     def joined(self, other: Beams) -> Beams:
-        """These and others of the same rows."""
+        """Concatenate the continuations of the same rows."""
         return Beams(
             torch.cat([self.tokens, other.tokens], dim=1),
             torch.cat([self.scores, other.scores], dim=1),
@@ -57,25 +57,24 @@ def beam_search(
     layout: Layout | None = None,
     cached: bool = True,
 ) -> Beams:
-    """The ``beams`` best continuations found, by ``log p(Y) / ((5 + |Y|) / 6)^α``.
+    """The ``beams`` best continuations by ``log p(Y) / ((5 + |Y|) / 6)^α``.
 
-    In each step every live hypothesis is extended by every token. Those that end are finished,
-    of which the best N are kept; of the others the likeliest N live on. A row is done when none
-    of its live ones can still overtake the worst of N finished ones; other rows go on. What
-    lives after ``max_new_tokens`` counts as finished.
+    Each step extends every live hypothesis by every token, and keeps the best N finished and the
+    most likely N unfinished ones. A row ends when no live hypothesis can still exceed the worst of
+    N finished ones. Hypotheses live after ``max_new_tokens`` count as finished.
 
     Args:
         model: in eval mode; a ``Decoder``, or a ``Transformer``'s ``given(source)``.
         prompt: ``[B, L]`` ids, padded on the left as for ``generate``.
-        beams: N, hypotheses of each row.
-        max_new_tokens: tokens to add at most.
+        beams: N, hypotheses per row.
+        max_new_tokens: maximum number of new tokens.
         stop_token: ends a hypothesis.
-        length_penalty: α; 0 compares plain likelihoods, more favours longer ones.
-        layout: where the prompt's tokens are; 0, 1, 2, … by default.
-        cached: keep keys and values of the past; without, every step computes it anew.
+        length_penalty: α; 0 compares likelihoods, larger values favour longer hypotheses.
+        layout: of the prompt; 0, 1, 2, … by default.
+        cached: use a KV cache; otherwise every step recomputes the past.
 
     Raises:
-        ArgumentError: on fewer beams than 1, or as ``generate``.
+        ArgumentError: for fewer beams than 1, or as ``generate``.
         LengthError: as ``generate``.
 
     Reference: Wu et al. 2016, "Google's Neural Machine Translation System".
@@ -105,17 +104,17 @@ def beam_search(
         drawn = (chosen % likely.shape[2]).view(-1, 1)
 
         if count < max_new_tokens:
-            # A log-likelihood only falls, so one of these is the best score still to come.
+            # log-likelihoods only decrease: one of these bounds all future scores
             ends = [_penalty(end, length_penalty) for end in (count + 1, max_new_tokens)]
-            reach = torch.maximum(live[:, 0] / ends[0], live[:, 0] / ends[1])
-            done = reach <= finished.scores[:, -1]
+            bound = torch.maximum(live[:, 0] / ends[0], live[:, 0] / ends[1])
+            done = bound <= finished.scores[:, -1]
             if bool(done.all()):
                 break
             live = live.masked_fill(done.unsqueeze(1), -torch.inf)
         tokens = torch.cat([tokens[parents], drawn], dim=1)
         following = layout.following().select(parents)
         layout = layout.select(parents).concat(following)
-        if live.shape[1] != likely.shape[1]:  # else each row's model is another's of its beams
+        if live.shape[1] != likely.shape[1]:  # else rows only move within a batch row
             model = model.select(parents)
         if cache is not None:
             cache.select(parents)

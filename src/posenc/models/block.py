@@ -1,4 +1,4 @@
-"""The block that every model stacks: attention and a feed-forward layer, each with a residual."""
+"""Transformer block: attention, cross-attention and feed-forward layers with residuals."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class FeedForward(nn.Module):
 
     Args:
         dim: width C.
-        hidden: width in between.
-        activation: with gates ``"swiglu"`` (a is SiLU) or ``"geglu"`` (a is GELU by tanh);
-            without, ``"gelu"``, ``"gelu_tanh"`` (its approximation by tanh) or ``"relu"``.
-        bias: the projections have biases.
+        hidden: width of the hidden layer.
+        activation: gated: ``"swiglu"`` (a is SiLU) or ``"geglu"`` (a is tanh GELU); without
+            gates: ``"gelu"``, ``"gelu_tanh"`` (its approximation by tanh) or ``"relu"``.
+        bias: add biases.
 
     Raises:
         UnknownNameError: for another activation.
@@ -66,55 +66,54 @@ class FeedForward(nn.Module):
 
 
 class SourceContext:
-    """What one block's cross-attention looks at, projected within the block's own ``forward``.
+    """Source of one block's cross-attention, projected in the block's ``forward``.
 
-    So the projections run where sharding and offloading have gathered the block's parameters.
-    Without gradients the projection is kept, however many tokens are decoded.
+    There, sharding and offloading have gathered the parameters. Without gradients the projected
+    keys and values are cached.
 
     Args:
         vectors: ``[B, K, C]``, of another sequence.
-        layout: where they are.
+        layout: of the vectors.
     """
 
     def __init__(self, vectors: Float[Tensor, "B K C"], layout: Layout) -> None:
         self.vectors, self.layout = vectors, layout
-        self._kept: Context | None = None
+        self._cached: Context | None = None
 
     def project(self, attention: Attention) -> Context:
-        """Keys and values by ``attention``, the same layer at every call."""
+        """Keys and values projected by ``attention``, the same layer in every call."""
         if torch.is_grad_enabled():
             return attention.project(self.vectors, self.layout)
-        if self._kept is None:
-            self._kept = attention.project(self.vectors, self.layout)
-        return self._kept
+        if self._cached is None:
+            self._cached = attention.project(self.vectors, self.layout)
+        return self._cached
 
     def select(self, rows: Int[Tensor, " rows"]) -> SourceContext:
-        """The context of these batch rows; a row may come more than once (beam search)."""
+        """The context of the given batch rows, possibly repeated (beam search)."""
         selected = SourceContext(self.vectors[rows], self.layout.select(rows))
-        selected._kept = None if self._kept is None else self._kept.select(rows)
+        selected._cached = None if self._cached is None else self._cached.select(rows)
         return selected
 
 
 class Block(nn.Module):
-    """Attention, cross-attention if there is one, feed-forward; each with a residual and a norm.
+    """Attention, optional cross-attention and feed-forward, each with a residual and a norm.
 
     Args:
         dim: width C.
-        attention: the attention layer. Its encoding's embedding part enters here if it is one
-            that enters every block: added to what queries, keys and values are made from. It and
-            the feed-forward layer may be complex ones, with ``norm="complex"``.
-        cross: a second attention layer, to a context.
-        feed_forward: the last layer.
+        attention: self-attention. An embedding part of its encoding that enters every block is
+            applied to its input. Attention and feed-forward may be complex with
+            ``norm="complex"``.
+        cross: attention to a context.
         norm: ``"rms"``, ``"layer"``, ``"batch"`` or ``"complex"``.
-        norm_first: norms before each layer (pre-norm) rather than after each residual.
-        parallel: attention and feed-forward both read the block's input, each through its own
-            norm, and both are added to it (GPT-NeoX); pre-norm, without cross-attention.
+        norm_first: norms before each layer (pre-norm), not after each residual.
+        parallel: attention and feed-forward both read the block's input, each with its own norm,
+            and are added to it (GPT-NeoX).
         norm_eps: see ``make_norm``.
-        dropout: probability of dropping a feature of a layer's output.
+        dropout: of the layers' outputs.
 
     Raises:
-        ArgumentError: when the cross-attention's encoding has an embedding part, or ``parallel``
-            comes with post-norm or cross-attention.
+        ArgumentError: if the cross-attention's encoding has an embedding part, or ``parallel`` is
+            combined with post-norm or cross-attention.
     """
 
     def __init__(
@@ -138,9 +137,9 @@ class Block(nn.Module):
         if cross is not None and cross.encoding.embedding is not None:
             raise ArgumentError(
                 "cross",
-                expected="an encoding that acts in attention",
+                expected="an encoding without an embedding part",
                 got=f"{type(cross.encoding.embedding).__name__}, which changes token vectors",
-                remedy="Give it to the encoder or the decoder, whose tokens they are.",
+                remedy="Use it as the encoding of the encoder or the decoder.",
             )
         if parallel and (cross is not None or not norm_first):
             raise ArgumentError(
@@ -165,22 +164,21 @@ class Block(nn.Module):
 
         Args:
             x: ``[B, L, C]`` token vectors; with a cache, those that follow the cached ones.
-            layout: where they are. Tokens that it marks invalid may hold anything, NaN included;
-                here they count as zeros.
-            cache: the past of the self-attention.
-            source: what keys and values of the self-attention are made of, at the same places,
-                instead of ``x`` (DeBERTa's decoding layers).
-            context: what the cross-attention projected of another sequence, or is to project.
+            layout: of the tokens. Features of invalid tokens are replaced by zeros.
+            cache: of the self-attention.
+            source: input of the self-attention's keys and values, ``x`` by default (DeBERTa's
+                decoding layers).
+            context: of the cross-attention, projected or to be projected.
 
         Raises:
-            ArgumentError: on a context without a cross-attention, or the reverse.
+            ArgumentError: for a context without cross-attention, or the reverse.
         """
         if (context is None) != (self.cross is None):
             raise ArgumentError(
                 "context",
-                expected="one exactly where the block has a cross-attention",
+                expected="one if and only if the block has cross-attention",
                 got="none" if context is None else "one",
-                remedy="Pass SourceContext(vectors, layout), or leave it out.",
+                remedy="Pass SourceContext(vectors, layout), or omit it.",
             )
         if self.cross is not None and isinstance(context, SourceContext):
             context = context.project(self.cross)
@@ -196,15 +194,15 @@ class Block(nn.Module):
                 normal = normalize(self.cross_norm, x, layout)
                 x = x + self.dropout(self.cross(normal, layout, context=context))
             normal = normalize(self.feed_forward_norm, block_input if self.parallel else x, layout)
-            fed: Tensor = self.dropout(self.feed_forward(normal))
-            return x + fed
+            output: Tensor = self.dropout(self.feed_forward(normal))
+            return x + output
         attended = self._attend(x, layout, cache, source)
         x = normalize(self.attention_norm, x + self.dropout(attended), layout)
         if self.cross is not None and self.cross_norm is not None:
-            seen = self.cross(x, layout, context=context)
-            x = normalize(self.cross_norm, x + self.dropout(seen), layout)
-        fed = self.dropout(self.feed_forward(x))
-        return normalize(self.feed_forward_norm, x + fed, layout)
+            crossed = self.cross(x, layout, context=context)
+            x = normalize(self.cross_norm, x + self.dropout(crossed), layout)
+        output = self.dropout(self.feed_forward(x))
+        return normalize(self.feed_forward_norm, x + output, layout)
 
     def _attend(
         self, x: Tensor, layout: Layout, cache: LayerCache | None, source: Tensor | None

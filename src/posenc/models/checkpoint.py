@@ -1,4 +1,4 @@
-"""Models on disk: safetensors and JSON, never pickle."""
+"""Saving and loading models as safetensors and JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def save_model(
     file, under its checksum.
 
     Raises:
-        OutputError: when the folder cannot be written to.
+        OutputError: if the folder cannot be written to.
     """
     folder = Path(folder)
     make_folder(folder)

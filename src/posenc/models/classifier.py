@@ -1,4 +1,4 @@
-"""A classifier of texts: an encoder, the mean of its vectors, and a linear layer."""
+"""Text classifier: encoder, mean over tokens and linear layer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["TextClassifier"]
 
 
 class TextClassifier(nn.Module):
-    """``W · mean(encoder(tokens)) + b``, the mean over real tokens.
+    """``W · mean(encoder(tokens)) + b``, the mean over valid tokens.
 
     Args:
         config: of the encoder.
-        classes: how many.
+        classes: number of labels.
 
     Raises:
-        ArgumentError: on fewer than two classes, or as ``Encoder``.
+        ArgumentError: for fewer than two classes, or as ``Encoder``.
 
     >>> import torch
     >>> from posenc.models import EncoderConfig, TextClassifier
@@ -39,7 +39,7 @@ class TextClassifier(nn.Module):
         super().__init__()
         if classes < 2:
             raise ArgumentError(
-                "classes", expected="2 or more", got=classes, remedy="One is always right."
+                "classes", expected="2 or more", got=classes, remedy="Give at least two labels."
             )
         self.classes = classes
         self.encoder = Encoder(config)

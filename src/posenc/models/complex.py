@@ -1,8 +1,7 @@
-"""Complex-valued classifiers of sequences, and their real twins.
+"""Complex-valued sequence classifiers and real ones of equal size.
 
-A model is a table of word vectors, an encoding (``complex_order`` turns complex numbers by their
-position), a body that makes one vector of a sequence, and a linear readout. Bodies are written
-once, for complex and real numbers alike.
+A model is an embedding table, an encoding (such as ``complex_order``), a body that maps a sequence
+to one vector, and a linear readout. Bodies work on complex and real numbers.
 """
 
 from __future__ import annotations
@@ -51,22 +50,22 @@ Body = Literal["fasttext", "lstm", "cnn", "transformer"]
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig:
-    """Everything that decides the shape of a ``SequenceClassifier``.
+    """Configuration of a ``SequenceClassifier``.
 
     Args:
         body: ``"fasttext"`` (a mean and a hidden layer), ``"lstm"``, ``"cnn"`` or
             ``"transformer"``.
-        numbers: ``"complex"`` or ``"real"``; widths count such numbers.
+        numbers: ``"complex"`` or ``"real"``, the unit of all widths.
         vocabulary: number of token ids.
-        classes: labels.
+        classes: number of labels.
         dim: width of a word vector.
         hidden: width of the hidden layer, state, filters, or feed-forward layers.
-        encoding: name in the registry, or several joined by ``+``. Bodies but the Transformer take
-            its embedding part only, and one without is refused unless it is ``nope``.
+        encoding: name in the registry, or several joined by ``+``. Without a Transformer body it
+            must have an embedding part only, or be ``nope``.
         options: the encoding's options.
-        max_length: positions of a learned table.
+        max_length: number of positions of a learned table.
         layers, heads: of the Transformer.
-        kernel: tokens that a filter of the CNN reads, odd.
+        kernel: odd kernel size of the CNN.
     """
 
     body: Body
@@ -90,7 +89,7 @@ class ClassifierConfig:
         for name in ("vocabulary", "classes", "dim", "hidden", "layers", "heads", "kernel"):
             if getattr(self, name) < 1:
                 raise ArgumentError(
-                    name, expected="1 or more", got=getattr(self, name), remedy="Change it."
+                    name, expected="1 or more", got=getattr(self, name), remedy=f"Raise {name}."
                 )
         if self.kernel % 2 == 0:
             raise ArgumentError("kernel", expected="odd", got=self.kernel, remedy="3 is common.")
@@ -101,20 +100,19 @@ class ClassifierConfig:
         return 2 * self.dim if self.numbers == "complex" else self.dim
 
     def twin(self, *, encoding: str = "sinusoidal", **options: Any) -> ClassifierConfig:
-        """A real model of the same kind with as many parameters as this one.
+        """Configuration of a real model with about as many parameters as this one.
 
-        Its word vectors have the numbers that a word has here, those of the encoding's tables a
-        word included, rounded down to a multiple of twice the heads, and fewer where the layers
-        after them would not fit; ``hidden`` makes up the rest, as nearly as a whole number can.
+        Its ``dim`` is at most the number of parameters per word here (including the encoding's
+        tables), rounded down to a multiple of twice the heads; ``hidden`` fills the remainder.
 
         Args:
-            encoding: of the twin.
+            encoding: of the real model.
             **options: of that encoding.
 
         Raises:
-            ArgumentError: when the twin's narrowest form is larger than this model.
+            ArgumentError: if the narrowest real model is larger than this one.
         """
-        wanted, step = self.parameters(), 2 * self.heads
+        target, step = self.parameters(), 2 * self.heads
         with torch.device("meta"):
             words = self.vocabulary * self.reals + sum(
                 p.numel() for p in SequenceClassifier(self).encoding.parameters()
@@ -124,42 +122,42 @@ class ClassifierConfig:
             replace(self, numbers="real", dim=dim, encoding=encoding, options=options, hidden=1)
             for dim in widths
         )
-        real = next((config for config in narrow if config.parameters() <= wanted), None)
+        real = next((config for config in narrow if config.parameters() <= target), None)
         if real is None:
             raise ArgumentError(
                 "hidden",
-                expected="a width that leaves room for a real twin and its encoding",
+                expected="a width large enough for a real model of equal size",
                 got=self.hidden,
-                remedy="Make hidden larger, or give the twin another encoding.",
+                remedy="Raise hidden, or use another encoding for the real model.",
             )
-        low, high = 1, 4 * max(self.hidden, wanted // max(self.dim, 1))
+        low, high = 1, 4 * max(self.hidden, target // max(self.dim, 1))
         while low < high:
             middle = (low + high + 1) // 2
-            if replace(real, hidden=middle).parameters() <= wanted:
+            if replace(real, hidden=middle).parameters() <= target:
                 low = middle
             else:
                 high = middle - 1
         around = [replace(real, hidden=hidden) for hidden in (low, low + 1)]
-        return min(around, key=lambda config: abs(config.parameters() - wanted))
+        return min(around, key=lambda config: abs(config.parameters() - target))
 
     def parameters(self) -> int:
-        """Real numbers that are trained."""
+        """Number of trained real numbers."""
         with torch.device("meta"):
             return sum(p.numel() for p in SequenceClassifier(self).parameters())
 
 
 class SequenceClassifier(nn.Module):
-    """Words, positions, a body and a readout; complex in all but the first table and the logits.
+    """Embedding, encoding, body and readout; complex except for the embedding and the logits.
 
-    The readout is the real part of a complex linear map. In an LSTM of complex numbers the gates
-    are real (the sigmoid of the real part), so that they open and close without turning what they
-    let through; ReLU and tanh act on real and imaginary parts each by itself, as in the paper.
+    The readout is the real part of a complex linear map. In a complex LSTM the gates are real (the
+    sigmoid of the real part); ReLU and tanh act on real and imaginary parts separately, as in the
+    paper.
 
     Args:
         config: its shape.
 
     Raises:
-        ArgumentError: when the encoding does not serve the body, or dimensions do not fit.
+        ArgumentError: if the encoding does not suit the body, or dimensions do not fit.
 
     Reference: Wang et al. 2020, "Encoding word order in complex embeddings".
 
@@ -208,8 +206,7 @@ class SequenceClassifier(nn.Module):
         if parts and parts != (self.encoding.embedding,):
             raise ArgumentError(
                 "encoding",
-                expected=f"one that acts on word vectors only, as a {self.config.body} has no "
-                "attention",
+                expected=f"an embedding part only, as a {self.config.body} has no attention",
                 got=repr(self.config.encoding),
                 remedy="Use body='transformer', or another encoding.",
             )
@@ -221,10 +218,10 @@ class SequenceClassifier(nn.Module):
 
         Args:
             tokens: ``[B, L]`` ids.
-            layout: where they are, and which are padding; 0, 1, 2, … by default.
+            layout: positions and padding; 0, 1, 2, … by default.
 
         Raises:
-            ArgumentError: on tokens of another rank or dtype.
+            ArgumentError: for tokens of another rank or dtype.
         """
         check_tokens("tokens", tokens)
         if layout is None:
@@ -260,7 +257,7 @@ class SequenceClassifier(nn.Module):
 
 
 class FastText(nn.Module):
-    """The mean of the word vectors, then a hidden layer (Joulin et al. 2017 have none)."""
+    """The mean of the word vectors, then a hidden layer (not in Joulin et al. 2017)."""
 
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
@@ -271,7 +268,7 @@ class FastText(nn.Module):
 
 
 class Lstm(nn.Module):
-    """The state of an LSTM after the last token; padding leaves it as it is."""
+    """The state of an LSTM after the last token; padding does not change it."""
 
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
@@ -296,7 +293,7 @@ class Lstm(nn.Module):
 
 
 class Cnn(nn.Module):
-    """Filters along the sequence, ReLU, and the largest answer of each; padding counts as zeros."""
+    """Convolution, ReLU and maximum over the sequence; padding counts as zeros."""
 
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
@@ -321,7 +318,7 @@ class Cnn(nn.Module):
 
 
 class Stack(nn.Module):
-    """The mean of the vectors after a Transformer's blocks, which are pre-norm."""
+    """The mean of the vectors after pre-norm Transformer blocks."""
 
     def __init__(
         self, config: ClassifierConfig, shape: StackConfig, encodings: Sequence[Encoding]

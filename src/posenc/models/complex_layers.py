@@ -1,7 +1,7 @@
 """Layers of complex-valued models.
 
-Weights are kept as real numbers (real parts, then imaginary ones), so that optimisers, dtypes and
-checkpoints treat them as any others.
+Weights are stored as real numbers (real parts, then imaginary parts), for optimisers, dtypes and
+checkpoints.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["ComplexAttention", "ComplexConv", "ComplexFeedForward", "ComplexLine
 
 
 def folded(x: Float[Tensor, "*dims 2*T"]) -> Complex[Tensor, "*dims T"]:
-    """Complex numbers from their real parts, then their imaginary ones."""
+    """Complex numbers from concatenated real and imaginary parts."""
     real, imaginary = x.chunk(2, dim=-1)
     return torch.complex(real.contiguous(), imaginary.contiguous())
 
 
 def on_parts(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """``function`` of the real and of the imaginary part, each by itself; or of a real tensor."""
+    """``function`` applied to real and imaginary parts separately, or to a real tensor."""
     return torch.complex(function(x.real), function(x.imag)) if x.is_complex() else function(x)
 
 
@@ -38,8 +38,7 @@ class ComplexLinear(nn.Module):
     """``W x + b`` with complex W and b.
 
     Args:
-        inputs, outputs: complex numbers of each.
-        bias: b is there.
+        inputs, outputs: numbers of complex features.
     """
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
@@ -49,23 +48,23 @@ class ComplexLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw W with E|W|² one over the inputs, so that |x| keeps its size; b is 0."""
+        """Initialise W with E|W|² = 1 / inputs and b with 0."""
         nn.init.normal_(self.weight, std=(2 * self.weight.shape[-1]) ** -0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Complex[Tensor, "*dims T"]) -> Complex[Tensor, "*dims S"]:
-        """The product, over the last dimension."""
+        """``W x + b`` over the last dimension."""
         bias = None if self.bias is None else torch.complex(*self.bias)
         return nn.functional.linear(x, torch.complex(*self.weight), bias)
 
 
 class ComplexConv(nn.Module):
-    """A convolution along a sequence with complex weights, zeros beyond its ends.
+    """A convolution along a sequence with complex weights and zero padding.
 
     Args:
-        inputs, outputs: complex channels of each.
-        kernel: tokens it reads, odd.
+        inputs, outputs: numbers of complex channels.
+        kernel: odd kernel size.
     """
 
     def __init__(self, inputs: int, outputs: int, *, kernel: int) -> None:
@@ -75,22 +74,22 @@ class ComplexConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As ``ComplexLinear``, of ``inputs · kernel`` inputs."""
+        """As ``ComplexLinear`` with ``inputs · kernel`` inputs."""
         nn.init.normal_(self.weight, std=(2 * self.weight[0, 0].numel()) ** -0.5)
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Complex[Tensor, "B T L"]) -> Complex[Tensor, "B S L"]:
-        """``[B, outputs, L]``."""
+        """The convolved sequence, ``[B, outputs, L]``."""
         weight, bias = torch.complex(*self.weight), torch.complex(*self.bias)
         return nn.functional.conv1d(x, weight, bias, padding=self.weight.shape[-1] // 2)
 
 
 class ComplexFeedForward(nn.Module):
-    """``W_o · relu(W_i x)``, ReLU of the real and of the imaginary part, each by itself.
+    """``W_o · relu(W_i x)``, with ReLU applied to real and imaginary parts separately.
 
     Args:
         dim: complex numbers T of a token.
-        hidden: complex numbers in between.
+        hidden: complex width of the hidden layer.
     """
 
     def __init__(self, *, dim: int, hidden: int) -> None:
@@ -103,17 +102,17 @@ class ComplexFeedForward(nn.Module):
 
 
 class ComplexAttention(nn.Module):
-    """Multi-head self-attention of complex vectors, in place of ``Attention`` in a ``Block``.
+    """Multi-head self-attention of complex vectors, for use in a ``Block``.
 
     Args:
         dim: complex numbers T of a token.
         heads: H.
-        encoding: its parts see heads as 2D real numbers, ``2T / H`` (see ``attend_complex``).
-        product: how the logit is made real; see ``attend_complex``.
+        encoding: applied to heads as ``2T / H`` real numbers (see ``attend_complex``).
+        product: see ``attend_complex``.
 
     Raises:
-        ArgumentError: when heads do not divide, or the encoding needs a causal mask; in
-            ``forward``, on a context or a cache, which it does not serve.
+        ArgumentError: if heads do not divide ``dim``, or the encoding requires a causal mask; in
+            ``forward``, for a context or a cache.
     """
 
     def __init__(
@@ -122,14 +121,17 @@ class ComplexAttention(nn.Module):
         super().__init__()
         if heads < 1 or dim % heads:
             raise ArgumentError(
-                "dim", expected=f"a multiple of heads ({heads})", got=dim, remedy="Change either."
+                "dim",
+                expected=f"a multiple of heads ({heads})",
+                got=dim,
+                remedy="Change either.",
             )
         if encoding.causal_only:
             raise ArgumentError(
                 "encoding",
-                expected="one that means something where tokens see both sides",
-                got="one that only counts what came before",
-                remedy="Use another one.",
+                expected="an encoding for bidirectional attention",
+                got="one that requires a causal mask",
+                remedy="Use another encoding.",
             )
         self.heads, self.encoding = heads, encoding
         self.product: ComplexProduct = product
@@ -138,7 +140,7 @@ class ComplexAttention(nn.Module):
         )
 
     def refer_to(self, encoding: Encoding) -> None:
-        """Use an encoding that belongs to another module; see ``Attention``."""
+        """Use an encoding owned by another module; see ``Attention``."""
         self._modules.pop("encoding", None)
         object.__setattr__(self, "encoding", encoding)
 
@@ -151,11 +153,11 @@ class ComplexAttention(nn.Module):
         context_layout: Layout | None = None,
         cache: LayerCache | None = None,
     ) -> Complex[Tensor, "B L T"]:
-        """Attend from ``x`` to itself."""
+        """Self-attention of ``x``."""
         if context is not None or context_layout is not None or cache is not None:
             raise ArgumentError(
                 "context",
-                expected="none, and no cache: complex models classify whole sequences",
+                expected="no context and no cache",
                 got="one",
                 remedy="Use posenc.Attention with real vectors.",
             )
@@ -165,6 +167,6 @@ class ComplexAttention(nn.Module):
             part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        seen = attend_complex(q, k, v, Grid.of(layout), self.encoding, product=self.product)
-        merged: Tensor = self.output(seen.transpose(1, 2).flatten(2))
+        attended = attend_complex(q, k, v, Grid.of(layout), self.encoding, product=self.product)
+        merged: Tensor = self.output(attended.transpose(1, 2).flatten(2))
         return merged

@@ -1,4 +1,4 @@
-"""DeBERTa: relative positions in the encoder, absolute ones where masked tokens are decoded."""
+"""DeBERTa: relative positions in the encoder, absolute positions in the mask decoder."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["Deberta", "DebertaConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class DebertaConfig(EncoderConfig):
-    """Everything that decides the shape of a ``Deberta``.
+    """Configuration of a ``Deberta``.
 
     Args:
-        layers: of the fine-tuning form: all but the last encode, the last decodes.
+        layers: number of layers in the fine-tuning form; the last one is the decoding layer.
         encoding: of all layers' attention.
-        absolute: the encoding of absolute positions, which enters where decoding begins.
+        absolute: encoding of absolute positions, added before decoding.
         absolute_options: its options.
-        steps: how often the decoding layer is applied.
+        steps: number of applications of the decoding layer.
 
     The others are those of ``EncoderConfig``.
     """
@@ -45,33 +45,31 @@ class DebertaConfig(EncoderConfig):
         if self.layers < 2:
             raise ArgumentError(
                 "layers",
-                expected="2 or more, of which the last decodes",
+                expected="2 or more, the last one for decoding",
                 got=self.layers,
                 remedy="Use Encoder or MaskedLM for a single layer.",
             )
 
     @property
     def encoder(self) -> EncoderConfig:
-        """The shape of the encoder within, which is that of the fine-tuning form."""
+        """Configuration of the encoder (the fine-tuning form)."""
         return EncoderConfig(**{f.name: getattr(self, f.name) for f in fields(EncoderConfig)})
 
 
 class Deberta(nn.Module):
-    """An encoder and the Enhanced Mask Decoder: a masked language model.
+    """Masked language model with an Enhanced Mask Decoder.
 
     With H the vectors after all but the last of the encoder's layers and p absolute positions:
     ``I_0 = H + p``, ``I_{t+1} = layer(queries and residual I_t, keys and values H)``; the last
-    ``I`` goes to the masked-LM head. The layer is one and the same in all steps. The paper has
-    two of them, and p nowhere else.
+    ``I`` goes to the masked-LM head. All steps (two in the paper) share one layer.
 
-    Differs from the paper in nothing; it leaves open what fine-tuning keeps, and ``fine_tuned``
-    follows the released code.
+    Differs from the paper in nothing; ``fine_tuned`` follows the released code.
 
     Args:
         config: its shape.
 
     Raises:
-        ArgumentError: when ``absolute`` does not change token vectors once, or as ``Encoder``.
+        ArgumentError: unless ``absolute`` has an embedding part only, or as ``Encoder``.
 
     Reference: He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention",
     section 3.2 and appendix.
@@ -99,7 +97,7 @@ class Deberta(nn.Module):
         if part is None or part.every_layer or len(self.absolute.parts()) > 1:
             raise ArgumentError(
                 "absolute",
-                expected="an encoding that changes token vectors once",
+                expected="an encoding with an embedding part only, applied once",
                 got=config.absolute,
                 remedy="Use 'learned' or 'sinusoidal'.",
             )
@@ -112,15 +110,15 @@ class Deberta(nn.Module):
         *,
         types: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L V"]:
-        """Logits of the token at each place, ``[B, L, vocabulary]``.
+        """Logits of the token at each position, ``[B, L, vocabulary]``.
 
         Args:
             tokens: ``[B, L]`` ids.
-            layout: where they are, and which are padding; 0, 1, 2, … by default.
+            layout: positions and padding; 0, 1, 2, … by default.
             types: ``[B, L]`` segment ids; 0 by default.
 
         Raises:
-            ArgumentError: on tokens of another rank or dtype, or types that the model has not.
+            ArgumentError: for tokens of another rank or dtype, or types that the model lacks.
         """
         check_tokens("tokens", tokens)
         if layout is None:
@@ -137,10 +135,9 @@ class Deberta(nn.Module):
         return logits
 
     def fine_tuned(self) -> Encoder:
-        """What other tasks start from: the encoding layers and the decoding layer, once.
+        """The encoder for fine-tuning: the encoding layers, then the decoding layer once.
 
-        In the paper's terms I = H and one step: the decoding layer is an encoder's last, and
-        there are no absolute positions. It is this model's ``encoder``, with its weights.
+        It has no absolute positions (I = H, one step), and shares this model's weights.
         """
         return self.encoder
 

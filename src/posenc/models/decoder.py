@@ -1,4 +1,4 @@
-"""A decoder language model with any positional encoding."""
+"""Decoder language model with any positional encoding."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ __all__ = ["Decoder", "DecoderConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(StackConfig):
-    """Everything that decides the shape of a ``Decoder``.
+    """Configuration of a ``Decoder``.
 
     Args:
         vocabulary: number of token ids.
-        layers: blocks.
+        layers: number of blocks.
         encoding: name in the registry, or several joined by ``+``.
         options: the encoding's options.
-        window: a token sees fewer than this many steps back only; None: all. One for all layers
-            or one for each.
-        tied: the output layer is the token embedding, transposed.
-        embedding_norm: a norm follows the embedding (Bloom).
+        window: attend only to tokens less than this many steps back; None: all. One for all
+            layers, or one per layer.
+        tied: use the transposed token embedding as output layer.
+        embedding_norm: add a norm after the embedding (Bloom).
 
     The others are those of ``StackConfig``.
     """
@@ -69,11 +69,11 @@ class Decoder(nn.Module):
 
     Args:
         config: its shape.
-        encodings: one record a layer, instead of the ones that ``config.encoding`` names. Such a
-            model cannot be saved, since a record cannot be written down.
+        encodings: one encoding per layer, instead of those named by ``config.encoding``. Such a
+            model cannot be saved.
 
     Raises:
-        ArgumentError: when there is not one record a layer, or dimensions do not fit.
+        ArgumentError: if there is not one encoding per layer, or dimensions do not fit.
 
     >>> import torch
     >>> from posenc.models import Decoder, DecoderConfig
@@ -110,7 +110,7 @@ class Decoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights but the encodings'; see ``draw_blocks``."""
+        """Initialise all weights except the encodings'; see ``draw_blocks``."""
         draw_embedding(self.embedding)
         draw_blocks(self.blocks)
         if self.output is not None:
@@ -118,7 +118,7 @@ class Decoder(nn.Module):
 
     @property
     def encodings(self) -> list[Encoding]:
-        """The record of each layer."""
+        """The encoding of each layer."""
         blocks = cast(Iterable[Block], self.blocks)
         return [block.attention.encoding for block in blocks]
 
@@ -129,16 +129,16 @@ class Decoder(nn.Module):
         *,
         cache: Cache | None = None,
     ) -> Float[Tensor, "B L V"]:
-        """Logits of the next token at every place, ``[B, L, vocabulary]``.
+        """Logits of the next token at every position, ``[B, L, vocabulary]``.
 
         Args:
             tokens: ``[B, L]`` ids.
-            layout: where they are; by default a sequence that continues what is cached.
-            cache: the past, from ``new_cache``; it is extended by these tokens.
+            layout: of the tokens; by default a sequence that continues the cache.
+            cache: from ``new_cache``; extended in place.
 
         Raises:
-            ArgumentError: on tokens of another rank or dtype, or no layout where the cached past
-                is no plain sequence.
+            ArgumentError: for tokens of another rank or dtype, or no layout if the cache is not
+                a plain sequence.
         """
         check_tokens("tokens", tokens)
         past = None if cache is None else cache[0]
@@ -162,11 +162,11 @@ class Decoder(nn.Module):
         return Cache(self.config.layers)
 
     def select(self, rows: Int[Tensor, " rows"]) -> Decoder:
-        """The model for these rows of a batch: itself, which knows nothing of rows."""
+        """The model for the given batch rows: itself."""
         return self
 
     def require_position(self, position: int, *, device: torch.device | None = None) -> None:
-        """Refuse a position that the encoding cannot represent, before any work is done.
+        """Require that the encoding can represent a position.
 
         Args:
             device: of the tokens; the embedding's by default.

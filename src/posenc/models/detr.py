@@ -1,4 +1,4 @@
-"""Positions at every attention, as DETR has them."""
+"""Absolute positions added to queries and keys in every attention layer (DETR)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from posenc.layout import Layout
 __all__ = ["AtAttention", "at_attention"]
 
 ADDED = (Fourier, GaussianFourier, Learned2d, RowColumn, Sine2d)
-"""Parts that add to a token a vector of its position alone."""
+"""Parts that add a vector that depends on the position only."""
 
 
 class AtAttention(QueryKeyTransform):
-    """``q_i + W_Q p_i`` and ``k_j + W_K p_j``: positions join queries and keys, and not values.
+    """``q_i + W_Q p_i`` and ``k_j + W_K p_j``, equal to ``W_Q (x_i + p_i)`` in each layer.
 
-    That is ``W_Q (x_i + p_i)`` in each layer, as in DETR's encoder, where sines at every attention
-    did better than at the input (40.6 against 39.2 AP).
+    In DETR's encoder this is better than sines at the input (40.6 against 39.2 AP).
 
     Args:
-        embedding: a part that adds p to a token, whatever the token is.
+        embedding: a part that adds a vector p that depends on the position only.
 
     Raises:
         ArgumentError: for another part; in ``forward``, outside an ``Attention``.
@@ -46,7 +45,7 @@ class AtAttention(QueryKeyTransform):
         if not isinstance(embedding, ADDED):
             raise ArgumentError(
                 "positions",
-                expected="'input' for an encoding that does more than add a vector a position",
+                expected="'input' for this embedding part, which does not just add a vector",
                 got=f"'attention' for {type(embedding).__name__}",
                 remedy=f"Or use one of {', '.join(kind.__name__ for kind in ADDED)}.",
             )
@@ -54,8 +53,8 @@ class AtAttention(QueryKeyTransform):
         self._attached: tuple[Projection, Projection] | None = None
 
     def attach(self, query: Projection, key: Projection) -> None:
-        """Borrow the layer's projections."""
-        self._attached = (query, key)  # in a tuple, so that no state dict holds them twice
+        """Refer to the layer's projections."""
+        self._attached = (query, key)  # a tuple, to stay out of the state dict
 
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
@@ -63,16 +62,16 @@ class AtAttention(QueryKeyTransform):
         if self._attached is None:
             raise ArgumentError(
                 "encoding",
-                expected="a layer whose projections it uses",
+                expected="a layer with projections",
                 got="none",
-                remedy="Put the encoding into posenc.Attention, or call attach(query, key).",
+                remedy="Use the encoding in posenc.Attention, or call attach(query, key).",
             )
         query, key = self._attached
         return self._added(q, query, grid.query), self._added(k, key, grid.key)
 
     def _added(self, heads: Tensor, projection: Projection, layout: Layout) -> Tensor:
         nowhere = heads.new_zeros(layout.batch, layout.length, projection.in_features)
-        # The projection's bias is in the queries and keys already.
+        # without the bias, which queries and keys include already
         bias = projection(nowhere[:1, :1])
         projected = projection(self.embedding(nowhere, layout)) - bias
         split = projected.view(*projected.shape[:2], heads.shape[1], heads.shape[3])
@@ -80,17 +79,17 @@ class AtAttention(QueryKeyTransform):
 
 
 def at_attention(encoding: Encoding) -> Encoding:
-    """The record with its embedding part moved into attention; itself if it has none.
+    """The encoding with its embedding part moved into attention; itself if it has none.
 
     Raises:
-        ArgumentError: when the part cannot be moved, or the record transforms queries already.
+        ArgumentError: if the part cannot be moved, or the encoding has a query_key part.
     """
     if encoding.embedding is None:
         return encoding
     if encoding.query_key is not None:
         raise ArgumentError(
             "positions",
-            expected="'input' for an encoding that transforms queries and keys already",
+            expected="'input' for an encoding with a query_key part",
             got="'attention'",
             remedy="Use positions='input', or one encoding only.",
         )

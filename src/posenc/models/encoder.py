@@ -1,4 +1,4 @@
-"""A BERT-style encoder, and with it a masked language model."""
+"""BERT-style encoder and masked language model."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ __all__ = ["Encoder", "EncoderConfig", "MaskedLM", "MaskedLMHead"]
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(StackConfig):
-    """Everything that decides the shape of an ``Encoder``.
+    """Configuration of an ``Encoder``.
 
     Args:
         vocabulary: number of token ids.
-        layers: blocks.
+        layers: number of blocks.
         encoding: name in the registry, or several joined by ``+``.
         options: the encoding's options.
         types: number of segment ids (BERT: 2); 0: none.
-        embedding_norm: a norm follows the embedding, where those of the blocks come last.
+        embedding_norm: add a norm after the embedding if the blocks are post-norm.
 
-    The others are those of ``StackConfig``, by default as in Devlin et al. 2019: norms last.
+    The others are those of ``StackConfig``, by default as in Devlin et al. 2019: post-norm.
     """
 
     activation: Activation = "gelu"
@@ -67,18 +67,17 @@ class EncoderConfig(StackConfig):
 
 
 class Encoder(nn.Module):
-    """Embeddings of token, segment and position, blocks that see both sides, and a norm.
+    """Embeddings, bidirectional blocks and a norm.
 
-    The norm stands before the first block where the blocks' own come last (BERT), and after the
-    last block where they come first.
+    The norm precedes the blocks if they are post-norm (BERT), and follows them if pre-norm.
 
     Args:
         config: its shape.
-        encodings: one record a layer, instead of the ones that ``config.encoding`` names.
+        encodings: one encoding per layer, instead of those named by ``config.encoding``.
 
     Raises:
-        ArgumentError: when the encoding needs a causal mask, there is not one record a layer, or
-            dimensions do not fit.
+        ArgumentError: if dimensions do not fit, there is not one encoding per layer, or one
+            requires a causal mask.
 
     >>> import torch
     >>> from posenc.models import Encoder, EncoderConfig
@@ -112,7 +111,7 @@ class Encoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights but the encodings'; see ``draw_blocks``."""
+        """Initialise all weights except the encodings'; see ``draw_blocks``."""
         draw_embedding(self.embedding)
         if self.types is not None:
             draw_embedding(self.types)
@@ -129,11 +128,11 @@ class Encoder(nn.Module):
 
         Args:
             tokens: ``[B, L]`` ids.
-            layout: where they are, and which are padding; 0, 1, 2, … by default.
+            layout: positions and padding; 0, 1, 2, … by default.
             types: ``[B, L]`` segment ids; 0 by default.
 
         Raises:
-            ArgumentError: on tokens of another rank or dtype, or types that the model has not.
+            ArgumentError: for tokens of another rank or dtype, or types that the model lacks.
         """
         check_tokens("tokens", tokens)
         if layout is None:
@@ -146,10 +145,10 @@ class Encoder(nn.Module):
     def embed(
         self, tokens: Int[Tensor, "B L"], layout: Layout, *, types: Tensor | None = None
     ) -> Float[Tensor, "B L C"]:
-        """What enters the first block.
+        """Input of the first block.
 
         Raises:
-            ArgumentError: on types that the model has not.
+            ArgumentError: for types that the model lacks.
         """
         x = self.embedding(tokens) * self.config.embedding_factor
         if self.types is not None:
@@ -157,7 +156,10 @@ class Encoder(nn.Module):
             x = x + self.types(kinds) * self.config.embedding_factor
         elif types is not None:
             raise ArgumentError(
-                "types", expected="none, as config.types is 0", got="some", remedy="Leave it out."
+                "types",
+                expected="none, as config.types is 0",
+                got="some",
+                remedy="Omit types.",
             )
         first = cast(Block, self.blocks[0]).attention.encoding
         x = embed(first, x, layout, tokens)
@@ -167,7 +169,7 @@ class Encoder(nn.Module):
         return embedded
 
     def finish(self, x: Float[Tensor, "B L C"], layout: Layout) -> Float[Tensor, "B L C"]:
-        """What leaves the last block, normed where blocks have their norms first."""
+        """Output of the last block, normalised if the blocks are pre-norm."""
         if self.norm is None or not self.config.norm_first:
             return x
         return normalize(self.norm, x, layout)
@@ -199,7 +201,7 @@ class MaskedLMHead(nn.Module):
     """``E · norm(gelu(W x + b)) + c``, E the token embedding (Devlin et al. 2019).
 
     Args:
-        config: of the encoder whose vectors it reads.
+        config: of the encoder.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -210,7 +212,7 @@ class MaskedLMHead(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the initial values."""
+        """Initialise the weights."""
         nn.init.normal_(self.dense.weight, std=self.dense.in_features**-0.5)
         nn.init.zeros_(self.dense.bias)
         nn.init.zeros_(self.bias)
@@ -219,13 +221,13 @@ class MaskedLMHead(nn.Module):
     def forward(
         self, x: Float[Tensor, "*places C"], embedding: nn.Module
     ) -> Float[Tensor, "*places V"]:
-        """Logits of the token at each place, from the encoder's vectors and its embedding."""
+        """Logits at each position, from the encoder's vectors and embedding."""
         x = self.norm(nn.functional.gelu(self.dense(x)))
         return tied_logits(embedding, x, len(self.bias)) + self.bias
 
 
 class MaskedLM(nn.Module):
-    """An ``Encoder`` that says which token stands at each place, for those that are masked.
+    """An ``Encoder`` with a head that predicts masked tokens.
 
     Args:
         config: of the encoder.
@@ -256,7 +258,7 @@ class MaskedLM(nn.Module):
         *,
         types: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L V"]:
-        """Logits of the token at each place, ``[B, L, vocabulary]``; as ``Encoder``."""
+        """Logits of the token at each position, ``[B, L, vocabulary]``; as ``Encoder``."""
         x = self.encoder(tokens, layout, types=types)
         logits: Tensor = self.head(x, self.encoder.embedding)
         return logits

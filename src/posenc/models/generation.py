@@ -1,4 +1,4 @@
-"""Continuing a text, greedily or by sampling, with the cache or without: any decoder's."""
+"""Text generation, greedy or by sampling, with or without a cache."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["Greedy", "LanguageModel", "Sample", "Sampling", "check_prompt", "gen
 
 
 class LanguageModel(Protocol):
-    """What ``generate`` and ``beam_search`` need of a model.
+    """Interface of models for ``generate`` and ``beam_search``.
 
-    A ``Decoder`` is one, and what a ``Transformer`` makes of a source: ``model.given(source)``.
+    ``Decoder`` implements it, and ``Transformer.given(source)`` returns one.
     """
 
     def __call__(
@@ -35,7 +35,7 @@ class LanguageModel(Protocol):
 
 @dataclass(frozen=True)
 class Greedy:
-    """Always the likeliest token; of equally likely ones, the one with the lowest id."""
+    """The most likely token; on ties, the lowest id."""
 
     def choose(self, logits: Float[Tensor, "B V"]) -> Int[Tensor, " B"]:
         return logits.argmax(dim=-1)
@@ -43,17 +43,17 @@ class Greedy:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A token drawn from the model's distribution, sharpened and cut off.
+    """Sampling from the model's distribution, after temperature, top-k and top-p.
 
     Args:
         temperature: divides the logits; below 1 sharpens.
-        top_k: only the k likeliest tokens; None: all.
-        top_p: only the likeliest tokens that together reach this probability (at least one),
+        top_k: keep the k most likely tokens; None: all.
+        top_p: keep the most likely tokens that together reach this probability (at least one),
             after ``temperature`` and ``top_k``.
-        generator: source of randomness; the global one by default.
+        generator: the global one by default.
 
     Raises:
-        ArgumentError: on values out of their domain.
+        ArgumentError: for values out of range.
     """
 
     temperature: float = 1.0
@@ -67,7 +67,7 @@ class Sample:
                 "temperature",
                 expected="more than 0",
                 got=self.temperature,
-                remedy="Use Greedy() for the likeliest token.",
+                remedy="Use Greedy() for the most likely token.",
             )
         if self.top_k is not None and self.top_k < 1:
             raise ArgumentError(
@@ -83,7 +83,7 @@ class Sample:
         return torch.multinomial(weights, 1, generator=self.generator).squeeze(-1)
 
     def distribution(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        """The probabilities that ``choose`` draws from."""
+        """Probabilities after temperature, top-k and top-p."""
         logits = logits.float() / self.temperature
         ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
         keep = self._kept(ordered)
@@ -115,23 +115,21 @@ def generate(
     """The prompt continued by up to ``max_new_tokens`` tokens.
 
     Args:
-        model: in eval mode, so that dropout is off.
-        prompt: ``[B, L]`` ids. Rows of different lengths are padded on the left, with
+        model: in eval mode.
+        prompt: ``[B, L]`` ids; pad rows of different lengths on the left, with
             ``layout=Layout.padded(lengths, side="left")``.
-        max_new_tokens: tokens to add at most.
+        max_new_tokens: maximum number of new tokens.
         sampling: ``Greedy()`` (the default) or ``Sample(...)``.
-        stop_token: a row that has drawn it repeats it from there on; all rows done ends early.
-        layout: where the prompt's tokens are; 0, 1, 2, … by default.
-        cached: keep keys and values of the past; without, every step computes it anew. Both
-            give the same.
+        stop_token: ends a row, which then repeats it; generation ends when all rows have ended.
+        layout: of the prompt; 0, 1, 2, … by default.
+        cached: use a KV cache; otherwise every step recomputes the past, with the same result.
 
     Returns:
-        ``[B, L + new]``, the prompt first.
+        ``[B, L + new]``, including the prompt.
 
     Raises:
-        ArgumentError: on an empty prompt, a negative count, or padding on the right.
-        LengthError: before anything is generated, when the encoding cannot reach the last
-            position.
+        ArgumentError: for an empty prompt, a negative count, or padding on the right.
+        LengthError: if the encoding cannot represent the last position.
     """
     layout = check_prompt(model, prompt, layout, max_new_tokens)
     sampling = Greedy() if sampling is None else sampling
@@ -155,7 +153,7 @@ def generate(
 def check_prompt(
     model: LanguageModel, prompt: Tensor, layout: Layout | None, max_new_tokens: int
 ) -> Layout:
-    """The prompt's layout, once it is known that it can be continued.
+    """The layout of a valid prompt.
 
     Raises:
         ArgumentError, LengthError: as ``generate``.
@@ -181,7 +179,7 @@ def check_prompt(
             remedy="Pad on the left: Layout.padded(lengths, side='left').",
         )
     if max_new_tokens > 1:
-        # The last token drawn is never read, so the last position is one short of the end.
+        # the last new token is not fed back
         last = int(layout.positions[:, -1].max()) + max_new_tokens - 1
         model.require_position(last, device=layout.device)
     return layout

@@ -1,4 +1,4 @@
-"""What models of tokens are trained to make small."""
+"""Training loss of token models."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def token_loss(
     valid: Bool[Tensor, "b L"] | None = None,
     smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """Cross-entropy in nats a token, against ``(1 - ε) · target + ε / V`` (label smoothing).
+    """Cross-entropy in nats per token, against ``(1 - ε) · target + ε / V`` (label smoothing).
 
     Args:
         logits: ``[B, L, V]``.
         targets: ``[B, L]`` ids.
-        valid: ``[B|1, L]``, the tokens that count (a layout's ``valid``, or the masked ones);
-            None: all. The mean is over these; 0 if there are none.
+        valid: ``[B|1, L]``, tokens to average over (a layout's ``valid``, or the masked
+            ones); None: all. The loss is 0 if there are none.
         smoothing: ε, 0.1 in Vaswani et al.
 
     Raises:
-        ArgumentError: when ε is out of 0 … 1, or shapes do not fit.
+        ArgumentError: unless 0 ≤ ε < 1 and shapes match.
 
     Reference: Szegedy et al. 2016, "Rethinking the Inception Architecture for Computer Vision".
     """
@@ -39,9 +39,9 @@ def token_loss(
     if logits.dim() != 3 or logits.shape[:2] != targets.shape:
         raise ArgumentError(
             "targets",
-            expected=f"one id for each of {list(logits.shape[:-1])} places",
+            expected=f"ids of shape {list(logits.shape[:-1])}, as the logits have",
             got=list(targets.shape),
-            remedy="Shift them by one: the logits at a place are of the token after it.",
+            remedy="Shift them by one: logits predict the next token.",
         )
     if valid is not None:
         counted = valid.expand_as(targets)

@@ -1,4 +1,4 @@
-"""Masking tokens for a masked language model to restore."""
+"""Token masking for masked language models."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Masked", "mask_tokens"]
 
 @dataclass(frozen=True, eq=False)
 class Masked:
-    """A batch with some of its tokens hidden.
+    """A batch with masked tokens.
 
     Args:
-        inputs: ``[B, L]`` ids, what the model sees.
-        chosen: ``[B, L]``, the places it is asked about: ``token_loss(…, valid=chosen)``.
+        inputs: ``[B, L]`` ids for the model.
+        chosen: ``[B, L]``, positions to predict: ``token_loss(…, valid=chosen)``.
     """
 
     inputs: Int[Tensor, "B L"]
@@ -35,24 +35,23 @@ def mask_tokens(
     eligible: Bool[Tensor, "b L"] | None = None,
     generator: torch.Generator | None = None,
 ) -> Masked:
-    """Choose each token with probability ``rate``; of ten chosen ones show eight as the mask
-    token, one as any other id, and one as it is.
+    """Choose each token with probability ``rate``; replace 80 % of these by the mask token and 10 %
+    by a random id, keep 10 %.
 
     Args:
         tokens: ``[B, L]`` ids.
-        mask_token: the id that hides a token.
-        vocabulary: ids to draw the others from: 0 … vocabulary - 1.
-        rate: see above.
+        mask_token: id of the mask token.
+        vocabulary: random ids are 0 … vocabulary - 1.
         eligible: ``[B|1, L]``, tokens that may be chosen (a layout's ``valid``); None: all.
-        generator: source of randomness, on the CPU; the global one by default.
+        generator: on the CPU; the global one by default.
 
     Raises:
-        ArgumentError: when ``rate`` is no probability.
+        ArgumentError: unless 0 < ``rate`` ≤ 1.
 
     Reference: Devlin et al. 2019, "BERT: Pre-training of Deep Bidirectional Transformers".
     """
     if not 0.0 < rate <= 1.0:
-        raise ArgumentError("rate", expected="0 < rate ≤ 1", got=rate, remedy="0.15 is BERT's.")
+        raise ArgumentError("rate", expected="0 < rate ≤ 1", got=rate, remedy="BERT uses 0.15.")
 
     def draw() -> Tensor:
         return torch.rand(tokens.shape, generator=generator).to(tokens.device)

@@ -1,4 +1,4 @@
-"""Norms over the features of a token."""
+"""Normalisation layers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ Norm = Literal["rms", "layer", "batch", "complex"]
 
 
 class BatchNorm(nn.Module):
-    """``(x - mean) / √(variance + eps) · weight + bias``, each feature over all real tokens.
+    """``(x - mean) / √(variance + eps) · weight + bias``, each feature over all valid tokens.
 
-    In training mean and variance are those of the batch's real tokens (padding counts for
-    nothing), and running averages of them are kept; in evaluation the averages are used, and a
-    token depends on no other. In training every token depends on every other, later ones
-    included: a causal model learns from statistics that hold a little of the future.
+    Training uses the statistics of the batch's valid tokens and updates running averages, which
+    evaluation uses. In training every token therefore depends on all others, even in a causal
+    model.
 
     Args:
         dim: features C.
-        momentum: what a batch adds to the running averages.
-        eps: see above.
+        momentum: weight of a batch in the running averages.
     """
 
     mean: Tensor
@@ -45,7 +43,7 @@ class BatchNorm(nn.Module):
         return f"{len(self.weight)}, momentum={self.momentum:g}, eps={self.eps:g}"
 
     def forward(self, x: Float[Tensor, "B L C"], layout: Layout) -> Float[Tensor, "B L C"]:
-        """``x`` normalised, padding with the same statistics."""
+        """``x`` normalised (padding with the same statistics)."""
         mean, variance = self.mean, self.variance
         if self.training:
             mean, variance, count = _statistics(x, layout)
@@ -58,7 +56,7 @@ class BatchNorm(nn.Module):
 
 
 def _statistics(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of each feature over the real tokens, and how many these are."""
+    """Mean and variance of each feature over the valid tokens, and the number of these."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     valid = layout.valid
     if valid is None:
@@ -74,11 +72,10 @@ def _statistics(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
 class ComplexNorm(nn.Module):
     """``(x - mean) / √(mean |x - mean|² + eps) · weight + bias`` over complex features.
 
-    ``weight`` is real and ``bias`` complex, kept as its real parts and its imaginary ones.
+    ``weight`` is real; ``bias`` is stored as its real parts, then its imaginary parts.
 
     Args:
         dim: complex features.
-        eps: see above.
     """
 
     def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
@@ -94,11 +91,14 @@ class ComplexNorm(nn.Module):
         """``x`` normalised.
 
         Raises:
-            ArgumentError: when it is real.
+            ArgumentError: if it is real.
         """
         if not x.is_complex():
             raise ArgumentError(
-                "x", expected="a complex dtype", got=x.dtype, remedy='Use norm="layer" for it.'
+                "x",
+                expected="a complex dtype",
+                got=x.dtype,
+                remedy='Use norm="layer" instead.',
             )
         centred = x - x.mean(-1, keepdim=True)
         power = (centred.real.square() + centred.imag.square()).mean(-1, keepdim=True)
@@ -106,12 +106,11 @@ class ComplexNorm(nn.Module):
 
 
 def make_norm(kind: Norm, dim: int, *, eps: float | None = None) -> nn.Module:
-    """RMSNorm (``"rms"``), LayerNorm (``"layer"``), ``BatchNorm`` (``"batch"``) or ``ComplexNorm``.
+    """RMSNorm, LayerNorm, ``BatchNorm`` or ``ComplexNorm``.
 
     Args:
-        kind: which.
-        dim: features.
-        eps: what is added to the variance; 1e-6 for RMSNorm and 1e-5 for the others by default.
+        kind: ``"rms"``, ``"layer"``, ``"batch"`` or ``"complex"``.
+        eps: added to the variance; by default 1e-6 for RMSNorm, else 1e-5.
 
     Raises:
         UnknownNameError: for another kind.
@@ -129,6 +128,6 @@ def make_norm(kind: Norm, dim: int, *, eps: float | None = None) -> nn.Module:
 
 
 def normalize(norm: nn.Module, x: Float[Tensor, "B L C"], layout: Layout) -> Tensor:
-    """``norm`` of ``x``; one that looks at other tokens is told which of them are real."""
+    """``norm`` of ``x``; ``BatchNorm`` also gets the layout."""
     normal: Tensor = norm(x, layout) if isinstance(norm, BatchNorm) else norm(x)
     return normal

@@ -1,4 +1,4 @@
-"""Images as tokens."""
+"""Patch embedding of images."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Patches", "pad_images"]
 
 
 class Patches(nn.Module):
-    """Cuts an image into squares and projects each: a convolution as wide as its stride, or wider.
+    """Patch embedding: a strided convolution.
 
     Args:
         channels: of the image.
         dim: width C of a token.
-        patch: side of a square in pixels.
-        overlap: pixels by which a token sees into the squares around its own (PVT v2); zeros
-            beyond the image, which tell its borders unless its background is 0 too.
+        patch: side of a patch in pixels.
+        overlap: pixels by which the kernel extends beyond the patch on each side (PVT v2), with
+            zero padding at the border of the image.
     """
 
     def __init__(self, *, channels: int, dim: int, patch: int, overlap: int = 0) -> None:
@@ -33,7 +33,7 @@ class Patches(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights, normal with the fan-in's -1/2 power as standard deviation."""
+        """Initialise the weights, normal with standard deviation fan_in^-1/2."""
         nn.init.normal_(self.projection.weight, std=self.projection.weight[0].numel() ** -0.5)
         if self.projection.bias is not None:
             nn.init.zeros_(self.projection.bias)
@@ -41,16 +41,16 @@ class Patches(nn.Module):
     def forward(
         self, images: Float[Tensor, "B P Y X"], valid: Bool[Tensor, "b Y X"] | None = None
     ) -> tuple[Float[Tensor, "B L C"], tuple[int, int], Bool[Tensor, "b h w"] | None]:
-        """A token for each square in raster order, rows and columns of squares, and which are real.
+        """Tokens of the patches in raster order, (rows, columns), and the patches' mask.
 
         Args:
             images: ``[B, P, Y, X]``, P channels.
-            valid: ``[B|1, Y, X]``, False where an image is padding; that is taken for 0. A square
-                is real if one of its pixels is.
+            valid: ``[B|1, Y, X]``, False for padding, which is set to 0. A patch is
+                valid if one of its pixels is.
 
         Raises:
-            ArgumentError: on images of another rank, of other channels, or with sides that are no
-                multiples of ``patch``; on a mask of another shape.
+            ArgumentError: for images of another rank or number of channels, sides that are not
+                multiples of ``patch``, or a mask of another shape.
         """
         self._check(images)
         if valid is None:
@@ -61,7 +61,7 @@ class Patches(nn.Module):
                     "valid",
                     expected=f"shape [B|1, {images.shape[2]}, {images.shape[3]}]",
                     got=list(valid.shape),
-                    remedy="Give one entry a pixel (pad_images makes it).",
+                    remedy="Give one entry per pixel, as pad_images returns.",
                 )
             images = images.masked_fill(~valid.unsqueeze(1), 0)
             sides = [side // self.patch for side in valid.shape[1:]]
@@ -97,18 +97,18 @@ def pad_images(
         multiple: the sides of the batch are multiples of this.
 
     Returns:
-        ``[B, P, Y, X]``, and ``[B, Y, X]``, True where a pixel is an image's.
+        ``[B, P, Y, X]``, and ``[B, Y, X]``, False for padding.
 
     Raises:
-        ArgumentError: on no images, or images of other ranks, or different channels or dtypes.
+        ArgumentError: for no images, or images of different ranks, channels or dtypes.
     """
     kinds = {(image.dim(), image.shape[0], image.dtype, image.device) for image in images}
     if len(kinds) != 1 or images[0].dim() != 3:
         raise ArgumentError(
             "images",
-            expected="one or more of shape [channels, height, width], alike but for their sizes",
+            expected="one or more [channels, height, width] with the same channels and dtype",
             got=", ".join(f"{image.dtype} {list(image.shape)}" for image in images) or "none",
-            remedy="Convert them to one number of channels and one dtype.",
+            remedy="Convert them to the same number of channels and dtype.",
         )
     if multiple < 1:
         raise ArgumentError(

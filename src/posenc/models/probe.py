@@ -1,8 +1,7 @@
-"""How much absolute position convolutions give away, and through which padding.
+"""Probe of the absolute position that convolutions encode through their padding.
 
-A stack of convolutions with random weights is frozen, and a linear readout of its last features at
-each cell is asked where the cell is, as Islam et al. ask VGG and ResNet. Inputs look alike
-everywhere (noise), so that whatever it finds was put there by the padding.
+A linear readout predicts the position of each cell from the features of frozen random convolutions,
+as Islam et al. 2020 do for VGG and ResNet. On noise inputs, all position comes from the padding.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ TARGETS = ("horizontal", "vertical", "gaussian")
 
 @dataclass(frozen=True, kw_only=True)
 class Recovered:
-    """How well a readout finds a map of positions on images it has not seen.
+    """Accuracy of a position readout on test images.
 
     Args:
         target: ``"horizontal"`` (the column), ``"vertical"`` (the row) or ``"gaussian"`` (a bump
             in the middle).
-        spearman: rank correlation of the readout with the map, the mean over images.
-        error: mean absolute error; the map goes from 0 to 1.
+        spearman: rank correlation of readout and target, averaged over images.
+        error: mean absolute error; targets are from 0 to 1.
     """
 
     target: str
@@ -44,19 +43,18 @@ class Recovered:
 
 
 class ConvFeatures(nn.Module):
-    """Convolutions with random weights and ReLU, of one padding.
+    """Convolutions with random weights, ReLU and one kind of padding.
 
     Args:
         channels: of the image.
         width: features of each layer.
         layers: convolutions.
         kernel: side in cells, odd.
-        padding: what stands beyond the border: ``"zeros"``, the other side (``"circular"``), the
-            mirror image (``"reflect"``) or nothing (``"none"``: each layer is ``kernel - 1`` cells
-            smaller).
+        padding: ``"zeros"``, ``"circular"``, ``"reflect"`` or ``"none"`` (each layer is
+            ``kernel - 1`` cells smaller).
 
     Raises:
-        ArgumentError: when a number is out of its domain.
+        ArgumentError: if a number is out of range.
         UnknownNameError: for another padding.
     """
 
@@ -74,7 +72,7 @@ class ConvFeatures(nn.Module):
             raise UnknownNameError.of("padding", padding, PADDINGS)
         for name, value in (("channels", channels), ("width", width), ("layers", layers)):
             if value < 1:
-                raise ArgumentError(name, expected="1 or more", got=value, remedy="Change it.")
+                raise ArgumentError(name, expected="1 or more", got=value, remedy=f"Raise {name}.")
         if kernel < 1 or kernel % 2 == 0:
             raise ArgumentError("kernel", expected="odd", got=kernel, remedy="3 is common.")
         self.kernel, self.padding = kernel, padding
@@ -84,7 +82,7 @@ class ConvFeatures(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weights that keep the size of what passes (He et al. 2015), and small biases."""
+        """Initialise weights as in He et al. 2015, and small biases."""
         for convolution in self.convolutions:
             assert isinstance(convolution, nn.Conv2d)
             nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
@@ -93,14 +91,14 @@ class ConvFeatures(nn.Module):
 
     @property
     def margin(self) -> int:
-        """Cells that are lost at each border without padding."""
+        """Cells lost at each border without padding."""
         return len(self.convolutions) * (self.kernel // 2)
 
     def forward(self, images: Float[Tensor, "B P Y X"]) -> Float[Tensor, "B C y x"]:
-        """Features of each cell, fewer cells without padding.
+        """Features of each cell; without padding, of fewer cells.
 
         Raises:
-            ArgumentError: on images too small for the padding, or for none.
+            ArgumentError: for images too small.
         """
         half = self.kernel // 2
         least = 2 * self.margin if self.padding == "none" else half
@@ -130,21 +128,20 @@ def probe_positions(
     ridge: float = 1e-3,
     margin: int = 0,
 ) -> Sequence[Recovered]:
-    """Fit a readout of every target map on ``train``, and judge it on ``test``.
+    """Fit a readout of every target map on ``train``, and evaluate it on ``test``.
 
-    The readout is linear in the features of a cell, by ridge regression: it has no padding of its
-    own, and no iterations. Spearman's ρ is that of the paper; a readout that finds nothing has 0.
+    The readout is linear in the features of a cell, fitted by ridge regression. Spearman's ρ is the
+    paper's metric; 0 means no position information.
 
     Args:
-        features: maps images to features ``[N, C, y, x]``, each cell on its own image's grid.
-        train, test: images of one size; what looks different in different places (natural images)
-            tells where it is by itself.
-        ridge: penalty, as a share of the mean square of the features.
-        margin: cells at each border that are left out of fit and judgement, so that paddings are
-            compared on equal cells (``ConvFeatures.margin`` leaves those that none loses).
+        features: maps images to features ``[N, C, y, x]``, one per cell of the image.
+        train, test: images of one size. Natural images carry position information themselves.
+        ridge: penalty, relative to the mean square of the features.
+        margin: cells excluded at each border, to compare paddings on the same cells
+            (``ConvFeatures.margin``).
 
     Raises:
-        ArgumentError: when no cell is left.
+        ArgumentError: if no cell is left.
     """
     x, held_out = features(train), features(test)
     if margin:
@@ -161,26 +158,26 @@ def probe_positions(
     rows = x.movedim(1, -1).flatten(0, 2).double()
     mean, count = rows.mean(0), len(x)
     centred = rows - mean
-    wanted = maps.double().mean(1)
-    targets = (maps.double() - wanted.unsqueeze(1)).T.repeat(count, 1)
+    target_mean = maps.double().mean(1)
+    targets = (maps.double() - target_mean.unsqueeze(1)).T.repeat(count, 1)
     power = centred.square().mean().clamp(min=torch.finfo(torch.float64).tiny)
     gram = centred.mT @ centred / len(rows)
     gram += ridge * power * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     weights = torch.linalg.solve(gram, centred.mT @ targets / len(rows))
-    answers = (held_out.movedim(1, -1).flatten(1, 2).double() - mean) @ weights + wanted
-    answers = answers.mT  # images, targets, cells
+    predictions = (held_out.movedim(1, -1).flatten(1, 2).double() - mean) @ weights + target_mean
+    predictions = predictions.mT  # images, targets, cells
     return [
         Recovered(
             target=name,
-            spearman=float(spearman(answers[:, index], maps[index]).mean()),
-            error=float((answers[:, index] - maps[index]).abs().mean()),
+            spearman=float(spearman(predictions[:, index], maps[index]).mean()),
+            error=float((predictions[:, index] - maps[index]).abs().mean()),
         )
         for index, name in enumerate(TARGETS)
     ]
 
 
 def position_maps(height: int, width: int, *, like: Tensor) -> Float[Tensor, "targets Y X"]:
-    """The column, the row, and a bump in the middle, each from 0 to 1."""
+    """Column, row and a central Gaussian, each from 0 to 1."""
     row = torch.linspace(0, 1, height, device=like.device).unsqueeze(1).expand(height, width)
     column = torch.linspace(0, 1, width, device=like.device).expand(height, width)
     bump = torch.exp(-8 * ((row - 0.5).square() + (column - 0.5).square()))
@@ -189,10 +186,10 @@ def position_maps(height: int, width: int, *, like: Tensor) -> Float[Tensor, "ta
 
 
 def spearman(
-    answers: Float[Tensor, "M cells"], target: Float[Tensor, " cells"]
+    predictions: Float[Tensor, "M cells"], target: Float[Tensor, " cells"]
 ) -> Float[Tensor, " M"]:
-    """Correlation of ranks, equal values sharing their mean rank; 0 where nothing varies."""
-    ranks = [_ranks(part) for part in (answers, target.expand_as(answers))]
+    """Rank correlation, with mean ranks for ties; 0 if a side is constant."""
+    ranks = [_ranks(part) for part in (predictions, target.expand_as(predictions))]
     first, second = (part - part.mean(-1, keepdim=True) for part in ranks)
     size = (first.square().sum(-1) * second.square().sum(-1)).sqrt()
     product = (first * second).sum(-1)

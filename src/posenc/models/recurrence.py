@@ -1,4 +1,4 @@
-"""Transformer-XL's recurrence: a long text in segments, each with a memory of those before."""
+"""Transformer-XL's segment recurrence."""
 
 from __future__ import annotations
 
@@ -24,41 +24,38 @@ def in_segments(
     layout: Layout | None = None,
     cache: Cache | None = None,
 ) -> Iterator[Float[Tensor, "B S V"]]:
-    """Logits of one segment after the other, each layer seeing ``memory`` tokens before it.
+    """Logits of each segment in turn, with attention to ``memory`` tokens before it.
 
-    The memory of a layer is the keys and values that it made of the last ``memory`` tokens, with
-    their layout, so positions go on from segment to segment. No gradient flows into it.
+    The memory of a layer is its keys and values of the last ``memory`` tokens, with their layout:
+    positions continue across segments. It receives no gradient.
 
-    Against one pass over the whole text, in evaluation:
+    In evaluation, compared with one pass over the whole text:
 
-    - with a memory as long as the past, everything is equal, in every layer;
-    - with a shorter memory of M, a token sees the M tokens before its segment and what its
-      segment has before it, in every layer, so that layer n reaches ``n · M`` back. That equals
-      a pass with this visibility in all layers; it is a window, ``window=M + 1``, where segments
-      are one token long, and none where they are longer;
-    - a causal convolution (``conv``, ``path``) still has the few tokens it needs from before the
-      memory;
-    - absolute encodings go on counting, so a learned table ends where its rows do.
+    - a memory as long as the past gives equal results;
+    - with a shorter memory M, a token attends in every layer to its segment so far and the M tokens
+      before the segment, so layer n reaches ``n · M`` back. With segments of one token this is
+      ``window=M + 1``;
+    - a causal convolution (``conv``, ``path``) keeps the tokens it needs from before the memory;
+    - absolute positions continue, up to the length of a learned table.
 
-    In training two things differ from one pass: gradients end at the memory, and it holds keys
-    of the weights as they were. The paper keeps the layer's input and projects it anew, with
-    gradients to W_K and W_V; while weights rest that is the same.
+    In training, gradients end at the memory, and its keys come from earlier weights. The paper
+    caches the layer's input and projects it again, with gradients to W_K and W_V.
 
     Args:
         model: any ``Decoder``.
         tokens: ``[B, L]`` ids.
-        segment: tokens at a time, the last of them perhaps fewer.
-        memory: tokens that each layer remembers; 0: none.
-        layout: where the tokens are; by default they go on where ``cache`` ends.
-        cache: what earlier calls left (streams longer than a batch); changed in place.
+        segment: tokens per segment; the last may be shorter.
+        memory: tokens cached by each layer; 0: none.
+        layout: of the tokens; by default they continue ``cache``.
+        cache: from an earlier call; changed in place.
 
     Raises:
-        ArgumentError: when ``segment`` is below 1 or ``memory`` below 0.
+        ArgumentError: if ``segment`` is below 1 or ``memory`` below 0.
     """
     if segment < 1:
         raise ArgumentError("segment", expected="1 or more", got=segment, remedy="Raise it.")
     if memory < 0:
-        raise ArgumentError("memory", expected="0 or more", got=memory, remedy="0: none.")
+        raise ArgumentError("memory", expected="0 or more", got=memory, remedy="Use 0 for none.")
     return _segments(model, tokens, segment, memory, layout, cache or model.new_cache())
 
 

@@ -1,4 +1,4 @@
-"""The encodings of a trained model, and the same model with others."""
+"""Replacement of the encodings or windows of a trained model."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def encodings_of(model: nn.Module) -> list[Encoding]:
-    """The record of each block's self-attention, in order."""
+    """The encoding of each block's self-attention, in order."""
     return [layer.encoding for layer in _layers(model)]
 
 
 def with_encodings(model: Model, encodings: Sequence[Encoding]) -> Model:
-    """The same model with other records; all weights but the encodings' are shared with it.
+    """A copy of the model with other encodings; all other weights are shared.
 
     Args:
-        model: a stack of blocks (``Decoder``, ``Encoder``, ``ImageEncoder``, and what holds one).
-        encodings: one a block.
+        model: a ``Decoder``, ``Encoder``, ``ImageEncoder``, or a model that contains one.
+        encodings: one per block.
 
     Raises:
-        ArgumentError: when there is not one a block.
+        ArgumentError: if there is not one per block.
     """
     if len(encodings) != len(_layers(model)):
         raise ArgumentError(
             "encodings",
-            expected=f"{len(_layers(model))}, one a block",
+            expected=f"{len(_layers(model))}, one per block",
             got=len(encodings),
-            remedy="Begin from encodings_of(model).",
+            remedy="Start from encodings_of(model).",
         )
     twin = _twin(model)
     for layer, encoding in zip(_layers(twin), encodings, strict=True):
@@ -55,14 +55,14 @@ def with_encodings(model: Model, encodings: Sequence[Encoding]) -> Model:
         if isinstance(module, ImageEncoder):
             module.encoding = encodings[0]
         if isinstance(module, Decoder | Encoder | ImageEncoder):
-            module.named = False  # it cannot be saved by name any more
+            module.named = False  # cannot be saved by name
     return twin
 
 
 def with_window(model: Model, window: int) -> Model:
-    """The same model, of which a token sees fewer than ``window`` steps only; weights are shared.
+    """A copy of the model with this attention window; weights are shared.
 
-    Windows that are narrower stay.
+    Narrower windows are kept.
     """
     twin = _twin(model)
     for layer in _layers(twin):

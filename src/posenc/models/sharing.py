@@ -1,4 +1,4 @@
-"""Which module of a model owns the encodings that several of its layers use."""
+"""Ownership of encodings that several layers of a model share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["share_encodings", "state_by_layer"]
 
 
 def share_encodings(model: nn.Module) -> nn.ModuleList:
-    """The records that belong to ``model`` as a whole; its attention layers then refer to them.
+    """Encodings owned by ``model`` itself, to which its attention layers then refer.
 
-    Those are records with parameters that several layers use, or that enter before the first
-    block. All others belong to their layers. So the parameters of a block are its own, and blocks
-    can be sharded, offloaded or saved one by one.
+    These have parameters that several layers use, or an embedding part that enters before the
+    first block. All others belong to their layer. A block can therefore be sharded, offloaded or
+    saved alone.
     """
     layers = _layers(model)
     records = list(dict.fromkeys(layer.encoding for layer in layers.values()))
@@ -39,9 +39,9 @@ def share_encodings(model: nn.Module) -> nn.ModuleList:
 
 
 def state_by_layer(model: nn.Module, *, keep_vars: bool = False) -> dict[str, Tensor]:
-    """The state dict, in which a shared encoding is named as of the first layer that uses it.
+    """The state dict, with a shared encoding under the name of the first layer that uses it.
 
-    Files so have the same names whether or not layers share.
+    Names in files then do not depend on sharing.
     """
     names: dict[str, str] = {}
     layers = _layers(model)

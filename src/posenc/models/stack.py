@@ -1,4 +1,4 @@
-"""What models that stack blocks have in common: their shape, and how it is made and drawn."""
+"""Stacks of blocks: configuration, construction, initialisation and input checks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ATTENTION_BIASES: tuple[AttentionBias, ...] = ("all", "inputs", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
-    """The shape of a model's blocks.
+    """Configuration of a model's blocks.
 
     Args:
         dim: width C.
@@ -46,16 +46,16 @@ class StackConfig:
         kv_heads: key/value heads; as many as query heads by default.
         head_dim: width of a head; ``dim / heads`` by default.
         hidden: width of the feed-forward layer; by default 8/3 of ``dim`` with gates, rounded up
-            to a multiple of 8, and 4 times ``dim`` without.
+            to a multiple of 8, else 4 times ``dim``.
         activation, norm, norm_first, norm_eps, parallel: see ``Block``.
         bias: attention and feed-forward layers have biases.
-        attention_bias: which projections of attention have them instead: ``"all"``, ``"inputs"``
-            (queries, keys and values) or ``"none"``; as ``bias`` says by default.
-        merged: one matrix makes queries, keys and values; see ``Attention``.
-        max_length: positions of a learned table.
-        embedding_scale: factor of the token embedding, √C if None (1 in BERT, GPT and Llama).
-        dropout: probability of dropping a feature or an attention weight in training.
-        scale: factor of the logits; the encoding's default if None.
+        attention_bias: attention projections with biases: ``"all"``, ``"inputs"`` (queries, keys
+            and values) or ``"none"``; from ``bias`` by default.
+        merged: project queries, keys and values with one matrix; see ``Attention``.
+        max_length: number of positions of a learned table.
+        embedding_scale: factor of the token embedding; None: √C (BERT, GPT and Llama use 1).
+        dropout: of features and attention weights.
+        scale: softmax scale; None: the encoding's default.
     """
 
     dim: int
@@ -86,7 +86,7 @@ class StackConfig:
             )
 
     def require_counts(self, *names: str) -> None:
-        """Refuse fields that are below 1.
+        """Require fields to be at least 1.
 
         Raises:
             ArgumentError: naming the first.
@@ -94,7 +94,7 @@ class StackConfig:
         for name in names:
             if getattr(self, name) < 1:
                 raise ArgumentError(
-                    name, expected="1 or more", got=getattr(self, name), remedy="Change it."
+                    name, expected="1 or more", got=getattr(self, name), remedy=f"Raise {name}."
                 )
 
     @property
@@ -131,15 +131,16 @@ def make_encodings(
     field: str = "encoding",
     records: Sequence[Encoding] | None = None,
 ) -> Sequence[Encoding]:
-    """The record of each layer: ``records`` if they are given, or new ones called ``name``.
+    """The encoding of each layer: ``records`` if given, else new ones called ``name``.
 
-    New ones are drawn apart from the other weights' stream of random numbers, so that these do
-    not depend on the encoding.
+    New ones leave the random state unchanged, so other weights do not depend on the encoding.
+
+    Args:
+        field: name of the argument in errors.
 
     Raises:
-        ArgumentError: when there is not one record a layer, one that needs a causal mask is
-            to be where there is none, or ``options`` contradict the model's shape; it speaks of
-            ``field``.
+        ArgumentError: if there is not one encoding per layer, one requires a causal mask and
+            ``causal`` is False, or ``options`` contradict ``config``.
     """
     if records is None:
         shape = {
@@ -155,7 +156,7 @@ def make_encodings(
                     f"options[{option!r}]",
                     expected=f"{shape[option]!r}, as the model has it",
                     got=repr(options[option]),
-                    remedy="Leave it out of options: the model gives it to its encodings.",
+                    remedy="Leave it out of options: the model passes it to its encodings.",
                 )
         with torch.random.fork_rng(devices=[]):
             records = create_layers(
@@ -166,16 +167,16 @@ def make_encodings(
     if len(records) != layers:
         raise ArgumentError(
             f"{field}s",
-            expected=f"{layers}, one a layer",
+            expected=f"{layers}, one per layer",
             got=len(records),
             remedy="Use posenc.create_layers(name, layers=…).",
         )
     if not causal and any(record.causal_only for record in records):
         raise ArgumentError(
             field,
-            expected="one that means something where tokens see both sides",
-            got=f"{name!r}, which only counts what came before",
-            remedy="Use it in a decoder's self-attention, and another one here.",
+            expected="an encoding for bidirectional attention",
+            got=f"{name!r}, which requires a causal mask",
+            remedy="Use another encoding here; this one is for a decoder's self-attention.",
         )
     return records
 
@@ -188,20 +189,21 @@ def make_blocks(
     window: int | Sequence[int | None] | None = None,
     cross: Sequence[Encoding] | None = None,
 ) -> nn.ModuleList:
-    """A block for each record; with a cross-attention where ``cross`` has records for them.
+    """One block per encoding, with cross-attention if ``cross`` is given.
 
-    ``window`` is one for all blocks or one for each.
+    Args:
+        window: one for all blocks, or one per block.
 
     Raises:
-        ArgumentError: when there is not one window a block.
+        ArgumentError: if there is not one window per block.
     """
     windows = window if isinstance(window, Sequence) else [window] * len(encodings)
     if len(windows) != len(encodings):
         raise ArgumentError(
             "window",
-            expected=f"one, or {len(encodings)}, one a layer",
+            expected=f"one, or {len(encodings)}, one per layer",
             got=f"{len(windows)}",
-            remedy="Use None for a layer that sees all.",
+            remedy="Use None for a layer without a window.",
         )
 
     def attention(encoding: Encoding, *, causal: bool, window: int | None) -> Attention:
@@ -242,10 +244,10 @@ def make_blocks(
 
 
 def draw_blocks(blocks: nn.ModuleList) -> None:
-    """Draw all weights of the blocks but the encodings'.
+    """Initialise all weights of the blocks except the encodings'.
 
-    Normal, with the fan-in's -1/2 power as standard deviation, times the number of residuals in
-    the stack, also to the -1/2, where a layer's output joins one; biases 0.
+    Normal with standard deviation fan_in^-1/2, divided by √residuals of the stack for output
+    projections; biases 0.
     """
     layers = sum(2 if block.cross is None else 3 for block in blocks if isinstance(block, Block))
     for name, linear in blocks.named_modules():
@@ -257,15 +259,15 @@ def draw_blocks(blocks: nn.ModuleList) -> None:
 
 
 def draw_embedding(embedding: nn.Embedding) -> None:
-    """Draw token vectors of norm about 1, which √C then makes of unit variance a feature."""
+    """Initialise token vectors with norm about 1 (unit variance after the factor √C)."""
     nn.init.normal_(embedding.weight, std=embedding.embedding_dim**-0.5)
 
 
 def check_tokens(name: str, tokens: Tensor) -> None:
-    """Refuse what is no batch of token ids.
+    """Require a batch of token ids.
 
     Raises:
-        ArgumentError: on tokens of another rank or dtype.
+        ArgumentError: for tokens of another rank or dtype.
     """
     if tokens.dim() != 2 or tokens.dtype != torch.int64:
         raise ArgumentError(
@@ -283,7 +285,7 @@ def embed(
     tokens: Int[Tensor, "B L"] | None,
     cache: LayerCache | None = None,
 ) -> Float[Tensor, "B L C"]:
-    """Token vectors with the part of ``encoding`` that enters once, before the first block."""
+    """Token vectors after the embedding part of ``encoding``, unless it enters every layer."""
     if encoding.embedding is None or encoding.embedding.every_layer:
         return x
     if cache is None:
@@ -292,17 +294,17 @@ def embed(
 
 
 def require_by_name(named: bool) -> None:
-    """Refuse to save a model that was made from encoding records.
+    """Require a model whose encodings were created by name.
 
     Raises:
-        ArgumentError: where ``named`` is False.
+        ArgumentError: if ``named`` is False.
     """
     if not named:
         raise ArgumentError(
             "encodings",
             expected="an encoding by name",
-            got="records, which config.json cannot hold",
-            remedy="Make the model from names and options, or save its state_dict() yourself.",
+            got="encoding objects, which config.json cannot represent",
+            remedy="Create the model from names and options, or save its state_dict().",
         )
 
 
@@ -314,10 +316,10 @@ def require_position(
     *,
     device: torch.device | None = None,
 ) -> None:
-    """Refuse a position that the encoding cannot represent, before any work is done.
+    """Require that the encoding can represent a position.
 
     Args:
-        device: of the tokens; that of ``embedding`` by default, which an offloaded one has not.
+        device: of the tokens; that of ``embedding`` by default (not defined if offloaded).
 
     Raises:
         LengthError: from the encoding, with the remedy.

@@ -1,4 +1,4 @@
-"""Swin: a pyramid of stages whose tokens see their own window, with any 2-D encoding."""
+"""Swin Transformer with any 2-D encoding."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ __all__ = ["PatchMerging", "Swin", "SwinConfig", "SwinStage"]
 
 @dataclass(frozen=True, kw_only=True)
 class SwinConfig:
-    """Everything that decides the shape of a ``Swin``.
+    """Configuration of a ``Swin``.
 
     Args:
-        size: (height, width) in pixels of the images it is trained at; it serves others too.
-        patch: side in pixels of the square that a token is at first.
+        size: (height, width) in pixels of training images; other sizes work too.
+        patch: side of a patch of the first stage in pixels.
         channels: of the images.
-        dim: width of the first stage; each stage has twice that of the one before.
-        depths: blocks of each stage.
+        dim: width of the first stage, doubled in each further stage.
+        depths: number of blocks of each stage.
         heads: of each stage.
         window: side of a window in tokens.
         encoding: name in the registry, or several joined by ``+``.
-        options: the encoding's options; see ``fit_image`` for those that follow from ``size`` and
+        options: the encoding's options; see ``fit_image`` for those set from ``size`` and
             ``window``.
-        dropout: probability of dropping a feature or an attention weight in training.
-        classes: labels of the classifier; None: none, the model gives token vectors.
+        dropout: of features and attention weights.
+        classes: number of labels; None: no classifier, the model returns token vectors.
     """
 
     size: tuple[int, int] = (224, 224)
@@ -62,17 +62,17 @@ class SwinConfig:
         for name in [*counts, "classes"] if self.classes is not None else counts:
             value = getattr(self, name)
             if (min(value, default=0) if isinstance(value, tuple) else value) < 1:
-                raise ArgumentError(name, expected="1 or more", got=value, remedy="Change it.")
+                raise ArgumentError(name, expected="1 or more", got=value, remedy=f"Raise {name}.")
         if len(self.depths) != len(self.heads):
             raise ArgumentError(
                 "heads",
-                expected=f"{len(self.depths)}, one number a stage, as depths has",
+                expected=f"{len(self.depths)}, one per stage as in depths",
                 got=self.heads,
-                remedy="Give both for every stage.",
+                remedy="Give one value per stage for both.",
             )
 
     def stage(self, index: int) -> StackConfig:
-        """The shape of a stage's blocks."""
+        """Configuration of a stage's blocks."""
         return StackConfig(
             dim=self.dim * 2**index,
             heads=self.heads[index],
@@ -85,11 +85,11 @@ class SwinConfig:
 
 
 class SwinStage(nn.Module):
-    """Blocks over windows of an image, every other one over shifted windows.
+    """Blocks over windows of an image; every second block has shifted windows.
 
     Args:
-        config: shape of the blocks.
-        encodings: one record a block; their attention parts are used here.
+        config: of the blocks.
+        encodings: one per block; embedding parts are ignored.
         window: side of a window in tokens.
     """
 
@@ -110,7 +110,7 @@ class SwinStage(nn.Module):
         Args:
             x: ``[B, L, C]``, an image's tokens in raster order.
             extent: (height, width) of the image in tokens.
-            valid: ``[B|1, height, width]``, False where an image is padding.
+            valid: ``[B|1, height, width]``, False for padding.
         """
         for index, block in enumerate(self.blocks):
             windows = Windows.swin(extent, self.window, shifted=index % 2 == 1)
@@ -120,10 +120,10 @@ class SwinStage(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Four neighbouring tokens become one of twice the width: a norm and a projection of all four.
+    """Merges four neighbouring tokens into one of twice the width: a norm and a projection.
 
     Args:
-        dim: width C of a token before.
+        dim: input width C.
     """
 
     def __init__(self, dim: int) -> None:
@@ -138,7 +138,7 @@ class PatchMerging(nn.Module):
         extent: tuple[int, int],
         valid: Bool[Tensor, "b h w"] | None = None,
     ) -> tuple[Float[Tensor, "B M 2*C"], tuple[int, int], Bool[Tensor, "b hh ww"] | None]:
-        """Half of each side, rounded up: tokens, extent and what is not padding."""
+        """Tokens, extent and mask at half the size, rounded up."""
         height, width = extent
         odd = (0, width % 2, 0, height % 2)
         if valid is not None:
@@ -157,19 +157,19 @@ class PatchMerging(nn.Module):
 
 
 class Swin(nn.Module):
-    """Swin Transformer: patches, stages of windowed blocks with merging between, a classifier.
+    """Swin Transformer: patches, stages of windowed blocks with merging, classifier.
 
     An encoding's embedding part enters before the first stage; its other parts act inside windows,
-    where they see positions from 0 to the window's last.
+    with positions relative to the window.
 
     Args:
         config: its shape.
 
     Raises:
-        ArgumentError: when the encoding needs a causal mask or dimensions do not fit.
+        ArgumentError: if the encoding requires a causal mask or dimensions do not fit.
 
-    Differs from the paper in that cells which fill up the last windows are not attended to, and
-    has no stochastic depth.
+    Differs from the paper: cells that fill up the last windows are masked, and there is no
+    stochastic depth.
 
     Reference: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted
     Windows".
@@ -227,17 +227,17 @@ class Swin(nn.Module):
         *,
         valid: Bool[Tensor, "b Y X"] | None = None,
     ) -> Float[Tensor, "B N"] | Float[Tensor, "B L C"]:
-        """Logits ``[B, classes]``, from the mean of all real tokens.
+        """Logits ``[B, classes]``, from the mean of all valid tokens.
 
-        Without a classifier: normed vectors of the last stage's tokens, ``[B, L, C]``.
+        Without a classifier: normalised vectors of the last stage's tokens, ``[B, L, C]``.
 
         Args:
             images: ``[B, P, Y, X]``, of any size.
-            valid: ``[B|1, Y, X]``, False where an image is padding.
+            valid: ``[B|1, Y, X]``, False for padding.
 
         Raises:
-            ArgumentError: on images or masks of other shapes.
-            LengthError: when the encoding's embedding part has no such position.
+            ArgumentError: for images or masks of other shapes.
+            LengthError: if the embedding part cannot represent a position.
         """
         x, extent, cells = self.features(images, valid=valid)
         if self.head is None:
@@ -249,7 +249,7 @@ class Swin(nn.Module):
     def features(
         self, images: Float[Tensor, "B P Y X"], *, valid: Bool[Tensor, "b Y X"] | None = None
     ) -> tuple[Float[Tensor, "B L C"], tuple[int, int], Bool[Tensor, "b h w"] | None]:
-        """Normed vectors of the last stage, its (height, width), and what is not padding."""
+        """Normalised vectors of the last stage, its (height, width), and its mask."""
         x, extent, cells = self.patches(images, valid)
         layout = Layout.image(*extent, valid=cells, device=x.device)
         x = embed(self.encoding, self.patch_norm(x), layout, None)

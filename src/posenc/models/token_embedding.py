@@ -1,4 +1,4 @@
-"""Token vectors, and logits by the same vectors."""
+"""Token embedding, also used as output layer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["TokenEmbedding", "tied_logits"]
 
 
 class TokenEmbedding(nn.Embedding):
-    """Vectors E of token ids; of token vectors x, the products ``E x`` with all of them.
+    """Embedding E of token ids; for vectors x, the logits ``E x``.
 
-    Both are calls, so that hooks that bring or gather the weight run for either.
+    Both are calls of the module, so hooks that gather or load the weight run for either.
     """
 
     def forward(self, x: Int[Tensor, "*places"] | Float[Tensor, "*places C"]) -> Tensor:
@@ -25,12 +25,12 @@ class TokenEmbedding(nn.Embedding):
 def tied_logits(
     embedding: nn.Module, x: Float[Tensor, "*places C"], count: int
 ) -> Float[Tensor, "*places V"]:
-    """``E x``, E the vectors of ``embedding``, whatever was put in the place of the model's own.
+    """Logits ``E x``, E the vectors of ``embedding``.
 
     Args:
         embedding: a ``TokenEmbedding``, or a module of another kind (an adapter) that maps ids.
         x: ``[..., C]``.
-        count: V, how many ids there are.
+        count: V, the number of ids.
     """
     if isinstance(embedding, TokenEmbedding):
         logits: Tensor = embedding(x)

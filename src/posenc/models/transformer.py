@@ -1,4 +1,4 @@
-"""The encoder–decoder Transformer, with any encoding on each of its three attentions."""
+"""Encoder–decoder Transformer with any encoding for each of its three attentions."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ __all__ = ["Given", "Transformer", "TransformerConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(StackConfig):
-    """Everything that decides the shape of a ``Transformer``.
+    """Configuration of a ``Transformer``.
 
     Args:
         source_vocabulary, target_vocabulary: numbers of token ids.
-        encoder_layers, decoder_layers: blocks.
+        encoder_layers, decoder_layers: numbers of blocks.
         encoder_encoding, decoder_encoding: names in the registry, or several joined by ``+``.
-        cross_encoding: of the attention from target to source; one that acts in attention, where
-            it reads the offset between a source and a target position.
+        cross_encoding: of cross-attention, applied to the offset from target to source position;
+            it must have no embedding part.
         encoder_options, decoder_options, cross_options: the encodings' options.
-        shared: source and target have one embedding.
-        tied: the output layer is the target embedding, transposed.
-        output_scale: factor of the vectors that the output layer reads (T5: C^-1/2 where tied).
+        shared: use one embedding for source and target.
+        tied: use the transposed target embedding as output layer.
+        output_scale: factor of the output layer's input (T5: C^-1/2 if tied).
 
     The others are those of ``StackConfig``; feed-forward, norm and biases are as in Vaswani et
-    al. 2017 by default, but norms come first (``norm_first=False`` for the paper's).
+    al. 2017 by default, but pre-norm (the paper has ``norm_first=False``).
     """
 
     activation: Activation = "relu"
@@ -81,22 +81,21 @@ class TransformerConfig(StackConfig):
                 "shared",
                 expected="one vocabulary for source and target",
                 got=f"{self.source_vocabulary} and {self.target_vocabulary} ids",
-                remedy="Use shared=False, or number both languages' tokens together.",
+                remedy="Use shared=False, or one vocabulary for both.",
             )
 
 
 class Transformer(nn.Module):
-    """Token embedding · √C and encoder; the same and decoder, which attends to the encoder.
+    """Encoder of source tokens and causal decoder with cross-attention to it.
 
     Args:
         config: its shape.
-        encoder_encodings, decoder_encodings, cross_encodings: one record a layer, instead of the
-            ones that ``config`` names. Such a model cannot be saved.
+        encoder_encodings, decoder_encodings, cross_encodings: one encoding per layer, instead of
+            those named by ``config``. Such a model cannot be saved.
 
     Raises:
-        ArgumentError: when an encoding cannot be where it is put (one that needs a causal mask
-            in encoder or cross-attention, one that changes token vectors in cross-attention), or
-            dimensions do not fit.
+        ArgumentError: if dimensions do not fit, an encoding of encoder or cross-attention requires
+            a causal mask, or one of cross-attention has an embedding part.
 
     >>> import torch
     >>> from posenc.models import Transformer, TransformerConfig, generate
@@ -141,7 +140,7 @@ class Transformer(nn.Module):
         self.encoder = make_blocks(config, encoder, causal=False)
         self.decoder = make_blocks(config, decoder, causal=True, cross=cross)
         self.shared_encodings = share_encodings(self)
-        # After a block with norms last there is nothing left to normalise.
+        # output of post-norm blocks is normalised already
         self.encoder_norm, self.decoder_norm = (
             make_norm(config.norm, config.dim, eps=config.norm_eps) if config.norm_first else None
             for _ in range(2)
@@ -152,7 +151,7 @@ class Transformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights but the encodings'; see ``draw_blocks``."""
+        """Initialise all weights except the encodings'; see ``draw_blocks``."""
         draw_embedding(self.source_embedding)
         if not self.config.shared:
             draw_embedding(self.target_embedding)
@@ -172,12 +171,11 @@ class Transformer(nn.Module):
 
         Args:
             source: ``[B, S]`` ids.
-            target: ``[B, T]`` ids, with a token that begins it.
-            source_layout, target_layout: where they are; 0, 1, 2, … by default. Padding is
-                marked by their ``valid`` (``Layout.padded(lengths)``).
+            target: ``[B, T]`` ids, starting with a begin token.
+            source_layout, target_layout: positions and padding; 0, 1, 2, … by default.
 
         Raises:
-            ArgumentError: on tokens of another rank or dtype.
+            ArgumentError: for tokens of another rank or dtype.
         """
         return self.given(source, source_layout)(target, target_layout)
 
@@ -187,7 +185,7 @@ class Transformer(nn.Module):
         """The encoder's vectors of a source.
 
         Raises:
-            ArgumentError: on tokens of another rank or dtype.
+            ArgumentError: for tokens of another rank or dtype.
         """
         check_tokens("source", source)
         if layout is None:
@@ -199,10 +197,10 @@ class Transformer(nn.Module):
         return x if self.encoder_norm is None else normalize(self.encoder_norm, x, layout)
 
     def given(self, source: Int[Tensor, "B S"], layout: Layout | None = None) -> Given:
-        """The decoder with this source in view, a language model: give it to ``generate``.
+        """The decoder conditioned on this source: a language model for ``generate``.
 
         Raises:
-            ArgumentError: on tokens of another rank or dtype.
+            ArgumentError: for tokens of another rank or dtype.
         """
         encoded = self.encode(source, layout)
         if layout is None:
@@ -217,7 +215,7 @@ class Transformer(nn.Module):
         *,
         cache: Cache | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Logits of the next token, given what each block's cross-attention looks at."""
+        """Logits of the next token, given the context of each block's cross-attention."""
         check_tokens("target", target)
         past = None if cache is None else cache[0]
         if layout is None:
@@ -257,14 +255,12 @@ class Transformer(nn.Module):
 
 
 class Given:
-    """A ``Transformer``'s decoder with a source in view: a language model of targets.
+    """A ``Transformer``'s decoder conditioned on a source: a language model of targets.
 
-    The source is encoded once and, without gradients, projected once, however many tokens are
-    decoded.
+    The source is encoded once and, without gradients, projected once.
 
     Args:
-        model: the whole model.
-        contexts: what each block's cross-attention looks at.
+        contexts: of each block's cross-attention.
     """
 
     def __init__(self, model: Transformer, contexts: Sequence[SourceContext]) -> None:
@@ -277,15 +273,15 @@ class Given:
         *,
         cache: Cache | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Logits of the next token at every place; as ``Decoder``."""
+        """Logits of the next token at every position; as ``Decoder``."""
         return self.model.decode(tokens, layout, self.contexts, cache=cache)
 
     def new_cache(self) -> Cache:
-        """An empty cache for a call."""
+        """An empty cache."""
         return Cache(len(self.contexts))
 
     def require_position(self, position: int, *, device: torch.device | None = None) -> None:
-        """Refuse a target position that the decoder's encoding cannot represent.
+        """Require that the decoder's encoding can represent a target position.
 
         Args:
             device: of the tokens; the embedding's by default.
@@ -298,7 +294,7 @@ class Given:
         require_position(encoding, model.target_embedding, position, device=device)
 
     def select(self, rows: Int[Tensor, " rows"]) -> Given:
-        """The same for these rows of the sources; a row may come more than once."""
+        """The decoder conditioned on the given source rows, possibly repeated."""
         return Given(self.model, [context.select(rows) for context in self.contexts])
 
 

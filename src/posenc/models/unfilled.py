@@ -1,4 +1,4 @@
-"""Models without memory for their weights, made to compare their shapes with a file's."""
+"""Models on the meta device, to compare their shapes with a file."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ __all__ = ["unfilled"]
 Model = TypeVar("Model", bound=nn.Module)
 
 STEPS, SLACK = 20, 500
-"""Tensors made for each that is stored, and beside them; the encodings of the registry need 9."""
+"""Allowed tensor operations per stored tensor, and in addition; encodings need up to 9."""
 
 NUMBERS = 1 << 24
-"""Of a tensor that is computed and not stored, at least."""
+"""Allowed size of a tensor that is not stored."""
 
 IN_PLACE = ("normal_", "uniform_", "copy_", "fill_", "zero_", "clamp_")
-"""Left out, as all of ``torch.nn.init``: there is nothing to change. PyTorch would import its
-compiler for some of them, and for ``arange``, when they are called on the meta device."""
+"""In-place initialisers, skipped like ``torch.nn.init``: on the meta device they do nothing, but
+some of them, and ``arange``, import PyTorch's compiler."""
 
 
 def unfilled(make: Callable[[], Model], shapes: Iterable[tuple[int, ...]]) -> Model:
-    """A model on the meta device, whose weights take no memory.
+    """A model on the meta device, without memory for its weights.
 
-    Its making ends as soon as it is clear that it is larger than what is stored, so that a
-    configuration of many layers or large widths costs no more time than the file is worth.
+    Stops early if the model is larger than the file, so an implausible configuration costs little
+    time.
 
     Args:
-        make: makes it.
-        shapes: of the stored tensors that are to fill it.
+        make: makes the model.
+        shapes: of the stored tensors.
 
     Raises:
-        ValueError: when it needs more tensors, or larger ones, than are stored.
+        ValueError: if the model has more tensors, or larger ones, than are stored.
     """
     sizes = [math.prod(shape) for shape in shapes]
     with torch.device("meta"), _Limits(STEPS * len(sizes) + SLACK, max(NUMBERS, 2 * sum(sizes))):
@@ -44,7 +44,7 @@ def unfilled(make: Callable[[], Model], shapes: Iterable[tuple[int, ...]]) -> Mo
 
 
 class _Limits(TorchFunctionMode):
-    """Counts the tensors that PyTorch's functions return in this thread, and their numbers."""
+    """Counts the tensors, and their elements, that PyTorch functions return in this thread."""
 
     def __init__(self, steps: int, numbers: int) -> None:
         super().__init__()
@@ -72,6 +72,6 @@ class _Limits(TorchFunctionMode):
 
 
 def _arange(*bounds: float, dtype: torch.dtype | None) -> Tensor:
-    """As ``torch.arange``, on the meta device."""
+    """``torch.arange`` on the meta device."""
     values = range(*map(math.ceil, bounds))
     return torch.empty(len(values), dtype=dtype or torch.int64)

@@ -1,4 +1,4 @@
-"""Transformers over images: a ViT, and a DETR-style encoder, with any 2-D encoding."""
+"""Vision Transformer and DETR-style image encoder, with any 2-D encoding."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ __all__ = ["DetrConfig", "ImageConfig", "ImageEncoder", "VisionTransformer", "fi
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig(StackConfig):
-    """Everything that decides the shape of an ``ImageEncoder``, by default as in a ViT.
+    """Configuration of an ``ImageEncoder``; defaults of a ViT.
 
     Args:
-        size: (height, width) in pixels of the images it is trained at.
-        patch: side in pixels of the square that a token is.
-        overlap: pixels by which a token sees into the squares around its own; see ``Patches``.
+        size: (height, width) in pixels of training images.
+        patch: side of a patch in pixels.
+        overlap: see ``Patches``.
         channels: of the images.
-        layers: blocks.
+        layers: number of blocks.
         encoding: name in the registry, or several joined by ``+``.
-        options: the encoding's options; see ``fit_image`` for those that follow from ``size``.
-        special: learned tokens before the image that stand nowhere; the first is the class token.
-        positions: where the encoding's embedding part enters: at the ``"input"``, or at the
-            ``"attention"`` of every block, for queries and keys but not values (DETR).
+        options: the encoding's options; see ``fit_image`` for those set from ``size``.
+        special: number of learned tokens before the image; the first is the class token.
+        positions: where the embedding part is added: at the ``"input"``, or to queries and keys
+            (not values) at the ``"attention"`` of every block (DETR).
         classes: of a ``VisionTransformer``.
 
-    The others are those of ``StackConfig``; ``embedding_scale`` means nothing here.
+    The others are those of ``StackConfig``; ``embedding_scale`` is ignored.
     """
 
     activation: Activation = "gelu"
@@ -81,7 +81,7 @@ class ImageConfig(StackConfig):
         for name in ("special", "overlap"):
             if getattr(self, name) < 0:
                 raise ArgumentError(
-                    name, expected="0 or more", got=getattr(self, name), remedy="0: none."
+                    name, expected="0 or more", got=getattr(self, name), remedy="Use 0 for none."
                 )
         if self.positions not in ("input", "attention"):
             raise UnknownNameError.of("positions", self.positions, ("input", "attention"))
@@ -94,7 +94,7 @@ class ImageConfig(StackConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DetrConfig(ImageConfig):
-    """An ``ImageEncoder`` as in Carion et al. 2020: sines at every attention, norms last."""
+    """An ``ImageEncoder`` as in Carion et al. 2020: sines at every attention, post-norm."""
 
     activation: Activation = "relu"
     norm_first: bool = False
@@ -104,19 +104,18 @@ class DetrConfig(ImageConfig):
 
 
 class ImageEncoder(nn.Module):
-    """Patches, learned special tokens, position, blocks, and a norm where blocks norm first.
+    """Patches, learned special tokens, blocks, and a final norm if the blocks are pre-norm.
 
-    Images of different sizes make one batch: ``pad_images`` pads them, and padding neither sees
-    nor is seen.
+    Images of different sizes are batched with ``pad_images``; padding is masked.
 
     Args:
         config: its shape.
-        encodings: one record a layer, instead of the ones that ``config.encoding`` names. Such a
-            model cannot be saved, since a record cannot be written down.
+        encodings: one encoding per layer, instead of those named by ``config.encoding``. Such a
+            model cannot be saved.
 
     Raises:
-        ArgumentError: when the encoding needs a causal mask, there is not one record a layer, or
-            dimensions do not fit.
+        ArgumentError: if dimensions do not fit, there is not one encoding per layer, or one
+            requires a causal mask.
 
     >>> import torch
     >>> from posenc.models import DetrConfig, ImageEncoder, pad_images
@@ -153,7 +152,7 @@ class ImageEncoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw all weights but the encodings'; see ``draw_blocks``."""
+        """Initialise all weights except the encodings'; see ``draw_blocks``."""
         self.patches.reset_parameters()
         nn.init.normal_(self.special, std=0.02)
         draw_blocks(self.blocks)
@@ -161,7 +160,7 @@ class ImageEncoder(nn.Module):
     def layout(
         self, height: int, width: int, *, valid: Bool[Tensor, "b h w"] | None = None
     ) -> Layout:
-        """Where the tokens of an image of so many patches are, special tokens first."""
+        """The layout of an image of ``height`` by ``width`` patches, after the special tokens."""
         return Layout.image(
             height, width, valid=valid, prefix=self.config.special, device=self.special.device
         )
@@ -173,18 +172,17 @@ class ImageEncoder(nn.Module):
         *,
         valid: Bool[Tensor, "b Y X"] | None = None,
     ) -> tuple[Float[Tensor, "B L C"], Layout]:
-        """Token vectors after the last block, ``[B, L, C]``, and where they are.
+        """Token vectors after the last block, ``[B, L, C]``, and their layout.
 
         Args:
-            images: ``[B, P, Y, X]``, of any size that the encoding has positions for.
-            layout: where the tokens are; by default at their rows and columns. A larger image may
-                be put on the cells of the trained size: ``fitted(layout, cells=…)`` of
-                ``posenc.transforms``.
-            valid: ``[B|1, Y, X]``, False where an image is padding.
+            images: ``[B, P, Y, X]``, of any size that the encoding supports.
+            layout: of the tokens; by default their rows and columns. Interpolate larger images
+                with ``posenc.transforms.fitted(layout, cells=…)``.
+            valid: ``[B|1, Y, X]``, False for padding.
 
         Raises:
-            ArgumentError: on images or masks of other shapes, or a layout of another length.
-            LengthError: when the encoding has no such position.
+            ArgumentError: for images or masks of other shapes, or a layout of another length.
+            LengthError: if the encoding cannot represent a position.
         """
         x, (height, width), cells = self.patches(images, valid)
         count = self.config.special + height * width
@@ -195,7 +193,7 @@ class ImageEncoder(nn.Module):
                 "layout",
                 expected=f"{count} tokens, and padding marked in it",
                 got=f"{layout.length} tokens" if valid is None else "padding marked by valid",
-                remedy="Make it from model.layout(rows, columns, valid=…).",
+                remedy="Use model.layout(rows, columns, valid=…).",
             )
         x = torch.cat([self.special.expand(x.shape[0], -1, -1), x], dim=1)
         x = self.dropout(embed(self.encoding, x, layout, None))
@@ -207,7 +205,7 @@ class ImageEncoder(nn.Module):
 class VisionTransformer(nn.Module):
     """ViT: an ``ImageEncoder`` and a linear classifier of its class token.
 
-    Without special tokens it classifies the mean of all real patches.
+    Without special tokens it classifies the mean of all valid patches.
 
     Args:
         config: its shape, with ``classes``.
@@ -230,7 +228,10 @@ class VisionTransformer(nn.Module):
         super().__init__()
         if config.classes is None or config.classes < 1:
             raise ArgumentError(
-                "classes", expected="1 or more", got=config.classes, remedy="Count the labels."
+                "classes",
+                expected="1 or more",
+                got=config.classes,
+                remedy="Give their number.",
             )
         self.named = encodings is None
         self.encoder = ImageEncoder(config, encodings=encodings)
@@ -238,13 +239,13 @@ class VisionTransformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start the classifier at zero; the encoder draws its own weights."""
+        """Initialise the classifier with zeros (the encoder initialises itself)."""
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     @property
     def config(self) -> ImageConfig:
-        """The encoder's."""
+        """Configuration of the encoder."""
         return self.encoder.config
 
     def forward(
@@ -286,7 +287,7 @@ class VisionTransformer(nn.Module):
 
 
 def mean_of_real(x: Float[Tensor, "B L C"], layout: Layout) -> Float[Tensor, "B C"]:
-    """The mean of the tokens that are not padding; 0 where there is none."""
+    """Mean over valid tokens; 0 if there are none."""
     if layout.valid is None:
         return x.mean(1)
     valid = layout.valid.unsqueeze(-1)
@@ -301,11 +302,11 @@ def fit_image(
     special: int,
     window: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
-    """``options``, and those that follow from the image, as far as the encoding has them.
+    """``options`` with defaults set from the image, as far as the encoding has these options.
 
-    ``axes`` is 2; ``special`` is ``special``; ``size`` and ``window`` are ``cells``, or for parts
-    inside attention the ``window`` it sees. What two of the joined names have is left at its
-    default, since it could not be told whose it is.
+    ``axes`` is 2, ``special`` the number of special tokens, ``size`` and ``window`` are ``cells``
+    (``window`` for parts inside windowed attention). Options that two joined encodings both have
+    are not set.
     """
     parts = [ENCODINGS[part] for part in name.split("+") if part in ENCODINGS]
     fitting: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""An image's tokens in windows that see only themselves."""
+"""Partition of an image into attention windows."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ __all__ = ["Windows"]
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """A partition of an image into windows, each of which becomes a row of a batch.
+    """A partition of an image into windows, each a row of a batch.
 
-    Shifted windows begin ``shift`` cells from the edge. As in Swin, what is cut off at the end
-    shares a row with what is cut off at the beginning, so that there are not more rows than
-    without a shift; ``Layout.document`` keeps the two apart. Cells that fill up the last windows
-    are padding. Since all windows are alike, positions are those inside a window.
+    Shifted windows begin ``shift`` cells from the edge. As in Swin, windows cut off at opposite
+    edges share a row, with different ``Layout.document``. The last windows are filled up with
+    padding. Positions are relative to the window.
 
     Args:
         extent: (height, width) of the image in cells.
         window: (height, width) of a window in cells.
-        shift: by how many rows and columns windows are shifted, less than a window.
+        shift: rows and columns by which windows are shifted, less than a window.
 
     Raises:
-        ArgumentError: on sides below 1, or a shift out of its domain.
+        ArgumentError: for sides below 1, or a shift out of range.
 
     Reference: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted
     Windows".
@@ -51,19 +50,19 @@ class Windows:
                     name,
                     expected="(height, width) from 1",
                     got=getattr(self, name),
-                    remedy="Count cells.",
+                    remedy="Give sizes in cells.",
                 )
         if any(not 0 <= by < side for by, side in zip(self.shift, self.window, strict=True)):
             raise ArgumentError(
                 "shift",
                 expected=f"0 to less than the window's {self.window}",
                 got=self.shift,
-                remedy="Swin shifts by half a window.",
+                remedy="Use half a window, as in Swin.",
             )
 
     @classmethod
     def swin(cls, extent: tuple[int, int], window: int, *, shifted: bool) -> Windows:
-        """Windows of Swin's blocks: shifted by half a window along sides longer than one."""
+        """Swin's windows, shifted by half a window along sides longer than a window."""
         sides = (min(window, extent[0]), min(window, extent[1]))
         by = [window // 2 if shifted and side > window else 0 for side in extent]
         return cls(extent=extent, window=sides, shift=(by[0], by[1]))
@@ -93,12 +92,12 @@ class Windows:
         *,
         device: torch.device | str | None = None,
     ) -> Layout:
-        """Where the tokens of ``split`` are, and which see each other.
+        """The layout of the tokens of ``split``.
 
         Args:
-            batch: images.
-            valid: ``[B|1, height, width]``, False where an image is padding.
-            device: where the layout is wanted.
+            batch: number of images.
+            valid: ``[B|1, height, width]``, False for padding.
+            device: of the layout.
         """
         layout = Layout.image(*self.window, device=device)
         count = self.counts[0] * self.counts[1]
@@ -115,7 +114,7 @@ class Windows:
         return replace(layout, valid=_repeated(cells, batch))
 
     def _documents(self, device: torch.device | str | None) -> Int[Tensor, "h w"]:
-        """A number for each window that a shift leaves, those cut off at an edge included."""
+        """Document number of each cell: one per window, including those cut off at an edge."""
         along = [
             (torch.arange(side, device=device) + window - by) // window
             for side, window, by in zip(self.extent, self.window, self.shift, strict=True)
@@ -123,7 +122,7 @@ class Windows:
         return along[0].unsqueeze(1) * (self.counts[1] + 1) + along[1]
 
     def _split(self, image: Tensor) -> Tensor:
-        """``[B, height, width, C]`` as ``[B, windows, cells, C]``, filled up by zeros."""
+        """``[B, height, width, C]`` as ``[B, windows, cells, C]``, padded with zeros."""
         (down, across), (height, width) = self.counts, self.window
         fill = (0, 0, 0, across * width - self.extent[1], 0, down * height - self.extent[0])
         image = F.pad(image, fill).roll([-by for by in self.shift], dims=(1, 2))
@@ -131,5 +130,5 @@ class Windows:
         return image.reshape(image.shape[0], down * across, height * width, -1)
 
 
-def _repeated(marks: Tensor, batch: int) -> Tensor:
-    return marks.squeeze(-1).expand(batch, -1, -1).flatten(0, 1)
+def _repeated(values: Tensor, batch: int) -> Tensor:
+    return values.squeeze(-1).expand(batch, -1, -1).flatten(0, 1)

@@ -146,5 +146,5 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
         make(tmp_path, encodings=("alibi",))
     with pytest.raises(ArgumentError, match="rows and columns"):
         make(tmp_path).build("rope2d@randomized")
-    with pytest.raises(ArgumentError, match="only counts"):
+    with pytest.raises(ArgumentError, match="requires a causal mask"):
         make(tmp_path).build("forgetting")

@@ -140,7 +140,7 @@ def test_drawn_positions_are_refused(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_encoding_that_needs_a_causal_mask_is_refused(name: str, tmp_path: Path) -> None:
     task, _ = made(name, tmp_path)
-    with pytest.raises(ArgumentError, match="only counts what came before"):
+    with pytest.raises(ArgumentError, match="requires a causal mask"):
         task.build("forgetting")
 
 
