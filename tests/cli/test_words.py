@@ -130,7 +130,7 @@ def test_lists_are_filtered(posenc: Command) -> None:
     assert "rope2d" in printed
     assert "alibi" not in printed.split()
     _, printed, _ = posenc("list", "--site", "value", "--extrapolates", "no such words")
-    assert "No method is all of that" in printed
+    assert "No encoding matches" in printed
 
 
 def test_shells_complete_names() -> None:

@@ -13,7 +13,7 @@ def main() -> None:
         from posenc.cli.app import run
 
         run()
-    except KeyboardInterrupt:  # while PyTorch was still being imported
+    except KeyboardInterrupt:  # during imports
         sys.exit(130)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "posenc":

@@ -1,4 +1,4 @@
-"""The commands, put together."""
+"""The ``posenc`` program: its commands and error handling."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["app", "run"]
 
 app = typer.Typer(
     name="posenc",
-    help="Positional encodings for Transformers: list them, look at them, and see which one holds "
-    "up past the length it was trained on.",
+    help="List, draw and compare positional encodings for Transformers, and extend trained models "
+    "to longer contexts.",
     epilog=f"posenc COMMAND --help shows examples. {EXIT_CODES}",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -43,8 +43,8 @@ app.command("generate", help=help_of(generate))(generate)
 app.command("bench", help=help_of(bench))(bench)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"posenc {version('posenc')}")
         raise typer.Exit
 
@@ -52,7 +52,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
@@ -60,7 +63,7 @@ def _options(
 
 
 def _options_of(arguments: list[str]) -> dict[str, str]:
-    """The options of the command that was given, by the names of the settings they become."""
+    """The options of the invoked command, by the names of their parameters."""
     command = typer.main.get_command(app)
     for word in arguments:
         command = getattr(command, "commands", {}).get(word, command)
@@ -72,7 +75,7 @@ def _options_of(arguments: list[str]) -> dict[str, str]:
 
 
 def run() -> None:
-    """Run the command line; errors that posenc raises on purpose are shown without a traceback."""
+    """Run the command line; a ``PosencError`` is printed without a traceback."""
     try:
         app(prog_name="posenc")
     except PosencError as error:

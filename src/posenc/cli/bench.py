@@ -1,4 +1,4 @@
-"""``posenc bench``: what encodings cost."""
+"""``posenc bench``: speed and memory of attention with encodings."""
 
 from __future__ import annotations
 
@@ -27,48 +27,47 @@ def bench(
     encodings: Annotated[
         str | None,
         typer.Option(
-            show_default="all that have limits",
-            help="Joined by commas: t5,t5@frozen,shaw@max_distance=64,rope+alibi.",
+            show_default="all with limits",
+            help="Encodings: t5,t5@frozen,shaw@max_distance=64,rope+alibi.",
             autocompletion=complete_encodings,
         ),
     ] = None,
     lengths: Annotated[
         str | None,
-        typer.Option(show_default="those that have limits", help="Tokens, joined by commas."),
+        typer.Option(show_default="those with limits", help="Sequence lengths, comma-separated."),
     ] = None,
-    backends: Annotated[str, typer.Option(help="Of posenc, joined by commas.")] = "auto",
+    backends: Annotated[str, typer.Option(help="Backends of posenc, comma-separated.")] = "auto",
     causal: Annotated[
         bool | None,
         typer.Option(
-            "--causal/--bidirectional", show_default="both", help="One direction or both."
+            "--causal/--bidirectional", show_default="both", help="Only one kind of mask."
         ),
     ] = None,
-    heads: Annotated[int, typer.Option(help="Of q, k and v.")] = 8,
-    head_dim: Annotated[int, typer.Option(help="Width of each.")] = 64,
+    heads: Annotated[int, typer.Option(help="Attention heads.")] = 8,
+    head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
     rounds: Annotated[
         int | None,
-        typer.Option(show_default="7, or 3 if quick", help="Of timing up to 2048 tokens."),
+        typer.Option(show_default="7, or 3 if quick", help="Timing rounds up to 2048 tokens."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(show_default="one a core", help="Of the CPU.")
+        int | None, typer.Option(show_default="one per core", help="CPU threads.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[
-        str | None, typer.Option(show_default="float32, on CUDA bfloat16", help="Of q, k and v.")
+        str | None, typer.Option(show_default="float32; bfloat16 on CUDA", help="Dtype of q, k, v.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="posenc and plain SDPA alone, up to 4096 tokens.")
+        bool, typer.Option("--quick", help="Only posenc and plain SDPA, up to 4096 tokens.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for JSON and chart.")] = Path("posenc-bench"),
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for JSON and charts.")] = Path("posenc-bench"),
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
 ) -> None:
-    """Time attention with encodings against plain SDPA, and against what one would take instead.
+    """Time attention with encodings against plain SDPA and other implementations.
 
-    With neither --encodings nor --lengths it measures all that posenc sets itself limits for:
-    ten to fifteen minutes on two cores, two with --quick. Times are medians of ratios to plain SDPA
-    of the same causality in the same round. Memory is the peak beyond the inputs, on the CPU by the
-    high-water mark of a process of its own.
+    Without --encodings and --lengths, all cases with a limit are measured: ten to fifteen minutes
+    on two cores, two with --quick. Times are medians of ratios to plain SDPA with the same mask in
+    the same round. Memory is the peak beyond the inputs (on the CPU of a separate process).
 
     Examples:
 
@@ -81,7 +80,7 @@ def bench(
         posenc bench --device cuda
     """
     from posenc.bench.files import write_results
-    from posenc.bench.run import bench as carry_out
+    from posenc.bench.run import bench as run_benchmark
     from posenc.bench.settings import Settings
 
     settings = Settings(
@@ -98,7 +97,7 @@ def bench(
         quick=quick,
     )
     with _Display(shown=not quiet and not json) as display:
-        report = carry_out(settings, progress=display)
+        report = run_benchmark(settings, progress=display)
     files = write_results(report, out)
     if json:
         print_json(report.to_json())
@@ -125,7 +124,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 class _Display:
-    """A bar on a terminal, elsewhere a line a step."""
+    """Progress bar on a terminal, else one line per step."""
 
     def __init__(self, *, shown: bool) -> None:
         self.shown = shown
@@ -161,10 +160,10 @@ class _Display:
 
 
 def _table(*columns: str, gap: int = 2) -> Table:
-    """A table of numbers; the first column is words."""
+    """A table of numbers after a first column of text."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, gap, 0, 0))
-    for at, column in enumerate(columns):
-        table.add_column(column, justify="right" if at else "left", no_wrap=True)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
     return table
 
 
@@ -173,10 +172,10 @@ def _case(case: Verdict | Reading) -> str:
 
 
 def _print_limits(report: Report) -> None:
-    """Every limit, a line a case, and whether it is met."""
+    """Print the limits of each case and whether they are met."""
     if not report.verdicts:
         return
-    OUT.print(Text("\nMust hold: times plain SDPA; memory beyond plain SDPA's", "bold"))
+    OUT.print(Text("\nLimits: multiples of plain SDPA's time; memory beyond plain SDPA's", "bold"))
     table = _table("tokens", "forward", "", "", "fwd + bwd", "", "", gap=1)
     rows: dict[str, dict[str, list[Verdict]]] = {}
     for verdict in report.verdicts:
@@ -186,7 +185,7 @@ def _print_limits(report: Report) -> None:
         for case, verdicts in cases.items():
             ahead = [v for v in verdicts if v.quantity.startswith("forward")]
             rest = [v for v in verdicts if v not in ahead]
-            table.add_row(f"  {case}", *_judged(ahead), *_judged(rest))
+            table.add_row(f"  {case}", *_verdict_cells(ahead), *_verdict_cells(rest))
     OUT.print(table)
     measured = [verdict for verdict in report.verdicts if verdict.value is not None]
     met = sum(verdict.met for verdict in measured)
@@ -194,8 +193,8 @@ def _print_limits(report: Report) -> None:
     OUT.print(f"{met} of {len(measured)} met" + (f"; {left} not measured." if left else "."))
 
 
-def _judged(verdicts: Sequence[Verdict]) -> tuple[str, str, Text]:
-    """Value, limit and judgement of the one verdict, if there is one."""
+def _verdict_cells(verdicts: Sequence[Verdict]) -> tuple[str, str, Text]:
+    """Value, limit and result of a verdict, if there is one."""
     if not verdicts:
         return "", "", Text()
     (verdict,) = verdicts
@@ -211,10 +210,10 @@ def _judged(verdicts: Sequence[Verdict]) -> tuple[str, str, Text]:
 
 
 def _print_readings(report: Report) -> None:
-    """Every case that was timed: posenc beside what one would take instead."""
+    """Print all timings of posenc and other implementations."""
     titles = {
-        "call": "Calls of attention: times plain SDPA of the same causality",
-        "layer": "Layers with their projections: times the same layer without positions",
+        "call": "Attention calls: multiples of plain SDPA with the same mask",
+        "layer": "Layers with projections: multiples of the same layer without positions",
     }
     for level, title in titles.items():
         timed = [r for r in report.readings if r.level == level and r.forward_ratio is not None]
@@ -245,7 +244,7 @@ def _number(value: float | None, show: Callable[[float], str]) -> str:
 
 
 def _print_refusals(report: Report) -> None:
-    """What is missing and why, a line for each contender and reason."""
+    """Print the cases not measured, with the reason."""
     if report.refusals:
         OUT.print()
     for contender, reasons in report.refusals.items():

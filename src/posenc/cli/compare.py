@@ -1,4 +1,4 @@
-"""``posenc compare``: train, test and report."""
+"""``posenc compare``: train small models, test them on longer inputs, write a report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["compare"]
 
 BY_TASK = "the task's"
-"""Default of an option that each task has its own value for."""
+"""Displayed default of an option whose default depends on the task."""
 
 VERDICT_STYLES = {
     "holds": "green",
@@ -49,84 +49,85 @@ def compare(
         str | None,
         typer.Option(
             show_default="language",
-            help="What to compare on (posenc tasks).",
+            help="Task to train on (see posenc tasks).",
             autocompletion=complete_task,
         ),
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(show_default="none", help="KEY=VALUE of the task; again for more."),
+        typer.Option(show_default="none", help="Task option KEY=VALUE; repeatable."),
     ] = None,
     text: Annotated[
         Path | None,
         typer.Option(
-            show_default="posenc's own source", help="A file or folder of text, for language."
+            show_default="posenc's own source", help="Text file or folder for task language."
         ),
     ] = None,
     encodings: Annotated[
         str | None,
         typer.Option(
             show_default=BY_TASK,
-            help="Joined by commas: rope,t5+sinusoidal,alibi@learned=True.",
+            help="Encodings: rope,t5+sinusoidal,alibi@learned=true.",
             autocompletion=complete_encodings,
         ),
     ] = None,
     train_length: Annotated[
         int | None,
-        typer.Option(
-            show_default=BY_TASK, help="Bytes a training window, or what the task counts."
-        ),
+        typer.Option(show_default=BY_TASK, help="Training length, in bytes or the task's unit."),
     ] = None,
     test_lengths: Annotated[
         str | None,
         typer.Option(
-            show_default="the task's multiples of --train-length", help="Joined by commas."
+            show_default="the task's multiples of --train-length",
+            help="Test lengths, comma-separated.",
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(show_default=BY_TASK, help="Training steps a run.")
+        int | None, typer.Option(show_default=BY_TASK, help="Training steps per run.")
     ] = None,
     budget_minutes: Annotated[
         float | None,
-        typer.Option(
-            show_default="none", help="Choose the steps so that the whole takes this long."
-        ),
+        typer.Option(show_default="none", help="Set the steps to fit this total time."),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(show_default="3", help="How many, or which (0,1,2).")
+        str | None, typer.Option(show_default="3", help="Number of seeds, or a list (0,1,2).")
     ] = None,
     width: Annotated[int | None, typer.Option(show_default=BY_TASK, help="Model width.")] = None,
     layers: Annotated[
-        int | None, typer.Option(show_default=BY_TASK, help="Blocks of the model.")
+        int | None, typer.Option(show_default=BY_TASK, help="Number of blocks.")
     ] = None,
     heads: Annotated[
         int | None, typer.Option(show_default=BY_TASK, help="Attention heads.")
     ] = None,
-    batch: Annotated[int | None, typer.Option(show_default=BY_TASK, help="Windows a step.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(show_default=BY_TASK, help="Sequences per step.")
+    ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(show_default=BY_TASK, help="At its peak.")
+        float | None, typer.Option(show_default=BY_TASK, help="Peak learning rate.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(show_default="cpu", help="cpu, cuda, cuda:N or mps.")
+        str | None, typer.Option(show_default="cpu", help="Device: cpu, cuda, cuda:N or mps.")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(show_default="32-true", help="32-true or bf16-mixed.")
+        str | None, typer.Option(show_default="32-true", help="Precision: 32-true or bf16-mixed.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(show_default="one a core", help="Processes at a time.")
+        int | None, typer.Option(show_default="one per core", help="Parallel processes.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("posenc-compare"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in OUT.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the comparison in the output folder.")
+    ] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace the comparison that is in OUT.")
+        bool, typer.Option("--replace", help="Replace the comparison in --out.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
 ) -> None:
-    """Train one small model an encoding, test each past its length, and write a report.
+    """Train a small model per encoding, test all on longer inputs, and write a report.
 
-    Every model has the same budget, data order and initial weights. What is not given is as the
-    task has it (posenc tasks). Ctrl-C finishes the step, saves, and says how to go on.
+    All models have the same budget, data order and initial weights. Defaults depend on the task
+    (see posenc tasks). Ctrl-C finishes the step, saves, and prints the command to continue.
 
     Examples:
 
@@ -140,7 +141,7 @@ def compare(
 
         posenc compare --resume --out book
     """
-    given = {
+    fields = {
         "task": task,
         "text": text,
         "encodings": None if encodings is None else _names(encodings),
@@ -160,7 +161,7 @@ def compare(
     }
     settings = _settings(
         out,
-        {k: v for k, v in given.items() if v is not None},
+        {k: v for k, v in fields.items() if v is not None},
         option or [],
         resume=resume,
         replace=replace,
@@ -191,12 +192,12 @@ def compare(
         _print_models(comparison, summary, out)
         OUT.print(Text.assemble("\nReport: ", (str(report.page.resolve()), "bold")), soft_wrap=True)
     if not comparison.complete:
-        ERRORS.print(f"Interrupted. To go on: {display.resume}", style="yellow", soft_wrap=True)
+        ERRORS.print(f"Interrupted. To continue: {display.resume}", style="yellow", soft_wrap=True)
         raise typer.Exit(130)
 
 
 def _settings(
-    out: Path, given: dict[str, Any], options: list[str], *, resume: bool, replace: bool
+    out: Path, fields: dict[str, Any], options: list[str], *, resume: bool, replace: bool
 ) -> Settings:
     from posenc.experiments.output import load_settings
     from posenc.experiments.settings import Settings
@@ -204,15 +205,15 @@ def _settings(
 
     if resume and replace:
         raise ArgumentError(
-            "--resume", expected="--resume or --replace", got="both", remedy="Leave one out."
+            "--resume", expected="--resume or --replace", got="both", remedy="Remove one."
         )
     stored = load_settings(out) if resume else None
-    task = given.get("task", Settings.task if stored is None else stored.task)
+    task = fields.get("task", Settings.task if stored is None else stored.task)
     if options and task in TASKS:
-        given["options"] = parse_options(options, TASKS[task].parameters(), of=task)
+        fields["options"] = parse_options(options, TASKS[task].parameters(), of=task)
     if stored is not None:
-        return dataclasses.replace(stored, **given)
-    return Settings(out=out, existing="replace" if replace else "refuse", **given)
+        return dataclasses.replace(stored, **fields)
+    return Settings(out=out, existing="replace" if replace else "refuse", **fields)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -233,13 +234,13 @@ def _number(option: str, text: str) -> int:
 
 
 def _seeds(text: str) -> tuple[int, ...]:
-    """``3`` is how many, ``0,1,2`` which ones."""
+    """Seeds from a number (``3``) or a list (``0,1,2``)."""
     numbers = _numbers("--seeds", text)
     if "," in text:
         return numbers
     if numbers and numbers[0] < 1:
         raise ArgumentError(
-            "--seeds", expected="1 or more", got=numbers[0], remedy="Three give an interval."
+            "--seeds", expected="1 or more", got=numbers[0], remedy="Use 3 or more for an interval."
         )
     return tuple(range(numbers[0])) if numbers else ()
 
@@ -257,7 +258,7 @@ def _print_summary(comparison: Comparison, summary: Summary) -> None:
         table.add_column(f"at {length}", justify="right", no_wrap=True)
     recalled = sorted({length for row in summary.rows for length in row.recall})[-1:]
     for length in recalled:
-        table.add_column(f"found at {length}", justify="right", no_wrap=True)
+        table.add_column(f"recall at {length}", justify="right", no_wrap=True)
     for row in summary.rows:
         cells: Sequence[str] = [
             "cannot"
@@ -267,16 +268,16 @@ def _print_summary(comparison: Comparison, summary: Summary) -> None:
             else _value(row.values[length], metric)
             for length in lengths
         ]
-        found = [_share(row.recall[n]) if n in row.recall else "—" for n in recalled]
+        recall = [_share(row.recall[n]) if n in row.recall else "—" for n in recalled]
         verdict = Text(row.verdict, VERDICT_STYLES[row.verdict])
-        table.add_row(str(row.rank or "–"), row.subject.label, verdict, *cells, *found)
+        table.add_row(str(row.rank or "–"), row.subject.label, verdict, *cells, *recall)
     OUT.print()
     OUT.print(Text(f"{metric.label}, {metric.unit}, ± 95 % over seeds", "dim"))
     OUT.print(table)
 
 
 def _print_models(comparison: Comparison, summary: Summary, out: Path) -> None:
-    """Where the trained models are, and how a language model is stretched."""
+    """Print the folder of the trained models, and the command to extend a language model."""
     from posenc.experiments.json_summary import models
 
     if not comparison.runs:
@@ -286,7 +287,7 @@ def _print_models(comparison: Comparison, summary: Summary, out: Path) -> None:
     for name in names if comparison.task == "language" else ():
         for folder in models(comparison, out, name)[:1]:
             command = shlex.join(["posenc", "extend", str(folder), "--method", "all"])
-            OUT.print(Text(f"To stretch one to longer contexts: {command}"), soft_wrap=True)
+            OUT.print(Text(f"To extend one to longer contexts: {command}"), soft_wrap=True)
 
 
 def _share(value: Estimate) -> str:

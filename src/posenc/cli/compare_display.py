@@ -55,7 +55,7 @@ class CompareDisplay:
         match event:
             case progress.Prepared():
                 self.say(f"{event.title}: {event.data}")
-                again = f", {event.finished} of them finished before" if event.finished else ""
+                again = f", {event.finished} finished before" if event.finished else ""
                 runs = f"{len(event.runs)} runs{again}, {event.workers} at a time, into {event.out}"
                 self.say(runs, "dim")
                 total = len(event.runs)
@@ -65,7 +65,9 @@ class CompareDisplay:
                 self._advance()
             case progress.Paced():
                 minutes = event.seconds / 60
-                self.say(f"{event.steps} steps a run fit the budget: about {minutes:.1f} minutes.")
+                self.say(
+                    f"{event.steps} steps per run fit the budget, about {minutes:.1f} minutes."
+                )
             case progress.RunStarted():
                 key = (event.encoding, event.seed)
                 name = f"{event.encoding}, seed {event.seed}"
@@ -73,13 +75,13 @@ class CompareDisplay:
                 self.shares[key] = before
                 self.countdown.start += before
                 self.countdown.done += before
-                self.tasks[key] = self.bars.add_task(name, total=1.0, note="starts")
+                self.tasks[key] = self.bars.add_task(name, total=1.0, note="starting")
             case progress.Stepped():
                 note = f"loss {event.loss:.3f}  {event.tokens_per_second / 1000:.0f} k tokens/s"
                 self._move(event.encoding, event.seed, TRAINING * event.step / event.steps, note)
             case progress.Measuring():
                 share = TRAINING + (1 - TRAINING) * event.done / event.total
-                self._move(event.encoding, event.seed, share, f"measures {event.subject}")
+                self._move(event.encoding, event.seed, share, f"measuring {event.subject}")
             case progress.RunFinished():
                 self._finish(event)
             case progress.Stopping():
@@ -97,7 +99,7 @@ class CompareDisplay:
             self._advance()
 
     def _advance(self) -> str:
-        """Move the bar of all runs by what each has done; the time left."""
+        """Update the bar of all runs; returns the time left."""
         done = self.finished + sum(self.shares.values())
         left = self.countdown.left(done, self.runs)
         if self.whole is not None:

@@ -1,4 +1,4 @@
-"""Values of arguments and options that the shell completes."""
+"""Shell completion of arguments and options."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ __all__ = ["complete_encoding", "complete_encodings", "complete_methods", "compl
 
 
 def complete_encoding(incomplete: str) -> list[str]:
-    """Names of the registry that begin so."""
+    """Encodings that start with ``incomplete``."""
     from posenc.registry import ENCODINGS
 
     return _last(incomplete, ENCODINGS, between="+")
 
 
 def complete_encodings(incomplete: str) -> list[str]:
-    """The same for the last of several names, joined by commas."""
+    """Completions of the last of several comma-separated encodings."""
     done, comma, last = incomplete.rpartition(",")
     return [f"{done}{comma}{name}" for name in complete_encoding(last)]
 
 
 def complete_methods(incomplete: str) -> list[str]:
-    """Methods of ``posenc extend`` for the last of several, joined by commas."""
+    """Completions of the last of several comma-separated methods of ``posenc extend``."""
     from posenc.extension import EXTENSIONS
 
     done, comma, last = incomplete.rpartition(",")
@@ -30,13 +30,13 @@ def complete_methods(incomplete: str) -> list[str]:
 
 
 def complete_task(incomplete: str) -> list[str]:
-    """Tasks of ``posenc compare`` that begin so."""
+    """Tasks of ``posenc compare`` that start with ``incomplete``."""
     from posenc.experiments.tasks import TASKS
 
     return [name for name in TASKS if name.startswith(incomplete)]
 
 
 def _last(incomplete: str, names: Iterable[str], *, between: str) -> list[str]:
-    """Names for the last of several that are joined."""
+    """Completions of the last of several names separated by ``between``."""
     done, joint, last = incomplete.rpartition(between)
     return [f"{done}{joint}{name}" for name in names if name.startswith(last)]

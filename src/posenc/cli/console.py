@@ -1,4 +1,4 @@
-"""What all commands share: where they print, how they fail."""
+"""Printing, errors and exit codes of all commands."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ __all__ = [
 CONTROLS = {
     code: "\N{REPLACEMENT CHARACTER}"
     for begin, end in (
-        *((0x00, 0x09), (0x0B, 0x20), (0x7F, 0xA0)),  # of terminals, but for tab and newline
-        *((0x200E, 0x2010), (0x202A, 0x202F), (0x2066, 0x206A)),  # of writing directions
-        (0xD800, 0xE000),  # halves of characters: bytes of a file's name that are no UTF-8
+        *((0x00, 0x09), (0x0B, 0x20), (0x7F, 0xA0)),  # terminal controls except tab and newline
+        *((0x200E, 0x2010), (0x202A, 0x202F), (0x2066, 0x206A)),  # writing directions
+        (0xD800, 0xE000),  # surrogates: bytes of a file name that are not UTF-8
     )
     for code in range(begin, end)
 }
 
 
 class Terminal(Console):
-    """Prints text as it is: brackets are no markup, and controls of terminals are replaced.
+    """Prints text without markup; control characters in it are replaced.
 
-    What is printed has names of files and models in it, which may hold anything.
+    Names of files and models may contain either.
 
     Args:
-        stderr: whether it prints on standard error.
+        stderr: print on standard error.
     """
 
     def __init__(self, *, stderr: bool = False) -> None:
@@ -62,7 +62,7 @@ class Terminal(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """The pieces to print, each without controls but those of the console itself."""
+        """The segments to print, with control characters in their text replaced."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
                 yield segment
@@ -71,7 +71,7 @@ class Terminal(Console):
 
 
 class Words(TextColumn):
-    """A column of a progress bar whose text is printed as it is."""
+    """A text column of a progress bar, without markup."""
 
     def __init__(self, text_format: str, style: str = "none") -> None:
         super().__init__(text_format, style=style, markup=False)
@@ -84,22 +84,22 @@ EXIT_CODES = """Exit codes: 0 done, 1 failed, 2 wrong usage or input, 130 interr
 
 
 def help_of(command: Callable[..., None]) -> str:
-    """A command's docstring as its help: paragraphs flow, indented commands stay in their lines."""
+    """Help text from a command's docstring: rejoined paragraphs, unchanged indented lines."""
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
-    flowing = [
+    rejoined = [
         textwrap.indent(textwrap.dedent(paragraph), "  ")
         if paragraph.startswith(" ")
         else " ".join(paragraph.split())
         for paragraph in paragraphs
     ]
-    return "\n\n".join([*flowing, EXIT_CODES])
+    return "\n\n".join([*rejoined, EXIT_CODES])
 
 
 class Countdown:
-    """Time left, from what has been done since the start.
+    """Estimate of the remaining time, from the progress so far.
 
     Args:
-        clock: seconds that pass.
+        clock: current time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -108,11 +108,11 @@ class Countdown:
         self.start = self.done = 0.0
 
     def restart(self, done: float = 0.0) -> None:
-        """Count from now on, with so much done before."""
+        """Restart the estimate, with ``done`` completed before."""
         self.began, self.start, self.done = self.clock(), done, done
 
     def left(self, done: float, total: float) -> str:
-        """``about 12 s left``, ``about 3 min left``; empty before there is anything to go by."""
+        """``about 12 s left``, ``about 3 min left``; empty without an estimate."""
         if done < self.done:  # another stage
             self.restart(done)
         self.done = done
@@ -127,15 +127,15 @@ class Countdown:
 
 
 def exit_code(error: PosencError) -> int:
-    """2 for what the user can mend in the command or its input, 130 if interrupted, else 1."""
+    """2 for an invalid command or input, 130 if interrupted, else 1."""
     if isinstance(error, Interrupted):
         return 130
-    mendable = (ArgumentError, DataError, OutputError, CheckpointError)
-    return 2 if isinstance(error, mendable) else 1
+    invalid = (ArgumentError, DataError, OutputError, CheckpointError)
+    return 2 if isinstance(error, invalid) else 1
 
 
 def print_error(error: PosencError) -> None:
-    """The error in red on standard error, its remedy on a line of its own."""
+    """Print an error in red on standard error, its remedy on the next line."""
     ERRORS.print(
         Text.assemble(
             ("error: ", "bold red"),
@@ -147,7 +147,7 @@ def print_error(error: PosencError) -> None:
 
 
 def print_json(value: object) -> None:
-    """``value`` as JSON on standard output, for machines."""
+    """Print ``value`` as JSON on standard output."""
     text = json.dumps(value, indent=1, ensure_ascii=False)
     if any(ord(character) in CONTROLS for character in text):
         text = json.dumps(value, indent=1)

@@ -1,4 +1,4 @@
-"""``posenc gallery``: every method on one page."""
+"""``posenc gallery``: all encodings on one page."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["gallery"]
 
 
 def gallery(
-    out: Annotated[Path, typer.Option(help="Write the page here.")] = Path("posenc-gallery.html"),
+    out: Annotated[Path, typer.Option(help="Output file (.html).")] = Path("posenc-gallery.html"),
     encodings: Annotated[
         str | None,
         typer.Option(
             show_default="all",
-            help="Only these, joined by commas.",
+            help="Encodings to draw, comma-separated.",
             autocompletion=complete_encodings,
         ),
     ] = None,
 ) -> None:
-    """Draw every method: a page with formulas, pictures, claims and sources that stands alone.
+    """Write an HTML page with the formula, plots, claims and source of every encoding.
 
     Examples:
 
@@ -42,7 +42,7 @@ def gallery(
                 "--encodings",
                 expected="at least one name",
                 got=repr(encodings),
-                remedy="posenc list shows all.",
+                remedy="Run posenc list to see all names.",
             )
     if out.suffix not in (".html", ".htm"):
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""``posenc generate``: sample from a trained model."""
+"""``posenc generate``: sample text from a trained model."""
 
 from __future__ import annotations
 
@@ -16,23 +16,19 @@ __all__ = ["generate"]
 def generate(
     model: Annotated[
         Path,
-        typer.Argument(help="A trained run (OUT/runs/…), its model folder, or any saved Decoder."),
+        typer.Argument(help="Folder of a trained run (OUT/runs/…) or a saved Decoder."),
     ],
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
-    max_new: Annotated[int, typer.Option(help="Bytes to add.")] = 200,
-    temperature: Annotated[
-        float, typer.Option(help="Below 1 sharpens; 0 always takes the likeliest byte.")
-    ] = 0.8,
+    max_new: Annotated[int, typer.Option(help="Number of bytes to generate.")] = 200,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.8,
     top_k: Annotated[
-        int | None, typer.Option(show_default="all", help="Only the k likeliest bytes.")
+        int | None, typer.Option(show_default="all", help="Sample from the k most likely bytes.")
     ] = None,
-    top_p: Annotated[
-        float, typer.Option(help="Only the likeliest bytes that reach this probability.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    top_p: Annotated[float, typer.Option(help="Sample from the top probability mass.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Continue a text, byte by byte, with a model that posenc compare has trained.
+    """Continue a text with a byte-level model trained by posenc compare.
 
     Examples:
 
@@ -54,7 +50,7 @@ def generate(
     if decoder.config.vocabulary < 256:
         raise ArgumentError(
             "model",
-            expected="one trained on bytes, with a vocabulary of 256",
+            expected="a model of bytes, with a vocabulary of 256",
             got=f"a vocabulary of {decoder.config.vocabulary}",
             remedy="Choose a run of the language task.",
         )

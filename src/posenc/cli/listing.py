@@ -1,4 +1,4 @@
-"""``posenc list``: every method."""
+"""``posenc list``: all encodings."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["describe", "list_encodings"]
 
 
 WIDE = 120
-"""Characters a line from which on every fact has a column of its own."""
+"""Terminal width from which each field has its own column."""
 
 
 class Site(StrEnum):
-    """Where position enters a Transformer."""
+    """Sites where position enters a Transformer."""
 
     embedding = "embedding"
     query_key = "query_key"
@@ -31,7 +31,7 @@ class Site(StrEnum):
 
 
 def describe(name: str, entry: Entry) -> dict[str, Any]:
-    """All that the registry knows of a method, as plain JSON values."""
+    """A registry entry as JSON values."""
     claims, citation = entry.claims, entry.citation
     return {
         "name": name,
@@ -61,30 +61,30 @@ def describe(name: str, entry: Entry) -> dict[str, Any]:
 
 def list_encodings(
     site: Annotated[
-        Site | None, typer.Option(show_default="any", help="Only methods with a part on this site.")
+        Site | None, typer.Option(show_default="any", help="Only encodings with this site.")
     ] = None,
     axes: Annotated[
         int | None,
         typer.Option(
-            show_default="any", help="Only methods for so many axes: 1 for text, 2 for images."
+            show_default="any", help="Only encodings for this many axes: 1 for text, 2 for images."
         ),
     ] = None,
     causal: Annotated[
         bool | None,
         typer.Option(
-            "--causal/--bidirectional", help="Only methods for causal attention; or for both sides."
+            "--causal/--bidirectional", help="Only encodings for causal or bidirectional attention."
         ),
     ] = None,
     extrapolates: Annotated[
         str | None,
         typer.Option(
             show_default="any",
-            help="Only methods of which it is said so past their length; a few letters.",
+            help="Only encodings whose extrapolation note contains this.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List every method: where it enters, what it does, what it costs, whom to cite.
+    """List all encodings with their sites, effect, cost and source.
 
     Examples:
 
@@ -97,7 +97,7 @@ def list_encodings(
         posenc list --causal --extrapolates any
     """
 
-    def wanted(claims: Claims) -> bool:
+    def selected(claims: Claims) -> bool:
         return (
             (site is None or site.value in claims.sites)
             and (axes is None or claims.axes is None or axes in claims.axes)
@@ -106,24 +106,24 @@ def list_encodings(
             and (extrapolates is None or extrapolates.lower() in claims.extrapolates.lower())
         )
 
-    chosen = {name: entry for name, entry in ENCODINGS.items() if wanted(entry.claims)}
+    chosen = {name: entry for name, entry in ENCODINGS.items() if selected(entry.claims)}
     if not chosen and not json:
-        OUT.print("No method is all of that. Leave out an option; posenc list shows all.")
+        OUT.print("No encoding matches. Remove a filter, or run posenc list to see all.")
         return
     if json:
         print_json([describe(name, entry) for name, entry in chosen.items()])
         return
     OUT.print(_columns(chosen) if OUT.width >= WIDE else _entries(chosen))
-    OUT.print(f"\n{len(chosen)} methods. posenc show NAME tells more of one.", style="dim")
+    OUT.print(f"\n{len(chosen)} encodings. Run posenc show NAME for details.", style="dim")
 
 
 def _columns(chosen: Mapping[str, Entry]) -> Table:
-    """A line or more a method, a column a fact."""
+    """A table with one row per encoding and one column per field."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), expand=True)
     table.add_column("name", style="bold cyan", no_wrap=True)
     table.add_column("site", no_wrap=True)
-    table.add_column("what it does", ratio=3)
-    table.add_column("past its length", ratio=3)
+    table.add_column("effect", ratio=3)
+    table.add_column("beyond training length", ratio=3)
     table.add_column("cost", ratio=2, min_width=18, overflow="fold")
     table.add_column("cite", no_wrap=True)
     for name, entry in chosen.items():
@@ -134,15 +134,17 @@ def _columns(chosen: Mapping[str, Entry]) -> Table:
 
 
 def _entries(chosen: Mapping[str, Entry]) -> Table:
-    """Some lines a method: its name, sites and source beside what it does and what to expect."""
+    """A narrow table: name, sites and source beside the summary and extrapolation note."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("name, site, source", no_wrap=True)
-    table.add_column("what it does; past its training length")
+    table.add_column("effect; behaviour beyond the training length")
     for name, entry in chosen.items():
-        who = Text.assemble(
+        source = Text.assemble(
             (name, "bold cyan"), f"\n{', '.join(entry.claims.sites) or '—'}\n{_cited(entry)}"
         )
-        table.add_row(who, Text.assemble(entry.summary, (f"\n{entry.claims.extrapolates}", "dim")))
+        table.add_row(
+            source, Text.assemble(entry.summary, (f"\n{entry.claims.extrapolates}", "dim"))
+        )
         table.add_row()
     return table
 

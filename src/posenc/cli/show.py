@@ -1,4 +1,4 @@
-"""``posenc show``: one method."""
+"""``posenc show``: details of one encoding."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["show"]
 BARS = "▁▂▃▄▅▆▇█"
 
 WIDEST = 100
-"""Characters a line of text, however wide the terminal."""
+"""Maximum width of text in characters."""
 
 
 def show(
     name: Annotated[
         str,
-        typer.Argument(help="A method, as posenc list names it.", autocompletion=complete_encoding),
+        typer.Argument(help="Encoding, as named by posenc list.", autocompletion=complete_encoding),
     ],
     option: Annotated[
         list[str] | None,
@@ -41,22 +41,20 @@ def show(
             "-o",
             metavar="KEY=VALUE",
             show_default="none",
-            help="An option of the method.",
+            help="Encoding option KEY=VALUE; repeatable.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            show_default="no picture", help="Write the picture here: .png, .svg or .html."
-        ),
+        typer.Option(show_default="no file", help="Output file for the plot: .png, .svg or .html."),
     ] = None,
     bidirectional: Annotated[
-        bool, typer.Option("--bidirectional", help="Attention to both sides.")
+        bool, typer.Option("--bidirectional", help="Without a causal mask.")
     ] = False,
-    length: Annotated[int, typer.Option(min=2, max=512, help="Tokens in the picture.")] = 48,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    length: Annotated[int, typer.Option(min=2, max=512, help="Number of tokens in the plot.")] = 48,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show a method: its formula, options and claims, and a picture of what it does.
+    """Show the formula, options, claims and plot of an encoding.
 
     Examples:
 
@@ -83,12 +81,12 @@ def show(
 
 
 def _print_text(name: str) -> None:
-    """Everything that is known of the method, in lines short enough to be read."""
+    """Print the description of an encoding."""
     from posenc.visualization.catalogue import SIZES, sheet
     from posenc.visualization.html import is_formula
 
-    told = sheet(name)
-    entry, document, width = told.entry, told.document, min(OUT.width, WIDEST)
+    details = sheet(name)
+    entry, document, width = details.entry, details.document, min(OUT.width, WIDEST)
     claims, citation = entry.claims, entry.citation
     OUT.print(Text.assemble((name, "bold cyan"), f"  {entry.summary}"), width=width)
     for paragraph in (document.summary, *document.body):
@@ -99,13 +97,13 @@ def _print_text(name: str) -> None:
         )
     facts = _table()
     facts.add_row("sites", ", ".join(claims.sites) or "none")
-    facts.add_row("claims", ", ".join(told.traits))
-    facts.add_row("past its length", claims.extrapolates)
+    facts.add_row("claims", ", ".join(details.traits))
+    facts.add_row("beyond training length", claims.extrapolates)
     facts.add_row("cost", claims.cost)
-    size = f"{told.size}, at width {SIZES['dim']} with {SIZES['heads']} heads"
-    facts.add_row("parameters", "none" if told.size == "0" else size)
-    facts.add_row("on the CPU", told.served("cpu"))
-    facts.add_row("on CUDA", told.served("cuda"))
+    size = f"{details.size}, at width {SIZES['dim']} with {SIZES['heads']} heads"
+    facts.add_row("parameters", "none" if details.size == "0" else size)
+    facts.add_row("on the CPU", details.served("cpu"))
+    facts.add_row("on CUDA", details.served("cuda"))
     if citation is not None:
         source = f"{citation.authors} {citation.year}. {citation.title}. {citation.url}"
         facts.add_row("cite", source)
@@ -115,16 +113,16 @@ def _print_text(name: str) -> None:
     for names, text in document.arguments:
         for option in names.replace(" ", "").split(","):
             parameter = entry.parameters()[option]
-            given = parameter.default is not parameter.empty
-            default = f" = {parameter.default!r}" if given else ""
+            has_default = parameter.default is not parameter.empty
+            default = f" = {parameter.default!r}" if has_default else ""
             options.add_row(f"{option}{default}", Text(text.replace("``", "")))
     if document.arguments:
-        OUT.print(Text("\noptions, with their defaults", "dim"))
+        OUT.print(Text("\noptions and defaults", "dim"))
         OUT.print(options, width=width)
 
 
 def _table() -> Table:
-    """Names and what they are."""
+    """A table of names and values."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", overflow="fold", max_width=28)
     table.add_column()
@@ -132,7 +130,7 @@ def _table() -> Table:
 
 
 def _print_picture(portrait: Portrait) -> None:
-    """Maps in half blocks where the terminal has colours, curves as bars."""
+    """Print heat maps (on terminals with colours) and curves."""
     from posenc.visualization.panels import Curves, Heat
 
     for panel in portrait.panels:
@@ -141,22 +139,22 @@ def _print_picture(portrait: Portrait) -> None:
         elif isinstance(panel, Curves):
             _print_curves(panel)
     if portrait.parameters != "none":
-        what = "These are initial values, which training changes."
+        note = "Initial values, which training changes."
         if portrait.parameters == "random":
-            what = "These are random values: with the initial ones it does nothing."
-        OUT.print(Text(f"\n  {what}", "dim"))
+            note = "Random values; with the initial values the encoding has no effect."
+        OUT.print(Text(f"\n  {note}", "dim"))
 
 
 def _print_map(heat: Heat) -> None:
-    """The first map of a panel, two cells a character, as much of it as there is room for."""
+    """Print the first map of a panel in half blocks, cropped to the terminal."""
     _, height, width = heat.maps.shape
     step = max(1, -(-width // max(16, OUT.width - 4)))
     values = heat.maps[0, :, ::step].nan_to_num(0.0)
     most = max(values.abs().max().item(), 1e-9)
-    which = f"{heat.names[0]}, " if heat.names[0] else ""
+    name = f"{heat.names[0]}, " if heat.names[0] else ""
     scale = f"from {-most:.3g} (red) to {most:.3g} (blue)"
     OUT.print(Text(f"\n{heat.title}", "dim"))
-    OUT.print(Text(f"  {which}{heat.rows} down, {heat.columns} across, {scale}", "dim"))
+    OUT.print(Text(f"  {name}{heat.rows} down, {heat.columns} across, {scale}", "dim"))
     for row in range(0, height, 2):
         line = Text("  ")
         for column in range(values.shape[1]):
@@ -181,7 +179,7 @@ def _print_curves(curves: Curves) -> None:
 
 
 def _colour(share: float) -> str:
-    """White at 0, towards red below and blue above, for shares from -1 to 1."""
+    """Colour for a value from -1 (red) over 0 (white) to 1 (blue)."""
     full = (178, 24, 43) if share < 0 else (33, 102, 172)
     weight = min(1.0, abs(share))
     red, green, blue = (round(247 + (end - 247) * weight) for end in full)

@@ -1,4 +1,4 @@
-"""``posenc tasks``: every task of the lab."""
+"""``posenc tasks``: all tasks of ``posenc compare``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["list_tasks"]
 
 
 def list_tasks(
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List every task: its data, what is measured, what the literature expects, its default size.
+    """List all tasks with their data, metric, expected result and default size.
 
     Examples:
 
@@ -53,11 +53,11 @@ def list_tasks(
             facts.add_row("  option", f"{option} = {value!r}")
         OUT.print(facts)
         OUT.print()
-    OUT.print(f"{len(listed)} tasks. posenc compare --task NAME runs one.", style="dim")
+    OUT.print(f"{len(listed)} tasks. Run posenc compare --task NAME.", style="dim")
 
 
 def _describe(name: str, entry: TaskEntry) -> dict[str, Any]:
-    """All that is known of a task, as plain JSON values."""
+    """A task entry as JSON values."""
     defaults = entry.defaults
     return {
         "name": name,
