@@ -28,7 +28,7 @@ def bench(
         str | None,
         typer.Option(
             show_default="all with limits",
-            help="Encodings: t5,t5@frozen,shaw@max_distance=64,rope+alibi.",
+            help="Encodings: t5,t5@frozen,rope+alibi.",
             autocompletion=complete_encodings,
         ),
     ] = None,

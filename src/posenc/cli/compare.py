@@ -67,7 +67,7 @@ def compare(
         str | None,
         typer.Option(
             show_default=BY_TASK,
-            help="Encodings: rope,t5+sinusoidal,alibi@learned=true.",
+            help="Encodings: rope,t5+fourier,t5@buckets=16.",
             autocompletion=complete_encodings,
         ),
     ] = None,
@@ -116,7 +116,7 @@ def compare(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("posenc-compare"),
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the comparison in the output folder.")
+        bool, typer.Option("--resume", help="Continue the comparison in --out.")
     ] = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace the comparison in --out.")

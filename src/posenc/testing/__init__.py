@@ -1,4 +1,4 @@
-"""The laws that every encoding is held to, for encodings of your own as well.
+"""Laws that every encoding satisfies, also for third-party encodings.
 
 from posenc.testing import Subject, certify
 certify(Subject.of_entry("my method", my_entry))

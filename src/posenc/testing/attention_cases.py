@@ -1,4 +1,4 @@
-"""Random calls of ``attend``: what ``attention_fuzz`` tries the backends on."""
+"""Random calls of ``attend`` for ``attention_fuzz``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_LENGTH = 700
 """Longest sequence drawn, and ``max_length`` of the encodings."""
 
 WRONG = ("heads", "head_dim", "causal", "key_width", "axes", "length", "dtype")
-"""Mistakes made on purpose."""
+"""Kinds of invalid arguments."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class Case:
     """One random call of ``attend``.
 
     Args:
-        number: what everything is drawn from.
+        number: random seed of the case.
         name: of the encoding.
         batch, heads, kv_heads, head_dim, value_dim: sizes.
-        queries, keys: layouts before the encoding has observed the tokens.
+        queries, keys: layouts, not yet observed by the encoding.
         causal, window: of the grid.
         dtype: float64 or float32.
-        frozen: the encoding's parameters need no gradient.
-        memory: how operands lie in memory.
-        wrong: the mistake made on purpose, or None.
+        frozen: the encoding's parameters require no gradient.
+        memory: memory layout of the operands.
+        wrong: the invalid argument, or None.
     """
 
     number: int
@@ -53,17 +53,17 @@ class Case:
     wrong: str | None
 
     def __str__(self) -> str:
-        said = "" if self.wrong is None else f", wrong {self.wrong}"
+        wrong = "" if self.wrong is None else f", wrong {self.wrong}"
         return (
             f"case {self.number}: {self.name}, batch {self.batch}, heads {self.heads}/"
             f"{self.kv_heads} of {self.head_dim}/{self.value_dim}, {self.queries.length}×"
             f"{self.keys.length} tokens on {self.keys.axes} axes, causal={self.causal}, "
-            f"window={self.window}, {self.dtype}, frozen={self.frozen}, {self.memory}{said}"
+            f"window={self.window}, {self.dtype}, frozen={self.frozen}, {self.memory}{wrong}"
         )
 
 
 def draw(number: int, names: list[str]) -> Case:
-    """The case of this number."""
+    """The case with this number."""
     dice = random.Random(number)
     name = dice.choice(names)
     claims = ENCODINGS[name].claims
@@ -94,7 +94,7 @@ def draw(number: int, names: list[str]) -> Case:
 
 
 def _layouts(dice: random.Random, batch: int, longest: int, axes: int) -> tuple[Layout, Layout]:
-    """Layouts of queries and keys, of the kinds that models meet."""
+    """Layouts of queries and keys as models use them."""
     length = dice.randint(1, longest)
     if axes == 2 and dice.random() < 0.6:
         return _image_layouts(dice, batch, max(1, int(length**0.5)))
@@ -117,7 +117,7 @@ def _layouts(dice: random.Random, batch: int, longest: int, axes: int) -> tuple[
     else:
         keys = Layout.sequence(length, start=dice.randint(0, 5))
     keys = fold(keys, axes)
-    begin = dice.choice([0, 0, dice.randrange(keys.length)])  # a part of them, as with a cache
+    begin = dice.choice([0, 0, dice.randrange(keys.length)])  # the last ones, as with a cache
     return (keys if begin == 0 else keys.slice(begin, keys.length)), keys
 
 

@@ -3,9 +3,8 @@
     python -m posenc.testing.attention_fuzz --count 2000
     python -m posenc.testing.attention_fuzz --first 1234 --count 1
 
-A case is drawn from its number alone, so a failure is reproduced by that number. Values and all
-gradients are compared; in some cases heads, widths or axes are wrong on purpose, and every backend
-has to raise ``ArgumentError``.
+A case is determined by its number. Values and all gradients are compared; in some cases heads,
+widths or axes are invalid, and every backend has to raise ``ArgumentError``.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ __all__ = ["Failure", "fuzz", "run"]
 
 
 FLOOR = {torch.float64: 1e-5, torch.float32: 1e-4}
-"""Relative errors that are allowed at least. Positions, and what follows from them alone, are
-float32 beside float64 features too; sums that cancel are exactly 0 only in the definition."""
+"""Minimum tolerances: positions are float32 even with float64 features, and sums that cancel are
+exactly 0 only in the definition."""
 
 
 class Failure(AssertionError):
-    """A backend differs from the reference, or accepts a wrong argument."""
+    """A backend differs from the reference, or accepts an invalid argument."""
 
 
 def make_encoding(case: Case) -> tuple[Encoding, int]:
-    """The case's encoding in float64, its parameters away from their initial values; its width.
+    """The case's encoding in float64 with perturbed parameters, and its head width.
 
-    Where the method refuses the head size, 8 is taken.
+    The width is 8 if the method does not support the drawn one.
     """
     entry = ENCODINGS[case.name]
-    given = entry.parameters()
+    parameters = entry.parameters()
     for head_dim in (case.head_dim, 8):
         context = {
             "dim": case.heads * head_dim,
@@ -56,7 +55,7 @@ def make_encoding(case: Case) -> tuple[Encoding, int]:
             "max_length": 3 * MAX_LENGTH,
             "causal": case.causal,
         }
-        options: dict[str, object] = {key: context[key] for key in CONTEXT if key in given}
+        options: dict[str, object] = {key: context[key] for key in CONTEXT if key in parameters}
         try:
             made = entry.factory(**options, **entry.sample)
             break
@@ -71,7 +70,7 @@ def make_encoding(case: Case) -> tuple[Encoding, int]:
 def _operand(
     shape: tuple[int, ...], memory: str, dtype: torch.dtype, generator: torch.Generator
 ) -> Tensor:
-    """A leaf of random numbers of this shape that lie in memory as ``memory`` says."""
+    """A random leaf tensor with the parameters shape and memory layout."""
     rows, heads, tokens, width = shape
 
     def numbers(*size: int) -> Tensor:
@@ -95,20 +94,20 @@ Outcome = tuple[list[Tensor], None] | tuple[None, PosencError]
 
 
 def run(case: Case) -> list[str]:
-    """Hold every backend to the reference on one case.
+    """Compare every backend with the reference on one case.
 
     Returns:
-        Names of the backends that served it, ``reference`` among them.
+        Names of the backends that support it, including ``reference``.
 
     Raises:
-        Failure: when one differs.
+        Failure: if a backend differs.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(case.number)
         try:
             encoding, head_dim = make_encoding(case)
         except PosencError:
-            return []  # these sizes are none that the method serves
+            return []  # the method does not support these sizes
     call = _call(case, encoding, head_dim)
     if case.wrong is not None:
         for name in ("auto", *BACKENDS):
@@ -165,19 +164,19 @@ def _call(
             k = k.half()
         grid = _grid(case, encoding, queries, keys, x.squeeze(1))
         output = attend(q, k, v, grid, encoding, backend=backend)
-        wanted = [*leaves, *parameters]
-        zeros = [torch.zeros_like(each) for each in wanted]
+        inputs = [*leaves, *parameters]
+        zeros = [torch.zeros_like(x) for x in inputs]
         if not output.requires_grad:
             raise Failure(f"{case}\n{backend}: the output is detached from the graph")
-        found = torch.autograd.grad(output.sin().sum(), wanted, allow_unused=True)
-        gradients = [z if g is None else g for z, g in zip(zeros, found, strict=True)]
+        raw = torch.autograd.grad(output.sin().sum(), inputs, allow_unused=True)
+        gradients = [z if g is None else g for z, g in zip(zeros, raw, strict=True)]
         return [output.detach(), *gradients]
 
     return call
 
 
 def _grid(case: Case, encoding: Encoding, queries: Layout, keys: Layout, x: Tensor) -> Grid:
-    """The case's grid, with what the encoding reads from the tokens' features."""
+    """The case's grid, with the signals of the encoding."""
     causal = case.causal != (case.wrong == "causal")
     seen = encoding.observe(x, keys)
     if queries is keys:
@@ -209,11 +208,11 @@ def _expect_refusal(
         raise Failure(f"{case}\n{name} raised {error!r}") from error
     if _takes_any(case, encoding):
         return
-    raise Failure(f"{case}\n{name} took it")
+    raise Failure(f"{case}\n{name} accepted it")
 
 
 def _takes_any(case: Case, encoding: Encoding) -> bool:
-    """Whether the method has no heads, width, mask or axes of its own that could be wrong."""
+    """True if the method accepts any heads, width, mask and axes."""
     if case.wrong == "axes":
         return ENCODINGS[case.name].claims.axes is None
     if case.wrong not in ("heads", "head_dim", "causal"):
@@ -226,30 +225,28 @@ def _takes_any(case: Case, encoding: Encoding) -> bool:
 def _compare(
     case: Case, name: str, got: list[Tensor], narrow: list[Tensor], exact: list[Tensor]
 ) -> None:
-    """Output and gradients may be as far off as the definition is in the same dtype."""
-    for place, (mine, reference, truth) in enumerate(zip(got, narrow, exact, strict=True)):
+    """Require output and gradients as exact as the definition in the same dtype."""
+    for index, (mine, reference, truth) in enumerate(zip(got, narrow, exact, strict=True)):
         largest = truth.abs().max().item() if truth.numel() else 0.0
         allowed = max(
             tolerance(reference, truth, factor=32.0), FLOOR[case.dtype] * max(1.0, largest)
         )
         off = distance(mine, truth)
         if not off <= allowed:
-            what = "the output" if place == 0 else f"gradient {place - 1}"
-            raise Failure(f"{case}\n{name}: {what} is off by {off:.3g}, more than {allowed:.3g}")
+            label = "the output" if index == 0 else f"gradient {index - 1}"
+            raise Failure(f"{case}\n{name}: {label} is off by {off:.3g}, more than {allowed:.3g}")
 
 
 def fuzz(
     count: int, *, first: int = 0, names: list[str] | None = None
 ) -> Iterator[tuple[Case, list[str]]]:
-    """Run cases ``first`` to ``first + count - 1``, and yield each with the backends it met.
+    """Run cases ``first`` to ``first + count - 1``; yield each with the backends that support it.
 
     Args:
-        count: how many.
-        first: number of the first.
-        names: encodings to draw from; by default all that take part in attention.
+        names: encodings to draw from; by default all that act in attention.
 
     Raises:
-        Failure: by the first case in which a backend differs.
+        Failure: for the first case in which a backend differs.
     """
     if names is None:
         names = [n for n, e in ENCODINGS.items() if e.claims.sites != ("embedding",)]
@@ -264,27 +261,27 @@ def fuzz(
 
 
 def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Random calls of attend, backends compared.")
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Compare the backends on random calls of attend.")
     parser.add_argument("--count", type=int, default=2000, help="cases (2000)")
     parser.add_argument("--first", type=int, default=0, help="number of the first case (0)")
     parser.add_argument("--only", nargs="*", default=None, help="encodings (all)")
-    parser.add_argument("--all", action="store_true", help="go on after a failure")
-    given = parser.parse_args()
+    parser.add_argument("--all", action="store_true", help="continue after a failure")
+    arguments = parser.parse_args()
     warnings.simplefilter("error")
     met: dict[str, int] = {}
     failures = 0
-    for number in range(given.first, given.first + given.count):
+    for number in range(arguments.first, arguments.first + arguments.count):
         try:
-            for _, served in fuzz(1, first=number, names=given.only):
+            for _, served in fuzz(1, first=number, names=arguments.only):
                 for name in served:
                     met[name] = met.get(name, 0) + 1
         except Failure as failure:
             failures += 1
             sys.stdout.write(f"{failure}\n")
-            if not given.all:
+            if not arguments.all:
                 break
-    sys.stdout.write(f"{given.count} cases, {failures} failures; served: {met}\n")
+    sys.stdout.write(f"{arguments.count} cases, {failures} failures; served: {met}\n")
     return min(failures, 1)
 
 

@@ -1,9 +1,9 @@
-"""Laws about how attention is computed: by any backend, with grouped heads, in structured form."""
+"""Laws of backends, grouped heads and structured forms."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def grouped_heads_are_repeated(subject: Subject) -> None:
-    """Grouped key/value heads equal the same heads, each repeated in place."""
+    """Grouped key/value heads give the same as repeated heads."""
     encoding = subject.layer().encoding
     q, k, v = (
         heads_of(HEADS, LENGTH, seed=2),
@@ -47,39 +47,37 @@ def grouped_heads_are_repeated(subject: Subject) -> None:
 
 
 def heads_are_slices(subject: Subject) -> None:
-    """The encoding of some heads gives their slice of all heads' attention, gradients too.
+    """The encoding of a range of heads gives that slice of the output and gradients.
 
-    Where a head depends on others, it is refused.
+    If heads depend on each other, it raises an error.
     """
     encoding = subject.layer().encoding
     sizes = zip((HEADS, 3, 3), (2, 3, 4), strict=True)
     q, k, v = (heads_of(count, LENGTH, seed=seed).requires_grad_() for count, seed in sizes)
     grid = Grid.of(observed(subject, encoding, Layout.sequence(LENGTH)), causal=True)
-    wanted = [q, k, v, *encoding.parameters()]
+    tensors = [q, k, v, *encoding.parameters()]
     for begin, end in ((0, 2), (2, 6)):
         if any(part.mixes_heads for part in encoding.parts()):
             with contextlib.suppress(ArgumentError):
                 encoding.heads(begin, end)
-                raise LawBroken("heads_are_slices: an encoding that mixes heads is not refused")
+                raise LawBroken("heads_are_slices: an encoding that mixes heads raises no error")
             continue
         some = encoding.heads(begin, end)
         groups = slice(begin // 2, end // 2)
         whole = attend(q, k, v, grid, encoding, backend="reference")[:, begin:end]
-        expected = torch.autograd.grad(whole.sin().sum(), wanted, None, True, allow_unused=True)
+        expected = torch.autograd.grad(whole.sin().sum(), tensors, None, True, allow_unused=True)
         inputs = (q[:, begin:end], k[:, groups], v[:, groups])
         for backend in serving(*inputs, grid, some):
             part = attend(*inputs, grid, some, backend=backend)
             agree("heads_are_slices", f"heads {begin} to {end} by {backend}", part, whole)
-            found = torch.autograd.grad(part.sin().sum(), wanted, None, True, allow_unused=True)
-            for got, gradient in zip(found, expected, strict=True):
-                if got is not None or gradient is not None:
-                    zero = torch.zeros_like(gradient if got is None else got)
-                    pair = (zero if each is None else each for each in (got, gradient))
-                    agree("heads_are_slices", f"a gradient by {backend}", *pair, tolerance=1e-5)
+            gradients = torch.autograd.grad(
+                part.sin().sum(), tensors, None, True, allow_unused=True
+            )
+            _agree_gradients("heads_are_slices", backend, gradients, expected)
 
 
 def lowered_is_forward(subject: Subject) -> None:
-    """The structured form of each part at attention equals its definition, gradients too."""
+    """The structured form of each attention part equals its definition, including gradients."""
     encoding = subject.layer().encoding
     transform, score, value = encoding.query_key, encoding.score, encoding.value
     for start in (0, 4):
@@ -111,7 +109,7 @@ def lowered_is_forward(subject: Subject) -> None:
 
 
 def _sum(terms: Iterable[StructuredScore], grid: Grid) -> Tensor:
-    """The logits that structured terms stand for, written out."""
+    """The dense logits of structured terms."""
     total = torch.zeros(1, 1, grid.query.length, grid.key.length, dtype=torch.float64)
     for term in terms:
         if not isinstance(term, BucketedTerms):
@@ -123,13 +121,13 @@ def _sum(terms: Iterable[StructuredScore], grid: Grid) -> Tensor:
         for side, product in (("left", term.left), ("right", term.right)):
             if product is None:
                 continue
-            each = product.tokens @ product.rows.to(product.tokens).mT
-            spread = (*each.shape[:2], *bucket.shape[1:])
+            scores = product.tokens @ product.rows.to(product.tokens).mT
+            spread = (*scores.shape[:2], *bucket.shape[1:])
             if side == "left":
-                total = total + each.gather(-1, bucket.unsqueeze(1).expand(spread))
+                total = total + scores.gather(-1, bucket.unsqueeze(1).expand(spread))
             else:
-                index = bucket.mT.unsqueeze(1).expand(*each.shape[:2], *bucket.mT.shape[1:])
-                total = total + each.gather(-1, index).mT
+                index = bucket.mT.unsqueeze(1).expand(*scores.shape[:2], *bucket.mT.shape[1:])
+                total = total + scores.gather(-1, index).mT
         if term.row is not None:
             total = total + term.row.unsqueeze(-1)
         if term.column is not None:
@@ -137,11 +135,11 @@ def _sum(terms: Iterable[StructuredScore], grid: Grid) -> Tensor:
     return total
 
 
-def _match(forward: Tensor, dense: Tensor, inputs: list[Tensor], what: str) -> None:
+def _match(forward: Tensor, dense: Tensor, inputs: list[Tensor], label: str) -> None:
     law = "lowered_is_forward"
     dense = dense.expand_as(forward) if forward.shape[0] > 1 else dense
     forward = forward.expand_as(dense)
-    agree(law, what, dense, forward)
+    agree(law, label, dense, forward)
     if not forward.requires_grad:
         return
     weight = torch.linspace(-1, 1, forward.numel(), dtype=forward.dtype).view(forward.shape)
@@ -154,18 +152,18 @@ def _match(forward: Tensor, dense: Tensor, inputs: list[Tensor], what: str) -> N
             zero = torch.zeros_like(got if expected is None else expected)
             agree(
                 law,
-                f"a gradient of {what}",
+                f"a gradient of {label}",
                 zero if got is None else got,
                 zero if expected is None else expected,
             )
 
 
 SHAPES = ((1, 1), (1, 65), (63, 63), (65, 65), (30, 65))
-"""Queries, the last of so many keys."""
+"""Numbers of queries (the last ones) and keys."""
 
 
 def backends_agree(subject: Subject) -> None:
-    """Every backend that serves the encoding gives what ``reference`` gives, gradients too."""
+    """Every backend that supports the encoding equals ``reference``, including gradients."""
     for frozen in (False, True):
         encoding = subject.layer().encoding.requires_grad_(not frozen)
         for queries, keys in SHAPES:
@@ -187,28 +185,36 @@ def _one_grid(subject: Subject, encoding: Encoding, layout: Layout, queries: int
 
     def run(backend: str) -> tuple[Tensor, list[Tensor | None]]:
         output = attend(q, k, v, grid, encoding, backend=backend)
-        # Signals were read from the tokens once, and their graph serves every backend.
-        found = torch.autograd.grad(
+        # all backends share the graph of the signals
+        gradients = torch.autograd.grad(
             output.sin().sum(), [q, k, v, *learned], allow_unused=True, retain_graph=True
         )
-        return output, list(found)
+        return output, list(gradients)
 
-    expected, wanted = run("reference")
+    expected, expected_gradients = run("reference")
     for backend in serving(q, k, v, grid, encoding):
         output, gradients = run(backend)
         agree(law, f"{backend} with {queries}×{keys}", output, expected, tolerance=1e-5)
-        for got, want in zip(gradients, wanted, strict=True):
-            if want is None and got is None:
-                continue
-            either = want if got is None else got
-            assert either is not None
-            zero = torch.zeros_like(either)
-            got, want = zero if got is None else got, zero if want is None else want
-            agree(law, f"a gradient of {backend}", got, want, tolerance=1e-5)
+        _agree_gradients(law, backend, gradients, expected_gradients)
+
+
+def _agree_gradients(
+    law: str,
+    backend: str,
+    gradients: Sequence[Tensor | None],
+    expected: Sequence[Tensor | None],
+) -> None:
+    """Require equal gradients; None stands for zeros."""
+    for pair in zip(gradients, expected, strict=True):
+        present = next((x for x in pair if x is not None), None)
+        if present is not None:
+            zero = torch.zeros_like(present)
+            got, gradient = (zero if x is None else x for x in pair)
+            agree(law, f"a gradient of {backend}", got, gradient, tolerance=1e-5)
 
 
 def lse_is_of_all_logits(subject: Subject) -> None:
-    """Every backend that serves the encoding returns the LSE that ``reference`` does."""
+    """Every backend that supports the encoding returns the LSE of ``reference``."""
     encoding, law = subject.layer().encoding, "lse_is_of_all_logits"
     if encoding.score is not None and encoding.score.replaces_softmax:
         return
@@ -224,7 +230,7 @@ def lse_is_of_all_logits(subject: Subject) -> None:
         q, k, v = (heads_of(n, size, seed=i, rows=rows) for i, (n, size) in enumerate(shapes))
         seen = observed(subject, encoding, layout, rows=rows)
         grid = Grid(seen.slice(length - queries, length), seen, causal=True, window=window)
-        # Constant tables go other ways than those that learn.
+        # constant and learned tables take different paths
         with torch.set_grad_enabled(queries == length):
             expected, sums = attend(q, k, v, grid, encoding, backend="reference", return_lse=True)
             for backend in serving(q, k, v, grid, encoding):
@@ -236,9 +242,9 @@ def lse_is_of_all_logits(subject: Subject) -> None:
 
 
 def serving(q: Tensor, k: Tensor, v: Tensor, grid: Grid, encoding: Encoding) -> list[str]:
-    """The backends that do not refuse."""
-    found = []
+    """Names of the backends that support these inputs."""
+    names = []
     for name in BACKENDS:
         with contextlib.suppress(BackendRefusal):
-            found.append(explain(q, k, v, grid, encoding, backend=name).backend)
-    return found
+            names.append(explain(q, k, v, grid, encoding, backend=name).backend)
+    return names

@@ -1,6 +1,6 @@
-"""Laws about what other libraries do with a model's modules: adapters, offloading, quantisation.
+"""Laws of adapters (peft), offloading (accelerate) and quantisation of a model's modules.
 
-Each needs the library that it is about.
+Each requires its library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["adapters_merge", "offloading_changes_nothing", "quantisation_is_near
 
 
 def adapters_merge(subject: Subject) -> None:
-    """LoRA adapters (peft) on every linear layer have an effect, a gradient, and can be merged."""
+    """LoRA adapters on every linear layer change the output, have gradients, and can be merged."""
     law = "adapters_merge"
     for merged in (False, True):
         layer = subject.layer(merged=merged)
@@ -46,9 +46,9 @@ def adapters_merge(subject: Subject) -> None:
 
 
 def offloading_changes_nothing(subject: Subject) -> None:
-    """With parameters on the CPU's side and brought for each call (accelerate), outputs are equal.
+    """accelerate's CPU offloading does not change outputs or generated tokens.
 
-    Of a decoder with tied and with untied output, and of tokens that it generates.
+    Of decoders with tied and untied output layers.
     """
     from accelerate import cpu_offload  # type: ignore[import-untyped]
 
@@ -60,12 +60,14 @@ def offloading_changes_nothing(subject: Subject) -> None:
             got = run(subject, offloaded)
         agree("offloading_changes_nothing", f"the output, tied={tied}", got, expected)
         if subject.axes == 1 and tied:
-            drawn = [generate(each, tokens(), max_new_tokens=3) for each in (offloaded, model)]
-            agree("offloading_changes_nothing", "what is generated", *drawn)
+            drawn = [
+                generate(decoder, tokens(), max_new_tokens=3) for decoder in (offloaded, model)
+            ]
+            agree("offloading_changes_nothing", "the generated tokens", *drawn)
 
 
 def quantisation_is_near(subject: Subject) -> None:
-    """``quantize_dynamic`` of all linear layers leaves logits near what they were."""
+    """``quantize_dynamic`` of all linear layers changes logits little."""
     from torch.ao.quantization import quantize_dynamic
 
     model = stack(subject).float()

@@ -1,4 +1,4 @@
-"""Different names for one thing: encodings that must agree exactly where their formulas meet.
+"""Identities between encodings whose formulas coincide.
 
 Each identity is a function without arguments that raises ``LawBroken``.
 """
@@ -46,24 +46,24 @@ def _times() -> Layout:
     return Layout.at(torch.arange(LENGTH, dtype=torch.float64))
 
 
-def _differ(law: str, what: str, got: Tensor, other: Tensor) -> None:
+def _differ(law: str, label: str, got: Tensor, other: Tensor) -> None:
     if torch.allclose(got, other, atol=1e-4):
-        raise LawBroken(f"{law}: {what}, and it makes no difference")
+        raise LawBroken(f"{law}: {label} makes no difference")
 
 
 def continuous_sinusoid_is_discrete() -> None:
-    """The sinusoid of real times equals the rows of the classical table at integer times."""
+    """The sinusoid of real positions equals the table's rows at integer positions."""
     sinusoid = Sinusoidal(dim=WIDTH)
     x = torch.zeros(1, LENGTH, WIDTH, dtype=torch.float64)
     given = sinusoid(x, _times())
     discrete = sinusoid(x, Layout.sequence(LENGTH))
     agree("continuous_sinusoid_is_discrete", "the table", given, discrete, tolerance=1e-5)
     between = sinusoid(x[:, :1], Layout.at(torch.tensor([0.5], dtype=torch.float64)))
-    _differ("continuous_sinusoid_is_discrete", "0.5 is read as 0", between, given[:, :1])
+    _differ("continuous_sinusoid_is_discrete", "position 0.5 instead of 0", between, given[:, :1])
 
 
 def continuous_rope_is_discrete() -> None:
-    """RoPE of real times equals RoPE of a plain sequence at integer times."""
+    """RoPE of real positions equals RoPE of a sequence at integer positions."""
     q, k, v = _operands()
     rope = Encoding(query_key=Rope(head_dim=WIDTH))
     outputs = [
@@ -74,18 +74,18 @@ def continuous_rope_is_discrete() -> None:
 
 
 def sinusoid_shift_is_a_rotation() -> None:
-    """Shifting by k multiplies every sinusoid by one matrix, whatever the position."""
+    """A shift by k multiplies every sinusoid by the same matrix."""
     sinusoid = Sinusoidal(dim=WIDTH, base=50.0)  # a larger base makes the fit ill-conditioned
     table = sinusoid.table(torch.arange(60, dtype=torch.float64))
     first, rest = table[: WIDTH + 2], table[WIDTH + 2 : -5]
-    turn = torch.linalg.lstsq(first, table[5 : WIDTH + 7]).solution
-    agree("sinusoid_shift_is_a_rotation", "rows 5 further", rest @ turn, table[WIDTH + 7 :])
-    product = turn @ turn.mT
+    rotation = torch.linalg.lstsq(first, table[5 : WIDTH + 7]).solution
+    agree("sinusoid_shift_is_a_rotation", "rows 5 further", rest @ rotation, table[WIDTH + 7 :])
+    product = rotation @ rotation.mT
     agree("sinusoid_shift_is_a_rotation", "the matrix", product, torch.eye(WIDTH).double())
 
 
 def rope_pairings_are_permutations() -> None:
-    """RoPE in halves equals RoPE in neighbours, up to the order of features."""
+    """RoPE with half and with adjacent pairs are equal up to the order of features."""
     q, k, v = _operands()
     order = torch.arange(WIDTH).view(2, -1).mT.flatten()  # 0 4 1 5 …: halves made neighbours
     grid = Grid.of(_times(), causal=True)
@@ -98,11 +98,11 @@ def rope_pairings_are_permutations() -> None:
 def rope_product_is_sandwich_similarity() -> None:
     """⟨R_m 1, R_n 1⟩ of vectors of ones is twice Sandwich's sum of cosines."""
     one = torch.ones(1, 1, LENGTH, WIDTH, dtype=torch.float64)
-    turned, others = Rope(head_dim=WIDTH)(one, one, Grid.of(_times()))
+    rotated, others = Rope(head_dim=WIDTH)(one, one, Grid.of(_times()))
     offset = Grid.of(_times()).offset[..., 0]
     cosines = 8 * Sandwich(heads=1, width=WIDTH).bias(offset).transpose(0, 1)
     law = "rope_product_is_sandwich_similarity"
-    agree(law, "the products", turned @ others.mT, 2 * cosines, tolerance=EXACT)
+    agree(law, "the products", rotated @ others.mT, 2 * cosines, tolerance=EXACT)
 
 
 def kerple_with_exponent_one_is_alibi() -> None:
@@ -115,7 +115,7 @@ def kerple_with_exponent_one_is_alibi() -> None:
 
 
 def learned_alibi_starts_as_alibi() -> None:
-    """Learned slopes, with or without a direction of their own, start as the fixed ones."""
+    """Learned slopes, symmetric or not, start as the fixed ones."""
     offset = torch.arange(-20.0, 21.0)
     fixed = Alibi(heads=6).bias(offset)
     for asymmetric in (False, True):
@@ -134,7 +134,7 @@ def learned_rope_starts_as_rope() -> None:
 
 
 def shaw_wide_enough_never_clips() -> None:
-    """Shaw's rows beyond the largest offset do not matter; with k = 0 no offset does."""
+    """Shaw's rows beyond the largest offset have no effect; with k = 0 offsets have none."""
     law = "shaw_wide_enough_never_clips"
     q, k, v = _operands()
     grid = Grid.of(Layout.sequence(LENGTH))
@@ -152,7 +152,7 @@ def shaw_wide_enough_never_clips() -> None:
 
 
 def t5_with_a_bucket_a_distance_is_a_free_bias() -> None:
-    """T5 with more exact buckets than offsets is one learned number an offset."""
+    """T5 with more exact buckets than offsets learns one number per offset."""
     t5 = T5(heads=HEADS, buckets=8 * LENGTH, max_distance=16 * LENGTH).double()
     buckets = t5.bucket(torch.arange(1 - LENGTH, LENGTH).unsqueeze(-1).double())
     if len(set(buckets.tolist())) != 2 * LENGTH - 1:
@@ -160,28 +160,28 @@ def t5_with_a_bucket_a_distance_is_a_free_bias() -> None:
 
 
 def bidirectional_nope_is_order_blind() -> None:
-    """Without a mask, layers without positions are permutation-equivariant, however many."""
+    """Without a mask, layers without positions are permutation-equivariant."""
     x, layout = _draw(1, LENGTH, HEADS * WIDTH), Layout.sequence(LENGTH)
     plain, moved = _two_layers(x, layout), _two_layers(x[:, ORDER], layout)
     law = "bidirectional_nope_is_order_blind"
     agree(law, "two layers", moved, plain[:, ORDER], tolerance=EXACT)
     rope = Rope(head_dim=WIDTH)
-    plain, moved = (_two_layers(each, layout, rope) for each in (x, x[:, ORDER]))
-    _differ(law, "RoPE saw the tokens in another order", moved, plain[:, ORDER])
+    plain, moved = (_two_layers(tokens, layout, rope) for tokens in (x, x[:, ORDER]))
+    _differ(law, "another order of tokens under RoPE", moved, plain[:, ORDER])
 
 
 def causal_nope_tells_order() -> None:
-    """Behind a causal mask the last token of two layers tells the order of the first ones.
+    """With a causal mask, the last token after two layers depends on the order of earlier ones.
 
-    Of one layer it cannot: that is a weighted mean of the past, in whatever order.
+    After one layer it does not: its output is a weighted mean of the past.
     """
     law = "causal_nope_tells_order"
     x, layout = _draw(1, LENGTH, HEADS * WIDTH), Layout.sequence(LENGTH)
     swapped = x[:, [1, 0, *range(2, LENGTH)]]
-    ends = [_two_layers(each, layout, causal=True)[:, -1] for each in (x, swapped)]
-    _differ(law, "two tokens changed places", *ends)
+    ends = [_two_layers(tokens, layout, causal=True)[:, -1] for tokens in (x, swapped)]
+    _differ(law, "swapping two tokens", *ends)
     layer = _layer(0, None, causal=True)
-    ends = [layer(each, layout)[:, -1] for each in (x, swapped)]
+    ends = [layer(tokens, layout)[:, -1] for tokens in (x, swapped)]
     agree(law, "one layer", *ends, tolerance=EXACT)
 
 

@@ -1,7 +1,7 @@
-"""What every encoding keeps, whatever it does.
+"""Laws: properties that every encoding satisfies.
 
-A law takes a ``Subject`` and raises ``LawBroken``. Each compares two ways to compute the same
-thing with the encoding in a causal attention layer, so none needs to know what the encoding does.
+A law takes a ``Subject`` and raises ``LawBroken``. Each compares two computations of the same
+result of a causal attention layer, without knowledge of the encoding.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _in_chunks(subject: Subject, sizes: list[int], law: str) -> None:
 
 
 def sharded_is_whole(subject: Subject) -> None:
-    """Queries of the second half, against all keys, give the second half."""
+    """Queries of the second half with all keys give the second half of the output."""
     encoding = subject.layer().encoding
     q, k, v = (
         heads_of(HEADS, LENGTH, seed=2),
@@ -92,7 +92,7 @@ def sharded_is_whole(subject: Subject) -> None:
 
 
 def packed_is_separate(subject: Subject) -> None:
-    """Documents packed into one row equal each by itself."""
+    """Documents packed into one row equal separate documents."""
     layer, x, tokens = subject.layer(), inputs(1), _tokens(1)
     packed = layer(x, subject.place(Layout.packed([8, 5])), tokens=tokens)
     for part in (slice(0, 8), slice(8, LENGTH)):
@@ -101,7 +101,7 @@ def packed_is_separate(subject: Subject) -> None:
 
 
 def padded_is_unpadded(subject: Subject) -> None:
-    """Rows padded on either side equal each by itself."""
+    """Rows padded on either side equal unpadded rows."""
     layer, x, tokens = subject.layer(), inputs(), _tokens()
     for side in ("left", "right"):
         padded = layer(x, subject.place(Layout.padded([LENGTH, 8], side=side)), tokens=tokens)
@@ -111,7 +111,7 @@ def padded_is_unpadded(subject: Subject) -> None:
 
 
 def hidden_tokens_change_nothing(subject: Subject) -> None:
-    """What padding and other documents hold does not matter."""
+    """Features of padding and of other documents have no effect."""
     layer, x, tokens = subject.layer(), inputs(), _tokens()
     garbage = 100 * inputs(seed=5)
     for layout, kept in (
@@ -131,7 +131,7 @@ def hidden_tokens_change_nothing(subject: Subject) -> None:
 
 
 def causal_is_causal(subject: Subject) -> None:
-    """Later tokens do not reach earlier ones."""
+    """Later tokens have no effect on earlier ones."""
     layer, x = subject.layer(), inputs()
     changed = x.clone()
     changed[:, 7:] = 100 * inputs(seed=5)[:, 7:]
@@ -144,28 +144,28 @@ def causal_is_causal(subject: Subject) -> None:
 
 
 def windows_are_windows(subject: Subject) -> None:
-    """Tokens outside the sliding window do not reach a query."""
+    """Tokens outside the sliding window have no effect on a query."""
     layer, x = subject.layer(window=4), inputs()
     changed = x.clone()
     changed[:, :5] = 100 * inputs(seed=5)[:, :5]
     before, after = _whole(subject, layer, x), _whole(subject, layer, changed)
-    agree("windows_are_windows", "what sees none of them", after[:, 8:], before[:, 8:])
+    agree("windows_are_windows", "queries outside their window", after[:, 8:], before[:, 8:])
     if torch.allclose(before[:, 7], after[:, 7], atol=1e-9):
-        raise LawBroken("windows_are_windows: the last token in reach makes no difference")
+        raise LawBroken("windows_are_windows: the last token in the window makes no difference")
 
 
 def shift_is_as_claimed(subject: Subject) -> None:
-    """Shifting all positions alike changes nothing if, and only if, the encoding is relative."""
+    """A shift of all positions has no effect if and only if the encoding is relative."""
     layer, x, tokens = subject.layer(), inputs(), _tokens()
     still = _whole(subject, layer, x)
     shifts = (37,) if "positions" in subject.claims.exceptions else (37, 5000)
     shifted = [layer(x, _shifted(subject, by), tokens=tokens) for by in shifts]
     if subject.claims.relative:
         for by, output in zip(shifts, shifted, strict=True):
-            what = f"the output shifted by {by}"
-            agree("shift_is_as_claimed", what, output, still, tolerance=1e-5 * by)
+            label = f"the output shifted by {by}"
+            agree("shift_is_as_claimed", label, output, still, tolerance=1e-5 * by)
     elif all(torch.allclose(output, still, atol=1e-6) for output in shifted):
-        raise LawBroken("shift_is_as_claimed: a shift changes nothing, so it is relative")
+        raise LawBroken("shift_is_as_claimed: relative, but not claimed to be")
 
 
 def _shifted(subject: Subject, by: int) -> Layout:
@@ -176,7 +176,7 @@ def _shifted(subject: Subject, by: int) -> Layout:
 
 
 def rows_are_independent(subject: Subject) -> None:
-    """Batch rows at different positions equal each by itself."""
+    """Batch rows at different positions equal separate calls."""
     layer, x, tokens = subject.layer(), inputs(), _tokens()
     times = torch.stack([torch.arange(LENGTH), torch.arange(LENGTH) * 2 + 3]).float()
     both = layer(x, subject.place(Layout.at(times)), tokens=tokens)
@@ -187,21 +187,21 @@ def rows_are_independent(subject: Subject) -> None:
 
 
 def irregular_is_regular(subject: Subject) -> None:
-    """Integer positions given as data equal the regular layout with the same positions."""
+    """Integer positions without ``start`` equal the regular layout."""
     layer, x, tokens = subject.layer(), inputs(), _tokens()
     times = Layout.at(torch.arange(LENGTH).float())
-    given = layer(x, subject.place(times), tokens=tokens)
-    agree("irregular_is_regular", "the output", given, _whole(subject, layer, x))
+    irregular = layer(x, subject.place(times), tokens=tokens)
+    agree("irregular_is_regular", "the output", irregular, _whole(subject, layer, x))
 
 
 def empty_rows_are_zero(subject: Subject) -> None:
-    """A query that sees nothing gives zeros, and finite gradients."""
+    """A query without visible keys gives zeros and finite gradients."""
     encoding = subject.layer().encoding
     q, k, v = (heads_of(n, 4, seed=i).requires_grad_() for i, n in enumerate((HEADS, 3, 3)))
     early = observed(subject, encoding, Layout.sequence(4))
     late = observed(subject, encoding, Layout.sequence(4, start=2))
     output = attend(q, k, v, Grid(early, late, causal=True), encoding)
-    agree("empty_rows_are_zero", "what sees nothing", output[:, :, :2], output[:, :, :2] * 0)
+    agree("empty_rows_are_zero", "queries without keys", output[:, :, :2], output[:, :, :2] * 0)
     gradients = torch.autograd.grad(output.square().sum(), (q, k, v))
     if not all(bool(gradient.isfinite().all()) for gradient in (output, *gradients)):
         raise LawBroken("empty_rows_are_zero: a value or gradient is not finite")
@@ -225,16 +225,16 @@ def gradients_are_right(subject: Subject) -> None:
 
 
 def single_precision_is_double(subject: Subject) -> None:
-    """With weights, features and positions in float32 the output is that of float64.
+    """The output in float32 equals that in float64.
 
-    Near the start and far out, packed and padded.
+    At small and large positions, packed and padded.
     """
     narrow = subject.layer(dtype=torch.float32)
     wide = copy.deepcopy(narrow).double()
     x, tokens = inputs().float(), _tokens()
     far = 0 if "positions" in subject.claims.exceptions else 5000
-    # An angle of 5000 radians is known to 5000 · 2^-24 in float32.
-    for what, layout, tolerance in (
+    # the error of an angle of 5000 radians is 5000 · 2^-24 in float32
+    for label, layout, tolerance in (
         ("near the start", Layout.sequence(LENGTH), 2e-5),
         ("far out", Layout.sequence(LENGTH, start=far), 1e-3),
         ("packed", Layout.packed([8, 5]), 2e-5),
@@ -243,17 +243,16 @@ def single_precision_is_double(subject: Subject) -> None:
         placed = subject.place(layout)
         got = narrow(x, placed, tokens=tokens)
         if got.dtype != torch.float32:
-            raise LawBroken(f"single_precision_is_double: float32 came out as {got.dtype}")
+            raise LawBroken(f"single_precision_is_double: {got.dtype} returned for float32")
         exact = placed.with_positions(placed.positions.double())
         expected = wide(x.double(), exact, tokens=tokens)
-        agree("single_precision_is_double", what, got, expected, tolerance=tolerance)
+        agree("single_precision_is_double", label, got, expected, tolerance=tolerance)
 
 
 def half_precision_keeps_positions(subject: Subject) -> None:
-    """In bfloat16 and under autocast, tokens far out are told apart as near the start.
+    """In bfloat16 and under autocast, large positions are as exact as small ones.
 
-    Positions that are themselves kept in bfloat16 collide from 257 on, and rotations by such
-    angles are off by radians; what is allowed is the rounding of features.
+    Positions in bfloat16 would collide from 257 on. The tolerance is that of rounded features.
     """
     start = 0 if "positions" in subject.claims.exceptions else 5000
     layout = subject.place(Layout.sequence(LENGTH, start=start))
@@ -263,7 +262,7 @@ def half_precision_keeps_positions(subject: Subject) -> None:
     expected = wide(x.double(), layout, tokens=_tokens())
     got = narrow(x, layout, tokens=_tokens())
     if got.dtype != torch.bfloat16:
-        raise LawBroken(f"half_precision_keeps_positions: bfloat16 came out as {got.dtype}")
+        raise LawBroken(f"half_precision_keeps_positions: {got.dtype} returned for bfloat16")
     law = "half_precision_keeps_positions"
     agree(law, "bfloat16", got, expected, tolerance=0.06)
     with torch.autocast("cpu", torch.bfloat16):
@@ -272,7 +271,7 @@ def half_precision_keeps_positions(subject: Subject) -> None:
 
 
 def survives_saving(subject: Subject) -> None:
-    """A state dict, a deep copy, and a model made on the meta device carry all there is."""
+    """A state dict, a deep copy, and a model created on the meta device give the same output."""
     layer, x = subject.layer(), inputs()
     expected = _whole(subject, layer, x)
     agree("survives_saving", "a deep copy", _whole(subject, copy.deepcopy(layer), x), expected)
@@ -322,13 +321,13 @@ LAWS: dict[str, Law] = {
 
 
 def certify(subject: Subject, *, only: Iterable[str] | None = None) -> dict[str, str]:
-    """Hold a subject to all laws (or those named), but the exceptions it claims.
+    """Check all laws, or those named in ``only``, except the exceptions that the subject claims.
 
     Returns:
-        Law to ``"kept"`` or the reason why it is not asked to keep it.
+        ``"kept"`` or the reason of the exception, by law.
 
     Raises:
-        LawBroken: by the first law that is broken.
+        LawBroken: for the first violated law.
     """
     outcome = {}
     for name in LAWS if only is None else only:

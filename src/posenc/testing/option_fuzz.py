@@ -1,6 +1,6 @@
-"""Random values for the options of every method: each is served or refused with an ArgumentError.
+"""Random option values for every method: each must work or raise ArgumentError.
 
-Run more of it with ``python -m posenc.testing.option_fuzz --samples 100000``.
+Run more samples with ``python -m posenc.testing.option_fuzz --samples 100000``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = ["Finding", "Sample", "draw", "fuzz", "run"]
 MODEL: dict[str, Any] = {"dim": 16, "heads": 2, "head_dim": 8, "max_length": 64, "causal": True}
 
 LARGEST = 64
-"""Attention is computed for models no wider than this, which keeps a sample cheap."""
+"""Largest model width for which attention is computed."""
 
 SLOW = 20.0
-"""Seconds of the processor after which a sample counts as hanging."""
+"""CPU seconds after which a sample fails."""
 
 INTEGERS = (0, -1, 1, 2, 3, 4, 5, 7, 8, 10, 32, 100, 1024, 10**6, 10**9, 2**53, 2**63, 10**400)
 REALS = (0.0, -0.5, 1e-300, 1e-9, 0.1, 0.5, 0.999, 1.0, 1.5, 8.0, 1e3, 1e9, 1e30, 1e300)
@@ -57,7 +57,7 @@ OTHERS: tuple[Any, ...] = (
 
 @dataclass(frozen=True)
 class Sample:
-    """A call of ``create``: a name, and arguments of which some are drawn."""
+    """A call of ``create`` with some random arguments."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -65,14 +65,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Finding:
-    """A sample that ended in anything but a finite output or an ArgumentError."""
+    """A sample with neither a finite output nor an ArgumentError."""
 
     sample: Sample
     problem: str
 
 
 def draw(source: random.Random) -> Sample:
-    """One to three arguments of any method drawn, the others those of a small model."""
+    """A random method with one to three random arguments; the others are of a small model."""
     name = source.choice(sorted(ENCODINGS))
     parameters = ENCODINGS[name].parameters()
     arguments = dict(MODEL)
@@ -86,12 +86,12 @@ def draw(source: random.Random) -> Sample:
 
 
 def _names(annotation: Any) -> tuple[str, ...]:
-    """The names that a parameter takes, and one that it does not."""
+    """The valid names of a parameter, and an invalid one."""
     return (*get_args(annotation), "x") if get_origin(annotation) is Literal else ()
 
 
 def run(sample: Sample) -> Finding | None:
-    """Create the encoding and attend with it; None where that is served or refused in words."""
+    """Create the encoding and attend with it; None if that works or raises ArgumentError."""
     begin = time.process_time()
     try:
         output = _attend(create(sample.name, **sample.arguments), sample)
@@ -107,7 +107,7 @@ def run(sample: Sample) -> Finding | None:
 
 
 def _attend(encoding: Encoding, sample: Sample) -> Tensor | None:
-    """A small layer's output with the encoding; None where the model is too large to be small."""
+    """A layer's output with the encoding; None if the model is too large."""
     sizes = {name: sample.arguments[name] for name in ("dim", "heads", "head_dim")}
     if any(not isinstance(size, int) or size > LARGEST for size in sizes.values()):
         return None
@@ -122,21 +122,21 @@ def _attend(encoding: Encoding, sample: Sample) -> Tensor | None:
 
 
 def _layout(encoding: Encoding) -> Layout:
-    """Twelve tokens on as few axes as all parts serve."""
+    """Twelve tokens on the smallest number of axes that all parts support."""
     served = [set(part.axes) for part in encoding.parts() if part.axes is not None]
     axes = min(set.intersection(*served)) if served else 1
     return Layout.image(3, 4) if axes == 2 else fold(Layout.sequence(12), axes)
 
 
 def fuzz(samples: int, *, seed: int) -> list[Finding]:
-    """The findings among so many samples; the same for a seed."""
+    """The findings among a number of samples, reproducible by the seed."""
     source = random.Random(seed)
     outcomes = (run(draw(source)) for _ in range(samples))
     return [finding for finding in outcomes if finding is not None]
 
 
 def main() -> int:
-    """Print findings; the exit status says whether there are any."""
+    """Print the findings; the exit status is 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=20000)
     parser.add_argument("--seed", type=int, default=0)

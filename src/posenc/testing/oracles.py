@@ -1,7 +1,6 @@
-"""Attention written in loops over tokens, to hold fast code to.
+"""Reference attention in Python loops, to test fast implementations.
 
-Slow on purpose: plain Python numbers and one token at a time, straight from the papers' equations,
-sharing no code with the encodings.
+Written from the papers' equations, sharing no code with the encodings.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from posenc.grid import Grid
 __all__ = ["attention_by_loops", "rotate_by_loops", "sinusoid_by_loops", "t5_bucket_by_loops"]
 
 Rule = Callable[[int, int, float, float], float]
-"""(head, batch row, query position, key position) to a number."""
+"""Maps (head, batch row, query position, key position) to a number."""
 
 VectorRule = Callable[[int, float, float], Tensor]
-"""(head, query position, key position) to a vector as wide as a value."""
+"""Maps (head, query position, key position) to a vector of the value width."""
 
 LogitRule = Callable[[Tensor, Tensor, int, float, float], Tensor]
-"""(query, key, head, query position, key position) to a number."""
+"""Maps (query, key, head, query position, key position) to a number."""
 
 
 def attention_by_loops(
@@ -42,12 +41,12 @@ def attention_by_loops(
     """Attention one query at a time, in float64.
 
     Args:
-        q, k, v, grid: as ``attend`` takes them, queries and keys already transformed.
-        scale: factor of the products; D^-1/2 by default.
+        q, k, v, grid: as for ``attend``, with transformed queries and keys.
+        scale: softmax scale; D^-1/2 by default.
         bias: added to each logit.
-        logit: the whole logit, in place of the scaled product.
-        key_vector: added to each key, as the query sees it.
-        value_vector: added to each value, as the query sees it.
+        logit: the whole logit, replacing the scaled product.
+        key_vector: added to each key, depending on the query position.
+        value_vector: added to each value, depending on the query position.
     """
     q, k, v = q.double(), k.double(), v.double()
     batch, heads, queries, width = q.shape
@@ -60,7 +59,7 @@ def attention_by_loops(
                 at = _position(grid.query.positions, b, i)
                 logits, values = [], []
                 for j in range(k.shape[2]):
-                    if not _sees(grid, b, i, j):
+                    if not _visible(grid, b, i, j):
                         continue
                     to = _position(grid.key.positions, b, j)
                     key, value = k[b, h // group, j], v[b, h // group, j]
@@ -84,11 +83,11 @@ def _position(positions: Tensor, b: int, i: int) -> float:
     return positions[min(b, positions.shape[0] - 1), i, 0].item()
 
 
-def _entry(marks: Tensor | None, b: int, i: int, default: int) -> int:
-    return default if marks is None else int(marks[min(b, marks.shape[0] - 1), i].item())
+def _entry(values: Tensor | None, b: int, i: int, default: int) -> int:
+    return default if values is None else int(values[min(b, values.shape[0] - 1), i].item())
 
 
-def _sees(grid: Grid, b: int, i: int, j: int) -> bool:
+def _visible(grid: Grid, b: int, i: int, j: int) -> bool:
     query, key = grid.query, grid.key
     if _entry(query.document, b, i, 0) != _entry(key.document, b, j, 0):
         return False
@@ -108,7 +107,7 @@ def rotate_by_loops(
     adjacent: bool = False,
     turned: int | None = None,
 ) -> Float[Tensor, "B H L D"]:
-    """RoPE as multiplication of complex numbers, a pair at a time, in float64."""
+    """RoPE as complex multiplication of each pair, in float64."""
     x = x.double().clone()
     width = x.shape[-1] if turned is None else turned
     for b in range(x.shape[0]):
@@ -137,7 +136,7 @@ def sinusoid_by_loops(position: float, width: int, *, base: float = 10000.0) -> 
 def t5_bucket_by_loops(
     distance: int, *, causal: bool, buckets: int = 32, max_distance: int = 128
 ) -> int:
-    """T5's bucket of key position − query position, decided in exact integers."""
+    """T5's bucket of key position − query position, in exact integer arithmetic."""
     first = 0
     if not causal:
         buckets //= 2

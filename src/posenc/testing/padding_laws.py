@@ -1,4 +1,4 @@
-"""Laws about padding: what invalid tokens hold, NaN and infinities included, reaches nothing."""
+"""Laws of padding: features of invalid tokens, including NaN and infinity, have no effect."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ POISON = (torch.nan, torch.inf, -torch.inf)
 
 
 def invalid_tokens_hold_anything(subject: Subject) -> None:
-    """NaN and infinities at tokens marked invalid reach no other value and no gradient.
+    """NaN and infinity at invalid tokens reach no other value and no gradient.
 
-    In the layer's input, also where a cache keeps it, and in q, k and v under every backend. The
-    gradients at the invalid tokens themselves are zero.
+    In the layer's input, with and without a cache, and in q, k and v with every backend. Gradients
+    at the invalid tokens are zero.
     """
     layer = subject.layer()
     learned = [p for p in layer.parameters() if p.requires_grad]
@@ -57,7 +57,7 @@ def invalid_tokens_hold_anything(subject: Subject) -> None:
 
 
 def _cached(layer: Layer, layout: Layout, first: int, x: Tensor) -> Tensor:
-    """The layer's outputs ``[B, L, C]``: of the ``first`` tokens, then of the others."""
+    """The layer's outputs ``[B, L, C]`` in two calls: the ``first`` tokens, then the others."""
     tokens = torch.arange(x.shape[0] * x.shape[1]).reshape(x.shape[:2]) % 5
     cache, outputs = LayerCache(), []
     for part in (slice(0, first), slice(first, layout.length)):
@@ -75,37 +75,37 @@ def _attended(
 
 
 def _compare(
-    what: str,
+    label: str,
     compute: Callable[..., Tensor],
     given: Sequence[Tensor],
     layouts: Sequence[Layout],
     learned: Sequence[Tensor],
 ) -> None:
-    """Refuse where invalid tokens of NaN and infinities do not give what zeros there give.
+    """Require the same result with zeros and with NaN and infinity at invalid tokens.
 
     Args:
-        compute: from tensors ``[B, L, …]`` to one with the first of the ``layouts``.
-        given: what to compute from, a layout each.
-        learned: parameters, whose gradients are compared as well.
+        compute: from tensors ``[B, L, …]`` to an output with the first of the ``layouts``.
+        given: inputs of ``compute``, one per layout.
+        learned: parameters whose gradients are compared too.
     """
-    found = []
+    results = []
     for fill in ((0.0,), POISON):
         pairs = zip(given, layouts, strict=True)
         taken = [_filled(x, at, fill).requires_grad_() for x, at in pairs]
         output = _filled(compute(*taken), layouts[0], (0.0,))
         gradients = torch.autograd.grad(output.sin().sum(), [*taken, *learned], allow_unused=True)
-        found.append([output, *gradients])
+        results.append([output, *gradients])
         for gradient, at in zip(gradients[: len(layouts)], layouts, strict=True):
             if gradient is not None:
                 outside = gradient - _filled(gradient, at, (0.0,))
-                agree(LAW, f"the gradient of padding ({what})", outside, torch.zeros_like(outside))
-    for plain, poisoned in zip(*found, strict=True):
+                agree(LAW, f"the gradient of padding ({label})", outside, torch.zeros_like(outside))
+    for plain, poisoned in zip(*results, strict=True):
         if plain is not None and poisoned is not None:
-            agree(LAW, f"a value or gradient ({what})", poisoned, plain)
+            agree(LAW, f"a value or gradient ({label})", poisoned, plain)
 
 
 def _filled(x: Tensor, layout: Layout, fill: Sequence[float]) -> Tensor:
-    """``x`` with the numbers of ``fill``, in turn, at invalid tokens."""
+    """``x`` with the numbers of ``fill``, repeated, at invalid tokens."""
     assert layout.valid is not None
     valid = layout.valid.view(*layout.valid.shape, *(1 for _ in x.shape[2:]))
     numbers = (list(fill) * x.shape[-1])[: x.shape[-1]]

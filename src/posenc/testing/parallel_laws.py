@@ -1,4 +1,4 @@
-"""Laws about training in several processes, by torch.distributed."""
+"""Laws of distributed training."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ PROCESSES = 2
 
 
 def broken_in_parallel(names: Iterable[str]) -> dict[str, str]:
-    """Entries of the registry that two processes do not train as one does, with the reason.
+    """Registry entries whose gradients differ between one and two processes, with the reason.
 
-    With the whole batch in one process, its gradients are compared with those of two processes
-    that have half of it each: by ``DistributedDataParallel``, which stops where a parameter has
-    no gradient, and by ``fully_shard`` of each block and of the model. One pair of processes
-    (gloo, CPU) serves all entries, and an encoder–decoder (``"transformer"``) beside them.
+    Each of two processes (gloo, CPU) has half of the batch, with ``DistributedDataParallel``, which
+    fails if a parameter has no gradient, and with ``fully_shard`` of each block and of the model.
+    An encoder–decoder (``"transformer"``) is checked too.
     """
     with TemporaryDirectory() as folder:
         arguments = (list(names), folder)
         spawn(_work, arguments, nprocs=PROCESSES)  # type: ignore[no-untyped-call]
-        found: dict[str, str] = torch.load(Path(folder) / "broken", weights_only=True)
-    return found
+        broken: dict[str, str] = torch.load(Path(folder) / "broken", weights_only=True)
+    return broken
 
 
 def _work(rank: int, names: list[str], folder: str) -> None:
@@ -57,7 +56,7 @@ def _work(rank: int, names: list[str], folder: str) -> None:
         both: list[object] = [None] * PROCESSES
         dist.all_gather_object(both, name in broken)
         if any(both) and name not in broken:
-            broken[name] = "it failed in the other process"
+            broken[name] = "failed in the other process"
     if rank == 0:
         torch.save(broken, f"{folder}/broken")
     dist.barrier()
@@ -75,7 +74,7 @@ def _check_entry(name: str, rank: int) -> None:
 
 
 def _check_transformer(rank: int) -> None:
-    """Of an encoder–decoder, whose decoder blocks project the encoder's vectors."""
+    """Check an encoder–decoder, whose decoder blocks project the encoder's vectors."""
 
     def make() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -108,46 +107,46 @@ def _check(
     """Compare gradients of two processes with those of one.
 
     Args:
-        make: the same model at every call.
-        forward: its output for some rows of the batch.
+        make: creates the same model in every call.
+        forward: its output for given rows of the batch.
     """
-    own = slice(rank * 2, rank * 2 + 2)
+    half = slice(rank * 2, rank * 2 + 2)
     expected = _gradients(forward, make(), slice(None))
     data_parallel = DistributedDataParallel(make())
     for _ in range(2):  # a parameter without gradient stops the second step
         data_parallel.zero_grad()
-        found = _gradients(forward, data_parallel, own)
-    _compare("DistributedDataParallel", found, expected)
+        gradients = _gradients(forward, data_parallel, half)
+    _compare("DistributedDataParallel", gradients, expected)
     sharded = make()
     mesh = init_device_mesh("cpu", (PROCESSES,))
     for block in [module for module in sharded.modules() if isinstance(module, Block)]:
         fully_shard(block, mesh=mesh)
     fully_shard(sharded, mesh=mesh)
-    _compare("fully_shard", _gradients(forward, sharded, own), expected)
+    _compare("fully_shard", _gradients(forward, sharded, half), expected)
 
 
 def _gradients(
     forward: Callable[[nn.Module, slice], Tensor], model: nn.Module, rows: slice
 ) -> dict[str, Tensor | None]:
     forward(model, rows).sin().mean().backward()  # type: ignore[no-untyped-call]
-    found = {}
+    gradients = {}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
-        found[name.removeprefix("module.")] = (
+        gradients[name.removeprefix("module.")] = (
             gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
         )
-    return found
+    return gradients
 
 
 def _compare(
-    what: str, found: dict[str, Tensor | None], expected: dict[str, Tensor | None]
+    label: str, gradients: dict[str, Tensor | None], expected: dict[str, Tensor | None]
 ) -> None:
-    if found.keys() != expected.keys():
-        raise LawBroken(f"{what}: other parameters than in one process")
+    if gradients.keys() != expected.keys():
+        raise LawBroken(f"{label}: parameters differ from one process")
     for name, gradient in expected.items():
-        got = found[name]
+        got = gradients[name]
         if gradient is None:
-            raise LawBroken(f"{what}: {name} has no gradient")
+            raise LawBroken(f"{label}: {name} has no gradient")
         if got is None:
-            raise LawBroken(f"{what}: {name} has no gradient in two processes")
-        agree(what, f"the gradient of {name}", got, gradient, tolerance=1e-6)
+            raise LawBroken(f"{label}: {name} has no gradient in two processes")
+        agree(label, f"the gradient of {name}", got, gradient, tolerance=1e-6)

@@ -1,4 +1,4 @@
-"""Laws about positions as numbers: any float dtype beside any features', near and far."""
+"""Laws of the dtype and size of positions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from posenc.testing.subject import LENGTH, LawBroken, Layer, Subject, agree, fol
 __all__ = ["double_positions_serve_any_features", "far_positions_are_exact"]
 
 FAR = (2**20, 2**24 - 5, 2**24 + 1, 2**40)
-"""Starts of sequences; the second passes the end of float32's integers half-way."""
+"""Starts of sequences; the second crosses 2^24, the limit of exact float32 integers."""
 
 FARTHEST = 2**53 - 32
-"""Where float64's integers end, for all whose angles are exact there."""
+"""Start near 2^53, for encodings with exact angles there."""
 
 
 def double_positions_serve_any_features(subject: Subject) -> None:
-    """float64 positions give what float32 ones do, in the features' dtype, by every backend."""
+    """float64 and float32 positions give the same, in the features' dtype, on every backend."""
     law, tokens = "double_positions_serve_any_features", _tokens()
     for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 0.06)):
         layer, x = subject.layer(dtype=dtype), inputs().to(dtype)
@@ -36,22 +36,22 @@ def double_positions_serve_any_features(subject: Subject) -> None:
                     expected = layer(x, layout, tokens=tokens)
                     got = layer(x, double, tokens=tokens)
                     if got.dtype != dtype:
-                        raise LawBroken(f"{law}: {dtype} came out as {got.dtype} by {backend}")
+                        raise LawBroken(f"{law}: {backend} returns {got.dtype} for {dtype}")
                     agree(law, f"{dtype} by {backend}", got, expected, tolerance=tolerance)
 
 
 def _layouts(subject: Subject) -> list[Layout]:
-    """Regular and padded, with integers that float32 holds; for images a whole one too."""
+    """Regular and padded layouts of small integers; for two axes also a whole image."""
     layouts = [Layout.sequence(LENGTH), Layout.padded([LENGTH, 8])]
     placed = [subject.place(layout) for layout in layouts]
     return [*placed, Layout.image(3, 4, prefix=1)] if subject.axes == 2 else placed
 
 
 def far_positions_are_exact(subject: Subject) -> None:
-    """Far out, up to 2^53, float32 features give what float64 ones do.
+    """Up to 2^53, float32 and float64 features give the same.
 
-    Relative encodings give what they give near the start: no neighbours merge, and no angle is
-    rounded with its whole turns. An encoding may say where its positions end by a ``LengthError``.
+    Relative encodings also give the same as near 0: positions stay distinct and angles exact. An
+    encoding may raise ``LengthError`` instead.
     """
     if "positions" in subject.claims.exceptions:
         return
@@ -63,7 +63,7 @@ def far_positions_are_exact(subject: Subject) -> None:
             far = _at(wide, x, start, subject, tokens)
         except LengthError:
             return
-        if subject.claims.relative:  # beside float64 features they are given in float64
+        if subject.claims.relative:  # positions are float64 with float64 features
             agree(law, f"the output from {start} on", far, near, tolerance=2e-5)
         got = _at(single, x.float(), start, subject, tokens)
         agree(law, f"float32 features from {start} on", got, far, tolerance=2e-5)

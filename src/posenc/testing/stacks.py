@@ -1,4 +1,4 @@
-"""A small decoder with the encodings of a subject, for laws about whole models."""
+"""Small decoder for laws of whole models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOCABULARY = 11
 
 
 def stack(subject: Subject, *, tied: bool = True) -> Decoder:
-    """A decoder of two blocks in float64, the same at every call."""
+    """A decoder of two blocks in float64, the same in every call."""
     records = subject.layers(2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(13)
@@ -31,7 +31,7 @@ def tokens(rows: int = 2) -> Tensor:
 
 
 def run(subject: Subject, model: nn.Module, text: Tensor | None = None) -> Tensor:
-    """Logits of some tokens at the places that the encoding serves."""
+    """Logits of some tokens at positions that the encoding supports."""
     text = tokens() if text is None else text
     logits: Tensor = model(text, subject.place(Layout.sequence(LENGTH)))
     return logits

@@ -1,4 +1,4 @@
-"""What a law is tried on."""
+"""The encoding, layer and inputs that laws are applied to."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ __all__ = [
 ]
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 3, 8
-"""Six heads: no power of two, and grouped."""
+"""Six heads: not a power of two, and divisible into groups."""
 
 DIM = HEADS * HEAD_DIM
 MAX_LENGTH = 160
 
 PARTIAL = {
-    "positions": "Some positions do not exist: laws keep to small ones.",
-    "angles": "Angles are rounded far out: laws keep to positions up to 2^40.",
+    "positions": "The range of positions is limited: laws use small ones.",
+    "angles": "Angles are inexact at large positions: laws use up to 2^40.",
 }
-"""Exceptions that a method may claim to parts of laws, rather than to a whole one."""
+"""Exceptions from parts of laws that a method may claim."""
 
 LENGTH = 13
-"""Tokens that most laws are tried on."""
+"""Length of sequences in most laws."""
 
 COLUMNS, ROWS = 5, 4
-"""Size of the images, and of the clips' frames, that texts are folded into on several axes."""
+"""Size of images and of video frames, into which texts are folded for several axes."""
 
 
 class LawBroken(AssertionError):
-    """An encoding does not keep a law."""
+    """An encoding violates a law."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Subject:
 
     Args:
         name: for messages.
-        make: a new encoding for ``heads=6, head_dim=8, dim=48, max_length=160, causal=True``,
-            its values drawn from torch's global generator.
-        claims: what it promises.
-        make_layers: the encodings of so many layers, which may share parameters; one that
-            ``make`` made for each by default.
+        make: creates an encoding for ``heads=6, head_dim=8, dim=48, max_length=160, causal=True``,
+            initialised from torch's global generator.
+        claims: of the encoding.
+        make_layers: creates the encodings of a number of layers, which may share parameters; by
+            default calls ``make`` for each.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Subject:
 
     @classmethod
     def of_entry(cls, name: str, entry: Entry, **options: object) -> Subject:
-        """The subject for a registry entry, its factory called with ``options``."""
+        """The subject of a registry entry and factory options."""
         context = {
             "dim": DIM,
             "heads": HEADS,
@@ -99,7 +99,7 @@ class Subject:
         return cls(name, make, entry.claims, make_layers)
 
     def layers(self, count: int) -> list[Encoding]:
-        """The encodings of a stack of layers, the same values at every call."""
+        """The encodings of a stack of layers, with the same values in every call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)
             if self.make_layers is None:
@@ -117,7 +117,7 @@ class Subject:
         window: int | None = None,
         merged: bool = False,
     ) -> Layer:
-        """A causal attention layer with this encoding, the same at every call."""
+        """A causal attention layer with this encoding, the same in every call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)
             encoding = self.make()
@@ -126,31 +126,31 @@ class Subject:
 
     @property
     def axes(self) -> int:
-        """How many axes its positions are tried on: the fewest it serves."""
+        """Number of position axes in laws: the smallest that the encoding supports."""
         return 1 if self.claims.axes is None else min(self.claims.axes)
 
     def place(self, layout: Layout) -> Layout:
-        """A layout of one axis for this encoding; see ``fold``."""
+        """A layout of one axis folded to this encoding's axes; see ``fold``."""
         return fold(layout, self.axes)
 
 
 def fold(layout: Layout, axes: int) -> Layout:
-    """A text laid out as an image or a clip.
+    """Positions of a text as positions of an image or video.
 
-    Position p goes to ``(p // 5, p % 5)`` on two axes, ``(p // 20, p // 5 % 4, p % 5)`` on three.
+    Position p becomes ``(p // 5, p % 5)`` on two axes, ``(p // 20, p // 5 % 4, p % 5)`` on three.
     """
     if axes == 1:
         return layout
     p = layout.positions[..., 0]
-    line, column = p.div(COLUMNS, rounding_mode="floor"), p.remainder(COLUMNS)
+    row, column = p.div(COLUMNS, rounding_mode="floor"), p.remainder(COLUMNS)
     if axes == 2:
-        return layout.with_positions(torch.stack([line, column], dim=-1))
-    frame, row = line.div(ROWS, rounding_mode="floor"), line.remainder(ROWS)
+        return layout.with_positions(torch.stack([row, column], dim=-1))
+    frame, row = row.div(ROWS, rounding_mode="floor"), row.remainder(ROWS)
     return layout.with_positions(torch.stack([frame, row, column], dim=-1))
 
 
 def spread(encoding: Encoding) -> None:
-    """Move parameters off their initial values, where many methods are trivially the identity."""
+    """Perturb parameters, as many methods are the identity at their initial values."""
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -158,7 +158,7 @@ def spread(encoding: Encoding) -> None:
 
 
 class Layer(nn.Module):
-    """An encoding in the smallest model there is: embedding part, then causal attention."""
+    """Minimal model: embedding part, then causal attention."""
 
     def __init__(
         self, encoding: Encoding, *, window: int | None = None, merged: bool = False
@@ -205,23 +205,23 @@ def heads_of(count: int, length: int, *, seed: int, rows: int = 2) -> Tensor:
 
 
 def observed(subject: Subject, encoding: Encoding, layout: Layout, rows: int = 2) -> Layout:
-    """The layout, placed, with what the encoding reads from some tokens."""
+    """The folded layout, with the encoding's signals of some tokens."""
     x = inputs(rows, layout.length, seed=9)
     return encoding.double().observe(x, subject.place(layout))
 
 
-def agree(law: str, what: str, got: Tensor, expected: Tensor, *, tolerance: float = 1e-6) -> None:
-    """Refuse tensors that differ by more than ``tolerance`` of the largest value (or of 1).
+def agree(law: str, label: str, got: Tensor, expected: Tensor, *, tolerance: float = 1e-6) -> None:
+    """Require equal tensors within ``tolerance`` · max(1, largest value).
 
     Raises:
-        LawBroken: saying what was compared and how far off it is.
+        LawBroken: with the label and the difference.
     """
     if got.shape != expected.shape:
-        raise LawBroken(f"{law}: {what} has shape {list(got.shape)}, not {list(expected.shape)}")
+        raise LawBroken(f"{law}: {label} has shape {list(got.shape)}, not {list(expected.shape)}")
     got, expected = got.detach().double(), expected.detach().double()
     if not got.numel():
         return
     scale = max(1.0, expected.abs().max().item())
     off = (got - expected).abs().max().item()
     if not off <= tolerance * scale:
-        raise LawBroken(f"{law}: {what} is off by {off:.3g}, more than {tolerance * scale:.3g}")
+        raise LawBroken(f"{law}: {label} is off by {off:.3g}, more than {tolerance * scale:.3g}")

@@ -1,4 +1,4 @@
-"""How far a computation may be off: as far as the definition itself is, at the same precision."""
+"""Tolerances from the definition's own error in the same precision."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from posenc.testing.subject import LawBroken
 __all__ = ["agree_as_well", "distance", "tolerance"]
 
 FACTOR = 4.0
-"""How many times the error of the definition is allowed."""
+"""Allowed multiple of the definition's error."""
 
 
 def distance(got: Tensor, exact: Tensor) -> float:
     """Largest absolute difference, in float64; infinite where a value is NaN.
 
     Raises:
-        LawBroken: when the shapes differ.
+        LawBroken: if the shapes differ.
     """
     if got.shape != exact.shape:
-        raise LawBroken(f"shape {list(got.shape)} came out instead of {list(exact.shape)}")
+        raise LawBroken(f"expected shape {list(exact.shape)}, got {list(got.shape)}")
     if not got.numel():
         return 0.0
     off = (got.detach().double() - exact.detach().double()).abs().max().item()
@@ -28,15 +28,15 @@ def distance(got: Tensor, exact: Tensor) -> float:
 
 
 def tolerance(reference: Tensor, exact: Tensor, *, factor: float = FACTOR) -> float:
-    """What another computation may be off, given what ``reference`` is off at the same precision.
+    """Allowed error of another computation, from the error of ``reference``.
 
     ``factor · max|reference - exact| + factor · ε · max(1, max|exact|)``, ε of the reference's
-    dtype: the second term is for where the definition happens to be exact.
+    dtype; the second term is needed if the definition is exact by chance.
 
     Args:
-        reference: the definition, computed in the narrow dtype.
-        exact: the same in float64.
-        factor: how many times worse is still right.
+        reference: the definition in the narrow dtype.
+        exact: the definition in float64.
+        factor: allowed multiple of the error.
     """
     largest = exact.detach().double().abs().max().item() if exact.numel() else 0.0
     rounding = torch.finfo(reference.dtype).eps * max(1.0, largest)
@@ -45,22 +45,22 @@ def tolerance(reference: Tensor, exact: Tensor, *, factor: float = FACTOR) -> fl
 
 def agree_as_well(
     law: str,
-    what: str,
+    label: str,
     got: Tensor,
     reference: Tensor,
     exact: Tensor,
     *,
     factor: float = FACTOR,
 ) -> None:
-    """Refuse ``got`` where it is further from ``exact`` than ``tolerance`` allows.
+    """Require ``got`` to equal ``exact`` within ``tolerance``.
 
     Raises:
-        LawBroken: saying what was compared and how far off it is.
+        LawBroken: with the label and the difference.
     """
     allowed = tolerance(reference, exact, factor=factor)
     off = distance(got, exact)
     if not off <= allowed:
         raise LawBroken(
-            f"{law}: {what} in {got.dtype} is off by {off:.3g} from float64, "
-            f"more than {allowed:.3g} ({factor:g} times what the definition is off)"
+            f"{law}: {label} in {got.dtype} is off by {off:.3g} from float64, "
+            f"more than {allowed:.3g} ({factor:g} times the error of the definition)"
         )

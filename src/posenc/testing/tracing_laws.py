@@ -1,4 +1,4 @@
-"""Laws about tracing: compilation, export, ONNX, and tensors without values."""
+"""Laws of compilation, export, ONNX, and meta and fake tensors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from posenc.testing.subject import DIM, LENGTH, LawBroken, Layer, Subject, agree
 __all__ = ["compiles_once", "exports", "exports_to_onnx", "runs_without_values"]
 
 SIZES = ((2, LENGTH), (3, 21), (1, 2))
-"""Batches and lengths on which a traced program is compared; it is traced with the first."""
+"""Batch sizes and lengths of comparisons; programs are traced with the first."""
 
 LONGEST = 150
-"""Largest length that exported programs are asked to take."""
+"""Maximum length of exported programs."""
 
 
 class Model(nn.Module):
-    """A subject's layer over texts that begin at 0."""
+    """A subject's layer with positions from 0."""
 
     def __init__(self, subject: Subject) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def _arguments(rows: int, length: int) -> tuple[Tensor, Tensor]:
 
 
 def compiles_once(subject: Subject) -> None:
-    """``torch.compile(fullgraph=True)`` gives the same, without a recompilation a length."""
+    """``torch.compile(fullgraph=True)`` gives the same, without recompilation for each length."""
     model, counter = Model(subject), CompileCounter()
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
@@ -54,7 +54,7 @@ def compiles_once(subject: Subject) -> None:
 
 
 def exports(subject: Subject) -> None:
-    """``torch.export`` with dynamic batch and length gives a program that computes the same."""
+    """``torch.export`` with dynamic batch and length gives a program with the same results."""
     model = Model(subject)
     with torch.no_grad():
         program = _export(model).module()
@@ -70,7 +70,7 @@ def _export(model: Model) -> torch.export.ExportedProgram:
 
 
 def runs_without_values(subject: Subject) -> None:
-    """On the meta device and on fake tensors, shapes come out and no value is read."""
+    """Meta and fake tensors give the right shapes, without reading values."""
 
     def check(kind: str, device: str, model: Model) -> None:
         x = torch.zeros(2, LENGTH, DIM, device=device)
@@ -94,13 +94,12 @@ def runs_without_values(subject: Subject) -> None:
 
 
 def exports_to_onnx(subject: Subject) -> None:
-    """The exported program, written as ONNX, computes the same in ONNX Runtime to 1e-4.
+    """The exported program gives the same in ONNX Runtime, to 1e-4.
 
-    Needs the packages onnx, onnxscript and onnxruntime. Takes some seconds, so it is none of
-    ``LAWS``.
+    Requires onnx, onnxscript and onnxruntime. Not in ``LAWS``, as it takes seconds.
 
     Raises:
-        torch.onnx.ConversionError: when ONNX has no operator for something in the program.
+        torch.onnx.ConversionError: if the program has an operator that ONNX lacks.
     """
     import onnxruntime
 
@@ -109,12 +108,12 @@ def exports_to_onnx(subject: Subject) -> None:
         path = Path(folder) / "model.onnx"
         written = torch.onnx.export(_export(model), dynamo=True, optimize=False, verbose=False)
         if written is None:
-            raise LawBroken("exports_to_onnx: nothing was written")
+            raise LawBroken("exports_to_onnx: no program was written")
         written.save(path)
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        names = [each.name for each in session.get_inputs()]
+        names = [argument.name for argument in session.get_inputs()]
         for rows, length in SIZES:
             given = _arguments(rows, length)
-            arrays = {name: each.numpy() for name, each in zip(names, given, strict=False)}
+            arrays = {name: x.numpy() for name, x in zip(names, given, strict=False)}
             got = torch.from_numpy(session.run(None, arrays)[0])
             agree("exports_to_onnx", f"{rows} × {length}", got, model(*given), tolerance=1e-4)
