@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from posenc.errors import ArgumentError
 from posenc.extension import extend_layers
-from posenc.models import Decoder, DecoderConfig, Encoder, EncoderConfig
+from posenc.models import (
+    Decoder,
+    DecoderConfig,
+    Encoder,
+    EncoderConfig,
+    ImageConfig,
+    VisionTransformer,
+)
 from posenc.models.replacing import encodings_of, with_encodings, with_window
 
 
@@ -64,3 +73,15 @@ def test_one_record_a_block() -> None:
     model = decoder()
     with pytest.raises(ArgumentError, match="2, one per block, got 1"):
         with_encodings(model, encodings_of(model)[:1])
+
+
+def test_a_classifier_with_other_encodings_cannot_be_saved(tmp_path: Path) -> None:
+    """Its configuration names the encodings it was made with."""
+    config = ImageConfig(
+        size=(8, 8), patch=4, dim=16, layers=1, heads=2, classes=2, encoding="learned2d"
+    )
+    model = VisionTransformer(config)
+    twin = with_encodings(model, encodings_of(model))
+    model.save(tmp_path)
+    with pytest.raises(ArgumentError, match="records"):
+        twin.save(tmp_path)

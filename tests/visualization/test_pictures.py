@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
+import io
 import math
 import re
-import struct
-import zlib
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from posenc.errors import ArgumentError, OutputError
 from posenc.visualization.colours import FALL, RISE, Scale, is_narrow
@@ -21,13 +21,12 @@ from posenc.visualization.raster import data_uri
 
 
 def decode(uri: str) -> torch.Tensor:
-    """The pixels of a PNG that has but one data chunk, as ``[R, K, 4]``."""
-    png = base64.b64decode(uri.removeprefix("data:image/png;base64,"))
-    width, height = struct.unpack(">II", png[16:24])
-    size = struct.unpack(">I", png[33:37])[0]
-    lines = torch.tensor(list(zlib.decompress(png[41 : 41 + size]))).reshape(height, -1)
-    assert set(lines[:, 0].tolist()) == {2}
-    return lines[:, 1:].cumsum(0).remainder(256).reshape(height, width, 4)
+    """The pixels of a PNG, as ``[R, K, 4]``."""
+    content = base64.b64decode(uri.removeprefix("data:image/png;base64,"))
+    with Image.open(io.BytesIO(content)) as image:
+        assert (image.format, image.mode) == ("PNG", "RGBA")
+        flat = torch.tensor(list(image.tobytes()))
+        return flat.reshape(image.height, image.width, 4)
 
 
 def test_cells_become_blocks_of_pixels() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import CheckpointError
+from posenc.errors import ArgumentError, CheckpointError
 from posenc.models.sharing import state_by_layer
 from posenc.models.unfilled import unfilled
 from posenc.storage import (
@@ -22,11 +23,58 @@ from posenc.storage import (
     write_json,
 )
 
-__all__ = ["load_model", "save_model", "stored_tensors"]
+__all__ = ["SavedModel", "load_model", "save_model", "stored_tensors"]
 
 TENSORS, CONFIG = "model.safetensors", "config.json"
 
 Model = TypeVar("Model", bound=nn.Module)
+
+
+class SavedModel(nn.Module):
+    """Base class of models that are made from a configuration and saved with it.
+
+    Attributes:
+        kind: of the model, in ``config.json``.
+        made_from: class of its configuration, a dataclass of plain values.
+        named: False for a model made from encoding records, which cannot be saved.
+    """
+
+    kind: ClassVar[str]
+    made_from: ClassVar[Callable[..., Any]]
+    named: bool = True
+
+    def save(self, folder: Path | str) -> None:
+        """Write ``model.safetensors`` and ``config.json`` into ``folder``.
+
+        Raises:
+            ArgumentError: for a model made from encoding records.
+            OutputError: when the folder cannot be written to; what was there before is whole.
+        """
+        if not all(getattr(module, "named", True) for module in self.modules()):
+            raise ArgumentError(
+                "encodings",
+                expected="an encoding by name",
+                got="records, which config.json cannot hold",
+                remedy="Make the model from names and options, or save its state_dict() yourself.",
+            )
+        save_model(self, self._fields(), folder, kind=self.kind)
+
+    @classmethod
+    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Self:
+        """Read the model that ``save`` wrote.
+
+        Raises:
+            CheckpointError: when files are missing, damaged or of another kind, or a tensor is
+                missing, unknown or of another shape (it is named).
+        """
+        return load_model(folder, kind=cls.kind, make=cls._of_fields, device=device)
+
+    def _fields(self) -> dict[str, Any]:
+        return asdict(cast(Any, self.config))
+
+    @classmethod
+    def _of_fields(cls, fields: Mapping[str, Any]) -> Self:
+        return cls(cls.made_from(**fields))
 
 
 def save_model(

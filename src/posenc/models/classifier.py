@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-from posenc.models.checkpoint import load_model, save_model
+from posenc.models.checkpoint import SavedModel
 from posenc.models.encoder import Encoder, EncoderConfig
 
 __all__ = ["TextClassifier"]
 
 
-class TextClassifier(nn.Module):
+class TextClassifier(SavedModel):
     """``W · mean(encoder(tokens)) + b``, the mean over valid tokens.
 
     Args:
@@ -34,6 +32,8 @@ class TextClassifier(nn.Module):
     >>> TextClassifier(config, classes=3)(torch.randint(99, (2, 10))).shape
     torch.Size([2, 3])
     """
+
+    kind = "text_classifier"
 
     def __init__(self, config: EncoderConfig, *, classes: int) -> None:
         super().__init__()
@@ -60,17 +60,10 @@ class TextClassifier(nn.Module):
         logits: Tensor = self.output(mean)
         return logits
 
-    def save(self, folder: Path | str) -> None:
-        """As ``Encoder.save``."""
-        fields = {**self.encoder.config.to_json(), "classes": self.classes}
-        save_model(self, fields, folder, kind="text_classifier")
+    def _fields(self) -> dict[str, Any]:
+        return {**self.encoder.config.to_json(), "classes": self.classes}
 
     @classmethod
-    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> TextClassifier:
-        """As ``Encoder.load``."""
-        return load_model(folder, kind="text_classifier", make=_from_json, device=device)
-
-
-def _from_json(fields: Mapping[str, Any]) -> TextClassifier:
-    shape = {key: value for key, value in fields.items() if key != "classes"}
-    return TextClassifier(EncoderConfig(**shape), classes=fields["classes"])
+    def _of_fields(cls, fields: Mapping[str, Any]) -> Self:
+        shape = {key: value for key, value in fields.items() if key != "classes"}
+        return cls(EncoderConfig(**shape), classes=fields["classes"])

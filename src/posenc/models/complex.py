@@ -7,8 +7,7 @@ to one vector, and a linear readout. Bodies work on complex and real numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -20,7 +19,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
 from posenc.models.block import Block
-from posenc.models.checkpoint import load_model, save_model
+from posenc.models.checkpoint import SavedModel
 from posenc.models.complex_layers import (
     ComplexAttention,
     ComplexConv,
@@ -146,7 +145,7 @@ class ClassifierConfig:
             return sum(p.numel() for p in SequenceClassifier(self).parameters())
 
 
-class SequenceClassifier(nn.Module):
+class SequenceClassifier(SavedModel):
     """Embedding, encoding, body and readout; complex except for the embedding and the logits.
 
     The readout is the real part of a complex linear map. In a complex LSTM the gates are real (the
@@ -167,6 +166,8 @@ class SequenceClassifier(nn.Module):
     >>> SequenceClassifier(config)(torch.randint(99, (3, 10))).shape
     torch.Size([3, 2])
     """
+
+    kind, made_from = "sequence_classifier", ClassifierConfig
 
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
@@ -231,29 +232,6 @@ class SequenceClassifier(nn.Module):
         x = self.body(folded(x) if self.config.numbers == "complex" else x, layout)
         logits: Tensor = self.readout(side_by_side(x) if x.is_complex() else x)
         return logits
-
-    def save(self, folder: Path | str) -> None:
-        """Write ``model.safetensors`` and ``config.json`` into ``folder``.
-
-        Raises:
-            OutputError: when the folder cannot be written to; what was there before is whole.
-        """
-        save_model(self, asdict(self.config), folder, kind="sequence_classifier")
-
-    @classmethod
-    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> SequenceClassifier:
-        """The model that ``save`` wrote.
-
-        Raises:
-            CheckpointError: when files are missing, damaged or of another kind, or a tensor is
-                missing, unknown or of another shape (it is named).
-        """
-        return load_model(
-            folder,
-            kind="sequence_classifier",
-            make=lambda fields: SequenceClassifier(ClassifierConfig(**fields)),
-            device=device,
-        )
 
 
 class FastText(nn.Module):

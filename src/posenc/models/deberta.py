@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-from posenc.models.checkpoint import load_model, save_model
+from posenc.models.checkpoint import SavedModel
 from posenc.models.encoder import Encoder, EncoderConfig, MaskedLMHead
 from posenc.models.stack import check_tokens, make_encodings
 
@@ -56,7 +54,7 @@ class DebertaConfig(EncoderConfig):
         return EncoderConfig(**{f.name: getattr(self, f.name) for f in fields(EncoderConfig)})
 
 
-class Deberta(nn.Module):
+class Deberta(SavedModel):
     """Masked language model with an Enhanced Mask Decoder.
 
     With H the vectors after all but the last of the encoder's layers and p absolute positions:
@@ -80,6 +78,8 @@ class Deberta(nn.Module):
     >>> model(torch.randint(99, (1, 10))).shape
     torch.Size([1, 10, 99])
     """
+
+    kind, made_from = "deberta", DebertaConfig
 
     def __init__(self, config: DebertaConfig) -> None:
         super().__init__()
@@ -140,23 +140,3 @@ class Deberta(nn.Module):
         It has no absolute positions (I = H, one step), and shares this model's weights.
         """
         return self.encoder
-
-    def save(self, folder: Path | str) -> None:
-        """Write ``model.safetensors`` and ``config.json`` into ``folder``.
-
-        Raises:
-            OutputError: when the folder cannot be written to; what was there before is whole.
-        """
-        save_model(self, self.config.to_json(), folder, kind="deberta")
-
-    @classmethod
-    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Deberta:
-        """The model that ``save`` wrote.
-
-        Raises:
-            CheckpointError: when files are missing, damaged or of another kind, or a tensor is
-                missing, unknown or of another shape (it is named).
-        """
-        return load_model(
-            folder, kind="deberta", make=lambda f: Deberta(DebertaConfig(**f)), device=device
-        )

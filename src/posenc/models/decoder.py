@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -15,7 +14,7 @@ from posenc.attention import Cache, LayerCache
 from posenc.encoding import Encoding
 from posenc.layout import Layout
 from posenc.models.block import Block
-from posenc.models.checkpoint import load_model, save_model
+from posenc.models.checkpoint import SavedModel
 from posenc.models.norm import make_norm, normalize
 from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
@@ -26,7 +25,6 @@ from posenc.models.stack import (
     embed,
     make_blocks,
     make_encodings,
-    require_by_name,
     require_position,
 )
 from posenc.models.token_embedding import TokenEmbedding, tied_logits
@@ -64,7 +62,7 @@ class DecoderConfig(StackConfig):
         self.require_counts("vocabulary", "layers")
 
 
-class Decoder(nn.Module):
+class Decoder(SavedModel):
     """A causal language model: token embedding · √C, blocks, a norm, logits.
 
     Args:
@@ -81,6 +79,8 @@ class Decoder(nn.Module):
     >>> model(torch.randint(256, (1, 10))).shape
     torch.Size([1, 10, 256])
     """
+
+    kind, made_from = "decoder", DecoderConfig
 
     def __init__(
         self, config: DecoderConfig, *, encodings: Sequence[Encoding] | None = None
@@ -175,27 +175,3 @@ class Decoder(nn.Module):
             LengthError: from the encoding, with the remedy.
         """
         require_position(self.encodings[0], self.embedding, position, device=device)
-
-    def save(self, folder: Path | str) -> None:
-        """Write ``model.safetensors`` and ``config.json`` into ``folder``.
-
-        Raises:
-            ArgumentError: for a model made from encoding records.
-            OutputError: when the folder cannot be written to; what was there before is whole.
-        """
-        require_by_name(self.named)
-        save_model(self, self.config.to_json(), folder, kind="decoder")
-
-    @classmethod
-    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Decoder:
-        """The model that ``save`` wrote.
-
-        Raises:
-            CheckpointError: when files are missing, damaged or of another kind, or a tensor is
-                missing, unknown or of another shape (it is named).
-        """
-        return load_model(folder, kind="decoder", make=_from_json, device=device)
-
-
-def _from_json(fields: Mapping[str, Any]) -> Decoder:
-    return Decoder(DecoderConfig(**fields))

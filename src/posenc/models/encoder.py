@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -15,7 +14,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.block import Activation, Block
-from posenc.models.checkpoint import load_model, save_model
+from posenc.models.checkpoint import SavedModel
 from posenc.models.norm import Norm, make_norm, normalize
 from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
@@ -26,7 +25,6 @@ from posenc.models.stack import (
     embed,
     make_blocks,
     make_encodings,
-    require_by_name,
 )
 from posenc.models.token_embedding import TokenEmbedding, tied_logits
 
@@ -66,7 +64,7 @@ class EncoderConfig(StackConfig):
             raise ArgumentError("types", expected="0 or more", got=self.types, remedy="0: none.")
 
 
-class Encoder(nn.Module):
+class Encoder(SavedModel):
     """Embeddings, bidirectional blocks and a norm.
 
     The norm precedes the blocks if they are post-norm (BERT), and follows them if pre-norm.
@@ -85,6 +83,8 @@ class Encoder(nn.Module):
     >>> Encoder(config)(torch.randint(99, (1, 10))).shape
     torch.Size([1, 10, 32])
     """
+
+    kind, made_from = "encoder", EncoderConfig
 
     def __init__(
         self, config: EncoderConfig, *, encodings: Sequence[Encoding] | None = None
@@ -174,28 +174,6 @@ class Encoder(nn.Module):
             return x
         return normalize(self.norm, x, layout)
 
-    def save(self, folder: Path | str) -> None:
-        """Write ``model.safetensors`` and ``config.json`` into ``folder``.
-
-        Raises:
-            ArgumentError: for a model made from encoding records.
-            OutputError: when the folder cannot be written to; what was there before is whole.
-        """
-        require_by_name(self.named)
-        save_model(self, self.config.to_json(), folder, kind="encoder")
-
-    @classmethod
-    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Encoder:
-        """The model that ``save`` wrote.
-
-        Raises:
-            CheckpointError: when files are missing, damaged or of another kind, or a tensor is
-                missing, unknown or of another shape (it is named).
-        """
-        return load_model(
-            folder, kind="encoder", make=lambda f: Encoder(EncoderConfig(**f)), device=device
-        )
-
 
 class MaskedLMHead(nn.Module):
     """``E · norm(gelu(W x + b)) + c``, E the token embedding (Devlin et al. 2019).
@@ -226,7 +204,7 @@ class MaskedLMHead(nn.Module):
         return tied_logits(embedding, x, len(self.bias)) + self.bias
 
 
-class MaskedLM(nn.Module):
+class MaskedLM(SavedModel):
     """An ``Encoder`` with a head that predicts masked tokens.
 
     Args:
@@ -242,6 +220,8 @@ class MaskedLM(nn.Module):
     ...     torch.randint(99, (1, 10))).shape
     torch.Size([1, 10, 99])
     """
+
+    kind, made_from = "masked_lm", EncoderConfig
 
     def __init__(
         self, config: EncoderConfig, *, encodings: Sequence[Encoding] | None = None
@@ -262,15 +242,3 @@ class MaskedLM(nn.Module):
         x = self.encoder(tokens, layout, types=types)
         logits: Tensor = self.head(x, self.encoder.embedding)
         return logits
-
-    def save(self, folder: Path | str) -> None:
-        """As ``Encoder.save``."""
-        require_by_name(self.encoder.named)
-        save_model(self, self.encoder.config.to_json(), folder, kind="masked_lm")
-
-    @classmethod
-    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> MaskedLM:
-        """As ``Encoder.load``."""
-        return load_model(
-            folder, kind="masked_lm", make=lambda f: MaskedLM(EncoderConfig(**f)), device=device
-        )

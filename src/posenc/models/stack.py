@@ -27,7 +27,6 @@ __all__ = [
     "embed",
     "make_blocks",
     "make_encodings",
-    "require_by_name",
     "require_position",
 ]
 
@@ -291,21 +290,6 @@ def embed(
     if cache is None:
         return encoding.embed(x, layout, tokens=tokens)
     return cache.embed(encoding, x, layout, tokens=tokens)
-
-
-def require_by_name(named: bool) -> None:
-    """Require a model whose encodings were created by name.
-
-    Raises:
-        ArgumentError: if ``named`` is False.
-    """
-    if not named:
-        raise ArgumentError(
-            "encodings",
-            expected="an encoding by name",
-            got="encoding objects, which config.json cannot represent",
-            remedy="Create the model from names and options, or save its state_dict().",
-        )
 
 
 @torch.no_grad()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-from posenc.models.checkpoint import load_model, save_model
+from posenc.models.checkpoint import SavedModel
 from posenc.models.patches import Patches
 from posenc.models.sharing import share_encodings
 from posenc.models.stack import StackConfig, draw_blocks, embed, make_blocks, make_encodings
@@ -156,7 +155,7 @@ class PatchMerging(nn.Module):
         return merged.flatten(1, 2), (merged.shape[1], merged.shape[2]), valid
 
 
-class Swin(nn.Module):
+class Swin(SavedModel):
     """Swin Transformer: patches, stages of windowed blocks with merging, classifier.
 
     An encoding's embedding part enters before the first stage; its other parts act inside windows,
@@ -181,6 +180,8 @@ class Swin(nn.Module):
     >>> model(torch.randn(1, 1, 32, 48)).shape
     torch.Size([1, 10])
     """
+
+    kind, made_from = "swin", SwinConfig
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
@@ -258,26 +259,6 @@ class Swin(nn.Module):
                 x, extent, cells = self.merging[index - 1](x, extent, cells)
             x = stage(x, extent, cells)
         return self.norm(x), extent, cells
-
-    def save(self, folder: Path | str) -> None:
-        """Write ``model.safetensors`` and ``config.json`` into ``folder``.
-
-        Raises:
-            OutputError: when the folder cannot be written to; what was there before is whole.
-        """
-        save_model(self, asdict(self.config), folder, kind="swin")
-
-    @classmethod
-    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Swin:
-        """The model that ``save`` wrote.
-
-        Raises:
-            CheckpointError: when files are missing, damaged or of another kind, or a tensor is
-                missing, unknown or of another shape (it is named).
-        """
-        return load_model(
-            folder, kind="swin", make=lambda fields: Swin(SwinConfig(**fields)), device=device
-        )
 
 
 def _without_embedding(encoding: Encoding) -> Encoding:

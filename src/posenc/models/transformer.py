@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -16,7 +15,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.block import Activation, Block, SourceContext
-from posenc.models.checkpoint import load_model, save_model
+from posenc.models.checkpoint import SavedModel
 from posenc.models.norm import Norm, make_norm, normalize
 from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
@@ -27,7 +26,6 @@ from posenc.models.stack import (
     embed,
     make_blocks,
     make_encodings,
-    require_by_name,
     require_position,
 )
 from posenc.models.token_embedding import TokenEmbedding, tied_logits
@@ -85,7 +83,7 @@ class TransformerConfig(StackConfig):
             )
 
 
-class Transformer(nn.Module):
+class Transformer(SavedModel):
     """Encoder of source tokens and causal decoder with cross-attention to it.
 
     Args:
@@ -107,6 +105,8 @@ class Transformer(nn.Module):
     >>> generate(model.given(source), begin, max_new_tokens=5).shape
     torch.Size([2, 6])
     """
+
+    kind, made_from = "transformer", TransformerConfig
 
     def __init__(
         self,
@@ -233,26 +233,6 @@ class Transformer(nn.Module):
         logits: Tensor = self.output(x)
         return logits
 
-    def save(self, folder: Path | str) -> None:
-        """Write ``model.safetensors`` and ``config.json`` into ``folder``.
-
-        Raises:
-            ArgumentError: for a model made from encoding records.
-            OutputError: when the folder cannot be written to; what was there before is whole.
-        """
-        require_by_name(self.named)
-        save_model(self, self.config.to_json(), folder, kind="transformer")
-
-    @classmethod
-    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Transformer:
-        """The model that ``save`` wrote.
-
-        Raises:
-            CheckpointError: when files are missing, damaged or of another kind, or a tensor is
-                missing, unknown or of another shape (it is named).
-        """
-        return load_model(folder, kind="transformer", make=_from_json, device=device)
-
 
 class Given:
     """A ``Transformer``'s decoder conditioned on a source: a language model of targets.
@@ -301,7 +281,3 @@ class Given:
 def _first(blocks: nn.ModuleList) -> Encoding:
     first = cast(Block, blocks[0])
     return first.attention.encoding
-
-
-def _from_json(fields: Mapping[str, Any]) -> Transformer:
-    return Transformer(TransformerConfig(**fields))

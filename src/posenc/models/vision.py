@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -15,7 +14,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
 from posenc.models.block import Activation
-from posenc.models.checkpoint import load_model, save_model
+from posenc.models.checkpoint import SavedModel
 from posenc.models.detr import at_attention
 from posenc.models.norm import Norm, make_norm, normalize
 from posenc.models.patches import Patches
@@ -26,7 +25,6 @@ from posenc.models.stack import (
     embed,
     make_blocks,
     make_encodings,
-    require_by_name,
 )
 from posenc.registry import ENCODINGS
 
@@ -202,7 +200,7 @@ class ImageEncoder(nn.Module):
         return (x if self.norm is None else normalize(self.norm, x, layout)), layout
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(SavedModel):
     """ViT: an ``ImageEncoder`` and a linear classifier of its class token.
 
     Without special tokens it classifies the mean of all valid patches.
@@ -223,6 +221,8 @@ class VisionTransformer(nn.Module):
     >>> model(torch.randn(1, 3, 32, 32)).shape, model(torch.randn(1, 3, 48, 64)).shape
     (torch.Size([1, 10]), torch.Size([1, 10]))
     """
+
+    kind, made_from = "vision_transformer", ImageConfig
 
     def __init__(self, config: ImageConfig, *, encodings: Sequence[Encoding] | None = None) -> None:
         super().__init__()
@@ -259,31 +259,6 @@ class VisionTransformer(nn.Module):
         x, layout = self.encoder(images, layout, valid=valid)
         logits: Tensor = self.head(x[:, 0] if self.config.special else mean_of_real(x, layout))
         return logits
-
-    def save(self, folder: Path | str) -> None:
-        """Write ``model.safetensors`` and ``config.json`` into ``folder``.
-
-        Raises:
-            ArgumentError: for a model made from encoding records.
-            OutputError: when the folder cannot be written to; what was there before is whole.
-        """
-        require_by_name(self.named)
-        save_model(self, self.config.to_json(), folder, kind="vision_transformer")
-
-    @classmethod
-    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> VisionTransformer:
-        """The model that ``save`` wrote.
-
-        Raises:
-            CheckpointError: when files are missing, damaged or of another kind, or a tensor is
-                missing, unknown or of another shape (it is named).
-        """
-        return load_model(
-            folder,
-            kind="vision_transformer",
-            make=lambda fields: VisionTransformer(ImageConfig(**fields)),
-            device=device,
-        )
 
 
 def mean_of_real(x: Float[Tensor, "B L C"], layout: Layout) -> Float[Tensor, "B C"]:

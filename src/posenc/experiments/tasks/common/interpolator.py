@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,17 +11,15 @@ from torch import Tensor, nn
 
 from posenc.layout import Layout
 from posenc.models.block import Block
-from posenc.models.checkpoint import load_model, save_model
+from posenc.models.checkpoint import SavedModel
 from posenc.models.norm import make_norm, normalize
 from posenc.models.sharing import share_encodings
 from posenc.models.stack import StackConfig, draw_blocks, embed, make_blocks, make_encodings
 
 __all__ = ["Interpolator", "Timed"]
 
-KIND = "interpolator"
 
-
-class Interpolator(nn.Module):
+class Interpolator(SavedModel):
     """Encoder of numbers at real times, which predicts a value for each, hidden or not.
 
     Args:
@@ -30,6 +27,8 @@ class Interpolator(nn.Module):
         encoding, options: of the positions, which are times.
         layers: blocks.
     """
+
+    kind = "interpolator"
 
     def __init__(
         self, config: StackConfig, *, encoding: str, options: Mapping[str, Any], layers: int
@@ -64,23 +63,13 @@ class Interpolator(nn.Module):
         predicted: Tensor = self.output(normalize(self.norm, x, layout)).squeeze(-1)
         return predicted
 
-    def save(self, folder: Path | str) -> None:
-        """Write ``model.safetensors`` and ``config.json`` into ``folder``."""
-        save_model(self, self._shape | {"config": self.config.to_json()}, folder, kind=KIND)
+    def _fields(self) -> dict[str, Any]:
+        return self._shape | {"config": self.config.to_json()}
 
     @classmethod
-    def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Interpolator:
-        """The model that ``save`` wrote.
-
-        Raises:
-            CheckpointError: when files are missing, damaged or of another kind.
-        """
-
-        def make(fields: Mapping[str, Any]) -> Interpolator:
-            shape = {key: value for key, value in fields.items() if key != "config"}
-            return cls(StackConfig(**fields["config"]), **shape)
-
-        return load_model(folder, kind=KIND, make=make, device=device)
+    def _of_fields(cls, fields: Mapping[str, Any]) -> Self:
+        shape = {key: value for key, value in fields.items() if key != "config"}
+        return cls(StackConfig(**fields["config"]), **shape)
 
 
 class Timed(nn.Module):
