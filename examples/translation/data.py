@@ -98,7 +98,7 @@ class Data:
 
 
 class Batches:
-    """What ``posenc.training.fit`` trains on: every pair once an epoch, in batches of one length.
+    """Objective of ``posenc.training.fit``: every pair once an epoch, in batches of one length.
 
     Args:
         data: the pairs.

@@ -16,7 +16,7 @@ from posenc.errors import ArgumentError, OutputError
 from posenc.visualization.colours import FALL, RISE, Scale, is_narrow
 from posenc.visualization.panels import Trail
 from posenc.visualization.pictures import draw, draw_panel, save_picture
-from posenc.visualization.profile import portray
+from posenc.visualization.profile import make_profile
 from posenc.visualization.raster import data_uri
 
 
@@ -90,10 +90,10 @@ def test_angles_have_hues_that_meet() -> None:
 
 
 def test_files_of_every_kind(tmp_path: Path) -> None:
-    portrait = portray("shaw", length=12)
+    profile = make_profile("shaw", length=12)
     for kind, start in ((".png", b"\x89PNG"), (".svg", b"<svg"), (".html", b"<!DOCTYPE html>")):
         path = tmp_path / f"shaw{kind}"
-        save_picture(portrait, path, summary="Adds vectors.")
+        save_picture(profile, path, summary="Adds vectors.")
         content = path.read_bytes()
         assert content.lstrip().startswith(start)
         assert len(content) < 3_000_000
@@ -104,16 +104,16 @@ def test_files_of_every_kind(tmp_path: Path) -> None:
 
 
 def test_other_endings_and_places_are_refused(tmp_path: Path) -> None:
-    portrait = portray("nope", length=4)
+    profile = make_profile("nope", length=4)
     with pytest.raises(ArgumentError, match=r"\.png, \.svg, \.html"):
-        save_picture(portrait, tmp_path / "nope.gif")
+        save_picture(profile, tmp_path / "nope.gif")
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError):
-        save_picture(portrait, tmp_path / "file" / "nope.png")
+        save_picture(profile, tmp_path / "file" / "nope.png")
 
 
 def test_all_heads_are_drawn_on_one_scale() -> None:
-    spec = draw(portray("alibi", length=8))
+    spec = draw(make_profile("alibi", length=8))
     maps = [row for rows in spec["concat"][0]["vconcat"] for row in rows["hconcat"]]
     assert [chart["title"]["text"] for chart in maps] == [f"head {n}" for n in (1, 2, 3, 4)]
     scales = [chart["layer"][1]["encoding"]["color"]["scale"] for chart in maps]

@@ -1,4 +1,4 @@
-"""Portraits: numbers that a picture is drawn from, for every method and for toy ones."""
+"""Profiles: numbers that a picture is drawn from, for every method and for toy ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posenc.layout import Layout
 from posenc.registry import ENCODINGS
 from posenc.visualization import profile as module
 from posenc.visualization.panels import Curves, Heat, Panel, Trail
-from posenc.visualization.profile import portray
+from posenc.visualization.profile import make_profile
 
 
 def values(panel: Panel) -> Tensor:
@@ -26,21 +26,21 @@ def values(panel: Panel) -> Tensor:
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_every_method_has_one(name: str) -> None:
-    portrait = portray(name, length=24)
-    assert any(isinstance(panel, Heat) for panel in portrait.panels)
-    for panel in portrait.panels:
+    profile = make_profile(name, length=24)
+    assert any(isinstance(panel, Heat) for panel in profile.panels)
+    for panel in profile.panels:
         shown = values(panel)
         assert shown.isfinite().any()
         assert not shown.isinf().any()
         if isinstance(panel, Heat | Curves):
             assert len(panel.names) == len(shown)
-    assert (portrait.parameters == "none") == (not ENCODINGS[name].claims.trainable)
+    assert (profile.parameters == "none") == (not ENCODINGS[name].claims.trainable)
     if ENCODINGS[name].claims.sites:
-        assert any(values(p).nan_to_num(0.0).std() > 1e-6 for p in portrait.panels)
+        assert any(values(p).nan_to_num(0.0).std() > 1e-6 for p in profile.panels)
 
 
 def test_what_alibi_adds() -> None:
-    heat, curves = portray("alibi", length=6, heads=4).panels
+    heat, curves = make_profile("alibi", length=6, heads=4).panels
     assert isinstance(heat, Heat)
     assert isinstance(curves, Curves)
     assert heat.maps[1, 5, 2].item() == pytest.approx(-3 / 16, abs=1e-5)
@@ -51,29 +51,29 @@ def test_what_alibi_adds() -> None:
 
 
 def test_nope_adds_nothing() -> None:
-    for panel in portray("nope", length=8).panels:
+    for panel in make_profile("nope", length=8).panels:
         assert values(panel).nan_to_num(0.0).abs().max() == 0
 
 
 def test_gains_are_not_called_additions() -> None:
-    assert portray("multiplicative", length=6).panels[0].title == "The gains it multiplies by"
-    assert portray("learned", length=6).panels[0].title == "The vectors it adds"
+    assert make_profile("multiplicative", length=6).panels[0].title == "The gains it multiplies by"
+    assert make_profile("learned", length=6).panels[0].title == "The vectors it adds"
 
 
 def test_heads_that_are_the_same_are_drawn_once() -> None:
     """RoPE++ has two kinds of heads."""
-    for panel in portray("rope_pp", length=6).panels:
+    for panel in make_profile("rope_pp", length=6).panels:
         assert not isinstance(panel, Trail)
         assert panel.names == ("heads 1, 3", "heads 2, 4")
 
 
-def test_the_same_call_gives_the_same_portrait() -> None:
-    for one, two in zip(portray("shaw").panels, portray("shaw").panels, strict=True):
+def test_the_same_call_gives_the_same_profile() -> None:
+    for one, two in zip(make_profile("shaw").panels, make_profile("shaw").panels, strict=True):
         assert values(one).nan_to_num(7.0).equal(values(two).nan_to_num(7.0))
 
 
 def test_buckets_of_t5_are_those_of_the_paper() -> None:
-    panels = {panel.title: panel for panel in portray("t5").panels}
+    panels = {panel.title: panel for panel in make_profile("t5").panels}
     buckets = panels["Buckets"]
     assert isinstance(buckets, Curves)
     assert buckets.steps
@@ -83,7 +83,7 @@ def test_buckets_of_t5_are_those_of_the_paper() -> None:
 
 
 def test_embeddings_have_a_trail_and_dot_products() -> None:
-    panels = {panel.title: panel for panel in portray("sinusoidal", length=16).panels}
+    panels = {panel.title: panel for panel in make_profile("sinusoidal", length=16).panels}
     trail = panels["Trail of the vector"]
     assert isinstance(trail, Trail)
     assert trail.points.shape == (16, 2)
@@ -96,14 +96,14 @@ def test_embeddings_have_a_trail_and_dot_products() -> None:
 
 
 def test_an_identity_is_drawn_with_random_values() -> None:
-    assert portray("multiplicative").parameters == "random"
-    assert portray("learned").parameters == "initial"
-    assert portray("sinusoidal").parameters == "none"
+    assert make_profile("multiplicative").parameters == "random"
+    assert make_profile("learned").parameters == "initial"
+    assert make_profile("sinusoidal").parameters == "none"
 
 
 def toy(monkeypatch: pytest.MonkeyPatch, encoding: Encoding) -> tuple[Panel, ...]:
     monkeypatch.setattr(module, "create", lambda name, **options: encoding)
-    return portray("toy", length=12, heads=2, head_dim=4).panels
+    return make_profile("toy", length=12, heads=2, head_dim=4).panels
 
 
 class Turning(EmbeddingEncoding):
@@ -182,9 +182,9 @@ def test_three_axes_show_one_frame_and_both_kinds_a_map_more(
 
 def test_refusals() -> None:
     with pytest.raises(ArgumentError, match="2 or more"):
-        portray("rope", length=1)
+        make_profile("rope", length=1)
     with pytest.raises(ArgumentError, match="base"):
-        portray("rope", options={"base": 0.5})
+        make_profile("rope", options={"base": 0.5})
 
 
 class Digits(EmbeddingEncoding):

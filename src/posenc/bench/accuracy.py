@@ -1,4 +1,4 @@
-"""How far a contender is from the definition in float64, at full length, gradients included."""
+"""Error of a contender against the definition in float64, at full length, with gradients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Errors:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What the definition gives in float64 for some queries.
+    """Output and gradients of the definition in float64 for some queries.
 
     Args:
         rows: which.
@@ -65,7 +65,7 @@ class Expected:
 
 
 def expect(contender: Contender, call: Call) -> Expected | None:
-    """What a contender ought to give; None where some queries alone cannot tell.
+    """Expected values of a contender; None where some queries alone cannot tell.
 
     That is so where what happens between two tokens depends on how many others there are.
     """

@@ -21,7 +21,7 @@ from posenc.registry import ENCODINGS, create
 __all__ = ["FROZEN", "Call", "Case", "parse_name", "past_only"]
 
 FROZEN = "frozen"
-"""What is written behind ``@`` after an encoding whose parameters want no gradient."""
+"""Suffix behind ``@`` of an encoding whose parameters want no gradient."""
 
 OF_EXTENT = ("window", "size")
 """Options of encodings of images that say how many cells there are."""
@@ -29,7 +29,7 @@ OF_EXTENT = ("window", "size")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is encoded, how much of it, and where.
+    """One case: encoding, sizes and device.
 
     Args:
         encoding: as ``parse_name`` reads it: ``t5``, ``t5@frozen``, ``shaw@max_distance=64``.

@@ -14,7 +14,7 @@ __all__ = ["Entrant", "interleaved", "median_ratio"]
 
 @dataclass(frozen=True)
 class Entrant:
-    """What is timed.
+    """A timed call.
 
     Args:
         run: does it once.

@@ -89,7 +89,7 @@ class Contender(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """How tables call it."""
+        """Name in tables."""
 
     @property
     def base(self) -> str:
@@ -279,7 +279,7 @@ def _lowered(call: Call) -> tuple[StructuredScore, ...] | None:
 
 
 def _too_large(name: str, call: Call) -> str | None:
-    """What it would take, where that is too much to try."""
+    """Estimated bytes, where these are too many to try."""
     case = call.case
     needed = MATRICES[name] * case.heads * case.length**2 * max(4, call.q.element_size())
     available = available_memory(call.q.device)

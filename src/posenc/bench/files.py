@@ -16,7 +16,7 @@ __all__ = ["ResultFiles", "write_results"]
 
 @dataclass(frozen=True)
 class ResultFiles:
-    """What has been written.
+    """Written files.
 
     Args:
         json: all of the report.

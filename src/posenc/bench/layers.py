@@ -179,7 +179,7 @@ class XTransformers(LibraryLayer):
 
 
 def _sizes(call: Call) -> dict[str, Any]:
-    """What most configurations of transformers call the sizes."""
+    """Sizes, as most configurations of transformers call them."""
     return {
         "vocab_size": VOCABULARY,
         "hidden_size": call.x.shape[-1],

@@ -1,4 +1,4 @@
-"""What must hold: how much more than plain SDPA each kind of encoding may cost."""
+"""Limits: how much more than plain SDPA each kind of encoding may cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cases a bench goes through, and with whom."""
+"""Cases and contenders of a bench."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def work(self) -> float:
-        """What it takes compared with other jobs, roughly."""
+        """Rough cost relative to other jobs."""
         passes = self.rounds[0] + 3 * self.rounds[1] + 4 * (self.warm + self.memory)
         size = self.case.length**2 / (2 if self.case.causal else 1)
         return passes * size * len(self.contenders)
@@ -94,7 +94,7 @@ Point = tuple[str, int, bool]
 
 
 def _asked_for(settings: Settings) -> tuple[set[Point], set[Point]]:
-    """What the limits need timed, and what they need the memory of; and extras."""
+    """Jobs timed and measured for the limits, and extras."""
     timed: set[Point] = set()
     memory: set[Point] = set()
     for limit in settings.limits:

@@ -1,4 +1,4 @@
-"""What a bench returns: a reading for every contender in every case, and verdicts."""
+"""Results of a bench: a reading for every contender in every case, and verdicts."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ __all__ = ["Step", "bench"]
 PACKAGES = ("posenc", "torch", "triton", "transformers", "x-transformers")
 
 LEAST_SECONDS = 0.02
-"""What a round of a contender takes at least: short calls are repeated."""
+"""Least seconds of a round of a contender: short calls are repeated."""
 
 MOST_CALLS = 50
 
@@ -43,7 +43,7 @@ SHORT = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What a bench is about to do.
+    """Jobs ahead of a bench.
 
     Args:
         title: the case, in words.
@@ -215,7 +215,7 @@ def _time(
 
 
 def _calls(case: Case, prepared: Prepared, backward: bool) -> tuple[int, int]:
-    """How often to run it in a round, forward, and forward and backward."""
+    """Repetitions in a round, forward, and forward and backward."""
     cuda = case.device.startswith("cuda")
     if not cuda and case.length > SHORT:
         return 1, 1

@@ -19,7 +19,7 @@ from posenc.options import parse_options
 from posenc.registry import ENCODINGS
 
 if TYPE_CHECKING:
-    from posenc.visualization.panels import Curves, Heat, Portrait
+    from posenc.visualization.panels import Curves, Heat, Profile
 
 __all__ = ["show"]
 
@@ -64,18 +64,18 @@ def show(
     """
     entry = ENCODINGS.require(name)
     options = parse_options(option or [], entry.options(), of=name)
-    from posenc.visualization.profile import portray
+    from posenc.visualization.profile import make_profile
 
-    portrait = portray(name, options=options, causal=not bidirectional, length=length)
+    profile = make_profile(name, options=options, causal=not bidirectional, length=length)
     if out is not None:
         from posenc.visualization.pictures import save_picture
 
-        save_picture(portrait, out, summary=entry.summary)
+        save_picture(profile, out, summary=entry.summary)
     if json:
         print_json(describe(name, entry) | {"doc": inspect.getdoc(entry.factory)})
         return
     _print_text(name)
-    _print_picture(portrait)
+    _print_picture(profile)
     if out is not None:
         OUT.print(f"\nPicture: {out}")
 
@@ -129,18 +129,18 @@ def _table() -> Table:
     return table
 
 
-def _print_picture(portrait: Portrait) -> None:
+def _print_picture(profile: Profile) -> None:
     """Print heat maps (on terminals with colours) and curves."""
     from posenc.visualization.panels import Curves, Heat
 
-    for panel in portrait.panels:
+    for panel in profile.panels:
         if isinstance(panel, Heat) and OUT.color_system is not None:
             _print_map(panel)
         elif isinstance(panel, Curves):
             _print_curves(panel)
-    if portrait.parameters != "none":
+    if profile.parameters != "none":
         note = "Initial values, which training changes."
-        if portrait.parameters == "random":
+        if profile.parameters == "random":
             note = "Random values; with the initial values the encoding has no effect."
         OUT.print(Text(f"\n  {note}", "dim"))
 

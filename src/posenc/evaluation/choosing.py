@@ -58,7 +58,7 @@ def best(study: Study, *, tuned: bool) -> str | None:
 
 
 def baselines(study: Study) -> dict[str, str]:
-    """What needs no stretching: key, and what it is called in a sentence."""
+    """Baselines, which need no extension: key, and name in a sentence."""
     names = {
         "direct": "not stretched",
         WINDOW: "a plain sliding window",
@@ -120,10 +120,10 @@ def has_needles(study: Study) -> bool:
 
 
 def gap(one: Reading, other: Reading, *, lower: bool = True) -> Estimate | None:
-    """How much worse ``one`` is at the goal, over the stretches of text (documents, images) seen.
+    """Deficit of ``one`` to ``other`` at the goal, over the texts (documents, images) read.
 
-    Both saw the same, so that what makes a stretch hard cancels. The interval is that of other
-    such stretches, not of other models.
+    Both read the same pieces, so that their difficulty cancels. The interval is over such pieces,
+    not over models.
 
     Args:
         one, other: what is compared.

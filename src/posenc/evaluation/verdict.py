@@ -1,4 +1,4 @@
-"""What a study says, in words."""
+"""Findings of a study, in words."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from posenc.experiments.wording import listed
 __all__ = ["at", "findings", "headline", "setting"]
 
 SAME = 0.02
-"""What is worse by at most so much (a loss by this share of itself) at short contexts has not
-suffered."""
+"""At short contexts, deteriorations up to this (of a loss, as a share of itself) do not count."""
 
 UNTIMED = "takes an unknown time (the machine was busy: its passes took too unequal times)"
 
@@ -24,7 +23,7 @@ SLOWER = 1.5
 
 
 def setting(study: Study) -> str:
-    """What was measured, on what."""
+    """Model, text and lengths of the study."""
     lengths = ", ".join(study.called(length) for length in study.lengths)
     told = f"A {study.family} of {study.parameters:,} parameters, trained at "
     told += f"{at(study, study.length)}, "
@@ -41,7 +40,7 @@ def setting(study: Study) -> str:
 
 
 def headline(study: Study) -> list[str]:
-    """Which method to use, and how sure that is; of a model that was not stretched its figures."""
+    """The recommended method, and how sure that is; for a model as it is, its figures."""
     if study.factor == 1.0:
         return list(_alone(study))
     told = [*_advised(study, tuned=study.tuned), *_certainty(study)]
@@ -49,7 +48,7 @@ def headline(study: Study) -> list[str]:
 
 
 def findings(study: Study) -> list[tuple[str, list[str]]]:
-    """What else was found: titles, and sentences under each."""
+    """Further findings: titles, and sentences under each."""
     if study.factor == 1.0:
         return []
     groups: list[tuple[str, list[str]]] = []
@@ -103,7 +102,7 @@ def _alone(study: Study) -> Iterator[str]:
 
 
 def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
-    """What to use, beside the model as it is and what can be done without stretching."""
+    """The recommended method beside the baselines."""
     key = best(study, tuned=tuned)
     readings = {each.key: reading for each, reading in study.ranked(tuned=tuned)}
     if key is None:
@@ -138,7 +137,7 @@ def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
 
 
 def _cost(study: Study, key: str, readings: dict[str, Reading]) -> Iterator[str]:
-    """What the chosen method costs, where that is much; beside shorter texts, always."""
+    """Cost of the chosen method, where that is much; beside shorter texts, always."""
     chosen, goal = readings[key], study.goal
     megabytes = f"takes {chosen.peak_memory_bytes / 1e6:.0f} MB beside "
     plain = readings.get("direct")
@@ -164,7 +163,7 @@ def _cost(study: Study, key: str, readings: dict[str, Reading]) -> Iterator[str]
 
 
 def _certainty(study: Study) -> Iterator[str]:
-    """How sure the first sentence is."""
+    """Certainty of the first sentence."""
     key = best(study, tuned=study.tuned)
     readings = {each.key: reading for each, reading in study.ranked(tuned=study.tuned)}
     if key is None:
@@ -212,7 +211,7 @@ def _certainty(study: Study) -> Iterator[str]:
 
 
 def _noted(study: Study) -> Iterator[str]:
-    """What the written method has to say of its options here."""
+    """Advice of the written method on its options."""
     chosen = study.of(study.chosen or "")
     if chosen is not None:
         yield from (f"{chosen.key}: {sentence}" for sentence in chosen.advice)
@@ -245,7 +244,7 @@ def _ranking(study: Study, *, tuned: bool) -> Iterator[str]:
 
 
 def _baseline(study: Study) -> Iterator[str]:
-    """What is surely better than not to stretch."""
+    """Methods that are surely better than the baselines."""
     metric = study.deciding
     for key in (CUT, SCALED):
         base = study.of(key)
@@ -265,7 +264,7 @@ def _baseline(study: Study) -> Iterator[str]:
 
 
 def _short(study: Study) -> Iterator[str]:
-    """What stretching costs where the text is no longer than before."""
+    """Deterioration at the trained length."""
     original = study.of("direct" if study.causal else CUT)
     if original is None or original.untuned is None:
         return

@@ -1,4 +1,4 @@
-"""What a study says of models of the next token alone, in words."""
+"""Findings on models of the next token alone, in words."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def expectation(study: Study) -> list[str]:
 
 
 def window_beaten(study: Study, *, tuned: bool) -> Iterator[str]:
-    """Which methods have less loss than a plain sliding window."""
+    """Methods with less loss than a plain sliding window."""
     ranked = study.ranked(tuned=tuned)
     window = next((reading for each, reading in ranked if each.key == WINDOW), None)
     if window is None:
@@ -85,7 +85,7 @@ def window_beaten(study: Study, *, tuned: bool) -> Iterator[str]:
 
 
 def needles_found(study: Study, *, tuned: bool) -> Iterator[str]:
-    """Which methods find most needles, and whether that says anything."""
+    """Methods that find most needles, and whether that says anything."""
     original = study.of("direct")
     if original is None or original.untuned is None:
         return
@@ -110,7 +110,7 @@ def needles_found(study: Study, *, tuned: bool) -> Iterator[str]:
 
 
 def copying(study: Study) -> Iterator[str]:
-    """What stretching does to near distances."""
+    """Effect of extension on near distances."""
     original = study.of("direct")
     if original is None or original.untuned is None:
         return

@@ -119,7 +119,7 @@ class _Session:
             )
 
     def collect(self, command: str | None) -> Comparison:
-        """What the finished runs found."""
+        """Records of the finished runs."""
         settings, task = self.settings, self.task
         outcomes = [self.finished[run] for run in self.runs if run in self.finished]
         refusals = dict.fromkeys(item for outcome in outcomes for item in outcome.refusals)

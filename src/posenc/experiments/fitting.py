@@ -17,7 +17,7 @@ def fitted_options(recipe: Recipe, train_length: int) -> dict[str, Any]:
 
 
 def fit_note(encoding: str, train_length: int) -> str:
-    """What a report says of it, and of learned tables."""
+    """Note in the report on it, and on learned tables."""
     parts = encoding.split("@")[0].split("+")
     notes = []
     if "t5" in parts:

@@ -49,12 +49,12 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Where everything of this run is kept."""
+        """Folder of this run."""
         return self.out / "runs" / self.encoding / f"seed-{self.seed}"
 
     @property
     def model_folder(self) -> Path:
-        """Where its trained model is."""
+        """Folder of its trained model."""
         return self.folder / "model"
 
     @property
@@ -83,7 +83,7 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a finished run found."""
+    """Records of a finished run."""
 
     runs: tuple[Run, ...]
     measurements: tuple[Measurement, ...]
@@ -99,7 +99,7 @@ class Outcome:
 
     @classmethod
     def read(cls, path: Path) -> Outcome:
-        """What ``write`` wrote.
+        """Read the file that ``write`` wrote.
 
         Raises:
             CheckpointError: when it is damaged.
@@ -118,7 +118,7 @@ class Outcome:
 
 
 def plan(settings: Settings, encoding: str, *, seed: int, steps: int, folder: Path) -> Plan:
-    """How the settings have a run trained."""
+    """Training plan of a run, from the settings."""
     return Plan(
         encoding=encoding,
         seed=seed,

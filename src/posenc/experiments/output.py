@@ -21,7 +21,7 @@ RUNS = "runs"
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What an output folder says about its comparison.
+    """Record of a comparison in its output folder.
 
     Args:
         settings: with ``steps`` filled in, once they are known.

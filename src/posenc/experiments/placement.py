@@ -1,4 +1,4 @@
-"""A decoder that is told where its tokens are."""
+"""A decoder with drawn positions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Placed(nn.Module):
 
 
 def place(length: int, positions: Positions, *, reach: int, seed: int) -> Layout:
-    """Where ``length`` tokens are, in a range of ``reach`` (or ``length``, if that is more).
+    """Layout of ``length`` tokens in a range of ``reach`` (or ``length``, if that is more).
 
     Args:
         length: how many.

@@ -1,4 +1,4 @@
-"""What a comparison tells while it runs.
+"""Progress events of a comparison.
 
 ``compare(settings, progress=callback)`` calls ``callback(event)`` in the calling process and
 thread, with the events below in this order::

@@ -1,4 +1,4 @@
-"""What a comparison compares: encodings, and trained models looked at in another way."""
+"""Recipes and variants: encodings to train with, and other views of a trained model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from posenc.registry import ENCODINGS
 __all__ = ["Positions", "Recipe", "Variant", "describe", "require_encoding"]
 
 Positions = Literal["plain", "randomized", "unsorted", "index"]
-"""Where tokens are: where the data has them (0, 1, 2, … in text); at a sorted random sample of a
+"""Positions of tokens: those of the data (0, 1, 2, … in text); at a sorted random sample of a
 longer range (Ruoss et al. 2023); the control that must fail, at the sample in no order; or, the
 control where the data has real times, at 0, 1, 2, …"""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a model is trained with, written ``NAME[@CHANGE]…``.
+    """Encoding, options and positions of a training, written ``NAME[@CHANGE]…``.
 
     A change is ``randomized``, ``unsorted`` or ``index`` (see ``Positions``), or an option of the
     method: ``sinusoidal@randomized``, ``shaw@max_distance=0``.

@@ -1,4 +1,4 @@
-"""What a comparison returns: tidy records, the same for every task."""
+"""Results of a comparison: tidy records, the same for every task."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Corpus:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """How to get the same results again.
+    """Provenance: everything needed to reproduce the results.
 
     Args:
         command: the exact command line.
@@ -237,7 +237,7 @@ class Comparison:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Comparison:
-        """What ``to_json`` wrote.
+        """Read the values that ``to_json`` wrote.
 
         Raises:
             CheckpointError: when fields are missing or unknown.

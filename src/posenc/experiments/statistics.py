@@ -89,7 +89,7 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Estimat
 def compared(
     metric: Metric, a: Mapping[int, float], b: Mapping[int, float]
 ) -> Literal["better", "worse", "same"] | None:
-    """How ``a`` stands to ``b`` by the interval of their paired difference.
+    """Compare ``a`` with ``b`` by the interval of their paired difference.
 
     With one seed in common, by ``MARGIN``; None without any.
 
@@ -111,7 +111,7 @@ def compared(
 
 
 def change(metric: Metric, base: Mapping[int, float], last: Mapping[int, float]) -> Estimate | None:
-    """How much worse ``last`` is than ``base``, as a share of it, seed by seed.
+    """Deterioration from ``base`` to ``last`` as a share of ``base``, seed by seed.
 
     Args:
         metric: of the values.
@@ -139,7 +139,7 @@ def held(values: Mapping[int, Estimate], metric: Metric, train: int) -> int:
 
 
 def _worse(metric: Metric, value: float, base: float) -> float:
-    """How much worse ``value`` is than ``base``, as a share of ``base``."""
+    """Deterioration from ``base`` to ``value`` as a share of ``base``."""
     difference = value - base if metric.lower_is_better else base - value
     if not difference:
         return 0.0

@@ -51,7 +51,7 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """How the caller follows a training, and stops it.
+    """Callbacks of a training.
 
     Args:
         stop: asked after each step; True: save and raise ``Interrupted``.

@@ -1,4 +1,4 @@
-"""What this machine has, and what a piece of work used of it."""
+"""Cores, memory and names of this machine, and peak memory of a piece of work."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _free_system() -> int | None:
 
 
 def _free_group() -> int | None:
-    """What is left of a container's limit."""
+    """Free memory within a container's limit."""
     folder = Path("/sys/fs/cgroup")
     for limit, used in (
         ("memory.max", "memory.current"),

@@ -1,4 +1,4 @@
-"""How much memory a model is going to take, before it takes it."""
+"""Estimates of the memory of a forward pass or a training step."""
 
 from __future__ import annotations
 

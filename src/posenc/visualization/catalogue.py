@@ -1,4 +1,4 @@
-"""All that can be told of a method: its docstring in sections, its size, the backends it has."""
+"""Facts about a method: its docstring in sections, parameter counts, supported backends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SITES = {
     "value": ("Values", "They add to the weighted sum of values."),
     "": ("None", "What a model knows of positions without an encoding."),
 }
-"""Where methods enter: the heading of a group of them, and what they have in common."""
+"""Sites: the heading of the group of methods, and a sentence on them."""
 
 HEADINGS = ("Args", "Raises", "Reference", "References")
 
@@ -91,7 +91,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Sheet:
-    """What is known of a method beyond its entry.
+    """Facts about a method beyond its entry.
 
     Args:
         name: in the registry; entry: there.

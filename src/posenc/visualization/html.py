@@ -1,4 +1,4 @@
-"""What pages of HTML have in common: how templates are read, and how formulas are set."""
+"""Templates of HTML pages, and formulas in them."""
 
 from __future__ import annotations
 
@@ -78,5 +78,5 @@ def _formula(code: str) -> Markup:
 
 
 def _bare(raised: str) -> str:
-    """What stands above or below the line, without what held it together on the line."""
+    """Text of an index or power, without its brackets."""
     return raised[1:-1] if raised[0] in "{(" else raised

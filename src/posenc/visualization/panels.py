@@ -8,7 +8,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Curves", "Heat", "Panel", "Portrait", "Trail"]
+__all__ = ["Curves", "Heat", "Panel", "Profile", "Trail"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -78,8 +78,8 @@ Panel = Heat | Curves | Trail
 
 
 @dataclass(frozen=True, kw_only=True)
-class Portrait:
-    """What a picture of an encoding is drawn from.
+class Profile:
+    """Panels of an encoding, from which a picture is drawn.
 
     Args:
         name: of the encoding.

@@ -1,4 +1,4 @@
-"""Pictures of encodings, drawn by Altair from their portraits."""
+"""Pictures of encodings, drawn by Altair from their profiles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import vl_convert
 from posenc.errors import ArgumentError
 from posenc.storage import write_bytes
 from posenc.visualization.colours import COLOURS, RISE, Scale, is_narrow
-from posenc.visualization.panels import Curves, Heat, Panel, Portrait, Trail
+from posenc.visualization.panels import Curves, Heat, Panel, Profile, Trail
 from posenc.visualization.raster import data_uri
 
 __all__ = ["CONFIG", "FORMATS", "PARAMETERS", "draw", "draw_panel", "save_picture"]
@@ -55,11 +55,11 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def save_picture(portrait: Portrait, path: Path | str, *, summary: str = "") -> None:
-    """Draw a portrait into a file: PNG, SVG, or an HTML page that works without a network.
+def save_picture(profile: Profile, path: Path | str, *, summary: str = "") -> None:
+    """Draw a profile into a file: PNG, SVG, or an HTML page that works without a network.
 
     Args:
-        portrait: of the encoding.
+        profile: of the encoding.
         path: its ending says which; an existing file is replaced.
         summary: what the encoding does, for the line under its name.
 
@@ -76,7 +76,7 @@ def save_picture(portrait: Portrait, path: Path | str, *, summary: str = "") -> 
             got=path.name,
             remedy=f"Write {path.with_suffix('.png').name}, for example.",
         )
-    spec = draw(portrait, summary=summary)
+    spec = draw(profile, summary=summary)
     if kind == ".png":
         content = vl_convert.vegalite_to_png(spec, scale=2)
     elif kind == ".svg":
@@ -86,13 +86,13 @@ def save_picture(portrait: Portrait, path: Path | str, *, summary: str = "") -> 
     write_bytes(path, content)
 
 
-def draw(portrait: Portrait, *, summary: str = "") -> dict[str, Any]:
-    """The portrait as a Vega-Lite specification with all its data."""
+def draw(profile: Profile, *, summary: str = "") -> dict[str, Any]:
+    """The profile as a Vega-Lite specification with all its data."""
     lines = [summary] if summary else []
-    if portrait.parameters in PARAMETERS:
-        lines.append(PARAMETERS[portrait.parameters])
-    title = alt.TitleParams(portrait.name, subtitle=lines, fontSize=22, offset=22)
-    panels = [draw_panel(panel) for panel in portrait.panels]
+    if profile.parameters in PARAMETERS:
+        lines.append(PARAMETERS[profile.parameters])
+    title = alt.TitleParams(profile.name, subtitle=lines, fontSize=22, offset=22)
+    panels = [draw_panel(panel) for panel in profile.panels]
     across = 2 if len(panels) == 4 else 3
     chart = alt.concat(*panels, columns=across, align="each", title=title)
     chart = chart.resolve_scale(color="independent")

@@ -14,7 +14,7 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.visualization.panels import Curves, Heat, Panel, Trail
 
-__all__ = ["Sitter"]
+__all__ = ["EncodingProbe"]
 
 SHOWN_HEADS = 2
 """Heads whose view of an image is shown."""
@@ -23,16 +23,16 @@ SHOWN_FEATURES = 4
 """Features of an image's vectors that are shown as maps."""
 
 DRAWS, IMAGE_DRAWS = 16, 8
-"""How many random contents are looked at."""
+"""Number of random contents that are averaged over."""
 
 OWN_SHARE = 0.1
 """Share of a token's content (its variance) that it does not have in common with the others."""
 
 SUM = b"48213+70954=119167; "
-"""What is read by methods that see no position in a text of one word."""
+"""Text read by methods that see no position in a text of one word."""
 
 ROUNDING = 1e-5
-"""What is smaller than this share of the largest logit is the rounding of a difference."""
+"""Smaller shares of the largest logit are rounding errors of a difference."""
 
 BAND = (0.1, 0.9)
 
@@ -40,7 +40,7 @@ FARTHEST = 1.25
 """Buckets are shown up to so many times the distance beyond which there is but one."""
 
 
-class Sitter:
+class EncodingProbe:
     """An encoding among random tokens that never change.
 
     Args:
@@ -136,7 +136,7 @@ class Sitter:
         )
 
     def _vectors(self) -> tuple[Tensor, str, str]:
-        """What the embedding part adds at each position, ``[L, C]``, real or complex.
+        """Vectors added by the embedding part at each position, ``[L, C]``, real or complex.
 
         Also what that is, and in what text if that matters.
 
@@ -158,7 +158,7 @@ class Sitter:
         return vectors if vectors.is_complex() else vectors.float(), what, told
 
     def _gains(self, zeros: Tensor, word: Tensor) -> Tensor:
-        """What a part that multiplies makes of ones.
+        """Factors of a part that multiplies: its output for ones.
 
         If it turns pairs of real and imaginary halves, of complex ones, as complex numbers.
         """

@@ -1,6 +1,6 @@
-"""What an encoding does, as numbers that a picture can be drawn from.
+"""Profile of an encoding: panels of numbers that a picture is drawn from.
 
-Which panels there are follows from the encoding's parts alone, so a new method has a portrait as
+Which panels there are follows from the encoding's parts alone, so a new method has a profile as
 soon as it is in the registry:
 
 - an embedding part: its vectors (phases, if they are complex), how alike those of two positions
@@ -23,10 +23,10 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, LengthError
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS, create
-from posenc.visualization.panels import Heat, Panel, Portrait, Trail
-from posenc.visualization.probe import Sitter
+from posenc.visualization.panels import Heat, Panel, Profile, Trail
+from posenc.visualization.probe import EncodingProbe
 
-__all__ = ["portray"]
+__all__ = ["make_profile"]
 
 SIDES = (15, 8, 7, 4)
 """Cells a side of the image that methods on several axes are looked at in: the first they serve."""
@@ -36,7 +36,7 @@ SPREAD = 0.3
 
 
 @torch.no_grad()
-def portray(
+def make_profile(
     name: str,
     *,
     length: int = 48,
@@ -45,8 +45,8 @@ def portray(
     max_length: int | None = None,
     causal: bool = True,
     options: Mapping[str, object] | None = None,
-) -> Portrait:
-    """Look at an encoding of the registry. The same call gives the same portrait.
+) -> Profile:
+    """Look at an encoding of the registry. The same call gives the same profile.
 
     Args:
         name: one name, or several joined by ``+``.
@@ -89,7 +89,7 @@ def portray(
         for axes, encoding in made:
             if axes == 1:
                 layout = Layout.sequence(length)
-                found += Sitter(encoding, layout, heads, head_dim, causal=causal).panels()
+                found += EncodingProbe(encoding, layout, heads, head_dim, causal=causal).panels()
             else:
                 seen = _look_at_image(encoding, axes, heads, head_dim)
                 found += [panel for panel in seen if not found or isinstance(panel, Heat)]
@@ -97,14 +97,14 @@ def portray(
 
     parameters = [p for _, encoding in made for p in encoding.parameters()]
     if not parameters:
-        return Portrait(name=name, panels=look(), parameters="none")
+        return Profile(name=name, panels=look(), parameters="none")
     panels = look()
     if not all(_blank(panel) for panel in panels):
-        return Portrait(name=name, panels=panels, parameters="initial")
+        return Profile(name=name, panels=panels, parameters="initial")
     generator = torch.Generator().manual_seed(0)
     for parameter in parameters:
         parameter.add_(SPREAD * torch.randn(parameter.shape, generator=generator))
-    return Portrait(name=name, panels=look(), parameters="random")
+    return Profile(name=name, panels=look(), parameters="random")
 
 
 def _has_axes(name: str) -> bool:
@@ -138,10 +138,10 @@ def _attach(encoding: Encoding, dim: int) -> None:
 def _look_at_image(encoding: Encoding, axes: int, heads: int, head_dim: int) -> list[Panel]:
     for side in SIDES[:-1]:
         try:
-            return list(Sitter(encoding, _image(side, axes), heads, head_dim).panels())
+            return list(EncodingProbe(encoding, _image(side, axes), heads, head_dim).panels())
         except LengthError:
             continue
-    return list(Sitter(encoding, _image(SIDES[-1], axes), heads, head_dim).panels())
+    return list(EncodingProbe(encoding, _image(SIDES[-1], axes), heads, head_dim).panels())
 
 
 def _image(side: int, axes: int) -> Layout:

@@ -12,7 +12,7 @@ __all__ = ["bounds_of", "interval"]
 
 
 def bounds_of(metric: Metric, *, changed: bool = False) -> Bounds:
-    """What a metric can be, or its change from the training length.
+    """Range of a metric, or of its change from the training length.
 
     Shares of what is right end at 1; errors, which may be shares too, are only positive. Changes
     of shares are differences, of other metrics parts of the value at the training length.

@@ -25,7 +25,7 @@ __all__ = ["ReportFiles", "write_report"]
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """Where a report has been written.
+    """Paths of a written report.
 
     Args:
         folder: all of it.

@@ -316,7 +316,7 @@ VIEWS: Mapping[str, Callable[[Tensor, int, int, int], View]] = {
     "moved": _shown_moved,
     "padded": _on_sheet,
 }
-"""How test images are shown, by metric."""
+"""View of the test images, by metric."""
 
 DESCRIPTIONS = {
     "scaled": ("Digits scaled", "after scaling to this size, patches at their own cells."),

@@ -13,7 +13,7 @@ CLOSED, OPEN = 0, 1
 OPENING, CLOSING = SYMBOLS, SYMBOLS + 1
 
 OPENS = 0.4
-"""How often an open bracket is followed by another: seldom enough to come back to none often."""
+"""Probability that an open bracket is followed by another; the depth often returns to 0."""
 
 CHANCE = 2 / 3
 """Share of even places, in the long run, at which a bracket is open."""

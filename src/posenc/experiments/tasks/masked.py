@@ -195,7 +195,7 @@ class MaskedBytes:
         return float(bits.nanmean()), float(right.double().nanmean())
 
     def _middle(self, length: int) -> tuple[int, int]:
-        """Where in windows of ``length`` the scored bytes begin, and how many there are."""
+        """First scored byte in windows of ``length``, and the number of scored bytes."""
         shortest, longest = self.lengths[0], self._windows.shape[1]
         scored = shortest // 2
         middle = (longest - shortest) // 2 + (shortest - scored) // 2
@@ -260,7 +260,7 @@ class MaskedBytes:
         )
 
     def _scored(self) -> Tensor:
-        """Which bytes of the longest windows are masked and scored."""
+        """Masked and scored bytes of the longest windows."""
         first, scored = self._middle(self._windows.shape[1])
         return self._masked[:, first : first + scored]
 

@@ -1,4 +1,4 @@
-"""How English words are pronounced, letter by letter: real words of the CMU dictionary."""
+"""Pronunciation of English words, letter by letter: words of the CMU dictionary."""
 
 from __future__ import annotations
 

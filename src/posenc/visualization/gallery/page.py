@@ -17,7 +17,7 @@ from posenc.visualization.catalogue import SITES, SIZES, Sheet, group, sheet
 from posenc.visualization.html import environment, source
 from posenc.visualization.panels import Panel
 from posenc.visualization.pictures import CONFIG, PARAMETERS, draw_panel
-from posenc.visualization.profile import portray
+from posenc.visualization.profile import make_profile
 
 __all__ = ["render_gallery", "write_gallery"]
 
@@ -92,11 +92,11 @@ def render_gallery(
 
 
 def _exhibit(name: str) -> Exhibit:
-    portrait = portray(name)
+    profile = make_profile(name)
     figures = [
-        _figure(panel, key=f"{name}-{number}") for number, panel in enumerate(portrait.panels)
+        _figure(panel, key=f"{name}-{number}") for number, panel in enumerate(profile.panels)
     ]
-    return Exhibit(sheet(name), tuple(figures), PARAMETERS.get(portrait.parameters, ""))
+    return Exhibit(sheet(name), tuple(figures), PARAMETERS.get(profile.parameters, ""))
 
 
 def _figure(panel: Panel, *, key: str) -> Figure:

@@ -1,1 +1,1 @@
-"""What tasks have in common: the interface, rewriting of symbols, grammars and data."""
+"""Shared parts of tasks: the interface, rewriting of symbols, grammars and data."""

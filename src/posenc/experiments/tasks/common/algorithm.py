@@ -1,4 +1,4 @@
-"""What the algorithmic tasks share: a decoder that learns a rule from examples drawn by it.
+"""Algorithmic tasks: a decoder that learns a rule from examples drawn by it.
 
 Each task is a rule: it draws an example of any length. The model is trained on short ones and
 tested on longer ones. A whole answer counts as right if every token of it is; since each token is

@@ -20,7 +20,7 @@ FIRST, KINDS = 0x10, 16
 """Needles are the 16 control bytes from here."""
 
 CHANCE = 1 / KINDS
-"""How often a guess finds the needle."""
+"""Share of needles that a guess finds."""
 
 QUERIES = 8
 """Times a training window asks for its needle."""

@@ -1,4 +1,4 @@
-"""What tasks share that read one sequence and write another: an encoder–decoder, and how it reads.
+"""Tasks that read one sequence and write another: an encoder–decoder and its measurements.
 
 The data is pairs. Those no longer than the training length are trained on, but for some that are
 held out by the hash of their name; longer ones are never trained on and are all there to be
@@ -112,7 +112,7 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class PairWork:
-    """What is to be learned, and how it is judged.
+    """Data, vocabularies and metrics of a task of pairs.
 
     Args:
         title: what is done, as the title of a report.
@@ -322,7 +322,7 @@ def plain_recipe(encoding: str) -> Recipe:
 
 @torch.inference_mode()
 def _written(model: Transformer, sources: Sequence[Sequence[int]], *, most: int) -> list[list[int]]:
-    """What greedy decoding writes for each source, without begin and end."""
+    """Output of greedy decoding for each source, without begin and end."""
     given = read_source(model, sources)
     begin = torch.full((len(sources), 1), BEGIN, device=model.source_embedding.weight.device)
     done = generate(given, begin, max_new_tokens=most, stop_token=END)[:, 1:].tolist()

@@ -1,4 +1,4 @@
-"""How good translations are."""
+"""Scores of translations by sacrebleu."""
 
 from __future__ import annotations
 

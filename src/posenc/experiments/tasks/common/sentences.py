@@ -33,7 +33,7 @@ Sentence = tuple[Sequence[int], int]
 
 @dataclass(frozen=True, kw_only=True)
 class Sentences:
-    """Where sentences come from.
+    """Source of sentences.
 
     Args:
         data: what they are, in a phrase.

@@ -105,7 +105,7 @@ class Subwords:
 
     @classmethod
     def from_json(cls, text: str, *, where: str) -> Subwords:
-        """What ``to_json`` gave.
+        """The vocabulary that ``to_json`` described.
 
         Raises:
             CheckpointError: when it is damaged.

@@ -1,4 +1,4 @@
-"""What a task is, and how to add one.
+"""Interface of tasks, and how to add one.
 
 A task is one file in ``posenc.experiments.tasks`` that ends in an ``ENTRY``, known by the file's
 name, or an entry that ``posenc.register`` was given; ``posenc compare --task NAME`` and ``posenc
@@ -93,25 +93,25 @@ class Task(TrainingTask, Protocol):
     """
 
     title: str
-    """What is done, as the title of the report."""
+    """Title of the report."""
 
     data: str
-    """What it is done on, in a phrase."""
+    """Description of the data, in a phrase."""
 
     corpus: Corpus
     """The same for the record, with its hash."""
 
     metrics: tuple[Metric, ...]
-    """What is measured; one is the headline. ``"training_loss"`` is measured by the lab."""
+    """Metrics, one of which is the headline. ``"training_loss"`` is measured by the lab."""
 
     subjects: tuple[Subject, ...]
-    """What is compared, each with the reason why it is there."""
+    """Subjects of the comparison, each with the reason why it is there."""
 
     lengths: tuple[int, ...]
-    """Where it is tested, ascending; the first is the training length."""
+    """Test lengths, ascending; the first is the training length."""
 
     training_unit: float
-    """What the training loss is multiplied by to give the unit of ``"training_loss"``."""
+    """Factor from the training loss to the unit of ``"training_loss"``."""
 
     def require_memory(self, model: nn.Module, available: int) -> None:
         """Refuse to train what does not fit.
@@ -121,7 +121,7 @@ class Task(TrainingTask, Protocol):
         """
 
     def count(self, encoding: str) -> int:
-        """How many times ``measure`` yields."""
+        """Number of times that ``measure`` yields."""
 
     def measure(
         self, model: nn.Module, encoding: str, seed: int, *, available: int | None
@@ -225,7 +225,7 @@ class Probe:
 def probed(
     probes: Sequence[Probe], model: nn.Module, *, subject: str, seed: int, available: int | None
 ) -> Iterator[list[Measurement | Refusal]]:
-    """What ``Task.measure`` yields, one item a probe.
+    """Run probes: an item for each, as ``Task.measure`` yields them.
 
     Args:
         probes: what is measured.
