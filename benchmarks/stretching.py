@@ -29,11 +29,12 @@ from measuring import write_results
 from torch import nn
 
 from posenc.evaluation.candidates import Method, methods_for
-from posenc.evaluation.demo_model import Repetition, train_subject
+from posenc.evaluation.checkpoint import Checkpoint
+from posenc.evaluation.demo_model import Repetition, train_demo_model
 from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.images import ImageSource
-from posenc.evaluation.stretching import Subject, stretch
-from posenc.evaluation.texts import Marks, read_ids
+from posenc.evaluation.study import measure_extensions
+from posenc.evaluation.texts import SpecialTokens, read_ids
 from posenc.experiments.corpus import read_corpus
 from posenc.experiments.settings import Settings
 from posenc.experiments.statistics import estimate
@@ -87,7 +88,7 @@ def trained(length: int, seed: int, steps: int) -> Decoder:
         work = folder / "training"
         work.mkdir(parents=True, exist_ok=True)
         # Nothing is asked to be copied here: fewer rows than usual are for that.
-        model = train_subject(
+        model = train_demo_model(
             work, length=length, steps=steps, seed=seed, repetition=Repetition(rows=2, latest=0.5)
         )
         model.save(folder / "model")
@@ -144,7 +145,7 @@ def ramps(models: list[Decoder], text: torch.Tensor, length: int) -> list[dict[s
 
 def masked(seeds: int) -> list[dict[str, object]]:
     """Masked bytes by a table of positions, as ``posenc extend`` measures them."""
-    text = read_ids(None, encode=None, training=False, marks=Marks(mask=MASK))
+    text = read_ids(None, encode=None, training=False, special=SpecialTokens(mask=MASK))
     found: dict[str, dict[int, list[float]]] = {}
     for seed in range(seeds):
         folder = FOLDER / f"masked-{seed}"
@@ -155,9 +156,9 @@ def masked(seeds: int) -> list[dict[str, object]]:
             plan = Plan(encoding="learned", seed=seed, steps=BERT_STEPS, rate=1e-3, folder=work)
             save(train(task, plan).model, folder / "bert", family="bert")
         model = load(folder / "bert")
-        subject = Subject("masked", "bert", model, BERT_LENGTH)
+        subject = Checkpoint("masked", "bert", model, BERT_LENGTH)
         methods = methods_for("all", model, length=BERT_LENGTH)
-        outcome = stretch(subject, text, methods, factor=4, tuning=Tuning(steps=0))
+        outcome = measure_extensions(subject, text, methods, factor=4, tuning=Tuning(steps=0))
         for each, reading in outcome.study.ranked():
             for length, bits in reading.loss.items():
                 found.setdefault(each.key, {}).setdefault(length, []).append(bits)
@@ -202,8 +203,8 @@ def images(seeds: int) -> list[dict[str, object]]:
             _train_vit(folder, seed)
         model = load(folder / "vit")
         methods = methods_for("all", model, length=DIGITS)
-        outcome = stretch(
-            Subject("digits", "vit", model, DIGITS),
+        outcome = measure_extensions(
+            Checkpoint("digits", "vit", model, DIGITS),
             source,
             methods,
             factor=2,

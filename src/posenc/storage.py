@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,10 +27,12 @@ __all__ = [
     "load_tensors",
     "make_folder",
     "open_tensors",
+    "output_folder",
     "panics_as_errors",
     "parse_json",
     "read_bytes",
     "read_json",
+    "require_unused",
     "save_tensors",
     "write_bytes",
     "write_json",
@@ -55,6 +58,82 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def require_unused(path: Path, argument: str = "out") -> None:
+    """Refuse an output path that holds something.
+
+    Args:
+        path: to be written.
+        argument: its name in the message.
+
+    Raises:
+        OutputError: when it is a file, or a folder that is not empty.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise OutputError(
+            argument,
+            expected="a new or empty folder",
+            got=f"{path}, which is in use",
+            remedy="Choose another one; it was not touched.",
+        )
+
+
+@contextmanager
+def output_folder(path: Path, argument: str = "out", *, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary folder that is renamed to ``path`` when the block ends without an error.
+
+    ``path`` appears whole or not at all. After an error nothing is left beside it, and what it held
+    before is untouched.
+
+    Args:
+        path: to be written; folders above it are made.
+        argument: its name in messages.
+        overwrite: replace what ``path`` holds.
+
+    Raises:
+        OutputError: when ``path`` is in use and not to be replaced, or cannot be written.
+    """
+    if not overwrite:
+        require_unused(path, argument)
+    final = path.resolve()
+    make_folder(final.parent)
+    partial = final.with_name(f".{final.name}.{os.getpid()}.partial")
+    try:
+        make_folder(partial)
+        try:
+            yield partial
+        except OutputError as error:
+            error.remedy = "Free some space or choose another folder; nothing was left behind."
+            raise
+        _rename(partial, final, argument)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _rename(partial: Path, final: Path, argument: str) -> None:
+    """Move a finished folder to its final path, in place of what is there."""
+    old = partial.with_suffix(".old")
+    try:
+        if final.exists():
+            final.rename(old)
+        try:
+            partial.rename(final)
+        except OSError:
+            if old.exists():
+                old.rename(final)
+            raise
+        if old.is_dir():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            argument,
+            expected=f"to write {final}",
+            got=error.strerror or error,
+            remedy="Choose a folder you may write to.",
+        ) from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:

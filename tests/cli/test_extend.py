@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -308,3 +309,23 @@ def test_a_full_disk_leaves_nothing(
     assert code == 2
     assert "No space left" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_stopped_it_goes_on(
+    posenc: Run, base: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("extend", base, "--factor", "2", "--text", text, "--out", tmp_path / "out")
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "posenc.training.interrupt.interruptible", lambda: nullcontext(lambda: True)
+        )
+        code, _, said = posenc(*arguments)
+    assert code == 130
+    assert "a stop after 1" in said
+    assert f"To go on: posenc extend {base} --factor 2" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["out-measured.json"]
+    code, _, said = posenc(*arguments)
+    assert code == 0, said
+    assert "direct: measuring" not in said, "it was measured before"
+    assert "yarn: measuring" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import io
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,9 @@ from posenc.cli.completion import (
     complete_task,
 )
 from posenc.cli.console import Terminal, print_error
+from posenc.cli.studies import command_line
 from posenc.errors import Interrupted, OutputError
+from posenc.evaluation.progress import kept
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -145,20 +146,11 @@ def test_shells_complete_names() -> None:
 def test_an_interrupted_extension_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from posenc.cli.extend import continued_by_the_same_command
-
     monkeypatch.setattr(sys, "argv", ["posenc", "extend", "--out", "a b"])
     with (
         pytest.raises(Interrupted, match="stop") as raised,
-        continued_by_the_same_command(tmp_path / "state"),
+        kept(tmp_path / "state", command_line()),
     ):
         raise Interrupted("search", expected="nine", got="a stop", remedy="")
     assert raised.value.remedy.endswith("To go on: posenc extend --out 'a b'")
     assert str(tmp_path / "state") in raised.value.remedy
-
-
-def test_the_package_runs_as_a_module() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "posenc", "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith("posenc ")

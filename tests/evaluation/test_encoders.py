@@ -13,20 +13,21 @@ from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, DataError
 from posenc.evaluation.candidates import Method, methods_for
+from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.report.page import write_study
-from posenc.evaluation.stretching import Outcome, Subject, evaluate, stretch
-from posenc.evaluation.suites.masked import MaskedRuler
-from posenc.evaluation.suites.retrieval import RetrievalRuler
-from posenc.evaluation.texts import Marks, Text, read_ids
+from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
+from posenc.evaluation.suites.masked import MaskedSuite
+from posenc.evaluation.suites.retrieval import RetrievalSuite
+from posenc.evaluation.texts import SpecialTokens, Text, read_ids
 from posenc.evaluation.verdict import findings, headline, setting
 from posenc.experiments.text_loss import restored
 from posenc.extension import Misfit
 from posenc.models import Encoder, EncoderConfig, MaskedLM
 
 LENGTH, MASK = 16, 256
-MARKS = Marks(begin=(1,), end=(2,), mask=MASK)
+MARKS = SpecialTokens(begin=(1,), end=(2,), mask=MASK)
 TUNING = Tuning(steps=0)
 
 
@@ -36,10 +37,10 @@ def config() -> EncoderConfig:
     )
 
 
-def subject(kind: type[Encoder] | type[MaskedLM]) -> Subject:
+def subject(kind: type[Encoder] | type[MaskedLM]) -> Checkpoint:
     torch.manual_seed(0)
     model = kind(config()).requires_grad_(requires_grad=False).eval()
-    return Subject("tiny", "bert", model, LENGTH)
+    return Checkpoint("tiny", "bert", model, LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
     path = tmp_path_factory.mktemp("text") / "text.txt"
     generator = torch.Generator().manual_seed(0)
     path.write_bytes(bytes(torch.randint(97, 123, (8000,), generator=generator).tolist()))
-    return read_ids(path, encode=None, training=False, marks=MARKS)
+    return read_ids(path, encode=None, training=False, special=MARKS)
 
 
 class Recording(nn.Module):
@@ -89,7 +90,7 @@ def test_only_chosen_tokens_cost_something() -> None:
 
 
 def test_the_same_masked_tokens_are_scored_at_every_length(text: Text) -> None:
-    ruler = MaskedRuler.of(text, (8, 16, 64), seed=0)
+    ruler = MaskedSuite.of(text, (8, 16, 64), seed=0)
     model = Recording()
     reading = ruler.measure(model)
     assert all(value == pytest.approx(math.log2(257)) for value in reading.loss.values())
@@ -111,7 +112,7 @@ def test_the_same_masked_tokens_are_scored_at_every_length(text: Text) -> None:
 
 
 def test_with_a_limit_no_context_is_longer(text: Text) -> None:
-    ruler = MaskedRuler.of(text, (8, 16, 64), seed=0)
+    ruler = MaskedSuite.of(text, (8, 16, 64), seed=0)
     model = Recording()
     reading = ruler.measure(model, limit=16)
     assert max(tokens.shape[1] for tokens in model.seen) == 16
@@ -126,7 +127,7 @@ def documents(count: int, size: int) -> Text:
 
 
 def test_a_passage_is_found_where_its_tokens_are_left_and_at_no_other_length() -> None:
-    ruler = RetrievalRuler.of(documents(10, 80), (16, 32, 64))
+    ruler = RetrievalSuite.of(documents(10, 80), (16, 32, 64))
     assert ruler.passage == 4
     assert ruler.documents.shape == (10, 64 - 2 + 4 * 4)
     for length in ruler.lengths:
@@ -140,7 +141,7 @@ def test_a_passage_is_found_where_its_tokens_are_left_and_at_no_other_length() -
 
 
 def test_what_is_cut_is_not_found() -> None:
-    ruler = RetrievalRuler.of(documents(10, 80), (16, 32, 64))
+    ruler = RetrievalSuite.of(documents(10, 80), (16, 32, 64))
     last = ruler._places(64)[1][-1]
     repeated = ruler.documents.clone()
     repeated[:, last - 4 : last] = repeated[:, last : last + 4]  # told once more, just before
@@ -155,21 +156,23 @@ def test_what_is_cut_is_not_found() -> None:
 def test_short_texts_are_refused(text: Text) -> None:
     short = replace(text, measured=text.measured[:200])
     with pytest.raises(DataError, match=r"at least 256 bytes, to test contexts of 64"):
-        MaskedRuler.of(short, (8, 64), seed=0)
+        MaskedSuite.of(short, (8, 64), seed=0)
     with pytest.raises(DataError, match=r"at least 560 bytes, for 8 documents of 64"):
-        RetrievalRuler.of(short, (8, 64))
+        RetrievalSuite.of(short, (8, 64))
     with pytest.raises(ArgumentError, match="a token that hides others"):
-        MaskedRuler.of(replace(text, marks=Marks()), (8, 64), seed=0)
+        MaskedSuite.of(replace(text, special=SpecialTokens()), (8, 64), seed=0)
 
 
 @pytest.fixture(scope="module", params=[MaskedLM, Encoder])
-def outcome(request: pytest.FixtureRequest, text: Text) -> Outcome:
+def outcome(request: pytest.FixtureRequest, text: Text) -> ExtensionResult:
     tiny = subject(request.param)
     methods = methods_for("all,log_n", tiny.model, length=LENGTH)
-    return stretch(tiny, text, methods, factor=3, tuning=TUNING, always=True)
+    return measure_extensions(tiny, text, methods, factor=3, tuning=TUNING, always=True)
 
 
-def test_every_method_that_fits_is_measured_beside_the_cut_original(outcome: Outcome) -> None:
+def test_every_method_that_fits_is_measured_beside_the_cut_original(
+    outcome: ExtensionResult,
+) -> None:
     study = outcome.study
     assert [each.key for each in study.findings] == [
         "cut",
@@ -198,7 +201,7 @@ def test_every_method_that_fits_is_measured_beside_the_cut_original(outcome: Out
     assert outcome.method.spec == study.chosen
 
 
-def test_what_is_said_of_it(outcome: Outcome, tmp_path: Path) -> None:
+def test_what_is_said_of_it(outcome: ExtensionResult, tmp_path: Path) -> None:
     study = outcome.study
     assert "texts of 8, 16, 32, 48" in setting(study)
     told = " ".join(headline(study))
@@ -244,7 +247,7 @@ def test_bad_input(text: Text, arguments: dict[str, Any], message: str) -> None:
     methods = [Method.parse(arguments["methods"])]
     material = ImageSource(Path("photos")) if "images" in arguments else text
     with pytest.raises((ArgumentError, Misfit), match=message):
-        stretch(
+        measure_extensions(
             tiny,
             material,
             methods,

@@ -12,10 +12,11 @@ import torch
 
 from posenc.errors import ArgumentError, DataError
 from posenc.evaluation.candidates import Method, methods_for
+from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.report.page import write_study
-from posenc.evaluation.stretching import Outcome, Subject, evaluate, stretch
+from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
 from posenc.evaluation.suites.images import images_for, sides
 from posenc.evaluation.verdict import at, findings, headline, setting
 from posenc.models import ImageConfig, ImageEncoder, VisionTransformer
@@ -24,7 +25,7 @@ SIDE, PATCH = 8, 4
 TUNING = Tuning(steps=0)
 
 
-def subject(classes: int | None = 3, size: tuple[int, int] = (SIDE, SIDE)) -> Subject:
+def subject(classes: int | None = 3, size: tuple[int, int] = (SIDE, SIDE)) -> Checkpoint:
     torch.manual_seed(0)
     config = ImageConfig(
         size=size, patch=PATCH, channels=1, dim=16, layers=1, heads=2, classes=classes
@@ -33,7 +34,7 @@ def subject(classes: int | None = 3, size: tuple[int, int] = (SIDE, SIDE)) -> Su
     if isinstance(model, VisionTransformer):
         torch.nn.init.normal_(model.head.weight)
     model.requires_grad_(requires_grad=False).eval()
-    return Subject("tiny", "vit", model, max(size))
+    return Checkpoint("tiny", "vit", model, max(size))
 
 
 def arrays(folder: Path, **held: Any) -> ImageSource:
@@ -142,14 +143,14 @@ def test_sizes_double_or_have_one_between() -> None:
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> ExtensionResult:
     source = arrays(tmp_path_factory.mktemp("images"), labels=np.arange(20) % 3)
     tiny = subject()
     methods = methods_for("all", tiny.model, length=SIDE)
-    return stretch(tiny, source, methods, factor=2, tuning=TUNING, always=True)
+    return measure_extensions(tiny, source, methods, factor=2, tuning=TUNING, always=True)
 
 
-def test_every_way_of_resampling_is_measured_beside_the_original(outcome: Outcome) -> None:
+def test_every_way_of_resampling_is_measured_beside_the_original(outcome: ExtensionResult) -> None:
     study = outcome.study
     assert [each.key for each in study.findings] == [
         "scaled",
@@ -176,7 +177,7 @@ def test_every_way_of_resampling_is_measured_beside_the_original(outcome: Outcom
     assert tuple(table.get_parameter("table").shape[:2]) == (4, 4)  # type: ignore[union-attr]
 
 
-def test_what_is_said_of_it(outcome: Outcome, tmp_path: Path) -> None:
+def test_what_is_said_of_it(outcome: ExtensionResult, tmp_path: Path) -> None:
     study = outcome.study
     assert "was shown 20 images of images.npz at 8, 12, 16 pixels" in setting(study)
     assert at(study, 16) == "16 pixels a side"
@@ -192,7 +193,7 @@ def test_what_is_said_of_it(outcome: Outcome, tmp_path: Path) -> None:
     assert "images_per_second" in (tmp_path / "report/study.csv").read_text()
 
 
-def test_where_the_original_is_the_measure_it_is_no_rival(outcome: Outcome) -> None:
+def test_where_the_original_is_the_measure_it_is_no_rival(outcome: ExtensionResult) -> None:
     unlabelled = replace(outcome.study, metrics=outcome.study.metrics[1:])
     told = " ".join(headline(unlabelled))
     assert "do not stretch" not in told
@@ -209,7 +210,7 @@ def test_where_the_original_is_the_measure_it_is_no_rival(outcome: Outcome) -> N
 def test_other_shapes_and_features_alone(tmp_path: Path) -> None:
     source = arrays(tmp_path)
     method = Method.parse("interpolate@size=(3,5)")
-    study = stretch(subject(None), source, [method], factor=4, tuning=TUNING).study
+    study = measure_extensions(subject(None), source, [method], factor=4, tuning=TUNING).study
     assert [metric.key for metric in study.metrics] == ["cosine"]
     assert study.lengths == (8, 16, 20)
     assert study.labels == {16: "8×16", 20: "12×20"}
@@ -218,12 +219,12 @@ def test_other_shapes_and_features_alone(tmp_path: Path) -> None:
     assert "12×20" in write_study(study, tmp_path / "report").read_text()
     two = [method, Method.parse("interpolate")]
     with pytest.raises(ArgumentError, match="one size of images, got 3×5 cells, 8×8 cells"):
-        stretch(subject(None), source, two, factor=4, tuning=TUNING)
+        measure_extensions(subject(None), source, two, factor=4, tuning=TUNING)
     with pytest.raises(ArgumentError, match="a table of positions in an image, got log_n"):
-        stretch(subject(None), source, [Method.parse("log_n")], factor=2, tuning=TUNING)
+        measure_extensions(subject(None), source, [Method.parse("log_n")], factor=2, tuning=TUNING)
     turned = Method.parse("interpolate@size=(2,3)")
     with pytest.raises(ArgumentError, match="longer sides differ"):
-        stretch(subject(None, (12, 8)), source, [turned], factor=2, tuning=TUNING)
+        measure_extensions(subject(None, (12, 8)), source, [turned], factor=2, tuning=TUNING)
 
 
 def test_evaluate_shows_larger_images_by_an_interpolated_table(tmp_path: Path) -> None:

@@ -7,19 +7,27 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import ArgumentError, DataError, UnknownNameError
+from posenc.errors import (
+    ArgumentError,
+    CheckpointError,
+    DataError,
+    Interrupted,
+    UnknownNameError,
+)
 from posenc.evaluation.candidates import Method, methods_for
+from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.finetuning import Tuning, finetuned
 from posenc.evaluation.report.page import write_study
 from posenc.evaluation.results import Findings, Reading, Study
-from posenc.evaluation.stretching import Outcome, Subject, evaluate, stretch
+from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
 from posenc.evaluation.suites.needles import ByteNeedles, letters
-from posenc.evaluation.suites.next_token import Ruler, lengths_to
+from posenc.evaluation.suites.next_token import NextTokenSuite, lengths_to
 from posenc.evaluation.texts import Text, read_ids
 from posenc.evaluation.verdict import findings, headline
 from posenc.evaluation.verdict_next_token import expectation
@@ -44,10 +52,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
 
 
 @pytest.fixture(scope="module")
-def outcome(model: Decoder, text: Text) -> Outcome:
-    subject = Subject("tiny", "llama", model, LENGTH)
+def outcome(model: Decoder, text: Text) -> ExtensionResult:
+    subject = Checkpoint("tiny", "llama", model, LENGTH)
     methods = [Method.parse(name) for name in ("yarn", "rerope+log_n", "segments", "string")]
-    return stretch(subject, text, methods, factor=3, tuning=Tuning(steps=2), always=True)
+    return measure_extensions(subject, text, methods, factor=3, tuning=Tuning(steps=2), always=True)
 
 
 class Uniform(nn.Module):
@@ -68,8 +76,8 @@ def test_lengths_double_from_the_trained_one_to_the_goal() -> None:
 
 
 def test_every_byte_costs_eight_bits_where_all_are_alike(text: Text) -> None:
-    ruler = Ruler.of(text.measured, (8, 16, 32), ByteNeedles(), letters(), seed=0)
-    reading = ruler.measure(Uniform())
+    suite = NextTokenSuite.of(text.measured, (8, 16, 32), ByteNeedles(), letters(), seed=0)
+    reading = suite.measure(Uniform())
     assert all(math.isclose(value, 8, abs_tol=1e-5) for value in reading.loss.values())
     assert all(math.isclose(value, 8, abs_tol=1e-5) for _, value in reading.by_position)
     assert reading.found(32) == 0
@@ -78,10 +86,10 @@ def test_every_byte_costs_eight_bits_where_all_are_alike(text: Text) -> None:
 
 def test_a_short_text_is_refused(text: Text) -> None:
     with pytest.raises(DataError, match="at least 4096 tokens"):
-        Ruler.of(text.measured, (8, 1024), ByteNeedles(), letters(), seed=0)
+        NextTokenSuite.of(text.measured, (8, 1024), ByteNeedles(), letters(), seed=0)
 
 
-def test_baselines_come_first_and_what_does_not_fit_says_so(outcome: Outcome) -> None:
+def test_baselines_come_first_and_what_does_not_fit_says_so(outcome: ExtensionResult) -> None:
     keys = [each.key for each in outcome.study.findings]
     assert keys == ["direct", "window", "yarn", "rerope+log_n", "segments", "string"]
     string = outcome.study.of("string")
@@ -96,7 +104,7 @@ def test_baselines_come_first_and_what_does_not_fit_says_so(outcome: Outcome) ->
     assert any("turn" in sentence for sentence in yarn.advice), "short lengths mislead YaRN"
 
 
-def test_all_agree_below_the_trained_length_where_nothing_changed(outcome: Outcome) -> None:
+def test_all_agree_below_the_trained_length_where_nothing_changed(outcome: ExtensionResult) -> None:
     readings = {each.key: each.untuned for each in outcome.study.findings if each.untuned}
     direct = readings["direct"]
     for key in ("window", "segments"):
@@ -104,7 +112,9 @@ def test_all_agree_below_the_trained_length_where_nothing_changed(outcome: Outco
     assert readings["yarn"].loss[48] != pytest.approx(direct.loss[48], abs=1e-5)
 
 
-def test_the_chosen_can_be_written_and_is_fine_tuned(outcome: Outcome, model: Decoder) -> None:
+def test_the_chosen_can_be_written_and_is_fine_tuned(
+    outcome: ExtensionResult, model: Decoder
+) -> None:
     assert outcome.study.chosen in {"yarn", "rerope+log_n"}
     served = {each.key: each.served for each in outcome.study.findings}
     assert served == {
@@ -123,12 +133,16 @@ def test_the_chosen_can_be_written_and_is_fine_tuned(outcome: Outcome, model: De
 
 
 def test_one_method_that_does_not_fit_is_an_error(model: Decoder, text: Text) -> None:
-    subject = Subject("tiny", "llama", model, LENGTH)
+    subject = Checkpoint("tiny", "llama", model, LENGTH)
     with pytest.raises(Misfit, match="hierarchical") as caught:
-        stretch(subject, text, [Method.parse("hierarchical")], factor=2, tuning=Tuning(steps=0))
+        measure_extensions(
+            subject, text, [Method.parse("hierarchical")], factor=2, tuning=Tuning(steps=0)
+        )
     assert "yarn" in caught.value.remedy
     with pytest.raises(ArgumentError, match="factor"):
-        stretch(subject, text, [Method.parse("yarn")], factor=0.5, tuning=Tuning(steps=0))
+        measure_extensions(
+            subject, text, [Method.parse("yarn")], factor=0.5, tuning=Tuning(steps=0)
+        )
 
 
 def test_all_is_every_method_that_fits(model: Decoder) -> None:
@@ -164,7 +178,7 @@ def test_fine_tuning_leaves_the_model_and_is_the_same_twice(
     tuning = Tuning(steps=3, positions=positions)  # type: ignore[arg-type]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     one, two = (
-        finetuned(model, text.trained, tuning, length=LENGTH, goal=48, marks=True)[0]
+        finetuned(model, text.trained, tuning, length=LENGTH, goal=48, byte_needles=True)[0]
         for _ in range(2)
     )
     for name, tensor in one.state_dict().items():
@@ -184,7 +198,7 @@ def test_fine_tuning_learns(model: Decoder, text: Text) -> None:
         tuning,
         length=LENGTH,
         goal=32,
-        marks=False,
+        byte_needles=False,
         stepped=lambda step, loss: losses.append(loss),
     )
     assert losses[-1] < losses[0] - 0.5
@@ -205,7 +219,7 @@ def test_positions_of_fine_tuning_reach_the_goal(
     for positions in ("randomized", "skipped"):
         seen.clear()
         tuning = Tuning(steps=12, positions=positions)  # type: ignore[arg-type]
-        finetuned(model, text.trained, tuning, length=LENGTH, goal=64, marks=False)
+        finetuned(model, text.trained, tuning, length=LENGTH, goal=64, byte_needles=False)
         assert max(seen) > 2 * LENGTH
         assert max(seen) < 64
 
@@ -218,7 +232,7 @@ def test_tuning_out_of_its_domain(fields: dict[str, object]) -> None:
         Tuning(**fields)  # type: ignore[arg-type]
 
 
-def test_the_report_holds_every_number(outcome: Outcome, tmp_path: Path) -> None:
+def test_the_report_holds_every_number(outcome: ExtensionResult, tmp_path: Path) -> None:
     page = write_study(outcome.study, tmp_path / "report").read_text()
     for each, reading in outcome.study.ranked(tuned=True):
         assert f"<b>{each.key}</b>" in page
@@ -241,7 +255,7 @@ def test_the_report_holds_every_number(outcome: Outcome, tmp_path: Path) -> None
 
 
 def test_evaluate_measures_one_model(model: Decoder, text: Text, tmp_path: Path) -> None:
-    study = evaluate(Subject("tiny", "llama", model, LENGTH), text, lengths=[32, 8])
+    study = evaluate(Checkpoint("tiny", "llama", model, LENGTH), text, lengths=[32, 8])
     assert study.lengths == (8, 32)
     assert [each.key for each in study.findings] == ["direct"]
     assert "bits a byte" in headline(study)[0]
@@ -261,7 +275,7 @@ def reading(loss: float) -> Reading:
     )
 
 
-def told(outcome: Outcome, losses: dict[str, float]) -> list[str]:
+def told(outcome: ExtensionResult, losses: dict[str, float]) -> list[str]:
     findings = tuple(
         Findings(key=key, role="method", untuned=reading(loss), advice=(f"{key} is so.",))
         for key, loss in losses.items()
@@ -270,7 +284,7 @@ def told(outcome: Outcome, losses: dict[str, float]) -> list[str]:
     return expectation(study)
 
 
-def test_the_expected_order_is_held_to_what_was_found(outcome: Outcome) -> None:
+def test_the_expected_order_is_held_to_what_was_found(outcome: ExtensionResult) -> None:
     good = {"direct": 4.0, "interpolate": 3.5, "ntk": 3.0, "yarn": 2.5, "rerope": 2.0}
     assert told(outcome, good)[1] == "So it is here, at 32 bytes."
     bad = good | {"yarn": 3.2}
@@ -278,3 +292,60 @@ def test_the_expected_order_is_held_to_what_was_found(outcome: Outcome) -> None:
     assert told(outcome, bad)[2] == "yarn: yarn is so."
     tied = good | {"ntk": 3.49}
     assert "interpolate and ntk do not differ by more than 1% here." in told(outcome, tied)
+
+
+def test_a_stopped_study_goes_on_without_measuring_again(
+    model: Decoder, text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint("tiny", "llama", model, LENGTH)
+    methods = [Method.parse(name) for name in ("yarn", "rerope")]
+    measured: list[nn.Module] = []
+    measure = NextTokenSuite.measure
+
+    def count(self: NextTokenSuite, model: nn.Module, *, limit: int | None = None) -> Reading:
+        measured.append(model)
+        return measure(self, model, limit=limit)
+
+    monkeypatch.setattr(NextTokenSuite, "measure", count)
+
+    def run(steps: int = 2, **options: Any) -> ExtensionResult:
+        tuning = Tuning(steps=steps)
+        return measure_extensions(
+            checkpoint, text, methods, factor=2, tuning=tuning, always=True, **options
+        )
+
+    state = tmp_path / "state.json"
+    with pytest.raises(Interrupted, match="a stop after 3"):
+        run(state=state, stop=lambda: len(measured) == 6)
+    resumed = run(state=state)
+    assert len(measured) == 8, "the last of four, before and after fine-tuning"
+    whole = run()
+    for one, other in zip(resumed.study.findings, whole.study.findings, strict=True):
+        for tuned in (False, True):
+            first, second = one.reading(tuned), other.reading(tuned)
+            assert first is not None
+            assert second is not None
+            assert first.loss == second.loss
+            assert first.needles == second.needles
+            assert first.by_position == second.by_position
+            assert first.windows == second.windows
+        assert one.claims == other.claims
+    assert resumed.study.chosen == whole.study.chosen
+    assert resumed.model is not None
+    assert whole.model is not None
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), "trained again alike"
+    measured.clear()
+    run(steps=1, state=state)
+    assert len(measured) == 8, "other conditions are measured anew"
+
+
+def test_a_damaged_state_is_named(model: Decoder, text: Text, tmp_path: Path) -> None:
+    checkpoint, state = Checkpoint("tiny", "llama", model, LENGTH), tmp_path / "state.json"
+    methods, none = [Method.parse("yarn")], Tuning(steps=0)
+    measure_extensions(checkpoint, text, methods, factor=2, tuning=none, state=state)
+    plain = json.loads(state.read_text())
+    del plain["readings"]["direct"]["untuned"]["windows"]
+    state.write_text(json.dumps(plain))
+    with pytest.raises(CheckpointError, match="the readings of a study"):
+        measure_extensions(checkpoint, text, methods, factor=2, tuning=none, state=state)

@@ -10,9 +10,10 @@ import torch
 
 from posenc.errors import ArgumentError, CheckpointError, DataError, Interrupted
 from posenc.evaluation.candidates import Method
+from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.searching import require_search, searched
-from posenc.evaluation.stretching import Subject, stretch
+from posenc.evaluation.study import measure_extensions
 from posenc.evaluation.texts import Text, read_ids
 from posenc.extension import Misfit
 from posenc.models import Decoder, DecoderConfig
@@ -21,13 +22,13 @@ LENGTH = 16
 LONGROPE = Method.parse("longrope")
 
 
-def subject(seed: int = 0, encoding: str = "rope") -> Subject:
+def subject(seed: int = 0, encoding: str = "rope") -> Checkpoint:
     torch.manual_seed(seed)
     config = DecoderConfig(
         vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH, encoding=encoding
     )
     model = Decoder(config).requires_grad_(requires_grad=False).eval()
-    return Subject("tiny", "llama", model, LENGTH)
+    return Checkpoint("tiny", "llama", model, LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_the_best_factors_are_used_and_told(text: Text, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     plain = Method.parse("yarn")
     yarn, found = search(
-        text, state, methods=[plain, LONGROPE], tell=lambda *each: told.append(each)
+        text, state, methods=[plain, LONGROPE], progress=lambda *each: told.append(each)
     )
     assert yarn is plain
     assert found.spec == "longrope"
@@ -56,7 +57,7 @@ def test_the_best_factors_are_used_and_told(text: Text, tmp_path: Path) -> None:
     assert len(factors) == 4
     assert [done for _, done, _ in told] == [1, 2, 3, 4, 5, 6]
     assert told[-1][0].startswith("longrope: searching factors, step 6 of 6, least loss ")
-    outcome = stretch(subject(), text, [found], factor=2, tuning=Tuning(steps=0))
+    outcome = measure_extensions(subject(), text, [found], factor=2, tuning=Tuning(steps=0))
     advice = outcome.study.findings[-1].advice
     assert "best of 6" in advice[0]
     assert all(f"{each:g}" in advice[0] for each in factors)
@@ -71,7 +72,7 @@ def test_stopped_it_goes_on_from_where_it_was(text: Text, tmp_path: Path) -> Non
         search(text, state, stop=lambda: True)
     assert "same command again" in stopped.value.remedy
     told: list[int] = []
-    (resumed,) = search(text, state, tell=lambda what, done, total: told.append(done))
+    (resumed,) = search(text, state, progress=lambda stage, done, total: told.append(done))
     assert told == [2, 3, 4, 5, 6]
     assert resumed == search(text, tmp_path / "other.json")[0]
 

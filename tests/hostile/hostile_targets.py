@@ -15,7 +15,8 @@ from torch import nn
 from torch.optim import AdamW
 
 import posenc
-from posenc.cli.material import _image_source, _tokenizer
+from posenc.evaluation.images import ImageSource
+from posenc.evaluation.texts import read_tokenizer
 from posenc.experiments.corpus import read_text
 from posenc.experiments.jobs import Outcome
 from posenc.experiments.output import Record, load_settings
@@ -25,6 +26,7 @@ from posenc.experiments.tasks.common.parallel import read_lines
 from posenc.experiments.tasks.common.subwords import Subwords
 from posenc.extension import search_factors
 from posenc.integrations.transformers import load, save
+from posenc.integrations.transformers.config import Fields
 from posenc.models import (
     Decoder,
     DecoderConfig,
@@ -128,7 +130,7 @@ def _vit(folder: Path) -> Target:
 
     def read(copy: Path) -> None:
         load(copy)
-        _image_source(copy, None)
+        ImageSource.of_checkpoint(copy, Fields.read(copy), None)
 
     return Target("vit", folder, read)
 
@@ -220,7 +222,7 @@ def _tokenized(folder: Path) -> Target:
     (folder / "tokenizer_config.json").write_text('{"mask_token": {"content": "a"}}')
 
     def read(copy: Path) -> None:
-        encode, _ = _tokenizer(copy, 1000)
+        encode, _ = read_tokenizer(copy, 1000)
         if encode is not None:
             encode("a few words of text")
 

@@ -114,6 +114,19 @@ def test_missing_tensor(folder: Path) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_bare_model_has_no_output_layer(tmp_path: Path, tied: bool) -> None:
+    sizes = {"vocab_size": 31, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.LlamaConfig(**sizes, num_hidden_layers=1, tie_word_embeddings=tied)
+    transformers.LlamaModel(config).save_pretrained(tmp_path)
+    if tied:
+        assert isinstance(load(tmp_path), Decoder), "its output layer is the embedding"
+        return
+    with pytest.raises(CheckpointError, match=r"output layer .*, got one without") as refused:
+        load(tmp_path)
+    assert "AutoModelForCausalLM" in refused.value.remedy
+
+
 def test_unknown_tensor(folder: Path) -> None:
     change(folder, num_hidden_layers=1)
     with pytest.raises(CheckpointError, match=r"model\.layers\.1\.\S+ and 8 more"):

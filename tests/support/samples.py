@@ -8,7 +8,7 @@ import torch
 
 from posenc.evaluation.results import Findings, Reading, Study
 from posenc.evaluation.suites.needles import ByteNeedles, letters
-from posenc.evaluation.suites.next_token import Ruler
+from posenc.evaluation.suites.next_token import NextTokenSuite
 from posenc.experiments.results import (
     Comparison,
     Corpus,
@@ -192,7 +192,9 @@ LENGTHS = (128, 256, 512)
 
 def stretched_sample() -> Study:
     """A study of a stretched checkpoint with plausible numbers, the same at every call."""
-    ruler = Ruler(torch.zeros(64), LENGTHS[::2], ByteNeedles(), letters(), seed=0, windows=1)
+    suite = NextTokenSuite(
+        torch.zeros(64), LENGTHS[::2], ByteNeedles(), letters(), seed=0, windows=1
+    )
     depths = (0.1, 0.5, 0.9)
     findings = []
     for key, (loss, share) in STRETCHED.items():
@@ -214,7 +216,7 @@ def stretched_sample() -> Study:
         length=LENGTHS[0],
         factor=4.0,
         lengths=LENGTHS,
-        metrics=ruler.facts("byte")["metrics"],
+        metrics=suite.facts("byte")["metrics"],
         unit="byte",
         guide="The same bytes at every length.",
         text="a text",

@@ -11,7 +11,7 @@ from posenc.evaluation import choosing
 from posenc.evaluation.results import Findings, Reading, Study
 from posenc.evaluation.suites import next_token as measuring
 from posenc.evaluation.suites.needles import ByteNeedles, letters
-from posenc.evaluation.suites.next_token import Ruler
+from posenc.evaluation.suites.next_token import NextTokenSuite
 from posenc.experiments import gates, statistics, verdicts
 from posenc.experiments import summary as answer
 from posenc.experiments.results import (
@@ -230,7 +230,7 @@ def reading(loss: float, found: float, wobble: float = 0.0) -> Reading:
 def study(**readings: Reading) -> Study:
     import torch
 
-    facts = Ruler(torch.zeros(64), (16, 32), ByteNeedles(), letters(), seed=0, windows=1)
+    facts = NextTokenSuite(torch.zeros(64), (16, 32), ByteNeedles(), letters(), seed=0, windows=1)
     baselines = ("direct", "window")
     return Study(
         checkpoint="tiny",

@@ -67,11 +67,13 @@ def _options_of(arguments: list[str]) -> dict[str, str]:
     command = typer.main.get_command(app)
     for word in arguments:
         command = getattr(command, "commands", {}).get(word, command)
-    return {
-        parameter.name: max(parameter.opts, key=len)
-        for parameter in command.params
-        if parameter.name is not None and parameter.param_type_name == "option"
-    }
+    names = {}
+    for parameter in command.params:
+        if parameter.name is not None and parameter.param_type_name == "option":
+            # Of a flag that is on by default only the negation can have been given.
+            negated = parameter.secondary_opts if parameter.default is True else []
+            names[parameter.name] = max(negated or parameter.opts, key=len)
+    return names
 
 
 def run() -> None:

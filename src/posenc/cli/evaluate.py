@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +9,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from posenc.cli.checkpoints import open_checkpoint, publish, require_free
 from posenc.cli.console import OUT, print_json
-from posenc.cli.extend import Display, print_study, subject_of
-from posenc.cli.material import material_of
+from posenc.cli.studies import Display, command_line, print_study
 from posenc.errors import ArgumentError
 
 __all__ = ["evaluate"]
@@ -65,24 +59,20 @@ def evaluate(
 
         posenc evaluate vit-folder --images photos
     """
+    from posenc.evaluation.checkpoint import Checkpoint
     from posenc.evaluation.report.page import write_study
-    from posenc.evaluation.stretching import evaluate as measure
+    from posenc.evaluation.study import evaluate as measure
+    from posenc.storage import output_folder, require_unused
 
-    require_free(out)
+    require_unused(out)
     wanted = None if lengths is None else _numbers(lengths)
     with Display(shown=not quiet and not json) as display:
-        opened = open_checkpoint(
-            checkpoint, trained_length=trained_length, device=device, to_write=False
-        )
-        material = material_of(opened, text=text, images=images, training=False)
-        study = measure(subject_of(opened), material, lengths=wanted, seed=seed, tell=display.tell)
-    study = replace(study, command=shlex.join(["posenc", *sys.argv[1:]]))
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    try:
+        opened = Checkpoint.open(checkpoint, trained_length=trained_length, device=device)
+        data = opened.data(text=text, images=images)
+        study = measure(opened, data, lengths=wanted, seed=seed, progress=display)
+    study = replace(study, command=command_line())
+    with output_folder(out) as partial:
         write_study(study, partial)
-        publish(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     if json:
         print_json(study.to_json())
         return

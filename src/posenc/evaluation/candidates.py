@@ -1,4 +1,4 @@
-"""What is compared: a model stretched by each method, and what each is to be judged by."""
+"""Candidates of a study: a model extended by each method, and the baselines."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError, UnknownNameError
+from posenc.evaluation.results import Claimed, Findings
 from posenc.extension import (
     EXTENSIONS,
     Extension,
@@ -30,11 +31,11 @@ __all__ = [
     "CUT",
     "SCALED",
     "WINDOW",
-    "Contender",
+    "Candidate",
     "Method",
-    "assemble",
-    "contend",
-    "each_of",
+    "candidates_by",
+    "decoder_candidates",
+    "extended_by",
     "methods_for",
 ]
 
@@ -52,13 +53,13 @@ TEXT_TABLES = (
     *("interpolate@prefix=1", "hierarchical@prefix=1", "random_tail@prefix=1", "segments"),
     *("interpolate+log_n@prefix=1", "hierarchical+log_n@prefix=1"),
 )
-"""What ``all`` means for a table of positions in a text, whose first row is that of [CLS]."""
+"""The methods of ``all`` for a table of positions in a text, whose first row is that of [CLS]."""
 
 IMAGE_TABLES = (
     *("interpolate", "interpolate@antialias=True", "interpolate@mode=bilinear"),
     "interpolate@align=corners",
 )
-"""What ``all`` means for a table of positions in an image."""
+"""The methods of ``all`` for a table of positions in an image."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,13 @@ class Method:
         spec: as it was written.
         name: of the method, or several joined by ``+``.
         options: of these.
-        told: where its options come from, in sentences; maybe none.
+        notes: where its options come from, in sentences; maybe none.
     """
 
     spec: str
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, spec: str) -> Method:
@@ -95,7 +96,7 @@ class Method:
 
     @property
     def entries(self) -> list[Extension]:
-        """What the registry knows of its parts."""
+        """The registered extensions that it joins."""
         return [EXTENSIONS[part] for part in self.name.split("+")]
 
     @property
@@ -105,18 +106,18 @@ class Method:
 
 
 @dataclass(frozen=True, eq=False)
-class Contender:
+class Candidate:
     """A model to be measured, or the reason why there is none.
 
     Args:
         key: the method as it was written, ``direct``, or ``window``.
-        role: ``"method"``, or what methods are judged by: ``"baseline"``.
+        role: ``"method"`` or ``"baseline"``.
         method: None for the window.
-        model: stretched; its weights are shared with the original.
+        model: extended; its weights are shared with the original.
         refusal: why there is no model.
-        advice: what to know of the method before it is used like this.
-        factor: how far it was stretched; None: as far as was asked for.
-        limit: the longest input it is given.
+        advice: notes on the method at this length and factor.
+        factor: by which its length grows; None: by the factor of the study.
+        limit: the longest input it is given; longer ones are cut.
     """
 
     key: str
@@ -132,6 +133,25 @@ class Contender:
     def trainable(self) -> bool:
         """Whether it can be fine-tuned."""
         return self.model is not None and (self.method is None or not self.method.of_model)
+
+    @property
+    def writable(self) -> bool:
+        """Whether a checkpoint can hold it."""
+        held = self.model is not None and self.method is not None and not self.method.of_model
+        return self.role == "method" and held
+
+    @property
+    def findings(self) -> Findings:
+        """The findings on it before it is measured."""
+        return Findings(
+            key=self.key,
+            role=self.role,
+            claims=() if self.method is None else tuple(map(_claimed, self.method.entries)),
+            advice=self.advice,
+            refusal=self.refusal,
+            writable=self.writable,
+            served=self.served,
+        )
 
     @property
     def served(self) -> str:
@@ -174,14 +194,14 @@ def methods_for(names: str, model: nn.Module, *, length: int) -> list[Method]:
             listed.append(SHORT_YARN)
     if not listed:
         raise ArgumentError(
-            "--method", expected="a method", got="none", remedy=f"Here fit: {', '.join(fitting)}."
+            "method", expected="a method", got="none", remedy=f"Here fit: {', '.join(fitting)}."
         )
     return [Method.parse(name) for name in dict.fromkeys(listed)]
 
 
-def assemble(
+def decoder_candidates(
     model: nn.Module, methods: Sequence[Method], *, factor: float, length: int, strict: bool
-) -> Iterator[Contender]:
+) -> Iterator[Candidate]:
     """The original, a plain sliding window, and the model stretched by each method.
 
     Args:
@@ -193,31 +213,31 @@ def assemble(
     Raises:
         ArgumentError: with ``strict``, what does not fit.
     """
-    told = f"The model as trained, with attention cut to the last {length} tokens. It ties most "
-    told += "methods on local text, so that loss alone does not show use of the far past."
-    yield Contender(
+    note = f"The model as trained, with attention cut to the last {length} tokens. It ties most "
+    note += "methods on local text, so that loss alone does not show use of the far past."
+    yield Candidate(
         "direct",
         "baseline",
         Method.parse("direct"),
         model,
         advice=("The model as trained, at positions that it has not seen.",),
     )
-    yield Contender(WINDOW, "baseline", None, with_window(model, length), advice=(told,))
+    yield Candidate(WINDOW, "baseline", None, with_window(model, length), advice=(note,))
 
-    def make(method: Method) -> Contender:
-        return contend(model, method, factor=factor, length=length)
+    def make(method: Method) -> Candidate:
+        return extended_by(model, method, factor=factor, length=length)
 
-    yield from each_of(model, methods, make, strict=strict)
+    yield from candidates_by(model, methods, make, strict=strict)
 
 
-def each_of(
+def candidates_by(
     model: nn.Module,
     methods: Sequence[Method],
-    make: Callable[[Method], Contender],
+    make: Callable[[Method], Candidate],
     *,
     strict: bool,
-) -> Iterator[Contender]:
-    """What each method makes of a model, or why it does not."""
+) -> Iterator[Candidate]:
+    """The model extended by each method, or the reason why it cannot be."""
     for method in methods:
         if method.spec == "direct":
             continue
@@ -230,7 +250,20 @@ def each_of(
                     error.remedy = f"These fit: {fitting}."
                 raise
             reason = f"{error.argument}: expected {error.expected}, got {error.got}"
-            yield Contender(method.spec, "method", method, None, reason)
+            yield Candidate(method.spec, "method", method, None, reason)
+
+
+def _claimed(entry: Extension) -> Claimed:
+    claims, cite = entry.claims, entry.citation
+    return Claimed(
+        summary=entry.summary,
+        expect=claims.expect,
+        training=claims.training,
+        cost=claims.cost,
+        transformers=claims.transformers,
+        decodes_as_whole=claims.decodes_as_whole,
+        cite="" if cite is None else f"{cite.authors} {cite.year}, {cite.title}",
+    )
 
 
 def _only_table(encoding: Encoding) -> bool:
@@ -238,7 +271,7 @@ def _only_table(encoding: Encoding) -> bool:
     return [type(part) for part in encoding.parts()] in ([Learned], [Learned2d])
 
 
-def contend(model: nn.Module, method: Method, *, factor: float, length: int) -> Contender:
+def extended_by(model: nn.Module, method: Method, *, factor: float, length: int) -> Candidate:
     """A model of text stretched by one method.
 
     Raises:
@@ -252,18 +285,16 @@ def contend(model: nn.Module, method: Method, *, factor: float, length: int) -> 
                 got=method.name,
                 remedy="Segments are read by the model as it is.",
             )
-        return Contender(
+        return Candidate(
             method.spec, "method", method, segments(model, length=length, **method.options)
         )
     encodings = encodings_of(model)
     stretched = extend_layers(
         encodings, method.name, factor=factor, length=length, **method.options
     )
-    told = advice(encodings[0], method.name, factor=factor, length=length, **method.options)
-    advised = (*method.told, *told)
-    return Contender(
-        method.spec, "method", method, with_encodings(model, stretched), advice=advised
-    )
+    known = advice(encodings[0], method.name, factor=factor, length=length, **method.options)
+    twin = with_encodings(model, stretched)
+    return Candidate(method.spec, "method", method, twin, advice=(*method.notes, *known))
 
 
 def _listed(names: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -9,17 +11,20 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from posenc.evaluation.progress import Progress, kept, silent
 from posenc.evaluation.suites.needles import repeat
 from posenc.experiments.settings import Settings
 from posenc.experiments.tasks.language import LanguageModelling
+from posenc.integrations.transformers import save
 from posenc.models import Decoder
+from posenc.storage import make_folder, require_unused
 from posenc.training.checkpoint import Plan
 from posenc.training.loop import Watch, train
 from posenc.training.seeding import fingerprint, generator
 
-__all__ = ["SUBJECT_STEPS", "Repetition", "train_subject"]
+__all__ = ["DEMO_STEPS", "Repetition", "demo_checkpoint", "train_demo_model"]
 
-SUBJECT_STEPS = 1800
+DEMO_STEPS = 1800
 """About three minutes on two cores."""
 
 LENGTH, WIDTH, LAYERS, HEADS, BATCH = 128, 96, 3, 4, 16
@@ -38,7 +43,47 @@ class Repetition:
     latest: float = 0.25
 
 
-class SubjectTask(LanguageModelling):
+def demo_checkpoint(
+    folder: Path,
+    *,
+    text: Path | None,
+    progress: Progress = silent,
+    stop: Callable[[], bool] = lambda: False,
+    command: str = "",
+) -> Path:
+    """The checkpoint folder of the small model, trained if it is not there yet; resumable.
+
+    Args:
+        folder: of the checkpoint; the training's state is kept beside it.
+        text: to train on; the shipped one by default.
+        progress: called after each step.
+        stop: asked after each step; True raises ``Interrupted``.
+        command: that called it, for messages.
+
+    Raises: as ``train_demo_model``.
+    """
+    if (folder / "config.json").exists():
+        return folder
+    require_unused(folder)
+    work = folder.with_name(f"{folder.name}-training")
+    make_folder(work)
+    with kept(work, command):
+        model = train_demo_model(
+            work,
+            text=text,
+            watch=Watch(
+                stop=stop,
+                stepped=lambda step, loss, speed: progress(
+                    f"training a small model, step {step}, loss {float(loss):.3f}", step, DEMO_STEPS
+                ),
+            ),
+        )
+    save(model, folder)
+    shutil.rmtree(work, ignore_errors=True)
+    return folder
+
+
+class DemoTask(LanguageModelling):
     """The lab's language task, with some rows that ask for copying."""
 
     def __init__(self, settings: Settings, repetition: Repetition) -> None:
@@ -57,12 +102,12 @@ class SubjectTask(LanguageModelling):
         return batch
 
 
-def train_subject(
+def train_demo_model(
     work: Path,
     *,
     text: Path | None = None,
     length: int = LENGTH,
-    steps: int = SUBJECT_STEPS,
+    steps: int = DEMO_STEPS,
     seed: int = 0,
     repetition: Repetition | None = None,
     watch: Watch | None = None,
@@ -78,8 +123,8 @@ def train_subject(
         length: of the contexts, in bytes; a batch has as many bytes whatever it is.
         steps: of training.
         seed: of weights and data.
-        repetition: what there is to copy; ``Repetition()`` by default.
-        watch: how to follow it.
+        repetition: rows to copy from; ``Repetition()`` by default.
+        watch: follows the training.
 
     Raises:
         DataError: when the text is unusable.
@@ -100,5 +145,5 @@ def train_subject(
         batch=max(1, BATCH * LENGTH // length),
     )
     plan = Plan(encoding="rope", seed=seed, steps=steps, rate=settings.rate, folder=work)
-    trained = train(SubjectTask(settings, repetition or Repetition()), plan, watch)
+    trained = train(DemoTask(settings, repetition or Repetition()), plan, watch)
     return cast(Decoder, trained.model)

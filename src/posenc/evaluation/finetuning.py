@@ -53,14 +53,23 @@ class Tuning:
     def __post_init__(self) -> None:
         if self.steps < 0:
             raise ArgumentError(
-                "--finetune-steps", expected="0 or more", got=self.steps, remedy="0 trains nothing."
+                "finetune_steps", expected="0 or more", got=self.steps, remedy="0 trains nothing."
             )
         if self.positions not in get_args(Positions):
-            raise UnknownNameError.of("--positions", self.positions, get_args(Positions))
+            raise UnknownNameError.of("positions", self.positions, get_args(Positions))
         if self.rate is not None and not self.rate > 0:
             raise ArgumentError(
-                "--finetune-rate", expected="above 0", got=self.rate, remedy="Leave it out."
+                "finetune_rate", expected="above 0", got=self.rate, remedy="Leave it out."
             )
+
+    def described(self, width: int) -> dict[str, object]:
+        """Its fields for a report, the rate as used at a model width."""
+        return {
+            "steps": self.steps,
+            "positions": self.positions,
+            "rate": self.rate_for(width),
+            "seed": self.seed,
+        }
 
     def rate_for(self, width: int) -> float:
         """``rate``, or its default."""
@@ -74,7 +83,7 @@ def finetuned(
     *,
     length: int,
     goal: int,
-    marks: bool,
+    byte_needles: bool,
     stepped: Callable[[int, float], None] = lambda step, loss: None,
 ) -> tuple[nn.Module, float]:
     """A copy of a decoder, trained on a text, and the seconds that took.
@@ -84,7 +93,7 @@ def finetuned(
         text: ``[T]`` ids.
         tuning: options of the training.
         length, goal: the trained length, and the new one.
-        marks: hide needles in some rows (models of bytes that know them).
+        byte_needles: hide needles in some rows (models of bytes that know them).
         stepped: called after each step with its number and loss.
 
     Raises:
@@ -97,7 +106,7 @@ def finetuned(
     def after(step: int, loss: Tensor, speed: float) -> None:
         if not torch.isfinite(loss):
             raise ArgumentError(
-                "--finetune-rate",
+                "finetune_rate",
                 expected="a loss that stays a number",
                 got=f"none at step {step}",
                 remedy=f"Try half of {rate:.2g}.",
@@ -113,7 +122,7 @@ def finetuned(
         weight_decay=0.0,
         schedule=_triangle,
     )
-    windows = _Windows(text, tuning.positions, length=length, goal=goal, marks=marks)
+    windows = _Windows(text, tuning.positions, length=length, goal=goal, byte_needles=byte_needles)
     done = fit(trained, windows, plan, Watch(stepped=after))
     return done.model, done.seconds
 
@@ -124,15 +133,16 @@ class _Windows:
     Args:
         text: ``[T]`` ids.
         positions: as in ``Tuning``.
-        length, goal, marks: as in ``finetuned``.
+        length, goal, byte_needles: as in ``finetuned``.
     """
 
     fingerprint = ""
 
     def __init__(
-        self, text: Tensor, positions: Positions, *, length: int, goal: int, marks: bool
+        self, text: Tensor, positions: Positions, *, length: int, goal: int, byte_needles: bool
     ) -> None:
-        self.text, self.positions, self.goal, self.marks = text, positions, goal, marks
+        self.text, self.positions, self.goal = text, positions, goal
+        self.byte_needles = byte_needles
         self.size = goal if positions == "plain" else length
         self.rows = max(1, TOKENS_A_STEP // self.size)
         self.tokens_per_step = self.rows * self.size
@@ -144,7 +154,7 @@ class _Windows:
         windows = self.text[begins + torch.arange(self.size + 1)].long()
         inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
         asking = round(NEEDLE_SHARE * self.rows) if self.rows > 1 else step % 4 == 0
-        if self.marks and asking:
+        if self.byte_needles and asking:
             needles.hide(inputs[: int(asking)], targets[: int(asking)], draw)
         layout = Layout.sequence(self.size)
         if self.positions == "randomized":

@@ -15,7 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from posenc.errors import ArgumentError, DataError
+from posenc.errors import ArgumentError, CheckpointError, DataError
+from posenc.integrations.transformers.config import SAVE_AGAIN, Fields, read_object
 from posenc.storage import read_bytes
 
 __all__ = ["ImageSource", "Images", "Size"]
@@ -75,6 +76,45 @@ class ImageSource:
     scale: float = 1 / 255
     mean: Sequence[float] = (0.5,)
     std: Sequence[float] = (0.5,)
+
+    @classmethod
+    def of_checkpoint(cls, folder: Path, config: Fields, path: Path | None) -> ImageSource:
+        """Images as a checkpoint's ``preprocessor_config.json`` takes them, else as ViT does.
+
+        Args:
+            folder: of the checkpoint.
+            config: its ``config.json``, which names the classes.
+            path: of the images.
+
+        Raises:
+            CheckpointError: when a field of either file is not usable.
+        """
+        labels = config.values.get("label2id") or {}
+        known = isinstance(labels, dict)
+        if not known or not all(type(number) is int for number in labels.values()):
+            raise CheckpointError(
+                f"label2id in {config.path}",
+                expected="numbers of classes by their names",
+                got=str(labels)[:80],
+                remedy=SAVE_AGAIN,
+            )
+        file = folder / "preprocessor_config.json"
+        fields = Fields({"do_rescale": True, "do_normalize": True} | read_object(file), file)
+        normalised = fields.flag("do_normalize")
+        mean, std = (
+            fields.numbers(name) if normalised and name in fields.values else [0.5]
+            for name in ("image_mean", "image_std")
+        )
+        for name, values in (("image_mean", mean), ("image_std", std)):
+            if len(values) not in (1, 3) or (values is std and min(map(abs, values)) == 0):
+                raise fields.wrong(name, "a number a channel, none of them 0 for image_std", values)
+        return cls(
+            path,
+            classes=labels,
+            scale=fields.number("rescale_factor", 1 / 255) if fields.flag("do_rescale") else 1,
+            mean=mean if normalised else [0.0],
+            std=std if normalised else [1.0],
+        )
 
     def read(self, sizes: Sequence[Size], *, channels: int, most: int) -> Images:
         """The images at some sizes: all, or at most so many, evenly spread, and as memory allows.

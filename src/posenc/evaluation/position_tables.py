@@ -10,34 +10,33 @@ from torch import nn
 from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.errors import ArgumentError
-from posenc.evaluation.candidates import CUT, SCALED, Contender, Method, contend, each_of
-from posenc.evaluation.images import Size
-from posenc.evaluation.suites.images import BySize
+from posenc.evaluation.candidates import CUT, SCALED, Candidate, Method, candidates_by, extended_by
+from posenc.evaluation.suites.images import BySize, Size
 from posenc.extension import extend, extend_layers
 from posenc.models import ImageEncoder, VisionTransformer
 from posenc.models.replacing import encodings_of, with_encodings
 
-__all__ = ["assemble_images", "assemble_tables", "goal_cells"]
+__all__ = ["goal_cells", "image_candidates", "table_candidates"]
 
 
-def assemble_tables(
+def table_candidates(
     model: nn.Module, methods: Sequence[Method], *, goal: int, length: int, strict: bool
-) -> Iterator[Contender]:
+) -> Iterator[Candidate]:
     """An encoder with a table of positions, cut, and stretched to ``goal`` rows by each method.
 
-    Args and Raises: as ``assemble``.
+    Args and Raises: as ``decoder_candidates``.
     """
-    told = f"The model as trained, given {length} tokens and no more."
-    yield Contender(CUT, "baseline", None, model, limit=length, advice=(told,))
+    note = f"The model as trained, given {length} tokens and no more."
+    yield Candidate(CUT, "baseline", None, model, limit=length, advice=(note,))
 
-    def make(method: Method) -> Contender:
+    def make(method: Method) -> Candidate:
         if method.of_model:
             middle = {"combine": "middle", "overlap": length // 4}
             options = {**middle, **method.options}
-            return contend(model, replace(method, options=options), factor=1.0, length=length)
+            return extended_by(model, replace(method, options=options), factor=1.0, length=length)
         first = int(method.options.get("prefix", 0))
         factor = (goal - first) / (length - first)
-        made = contend(model, method, factor=factor, length=length)
+        made = extended_by(model, method, factor=factor, length=length)
         assert made.model is not None
         part = encodings_of(made.model)[0].embedding
         if not isinstance(part, Learned) or part.max_length < goal:
@@ -49,12 +48,12 @@ def assemble_tables(
             )
         return replace(made, factor=factor)
 
-    yield from each_of(model, methods, make, strict=strict)
+    yield from candidates_by(model, methods, make, strict=strict)
 
 
-def assemble_images(
+def image_candidates(
     model: ImageEncoder | VisionTransformer, methods: Sequence[Method], *, cells: Sequence[Size]
-) -> Iterator[Contender]:
+) -> Iterator[Candidate]:
     """A model of images shown at the trained size, and with a table for each size by each method.
 
     Args:
@@ -67,10 +66,10 @@ def assemble_images(
     """
     patch = model.config.patch
     height, width = (patch * side for side in cells[0])
-    told = f"The model as trained, shown every image at {height} by {width} pixels."
-    yield Contender(SCALED, "baseline", None, model, limit=max(height, width), advice=(told,))
+    note = f"The model as trained, shown every image at {height} by {width} pixels."
+    yield Candidate(SCALED, "baseline", None, model, limit=max(height, width), advice=(note,))
 
-    def make(method: Method) -> Contender:
+    def make(method: Method) -> Candidate:
         options = {name: value for name, value in method.options.items() if name != "size"}
         twins = {
             (patch * size[0], patch * size[1]): with_encodings(
@@ -78,9 +77,9 @@ def assemble_images(
             )
             for size in cells
         }
-        return Contender(method.spec, "method", method, BySize(twins))
+        return Candidate(method.spec, "method", method, BySize(twins))
 
-    yield from each_of(model, methods, make, strict=True)
+    yield from candidates_by(model, methods, make, strict=True)
 
 
 def goal_cells(
@@ -100,7 +99,7 @@ def goal_cells(
         found.add((height, width))
     if len(found) != 1:
         raise ArgumentError(
-            "--method",
+            "method",
             expected="methods for one size of images",
             got=", ".join(f"{height}×{width} cells" for height, width in sorted(found)),
             remedy="Give size=(…) to all of them, or to none.",
@@ -111,7 +110,7 @@ def goal_cells(
 def _require_images(method: Method) -> None:
     if any("learned2d" not in entry.on for entry in method.entries):
         raise ArgumentError(
-            "--method",
+            "method",
             expected="a method for a table of positions in an image",
             got=method.name,
             remedy="Use interpolate, which makes one for any size.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -93,6 +94,33 @@ class Reading:
     seconds: float = 0.0
     windows: tuple[float, ...] = ()
     time_error: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values; NaN (where no token was scored) is null."""
+        plain = asdict(self)
+        plain["loss"] = {n: None if math.isnan(bits) else bits for n, bits in self.loss.items()}
+        plain["by_position"] = [
+            (place, None if math.isnan(bits) else bits) for place, bits in self.by_position
+        ]
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any] | None) -> Reading | None:
+        """The reading of ``to_json``; None for None."""
+        if plain is None:
+            return None
+        values: dict[str, Any] = {
+            name: {int(n): math.nan if number is None else number for n, number in value.items()}
+            if isinstance(value, dict)
+            else value
+            for name, value in plain.items()
+        }
+        values["needles"] = {n: tuple(shares) for n, shares in values["needles"].items()}
+        values["by_position"] = tuple(
+            (place, math.nan if bits is None else bits) for place, bits in values["by_position"]
+        )
+        values["windows"] = tuple(values["windows"])
+        return cls(**values)
 
     @property
     def timed(self) -> bool:

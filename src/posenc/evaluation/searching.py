@@ -10,7 +10,8 @@ from torch import Tensor
 
 from posenc.errors import ArgumentError, DataError, Interrupted
 from posenc.evaluation.candidates import Method
-from posenc.evaluation.stretching import Subject
+from posenc.evaluation.checkpoint import Checkpoint
+from posenc.evaluation.progress import Progress, silent
 from posenc.evaluation.texts import Text
 from posenc.experiments.text_loss import Targets
 from posenc.extension import Found, extend_layers, search_factors
@@ -35,11 +36,11 @@ def require_search(budget: int, methods: Sequence[Method]) -> None:
     """
     if budget < 0:
         raise ArgumentError(
-            "--search", expected="0 or more", got=budget, remedy="200 is a good number; 0 is none."
+            "search", expected="0 or more", got=budget, remedy="200 is a good number; 0 is none."
         )
     if budget and not any(map(_open, methods)):
         raise ArgumentError(
-            "--search",
+            "search",
             expected=f"{SEARCHED} among the methods, without factors of its own",
             got=", ".join(method.spec for method in methods),
             remedy=f"Use --method {SEARCHED}.",
@@ -47,14 +48,14 @@ def require_search(budget: int, methods: Sequence[Method]) -> None:
 
 
 def searched(
-    subject: Subject,
+    checkpoint: Checkpoint,
     text: Text,
     methods: Sequence[Method],
     *,
     factor: float,
     budget: int,
     state: Path,
-    tell: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Progress = silent,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Method]:
     """The methods, LongRoPE with the factors that read the training part of the text best.
@@ -62,13 +63,13 @@ def searched(
     Measured is the loss past the trained length, in contexts of the new one.
 
     Args:
-        subject: what to stretch.
+        checkpoint: to extend.
         text: factors are chosen on ``text.trained``; what is reported is measured elsewhere.
         methods: of which those that want factors get them.
         factor: how far.
         budget: sets of factors to measure.
         state: a file that the search is kept in, and continued from.
-        tell: told of progress.
+        progress: called as the work proceeds.
         stop: asked after each measurement; True: raise ``Interrupted``.
 
     Raises:
@@ -84,10 +85,19 @@ def searched(
         # The first has the file's name, others (longrope+log_n) one of their own.
         place = state if not found else state.with_stem(f"{state.stem}-{method.name}")
         best = _search(
-            subject, text, method, factor=factor, budget=budget, state=place, tell=tell, stop=stop
+            checkpoint,
+            text,
+            method,
+            factor=factor,
+            budget=budget,
+            state=place,
+            progress=progress,
+            stop=stop,
         )
         options = {**method.options, "long_factors": list(best.best.factors)}
-        found[method.spec] = replace(method, options=options, told=(_told(best, subject, text),))
+        found[method.spec] = replace(
+            method, options=options, notes=(_note(best, checkpoint, text),)
+        )
     return [found.get(method.spec, method) for method in methods]
 
 
@@ -97,18 +107,18 @@ def _open(method: Method) -> bool:
 
 
 def _search(
-    subject: Subject,
+    checkpoint: Checkpoint,
     text: Text,
     method: Method,
     *,
     factor: float,
     budget: int,
     state: Path,
-    tell: Callable[[str, int, int], None],
+    progress: Progress,
     stop: Callable[[], bool],
 ) -> Found:
-    goal = round(subject.length * factor)
-    width = max(1, goal - subject.length)
+    goal = round(checkpoint.length * factor)
+    width = max(1, goal - checkpoint.length)
     if len(text.trained) < 4 * goal:
         raise DataError(
             "text",
@@ -119,7 +129,7 @@ def _search(
     targets = Targets.spread(
         len(text.trained), width=width, longest=goal, count=max(FEWEST, TOKENS // goal)
     )
-    model, originals = subject.model, encodings_of(subject.model)
+    model, originals = checkpoint.model, encodings_of(checkpoint.model)
     device = next(model.parameters()).device
 
     def loss(factors: tuple[float, ...]) -> float:
@@ -127,7 +137,7 @@ def _search(
             originals,
             method.name,
             factor=factor,
-            length=subject.length,
+            length=checkpoint.length,
             **{**method.options, "long_factors": factors},
         )
         twin = with_encodings(model, stretched)
@@ -138,9 +148,9 @@ def _search(
 
         return targets.loss(run, text.trained, goal)
 
-    def progress(found: Found) -> None:
+    def measured(found: Found) -> None:
         best = f"step {found.tried} of {budget}, least loss {found.best.loss:.4f}"
-        tell(f"{method.spec}: searching factors, {best}", found.tried, budget)
+        progress(f"{method.spec}: searching factors, {best}", found.tried, budget)
         if stop() and found.tried < budget:
             raise Interrupted(
                 "search",
@@ -153,18 +163,18 @@ def _search(
         originals[0],
         loss,
         factor=factor,
-        length=subject.length,
+        length=checkpoint.length,
         budget=budget,
         state=state,
-        progress=progress,
+        progress=measured,
     )
 
 
-def _told(found: Found, subject: Subject, text: Text) -> str:
+def _note(found: Found, checkpoint: Checkpoint, text: Text) -> str:
     formulas = ", ".join(f"{name} {tried.loss:.3f}" for name, tried in found.formulas.items())
     factors = ", ".join(f"{each:g}" for each in found.best.factors)
     return (
         f"Its factors are the best of {found.tried} on the part of the text that is not measured "
-        f"here: {found.best.loss:.3f} bits a {text.unit} past {subject.length} {text.unit}s, where "
-        f"it began from {formulas}. They are {factors}."
+        f"here: {found.best.loss:.3f} bits a {text.unit} past {checkpoint.length} {text.unit}s, "
+        f"where it began from {formulas}. They are {factors}."
     )

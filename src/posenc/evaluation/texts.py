@@ -1,4 +1,4 @@
-"""A text as ids: of its bytes, or of a tokenizer."""
+"""A text as ids, by a checkpoint's tokenizer or of its bytes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.suites.needles import ByteNeedles, KeyNeedles, Needles, letters
 from posenc.experiments.corpus import read_corpus
+from posenc.integrations.transformers.config import SAVE_AGAIN, read_object
+from posenc.storage import panics_as_errors, read_bytes
 
-__all__ = ["Encode", "Marks", "Text", "read_ids"]
+__all__ = ["Encode", "SpecialTokens", "Text", "read_ids", "read_tokenizer"]
 
 Encode = Callable[[str], Sequence[int]]
 """Text to ids, without special ones."""
@@ -21,17 +24,26 @@ Encode = Callable[[str], Sequence[int]]
 MOST_BYTES = 4_000_000
 """Of a part that are encoded by a tokenizer: more would take longer than it is worth."""
 
+BYTES = 256
+"""Vocabulary of models that read bytes; one more with a mask."""
+
+MASKS = ("[MASK]", "<mask>")
+"""Mask tokens to look for where ``tokenizer_config.json`` names none."""
+
+MOST_TOKENIZER = 1 << 26
+"""Bytes of a tokenizer.json; those of 256,000 tokens have half of it."""
+
 POOL = 256
 """Ids that words to be copied are made of: so many that the text has, and not the rarest."""
 
 
 @dataclass(frozen=True)
-class Marks:
+class SpecialTokens:
     """Ids that a tokenizer adds.
 
     Args:
-        begin, end: which stand around a text.
-        mask: which stands for a token that is hidden; None: there is none.
+        begin, end: before and after every text.
+        mask: in place of a masked token; None: there is none.
     """
 
     begin: tuple[int, ...] = ()
@@ -40,7 +52,7 @@ class Marks:
 
     @property
     def count(self) -> int:
-        """How many stand around a text."""
+        """How many are added to a text."""
         return len(self.begin) + len(self.end)
 
     def around(self, rows: Tensor) -> Tensor:
@@ -65,7 +77,7 @@ class Text:
         pool: ids that words to be copied are made of.
         name: of the text, in a phrase.
         sha256: of its bytes.
-        marks: which the tokenizer adds.
+        special: tokens that the tokenizer adds.
     """
 
     measured: Int[Tensor, " T"]
@@ -75,11 +87,15 @@ class Text:
     pool: Int[Tensor, " P"]
     name: str
     sha256: str
-    marks: Marks = field(default_factory=Marks)
+    special: SpecialTokens = field(default_factory=SpecialTokens)
 
 
 def read_ids(
-    path: Path | None, *, encode: Encode | None, training: bool, marks: Marks | None = None
+    path: Path | None,
+    *,
+    encode: Encode | None,
+    training: bool,
+    special: SpecialTokens | None = None,
 ) -> Text:
     """The text at ``path``, or the shipped one, as ids.
 
@@ -88,7 +104,7 @@ def read_ids(
         encode: of the tokenizer; None: ids are bytes.
         training: whether anything is to be trained: then what is measured is held out. Of
             the shipped text it always is, since models of the lab were trained on the rest.
-        marks: which the tokenizer adds; none by default.
+        special: tokens that the tokenizer adds; none by default.
 
     Raises:
         DataError: when it is unusable.
@@ -107,8 +123,78 @@ def read_ids(
         pool=letters() if encode is None else _pool(measured),
         name=corpus.name,
         sha256=corpus.sha256,
-        marks=marks or Marks(),
+        special=special or SpecialTokens(),
     )
+
+
+def read_tokenizer(folder: Path, vocabulary: int) -> tuple[Encode | None, SpecialTokens]:
+    """The tokenizer of a checkpoint folder, and the special tokens it adds.
+
+    Args:
+        folder: with ``tokenizer.json``; models of 256 bytes (and a mask) need none.
+        vocabulary: of the model.
+
+    Returns:
+        Text to ids (None: ids are bytes), and the special tokens.
+
+    Raises:
+        ArgumentError: when the tokenizers library is missing.
+        CheckpointError: when the tokenizer is missing, damaged, or another model's.
+    """
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        if vocabulary in (BYTES, BYTES + 1):
+            return None, SpecialTokens(mask=BYTES if vocabulary > BYTES else None)
+        raise CheckpointError(
+            str(path),
+            expected=f"a tokenizer for a vocabulary of {vocabulary}",
+            got="no such file",
+            remedy="Save the fast tokenizer into the folder. Only models of 256 bytes (and a mask) "
+            "need none.",
+        )
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ArgumentError(
+            "checkpoint",
+            expected="the tokenizers library, which reads its tokenizer.json",
+            got="none installed",
+            remedy="pip install 'posenc[extend]'",
+        ) from error
+    try:
+        with panics_as_errors():
+            tokenizer = Tokenizer.from_buffer(read_bytes(path, most=MOST_TOKENIZER))
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+            around = tokenizer.encode("").ids
+    except Exception as error:  # the library raises nothing narrower
+        raise _no_tokenizer(path, error) from error
+
+    def encode(text: str) -> list[int]:
+        try:
+            with panics_as_errors():
+                ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as error:
+            raise _no_tokenizer(path, error) from error
+        if ids and max(ids) >= vocabulary:
+            raise CheckpointError(
+                str(path),
+                expected=f"ids below {vocabulary}, the model's vocabulary",
+                got=max(ids),
+                remedy="Model and tokenizer do not belong together.",
+            )
+        return ids
+
+    named = read_object(folder / "tokenizer_config.json").get("mask_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    masks = [tokenizer.token_to_id(name) for name in (named, *MASKS) if isinstance(name, str)]
+    mask = next((number for number in masks if number is not None), None)
+    half = len(around) // 2
+    return encode, SpecialTokens(tuple(around[:half]), tuple(around[half:]), mask)
+
+
+def _no_tokenizer(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(str(path), expected="a tokenizer", got=error, remedy=SAVE_AGAIN)
 
 
 def _ids(part: bytes, encode: Encode | None) -> Int[Tensor, " T"]:

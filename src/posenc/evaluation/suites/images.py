@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from posenc.evaluation.images import Images, Size
+from posenc.errors import ArgumentError
+from posenc.evaluation.images import Images, ImageSource, Size
 from posenc.evaluation.results import Metric, Reading
 from posenc.evaluation.suites.next_token import BUDGET, cost
 from posenc.models import ImageEncoder, VisionTransformer
 from posenc.models.vision import mean_of_real
 
-__all__ = ["BySize", "ImageRuler", "images_for", "sides"]
+__all__ = ["BySize", "ImageSuite", "Size", "cells_of", "images_for", "sides"]
 
 TOKENS_A_CALL = 4096
 
@@ -49,13 +50,13 @@ class BySize(nn.Module):
         return self.models[self._sizes.index(size)]
 
     def forward(self, images: Float[Tensor, "B P Y X"]) -> Any:
-        """What the model for images of this size makes of them."""
+        """The output of the model for images of this size."""
         return self.at((images.shape[-2], images.shape[-1]))(images)
 
 
 @dataclass(frozen=True, eq=False)
-class ImageRuler:
-    """What every model of images is measured with: the same images, at several sizes.
+class ImageSuite:
+    """Measurements of models of images: the same images, at several sizes.
 
     Args:
         images: at all sizes.
@@ -67,13 +68,39 @@ class ImageRuler:
     sizes: Mapping[int, Size]
     original: nn.Module
 
+    @classmethod
+    def of(cls, model: Vision, source: ImageSource, cells: Sequence[Size]) -> ImageSuite:
+        """The suite of a model, with as many images as are worth their time.
+
+        Args:
+            model: as trained.
+            source: of the images.
+            cells: sizes in cells of the model, the trained one first.
+
+        Raises:
+            ArgumentError: when two sizes have the same longer side, or there is no path.
+            DataError: when images cannot be read.
+        """
+        patch = model.config.patch
+        pixels = [(patch * height, patch * width) for height, width in cells]
+        sizes = {max(size): size for size in pixels}
+        if len(sizes) < len(pixels):
+            raise ArgumentError(
+                "method",
+                expected="sizes of images whose longer sides differ",
+                got=", ".join(f"{height}×{width}" for height, width in pixels),
+                remedy="Give another size.",
+            )
+        most = images_for(max(height * width for height, width in cells))
+        return cls(source.read(pixels, channels=model.config.channels, most=most), sizes, model)
+
     @property
     def lengths(self) -> tuple[int, ...]:
         """The sizes' longer sides."""
         return tuple(self.sizes)
 
     def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
-        """See ``Gauge``. With a limit images are shown at that size, however large they are."""
+        """See ``Suite``. With a limit images are shown at that size, however large they are."""
         features, classes = self._outputs(self.original, self.lengths[0])
         values: dict[str, dict[int, Tensor]] = {"right": {}, "agreement": {}, "cosine": {}}
         for length in self.lengths:
@@ -100,7 +127,7 @@ class ImageRuler:
         )
 
     def facts(self, unit: str) -> dict[str, Any]:
-        """See ``Gauge``."""
+        """See ``Suite``."""
         first, goal = self.lengths[0], self.lengths[-1]
         metrics = self._metrics()
         return {
@@ -188,6 +215,30 @@ def sides(trained: Size, goal: Size) -> list[Size]:
         halfway = (round((trained[0] + goal[0]) / 2), round((trained[1] + goal[1]) / 2))
         between = [halfway] if max(trained) < max(halfway) < max(goal) else []
     return [trained, *between, goal]
+
+
+def cells_of(model: Vision, lengths: Sequence[int] | None) -> list[Size]:
+    """The trained size in cells, and those whose longer sides are asked for in pixels.
+
+    Raises:
+        ArgumentError: on a side that is no multiple of the patch.
+    """
+    height, width = model.config.cells
+    patch, side = model.config.patch, max(height, width)
+    if lengths is None:
+        return sides((height, width), (2 * height, 2 * width))
+    cells = [(height, width)]
+    for length in sorted(set(lengths) - {patch * side}):
+        if length % patch:
+            raise ArgumentError(
+                "lengths",
+                expected=f"sides in pixels, multiples of the patch ({patch})",
+                got=length,
+                remedy=f"Try {max(patch, round(length / patch) * patch)}.",
+            )
+        factor = length / patch / side
+        cells.append((max(1, round(factor * height)), max(1, round(factor * width))))
+    return cells
 
 
 def images_for(cells: int) -> int:

@@ -25,8 +25,8 @@ __all__ = [
     "FEWEST",
     "MOST",
     "Cost",
-    "Gauge",
-    "Ruler",
+    "NextTokenSuite",
+    "Suite",
     "bins_and_run",
     "cost",
     "lengths_to",
@@ -50,15 +50,15 @@ KNOWN, PATIENCE = 0.05, 2.0
 seconds are over."""
 
 
-class Gauge(Protocol):
-    """What every model of one kind is measured with, the same for all."""
+class Suite(Protocol):
+    """Measurements of one kind of model, the same for all."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """At which it measures, the one that was asked for last."""
+        """The lengths that are measured, the one asked for last."""
 
     def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
-        """All that is measured of one model.
+        """Measure one model.
 
         Args:
             model: stretched, or not.
@@ -71,8 +71,8 @@ class Gauge(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Ruler:
-    """What every causal model is measured with: the same tokens, needles and words for all.
+class NextTokenSuite:
+    """Measurements of causal models: the same tokens, needles and words for all.
 
     Args:
         text: ``[T]`` ids to read.
@@ -99,8 +99,8 @@ class Ruler:
         pool: Int[Tensor, " P"],
         *,
         seed: int,
-    ) -> Ruler:
-        """A ruler of the usual number of windows.
+    ) -> NextTokenSuite:
+        """The suite of a text, with the usual number of windows.
 
         Raises:
             DataError: when the text is too short.
@@ -125,7 +125,7 @@ class Ruler:
         return Targets.spread(len(self.text), width=width, longest=longest, count=self.windows)
 
     def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
-        """See ``Gauge``. There is no limit: every causal model reads texts of any length."""
+        """See ``Suite``. There is no limit: every causal model reads texts of any length."""
         device = next(model.parameters()).device
         longest = self.lengths[-1]
 
@@ -177,7 +177,7 @@ class Ruler:
         return share_right(run, whole, answers, whole=False)
 
     def facts(self, unit: str) -> dict[str, Any]:
-        """See ``Gauge``."""
+        """See ``Suite``."""
         targets = self.targets
         count = len(targets.ends) * targets.width
         loss = Metric(
@@ -239,7 +239,7 @@ class Cost(NamedTuple):
 
 @torch.inference_mode()
 def cost(model: nn.Module, inputs: Tensor, *, count: int) -> Cost:
-    """What a pass over some inputs costs, repeated until its time is known or patience ends.
+    """Time and memory of a pass over some inputs, repeated until its time is known well enough.
 
     Args:
         model: run.

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from posenc.errors import DataError
 from posenc.evaluation.results import Metric, Reading
 from posenc.evaluation.suites.next_token import BUDGET, cost
-from posenc.evaluation.texts import Marks, Text
+from posenc.evaluation.texts import SpecialTokens, Text
 from posenc.experiments.text_loss import rows_a_call
 
-__all__ = ["RetrievalRuler"]
+__all__ = ["RetrievalSuite"]
 
 PARTS = 4
 """Of a document; a passage is cut out of the middle of each."""
@@ -31,8 +31,8 @@ READ = 3 * BUDGET // 2
 
 
 @dataclass(frozen=True, eq=False)
-class RetrievalRuler:
-    """What every sentence encoder is measured with: the same documents for all.
+class RetrievalSuite:
+    """Measurements of sentence encoders: the same documents for all.
 
     From the middle of each quarter of a document a passage is cut out. Each passage is a query, for
     which what is left of its document is to come first among what is left of all. Vectors are
@@ -40,25 +40,25 @@ class RetrievalRuler:
 
     Args:
         documents: ``[N, T]`` ids: what fills the longest length, and the passages.
-        marks: around every text.
-        lengths: of documents, marks included and passages cut out.
+        special: added to every text.
+        lengths: of documents, special tokens included and passages cut out.
         passage: tokens of one.
     """
 
     documents: Int[Tensor, "N T"]
-    marks: Marks
+    special: SpecialTokens
     lengths: tuple[int, ...]
     passage: int
 
     @classmethod
-    def of(cls, text: Text, lengths: tuple[int, ...]) -> RetrievalRuler:
-        """A ruler of the usual number of documents, evenly over the text.
+    def of(cls, text: Text, lengths: tuple[int, ...]) -> RetrievalSuite:
+        """The suite of a text, with the usual number of documents, evenly spread.
 
         Raises:
             DataError: when the text is too short.
         """
         passage = min(PASSAGE, max(1, lengths[0] // PARTS))
-        size = lengths[-1] - text.marks.count + PARTS * passage
+        size = lengths[-1] - text.special.count + PARTS * passage
         ids = text.measured
         if len(ids) < FEWEST * size:
             raise DataError(
@@ -71,10 +71,10 @@ class RetrievalRuler:
         count = min(MOST, max(FEWEST, READ // lengths[-1]), len(ids) // size)
         begins = torch.arange(count) * (len(ids) - size) // max(1, count - 1)
         documents = ids[begins.unsqueeze(1) + torch.arange(size)]
-        return cls(documents, text.marks, lengths, passage)
+        return cls(documents, text.special, lengths, passage)
 
     def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
-        """See ``Gauge``. With a limit only the first so many tokens of a document are read."""
+        """See ``Suite``. With a limit only the first so many tokens of a document are read."""
         hits = {length: self._hits(model, length, limit) for length in self.lengths}
         longest = self.lengths[-1]
         inputs = self._cut(self._rest(longest)[:1], limit)
@@ -86,7 +86,7 @@ class RetrievalRuler:
         )
 
     def facts(self, unit: str) -> dict[str, Any]:
-        """See ``Gauge``."""
+        """See ``Suite``."""
         count = len(self.documents)
         recall = Metric(
             key="needles",
@@ -117,13 +117,13 @@ class RetrievalRuler:
         rest = self._vectors(model, self._cut(self._rest(length), limit))
         found = []
         for passage in self._passages(length):
-            scores = self._vectors(model, self.marks.around(passage)) @ rest.T
+            scores = self._vectors(model, self.special.around(passage)) @ rest.T
             found.append(scores.argmax(1) == torch.arange(len(rest)))
         return torch.stack(found)
 
     def _places(self, length: int) -> tuple[int, list[int]]:
         """Tokens of a document with its passages, and where these begin."""
-        whole = length - self.marks.count + PARTS * self.passage
+        whole = length - self.special.count + PARTS * self.passage
         part = whole // PARTS
         return whole, [index * part + (part - self.passage) // 2 for index in range(PARTS)]
 
@@ -132,7 +132,7 @@ class RetrievalRuler:
         return [self.documents[:, begin : begin + self.passage] for begin in begins]
 
     def _rest(self, length: int) -> Int[Tensor, "N n"]:
-        """Documents without their passages, as long as they may be between the marks."""
+        """Documents without their passages, without special tokens."""
         whole, begins = self._places(length)
         kept = torch.ones(whole, dtype=torch.bool)
         for begin in begins:
@@ -140,8 +140,8 @@ class RetrievalRuler:
         return self.documents[:, :whole][:, kept]
 
     def _cut(self, ids: Int[Tensor, "N n"], limit: int | None) -> Int[Tensor, "N m"]:
-        most = None if limit is None else limit - self.marks.count
-        return self.marks.around(ids[:, :most])
+        most = None if limit is None else limit - self.special.count
+        return self.special.around(ids[:, :most])
 
     @torch.inference_mode()
     def _vectors(self, model: nn.Module, tokens: Int[Tensor, "N n"]) -> Float[Tensor, "N C"]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.errors import OutputError
 from posenc.experiments.gates import reason
 from posenc.experiments.report.charts import draw_charts
 from posenc.experiments.report.page import render_page
 from posenc.experiments.results import Comparison
 from posenc.experiments.summary import Summary, summarise
-from posenc.storage import make_folder, write_bytes
+from posenc.storage import output_folder, write_bytes
 from posenc.visualization.charts import Chart, picture_files
 
 __all__ = ["ReportFiles", "write_report"]
@@ -55,23 +52,11 @@ def write_report(
             written to, or the disk is full; then nothing is left behind.
     """
     folder = Path(folder)
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())) and not overwrite:
-        raise OutputError(
-            "folder",
-            expected="a new or empty folder",
-            got=f"{folder}, which holds something",
-            remedy="Choose another, or overwrite it.",
-        )
-    summary = summarise(comparison)
-    charts = draw_charts(comparison, summary)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    try:
-        make_folder(partial)
+    with output_folder(folder, "folder", overwrite=overwrite) as partial:
+        summary = summarise(comparison)
+        charts = draw_charts(comparison, summary)
         for name, content in _contents(comparison, summary, charts):
             write_bytes(partial / name, content)
-        _replace(folder, partial)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     pictures = [f"{chart.key}.{kind}" for chart in charts for kind in ("png", "svg")]
     tables = ("comparison.json", "measurements.csv", "summary.csv")
     return ReportFiles(
@@ -114,28 +99,3 @@ def _summary_table(comparison: Comparison, summary: Summary) -> str:
         values += [row.tokens_per_second, row.peak_memory_bytes, row.parameters]
         table.writerow([*values, reason(comparison, row)])
     return text.getvalue()
-
-
-def _replace(folder: Path, partial: Path) -> None:
-    """Put ``partial`` where ``folder`` is or is to be."""
-    try:
-        old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-        if folder.exists():
-            folder.rename(old)
-        try:
-            partial.rename(folder)
-        except OSError:
-            if old.exists():
-                old.rename(folder)
-            raise
-        if old.is_dir():
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            old.unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(
-            "folder",
-            expected=f"to write {folder}",
-            got=error.strerror or error,
-            remedy="Choose a folder you may write to.",
-        ) from error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ import torch
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
-from posenc.errors import ArgumentError, CheckpointError, OutputError, UnknownNameError
+from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.extended import extended
 from posenc.integrations.transformers.families import FAMILIES
@@ -22,9 +20,9 @@ from posenc.integrations.transformers.mapping import Match, Piece, join, match, 
 from posenc.integrations.transformers.stored import INDEX, WHOLE, StoredTensors
 from posenc.models.stack import StackConfig
 from posenc.models.unfilled import unfilled
-from posenc.storage import make_folder, write_bytes, write_json
+from posenc.storage import output_folder, write_bytes, write_json
 
-__all__ = ["FAMILIES", "load", "save"]
+__all__ = ["FAMILIES", "config_of", "load", "load_described", "save"]
 
 
 def load(
@@ -48,10 +46,21 @@ def load(
             not supported, or a file or tensor is missing, damaged, unknown or of another shape
             (it is named).
     """
-    folder = Path(folder)
-    fields = Fields.read(folder)
+    return load_described(Fields.read(Path(folder)), dtype=dtype, device=device)
+
+
+def load_described(
+    fields: Fields,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
+    """The model of a ``config.json`` that has been read, with the weights beside it.
+
+    Args and Raises: as ``load``.
+    """
     family = _family_of(fields)
-    with StoredTensors(folder) as stored:
+    with StoredTensors(fields.path.parent) as stored:
         described = Fields(fields.values, fields.path, stored.shapes)
         empty = _made(
             lambda: unfilled(lambda: family.make(described), stored.shapes.values()), fields
@@ -89,7 +98,7 @@ def save(
     folder: Path | str,
     *,
     family: str = "llama",
-    like: Path | str | None = None,
+    like: Path | str | Fields | None = None,
     fields: Mapping[str, Any] | None = None,
     shard_bytes: int = 5 * 10**9,
 ) -> None:
@@ -101,8 +110,9 @@ def save(
         model: of the family's shape.
         folder: new, or empty.
         family: ``model_type`` to write.
-        like: a checkpoint folder whose ``config.json`` says what the model does not (ids of
-            special tokens, say). Where it describes the model's encoding, it stays as it is.
+        like: a checkpoint folder, or the fields of its ``config.json``, which say what the model
+            does not (ids of special tokens, say). Where they describe the model's encoding, they
+            stay as they are.
         fields: of ``config.json``, over those of ``like``. ``rope_parameters`` in them must say
             what the model's encoding is; without, it is said in the plainest way.
         shard_bytes: largest size of a file; more go into several, with an index.
@@ -114,13 +124,30 @@ def save(
         CheckpointError: when ``like`` is no checkpoint of this family.
         OutputError: when the folder is in use or cannot be written to.
     """
+    written, tensors = _described(model, family, like, fields or {})
+    _write(Path(folder), written, tensors, shard_bytes)
+
+
+def config_of(model: nn.Module, *, family: str = "llama") -> Fields:
+    """The ``config.json`` that ``save`` writes for a model.
+
+    Raises:
+        UnknownNameError, ArgumentError: as ``save``.
+    """
+    return Fields(_described(model, family, None, {})[0], Path("config.json"))
+
+
+def _described(
+    model: nn.Module, family: str, like: Path | str | Fields | None, fields: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Fields of ``config.json``, and tensors by the family's names."""
     writers = {name: known.write for name, known in FAMILIES.items() if known.write is not None}
     name = family_name(family)
     if name not in writers:
         raise UnknownNameError.of("family", family, writers)
-    template = _template(family, like, fields or {})
+    template = _template(family, like, fields)
     described = writers[name](model, template)
-    if "rope_parameters" in (fields or {}) and "rope_parameters" in described.fields:
+    if "rope_parameters" in fields and "rope_parameters" in described.fields:
         raise ArgumentError(
             "rope_parameters",
             expected=f"those of the model's encoding: {described.fields['rope_parameters']}",
@@ -132,15 +159,15 @@ def save(
     written = {
         **template.values,
         **described.fields,
-        **(fields or {}),
+        **fields,
         "architectures": [described.architecture],
         "model_type": family,
         "dtype": str(dtypes.pop()).removeprefix("torch.") if len(dtypes) == 1 else "float32",
     }
-    _write(Path(folder), written, tensors, shard_bytes)
+    return written, tensors
 
 
-def _template(family: str, like: Path | str | None, fields: Mapping[str, Any]) -> Fields:
+def _template(family: str, like: Path | str | Fields | None, fields: Mapping[str, Any]) -> Fields:
     """What a configuration begins from.
 
     Raises:
@@ -148,7 +175,7 @@ def _template(family: str, like: Path | str | None, fields: Mapping[str, Any]) -
     """
     if like is None:
         return Fields(fields, Path("fields"))
-    template = Fields.read(Path(like))
+    template = like if isinstance(like, Fields) else Fields.read(Path(like))
     if template.values.get("model_type") != family:
         raise template.wrong("model_type", repr(family), repr(template.values.get("model_type")))
     return Fields({**template.values, **fields}, template.path)
@@ -206,6 +233,14 @@ def _rows(model: nn.Module, family: Family, stored: StoredTensors) -> list[_Row]
     spelled: dict[str, str] = {}
     for name, tensor in join(found).items():
         spelling = next((s for s in family.spellings(name) if s in stored.shapes), None)
+        if spelling is None and _is_bare(name, family, stored):
+            raise CheckpointError(
+                str(stored.folder),
+                expected=f"a model with an output layer ({name}), which predicts the next token",
+                got="one without, saved from the bare model",
+                remedy="Save the whole model, as AutoModelForCausalLM loads it. Nothing was "
+                "loaded.",
+            )
         if spelling is None:
             raise CheckpointError(
                 str(stored.folder),
@@ -234,6 +269,13 @@ def _rows(model: nn.Module, family: Family, stored: StoredTensors) -> list[_Row]
             if isinstance(each.rule, Piece):
                 begin[name] += part.shape[1]
     return rows
+
+
+def _is_bare(name: str, family: Family, stored: StoredTensors) -> bool:
+    """Whether a missing tensor is of the head, and the checkpoint has no head at all."""
+    prefix = family.prefix
+    headed = name.startswith(prefix) or any(each.startswith(prefix) for each in stored.shapes)
+    return bool(prefix) and not headed
 
 
 @torch.no_grad()
@@ -274,18 +316,7 @@ def _theirs(model: nn.Module, family: Family, ours: Mapping[str, Tensor]) -> dic
 def _write(
     folder: Path, fields: Mapping[str, Any], tensors: Mapping[str, Tensor], shard_bytes: int
 ) -> None:
-    """Write files into a folder beside the final one, then give it its name."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OutputError(
-            "folder",
-            expected="a new or empty folder",
-            got=f"{folder}, which is in use",
-            remedy="Choose another one; it was not touched.",
-        )
-    make_folder(folder.parent)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    try:
-        make_folder(partial)
+    with output_folder(folder, "folder") as partial:
         shards = _shards(tensors, shard_bytes)
         index: dict[str, str] = {}
         for number, shard in enumerate(shards, start=1):
@@ -299,17 +330,6 @@ def _write(
             metadata = {"total_size": total}
             write_json(partial / INDEX, {"metadata": metadata, "weight_map": index})
         write_json(partial / "config.json", dict(sorted(fields.items())))
-        try:
-            partial.replace(folder)
-        except OSError as error:
-            raise OutputError(
-                "folder",
-                expected=f"to give {partial} the name {folder.name}",
-                got=error.strerror or error,
-                remedy="Choose another folder.",
-            ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:

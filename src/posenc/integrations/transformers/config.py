@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 from posenc import storage
 from posenc.errors import CheckpointError
 
-__all__ = ["Fields", "read_json"]
+__all__ = ["SAVE_AGAIN", "Fields", "read_json", "read_object"]
 
 Choice = TypeVar("Choice")
 REQUIRED: Any = object()
+SAVE_AGAIN = "Save it again; nothing was loaded."
 LARGEST = 2**53
 """A whole number that a float holds exactly."""
 
@@ -183,3 +184,19 @@ def read_json(path: Path) -> Any:
         remedy="Name a folder written by save_pretrained, with config.json in it; nothing was "
         "loaded.",
     )
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The fields of a JSON file beside ``config.json``; none where there is no file.
+
+    Raises:
+        CheckpointError: when it is no JSON object.
+    """
+    if not path.exists():
+        return {}
+    fields = storage.read_json(path, expected="a JSON object", remedy=SAVE_AGAIN)
+    if not isinstance(fields, dict):
+        raise CheckpointError(
+            str(path), expected="a JSON object", got=type(fields).__name__, remedy=SAVE_AGAIN
+        )
+    return fields

@@ -22,7 +22,7 @@ def save_stretched(
     model: nn.Module,
     folder: Path | str,
     *,
-    like: Path | str,
+    like: Path | str | Fields,
     originals: list[Encoding],
     method: str,
     factor: float,
@@ -39,7 +39,7 @@ def save_stretched(
     Args:
         model: stretched.
         folder: new, or empty; it appears whole or not at all.
-        like: the checkpoint that it came from.
+        like: the checkpoint that it came from, or the fields of its ``config.json``.
         originals: the record of each block as trained.
         method, factor, length, options: as for ``posenc.extension.extend``.
 
@@ -48,7 +48,7 @@ def save_stretched(
 
     Raises: as ``save``.
     """
-    fields = Fields.read(Path(like))
+    fields = like if isinstance(like, Fields) else Fields.read(Path(like))
     family = str(fields.get("model_type"))
     whole = round(factor * length)
     grown: dict[str, Any] = {}
@@ -57,11 +57,11 @@ def save_stretched(
         grown["max_position_embeddings"] = length if method == "dynamic_ntk" else whole
     try:
         native = native_fields(method, originals[0], factor=factor, length=length, options=options)
-        save(model, folder, family=family, like=like, fields={**grown, **native})
+        save(model, folder, family=family, like=fields, fields={**grown, **native})
     except ArgumentError:
         described = extension_field(method, factor=factor, length=length, options=options)
         plain = with_encodings(model, originals)
-        save(plain, folder, family=family, like=like, fields=described)
+        save(plain, folder, family=family, like=fields, fields=described)
         return False
     return True
 

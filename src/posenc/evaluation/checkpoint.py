@@ -1,0 +1,244 @@
+"""A checkpoint to evaluate or to extend: opened once, measured, and written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from posenc.encodings.embedding.learned import Learned
+from posenc.errors import ArgumentError, CheckpointError
+from posenc.evaluation.candidates import Method
+from posenc.evaluation.images import ImageSource
+from posenc.evaluation.results import Study
+from posenc.evaluation.texts import Text, read_ids, read_tokenizer
+from posenc.integrations.transformers.checkpoint import FAMILIES, config_of, load_described
+from posenc.integrations.transformers.config import Fields
+from posenc.integrations.transformers.extended import FIELD
+from posenc.integrations.transformers.family import family_name
+from posenc.integrations.transformers.stretched import save_stretched
+from posenc.models import Decoder, Encoder, ImageEncoder, MaskedLM, VisionTransformer
+from posenc.models.replacing import encodings_of
+from posenc.storage import output_folder, write_bytes
+
+__all__ = ["Checkpoint"]
+
+OWN_FAMILY = "llama"
+"""``model_type`` of models of ``posenc compare`` when written: with RoPE they have its shape."""
+
+COPIED = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
+    *("*.model", "chat_template*", "generation_config.json", "preprocessor_config.json"),
+)
+"""Files of a checkpoint that an extended one takes over; none of them depends on positions."""
+
+SEES = (ImageEncoder, VisionTransformer)
+READS = (Decoder, Encoder, MaskedLM)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A trained model, and the folder that it was read from.
+
+    Args:
+        name: of the folder.
+        family: ``model_type``.
+        model: in eval mode: a ``Decoder``; an ``Encoder`` or a ``MaskedLM`` with a learned table of
+            positions; an ``ImageEncoder`` or a ``VisionTransformer`` with one.
+        length: it was trained at, in tokens; of images the longer side in pixels.
+        folder: None for a model made in memory, which can be measured but not written.
+        config: the fields of ``config.json``, which a written checkpoint starts from.
+    """
+
+    name: str
+    family: str
+    model: nn.Module
+    length: int
+    folder: Path | None = None
+    config: Fields | None = None
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        *,
+        trained_length: int | None = None,
+        device: str = "cpu",
+        extendable: bool = False,
+    ) -> Checkpoint:
+        """Read a checkpoint folder of transformers, or a language model of ``posenc compare``.
+
+        Args:
+            folder: with ``config.json`` and safetensors, or of a run (``OUT/runs/rope/seed-0``).
+            trained_length: in place of what ``config.json`` says.
+            device: of the model.
+            extendable: refuse what cannot be written once it is extended.
+
+        Raises:
+            CheckpointError: when it is no such folder, is incomplete, of a family that is not
+                supported, or (``extendable``) cannot be written.
+            ArgumentError: when its trained length is not known, or not the length of its table.
+        """
+        if (folder / "model" / "config.json").is_file():
+            folder = folder / "model"
+        config = Fields.read(folder)
+        model: nn.Module
+        stated = config.values.get("max_position_embeddings")
+        if "kind" in config.values and "model_type" not in config.values:
+            decoder = Decoder.load(folder, device=device)
+            family, stated, model = OWN_FAMILY, decoder.config.max_length, decoder
+            if extendable:
+                config = _as_transformers(decoder, folder)
+        else:
+            family = str(config.values.get("model_type"))
+            if extendable:
+                _require_extendable(config)
+            model = load_described(config, device=device)
+        if not isinstance(model, SEES + READS):
+            raise CheckpointError(
+                f"model_type in {config.path}",
+                expected="a model that can be measured: of the next token (llama, mistral, qwen2, "
+                "gpt_neox, bloom), a text encoder (bert, roberta) or of images (vit)",
+                got=repr(family),
+                remedy="Name the folder of such a model.",
+            )
+        length = _trained_length(model, stated, trained_length)
+        return cls(folder.resolve().name, family, model, length, folder, config)
+
+    def data(
+        self, *, text: Path | None = None, images: Path | None = None, training: bool = False
+    ) -> Text | ImageSource:
+        """The text by the checkpoint's tokenizer, or the images as its preprocessor takes them.
+
+        Args:
+            text: a file or folder; the shipped text by default.
+            images: a folder of image files, or a file of arrays.
+            training: keep part of the text for training.
+
+        Raises:
+            ArgumentError: when a model of images is given a text, or the reverse, or the tokenizers
+                library is missing.
+            CheckpointError: when its tokenizer is missing or another model's.
+            DataError: when the text is unusable.
+        """
+        assert self.folder is not None  # only opened checkpoints have files
+        assert self.config is not None
+        if isinstance(self.model, SEES):
+            _refuse("text", text, f"a {self.family}, which sees images", "Give --images.")
+            return ImageSource.of_checkpoint(self.folder, self.config, images)
+        _refuse("images", images, f"a {self.family}, which reads text", "Give --text.")
+        assert isinstance(self.model, READS)  # no others are opened
+        encode, special = read_tokenizer(self.folder, self.model.config.vocabulary)
+        return read_ids(text, encode=encode, training=training, special=special)
+
+    def write(
+        self, model: nn.Module, method: Method, out: Path, *, factor: float, study: Study | None
+    ) -> bool:
+        """Write the extended model, the files that go with it and the report; all or nothing.
+
+        Args:
+            model: extended, and maybe fine-tuned.
+            method: by which it was extended.
+            out: new or empty folder.
+            factor: by which its length grew.
+            study: for ``out/report``; None writes no report.
+
+        Returns:
+            Whether transformers runs the written checkpoint as extended.
+
+        Raises:
+            OutputError: when the folder is in use or cannot be written to.
+        """
+        assert self.folder is not None  # as in ``data``
+        assert self.config is not None
+        with output_folder(out) as partial:
+            native = save_stretched(
+                model,
+                partial,
+                like=self.config,
+                originals=encodings_of(self.model),
+                method=method.name,
+                factor=factor,
+                length=self.length,
+                options=method.options,
+            )
+            for path in sorted(self.folder.iterdir()):
+                if path.is_file() and any(fnmatch(path.name, pattern) for pattern in COPIED):
+                    write_bytes(partial / path.name, path.read_bytes())
+            if study is not None:
+                from posenc.evaluation.report.page import write_study
+
+                write_study(study, partial / "report")
+        return native
+
+
+def _refuse(argument: str, path: Path | None, model: str, remedy: str) -> None:
+    """Refuse data that a model cannot take."""
+    if path is not None:
+        raise ArgumentError(argument, expected=f"none, for {model}", got=path, remedy=remedy)
+
+
+def _as_transformers(model: Decoder, folder: Path) -> Fields:
+    """The ``config.json`` of a model of ``posenc compare`` as transformers has it."""
+    try:
+        return config_of(model, family=OWN_FAMILY)
+    except ArgumentError as error:
+        raise CheckpointError(
+            str(folder),
+            expected=f"a model that can be written as {OWN_FAMILY}: one trained with rope",
+            got=f"one trained with {model.config.encoding}",
+            remedy="posenc evaluate measures it as it is; posenc compare --encodings rope "
+            "trains one that can be stretched.",
+        ) from error
+
+
+def _require_extendable(config: Fields) -> None:
+    """Refuse checkpoints that cannot be written, before their weights are read."""
+    values: Mapping[str, Any] = config.values
+    writable = [name for name, family in FAMILIES.items() if family.write is not None]
+    if family_name(str(values.get("model_type"))) not in writable:
+        raise CheckpointError(
+            f"model_type in {config.path}",
+            expected=f"one of {', '.join(writable)}",
+            got=repr(values.get("model_type")),
+            remedy="Models of other families cannot be stretched; the folder was not touched.",
+        )
+    if values.get(FIELD) is not None:
+        raise CheckpointError(
+            f"{FIELD} in {config.path}",
+            expected="a checkpoint that posenc has not stretched yet",
+            got=f"one stretched by {values[FIELD]}",
+            remedy="Stretch the one it came from; methods can be joined: rerope+log_n.",
+        )
+
+
+def _trained_length(model: nn.Module, stated: object, given: int | None) -> int:
+    """The length that a model was trained at: of its table, as given, or as ``config.json`` says.
+
+    Raises:
+        ArgumentError: when it is not known, or the one given is not that of the table.
+    """
+    table = encodings_of(model)[0].embedding
+    held = table.max_length if isinstance(table, Learned) else None
+    if isinstance(model, SEES):
+        held = max(model.config.size)
+    if held is not None and given not in (None, held):
+        raise ArgumentError(
+            "trained_length",
+            expected=f"{held}, which its table of positions has",
+            got=given,
+            remedy="Leave it out.",
+        )
+    length = held or given or (stated if isinstance(stated, int) else None)
+    if length is None:
+        raise ArgumentError(
+            "trained_length",
+            expected="the length it was trained at",
+            got="none, and no max_position_embeddings in config.json",
+            remedy="Give it in tokens.",
+        )
+    return length

@@ -1,0 +1,165 @@
+"""Extend a checkpoint folder: measure methods on it, choose one, and write it with a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from posenc.errors import ArgumentError, Interrupted
+from posenc.evaluation.candidates import Method, extended_by, methods_for
+from posenc.evaluation.checkpoint import Checkpoint
+from posenc.evaluation.finetuning import Tuning
+from posenc.evaluation.progress import Progress, kept, silent
+from posenc.evaluation.results import Study
+from posenc.evaluation.searching import require_search, searched
+from posenc.evaluation.study import measure_extensions
+from posenc.evaluation.texts import Text
+from posenc.extension.fitting import require_factor
+from posenc.storage import output_folder, require_unused
+
+__all__ = ["Extended", "extend_checkpoint"]
+
+
+@dataclass(frozen=True)
+class Extended:
+    """The output folder of an extended checkpoint.
+
+    Args:
+        out: the folder.
+        study: the measurements, whose report is in ``out/report``; None: nothing was measured.
+        method: the written one; None: ``out`` has the report alone.
+        native: whether transformers runs the checkpoint as extended.
+    """
+
+    out: Path
+    study: Study | None
+    method: str | None
+    native: bool
+
+
+def extend_checkpoint(
+    folder: Path,
+    out: Path,
+    *,
+    methods: str = "yarn",
+    factor: float = 4.0,
+    text: Path | None = None,
+    images: Path | None = None,
+    report: bool = True,
+    search: int = 0,
+    tuning: Tuning | None = None,
+    trained_length: int | None = None,
+    always: bool = False,
+    seed: int = 0,
+    device: str = "cpu",
+    command: str = "",
+    progress: Progress = silent,
+    stop: Callable[[], bool] = lambda: False,
+) -> Extended:
+    """Extend a checkpoint by the best of some methods, measure it, and write it with a report.
+
+    Stopped, it keeps beside ``out`` what it has searched and measured; called again alike it goes
+    on from there. The input is never touched.
+
+    Args:
+        folder: of the checkpoint, see ``Checkpoint.open``.
+        out: new or empty folder.
+        methods: names joined by commas, with options after ``@``; ``all``: every one that fits.
+        factor: by which the trained length grows.
+        text, images: to measure on, see ``Checkpoint.data``.
+        report: measure; without, the only method is written unmeasured.
+        search: sets of factors to try for longrope.
+        tuning: of every model after it is extended; none by default.
+        trained_length: in place of what ``config.json`` says.
+        always: write the best of several methods even if it gains nothing.
+        seed: of needles, words and masks.
+        device: of the model.
+        command: that called it, for the report and for messages.
+        progress: called as the work proceeds.
+        stop: asked between measurements; True raises ``Interrupted``.
+
+    Raises:
+        OutputError: when ``out`` is in use or cannot be written to.
+        CheckpointError: when the checkpoint cannot be read or, extended, be written.
+        ArgumentError: when methods or options do not fit it.
+        DataError: when the text or images are unusable.
+        Interrupted: after ``stop`` said so.
+    """
+    require_unused(out)
+    require_factor(factor)
+    tuning = tuning or Tuning(steps=0)
+    checkpoint = Checkpoint.open(
+        folder, trained_length=trained_length, device=device, extendable=True
+    )
+    chosen = methods_for(methods, checkpoint.model, length=checkpoint.length)
+    require_search(search, chosen)
+    if not report:
+        return _write_unmeasured(checkpoint, chosen, tuning, factor=factor, out=out)
+    data = checkpoint.data(text=text, images=images, training=bool(tuning.steps or search))
+    if search:
+        assert isinstance(data, Text)  # only decoders have factors to search
+        state = out.with_name(f"{out.name}-search.json")
+        with kept(state, command):
+            chosen = searched(
+                checkpoint,
+                data,
+                chosen,
+                factor=factor,
+                budget=search,
+                state=state,
+                progress=progress,
+                stop=stop,
+            )
+    state = out.with_name(f"{out.name}-measured.json")
+    try:
+        with kept(state, command):
+            result = measure_extensions(
+                checkpoint,
+                data,
+                chosen,
+                factor=factor,
+                tuning=tuning,
+                seed=seed,
+                always=always,
+                progress=progress,
+                state=state,
+                stop=stop,
+            )
+        study = replace(result.study, command=command)
+        if result.model is None or result.method is None:
+            from posenc.evaluation.report.page import write_study
+
+            with output_folder(out) as partial:
+                write_study(study, partial / "report")
+            written = Extended(out, study, None, native=False)
+        else:
+            native = checkpoint.write(
+                result.model, result.method, out, factor=result.factor, study=study
+            )
+            written = Extended(out, study, result.method.spec, native)
+    except Interrupted:
+        raise
+    except Exception:
+        state.unlink(missing_ok=True)
+        raise
+    state.unlink(missing_ok=True)
+    return written
+
+
+def _write_unmeasured(
+    checkpoint: Checkpoint, methods: Sequence[Method], tuning: Tuning, *, factor: float, out: Path
+) -> Extended:
+    """Write a checkpoint extended by the only method."""
+    if len(methods) != 1 or methods[0].of_model or tuning.steps:
+        raise ArgumentError(
+            "report",
+            expected="one method that a checkpoint can hold, and no fine-tuning",
+            got=", ".join(method.spec for method in methods)
+            + (f" and {tuning.steps} steps" if tuning.steps else ""),
+            remedy="Without measuring none can be chosen.",
+        )
+    candidate = extended_by(checkpoint.model, methods[0], factor=factor, length=checkpoint.length)
+    assert candidate.model is not None
+    native = checkpoint.write(candidate.model, methods[0], out, factor=factor, study=None)
+    return Extended(out, None, methods[0].spec, native)
