@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": set(),
     "arguments": {"errors"},
     "registration": {"errors"},
-    "options": {"errors", "arguments"},
+    "codec": {"errors", "arguments"},
     "layout": {"errors", "runtime"},
     "grid": {"errors", "layout"},
     "lowered": set(),
@@ -47,14 +47,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "integrations": MODELS | {"models"},
     "training": MODELS | {"models"},
     "visualization": FOUNDATION | {"registry", "attention", "encodings", "models", "storage"},
-    "experiments": MODELS | {"options", "transforms", "models", "training", "visualization"},
+    "experiments": MODELS | {"codec", "transforms", "models", "training", "visualization"},
     "evaluation": MODELS
-    | {"options", "transforms", "models", "integrations", "training", "experiments"}
+    | {"codec", "transforms", "models", "integrations", "training", "experiments"}
     | {"visualization"},
-    "bench": MODELS | {"models", "training", "experiments", "visualization"},
+    "bench": MODELS | {"codec", "models", "training", "experiments", "visualization"},
     "__main__": {"cli"},
     "cli": MODELS
-    | {"options", "models", "integrations", "training", "experiments", "evaluation", "bench"}
+    | {"codec", "models", "integrations", "training", "experiments", "evaluation", "bench"}
     | {"visualization"},
 }
 
@@ -168,6 +168,7 @@ OPTIONAL = [
     "vl_convert",
     "hypothesis",
     "triton",
+    "cattrs",
     "posenc.training",
     "posenc.experiments",
     "posenc.visualization",

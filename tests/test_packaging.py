@@ -26,7 +26,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCKS = ["requirements.lock", "requirements-test.lock"]
 # On machines with a GPU torch brings these along, each build its own.
 BROUGHT_BY_TORCH = ("nvidia-", "cuda-")
-OF_THE_LAB = ["altair", "jinja2", "lightning_fabric", "pandas", "rich", "scipy", "typer"]
+OF_THE_LAB = ["altair", "cattrs", "jinja2", "lightning_fabric", "pandas", "rich", "scipy", "typer"]
 OPTIONAL = [*OF_THE_LAB, "hypothesis", "pytest", "torchdiffeq", "transformers", "vl_convert"]
 
 

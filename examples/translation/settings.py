@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 
+from posenc.codec import from_plain, to_plain
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.experiments.recipe import require_encoding
-from posenc.training.records import record
 
 __all__ = ["Settings"]
 
@@ -85,10 +85,7 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
-        return {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in asdict(self).items()
-        }
+        return to_plain(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Settings:
@@ -98,8 +95,8 @@ class Settings:
             CheckpointError: when fields are missing or unknown, or a value is out of its domain.
         """
         try:
-            return record(cls, dict(plain))
-        except Exception as error:  # a file can say anything
+            return from_plain(cls, plain)
+        except TypeError as error:
             raise CheckpointError(
                 "settings",
                 expected="the settings of a training",

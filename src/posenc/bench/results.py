@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from posenc.codec import to_plain
+
 __all__ = ["Quantity", "Reading", "Report", "Verdict"]
 
 Quantity = Literal["forward", "both", "forward memory", "both memory", "beats flex", "fits"]
@@ -57,7 +59,7 @@ class Reading:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
-        return asdict(self) | {"rounds": list(self.rounds)}
+        return to_plain(self)
 
 
 def _first(plain: list[dict[str, Any]], name: str) -> Any:
@@ -97,7 +99,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values, and whether it is met (None where not measured)."""
-        return asdict(self) | {"met": None if self.value is None else self.met}
+        return to_plain(self) | {"met": None if self.value is None else self.met}
 
 
 @dataclass(frozen=True, kw_only=True)

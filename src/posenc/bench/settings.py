@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -12,6 +12,7 @@ from posenc.attention import BACKENDS
 from posenc.bench.case import Case, past_only
 from posenc.bench.contenders import VARIANTS
 from posenc.bench.limits import CPU, CUDA, Limit
+from posenc.codec import to_plain
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.training.machine import available_memory, cores
 
@@ -153,7 +154,7 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        return to_plain(self)
 
 
 def _least(name: str, value: object, least: int) -> None:

@@ -16,8 +16,8 @@ from rich.text import Text
 from posenc.cli.compare_display import CompareDisplay
 from posenc.cli.completion import complete_encodings, complete_task
 from posenc.cli.console import ERRORS, OUT, print_json
+from posenc.codec import parse_options
 from posenc.errors import ArgumentError
-from posenc.options import parse_options
 
 if TYPE_CHECKING:
     from posenc.experiments.results import Comparison, Metric

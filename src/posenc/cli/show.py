@@ -15,7 +15,7 @@ from rich.text import Text
 from posenc.cli.completion import complete_encoding
 from posenc.cli.console import OUT, print_json
 from posenc.cli.listing import describe
-from posenc.options import parse_options
+from posenc.codec import parse_options
 from posenc.registry import ENCODINGS
 
 if TYPE_CHECKING:

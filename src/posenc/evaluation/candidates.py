@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from posenc.codec import parse_options
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
@@ -24,7 +25,6 @@ from posenc.extension import (
     segments,
 )
 from posenc.models.replacing import encodings_of, with_encodings, with_window
-from posenc.options import parse_options
 
 __all__ = [
     "ALL",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
+from posenc.codec import to_plain
 from posenc.experiments.statistics import Estimate
 
 __all__ = ["Claimed", "Findings", "Metric", "Reading", "Study"]
@@ -300,4 +301,4 @@ class Study:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return asdict(self)
+        return to_plain(self)

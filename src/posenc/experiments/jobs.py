@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from posenc.codec import from_plain, to_plain
 from posenc.errors import CheckpointError, Interrupted
 from posenc.experiments.progress import Event, Measuring, RunStarted, Stepped
 from posenc.experiments.results import Measurement, Refusal, Run
@@ -20,7 +21,6 @@ from posenc.storage import make_folder, read_json, write_json
 from posenc.training.checkpoint import CHECKPOINT, Plan
 from posenc.training.loop import Trained, Watch, train
 from posenc.training.machine import available_memory
-from posenc.training.records import record
 
 __all__ = ["Job", "Outcome", "Pace", "carry_out", "pace", "plan"]
 
@@ -95,7 +95,7 @@ class Outcome:
         Raises:
             OutputError: when that is impossible.
         """
-        write_json(path, asdict(self))
+        write_json(path, to_plain(self))
 
     @classmethod
     def read(cls, path: Path) -> Outcome:
@@ -107,8 +107,8 @@ class Outcome:
         remedy = "Delete it and continue with --resume: the run is done again."
         plain = read_json(path, remedy=remedy)
         try:
-            return record(cls, plain)
-        except (TypeError, ValueError, OverflowError) as error:
+            return from_plain(cls, plain)
+        except TypeError as error:
             raise CheckpointError(
                 str(path),
                 expected="the outcome of a run",

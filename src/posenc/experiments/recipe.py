@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
+from posenc.codec import parse_option
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.experiments.results import Role, Subject
-from posenc.options import parse_option
 from posenc.registry import ENCODINGS
 
 __all__ = ["Positions", "Recipe", "Variant", "describe", "require_encoding"]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from posenc.codec import from_plain, to_plain
 from posenc.errors import CheckpointError
-from posenc.training.records import record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -233,7 +233,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain JSON values."""
-        return asdict(self)
+        return to_plain(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Comparison:
@@ -243,8 +243,8 @@ class Comparison:
             CheckpointError: when fields are missing or unknown.
         """
         try:
-            return record(cls, dict(plain))
-        except (TypeError, ValueError, OverflowError) as error:
+            return from_plain(cls, plain)
+        except TypeError as error:
             raise CheckpointError(
                 "comparison",
                 expected="the fields of a comparison",

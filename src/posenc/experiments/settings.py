@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
 
+from posenc.codec import from_plain, to_plain
 from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
 from posenc.experiments.recipe import Recipe, Variant
 from posenc.experiments.tasks import TASKS, TaskEntry
-from posenc.training.records import record
 
 __all__ = ["PRECISIONS", "Settings"]
 
@@ -231,13 +231,7 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
-        plain = asdict(self)
-        for name, value in plain.items():
-            if isinstance(value, Path):
-                plain[name] = str(value)
-            elif isinstance(value, tuple):
-                plain[name] = list(value)
-        return plain
+        return to_plain(self)
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Settings:
@@ -256,8 +250,8 @@ class Settings:
                 remedy="They come from another version of posenc: compare anew.",
             )
         try:
-            return record(cls, plain)
-        except Exception as error:  # a file can say anything
+            return from_plain(cls, plain)
+        except TypeError as error:
             raise CheckpointError(
                 "settings", expected="valid values", got=error, remedy="Compare anew."
             ) from error
