@@ -114,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
     training.set_defaults(command=train)
     hints = get_type_hints(Settings, include_extras=True)
     for option in dataclasses.fields(Settings):
-        kind, text = get_args(hints[option.name])
+        kind, *_, text = get_args(hints[option.name])
         name = f"--{option.name.replace('_', '-')}"
         if kind is bool:
             training.add_argument(name, action="store_true", default=argparse.SUPPRESS, help=text)

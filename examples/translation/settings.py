@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 
+from posenc.arguments import Interval, Length, Probability, Rate, check_fields
 from posenc.codec import from_plain, to_plain
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.experiments.recipe import require_encoding
@@ -30,40 +31,29 @@ class Settings:
     skip_bad: Annotated[bool, "leave out pairs with an empty or over-long side"] = False
     encoding: Annotated[str, "of encoder and decoder: rope, t5, …"] = "sinusoidal"
     cross_encoding: Annotated[str, "of the attention from target to source"] = "nope"
-    vocabulary: Annotated[int, "subwords of both languages"] = 2000
-    max_length: Annotated[int, "subwords of the longest line"] = 128
-    width: Annotated[int, "model width"] = 128
-    layers: Annotated[int, "of encoder and of decoder"] = 2
-    heads: Annotated[int, "attention heads"] = 4
-    dropout: Annotated[float, "while training"] = 0.1
-    smoothing: Annotated[float, "of labels"] = 0.1
-    batch_tokens: Annotated[int, "tokens a batch, padding included"] = 1024
-    steps: Annotated[int, "training steps at most"] = 4000
-    every: Annotated[int, "steps between two looks at the validation pairs"] = 200
-    patience: Annotated[int, "stop after so many looks without a lower loss"] = 5
-    warmup: Annotated[int, "steps of a rising rate"] = 400
-    learning_rate: Annotated[float, "at its peak"] = 2e-3
-    beams: Annotated[int, "of the search scored at the end"] = 4
+    vocabulary: Annotated[Length, "subwords of both languages"] = 2000
+    max_length: Annotated[Length, "subwords of the longest line"] = 128
+    width: Annotated[Length, "model width"] = 128
+    layers: Annotated[Length, "of encoder and of decoder"] = 2
+    heads: Annotated[Length, "attention heads"] = 4
+    dropout: Annotated[Probability, "while training"] = 0.1
+    smoothing: Annotated[Probability, "of labels"] = 0.1
+    batch_tokens: Annotated[Length, "tokens a batch, padding included"] = 1024
+    steps: Annotated[Length, "training steps at most"] = 4000
+    every: Annotated[Length, "steps between two looks at the validation pairs"] = 200
+    patience: Annotated[Length, "stop after so many looks without a lower loss"] = 5
+    warmup: Annotated[Length, "steps of a rising rate"] = 400
+    learning_rate: Annotated[Rate, "at its peak"] = 2e-3
+    beams: Annotated[Length, "of the search scored at the end"] = 4
     length_penalty: Annotated[float, "of that search"] = 0.6
-    seed: Annotated[int, "of weights, order and dropout"] = 0
+    seed: Annotated[int, Interval(0, 2**31 - 1), "of weights, order and dropout"] = 0
     device: Annotated[str, "cpu, cuda, cuda:N or mps"] = "cpu"
-    threads: Annotated[int, "CPU threads"] = 2
+    threads: Annotated[Length, "CPU threads"] = 2
 
     def __post_init__(self) -> None:
         for name in ("encoding", "cross_encoding"):
             require_encoding(getattr(self, name))
-        counts = "vocabulary max_length width layers heads batch_tokens steps every patience"
-        domains: dict[str, tuple[Callable[[Any], bool], str]] = {
-            **dict.fromkeys(
-                (*counts.split(), "warmup", "beams", "threads"), (lambda x: x >= 1, "1 or more")
-            ),
-            "dropout": (lambda x: 0 <= x < 1, "0 or more, less than 1"),
-            "smoothing": (lambda x: 0 <= x < 1, "0 or more, less than 1"),
-            "learning_rate": (lambda x: 0 < x < float("inf"), "more than 0"),
-            "seed": (lambda x: 0 <= x < 2**31, "from 0 to 2147483647"),
-        }
-        for name, (allowed, expected) in domains.items():
-            self._require(name, allowed(getattr(self, name)), expected)
+        check_fields(self)
         self._require("width", self.width % self.heads == 0, f"a multiple of {self.heads} heads")
         room = self.max_length + 1  # for one pair of the longest sentences
         self._require("batch_tokens", self.batch_tokens >= room, f"at least max_length + 1, {room}")

@@ -13,7 +13,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from inspect import Parameter, signature
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
@@ -35,9 +35,11 @@ __all__ = [
     "Natural",
     "Positive",
     "Probability",
+    "Rate",
     "Share",
     "Width",
     "check",
+    "check_fields",
     "checked",
     "domains",
 ]
@@ -101,6 +103,9 @@ Natural = Annotated[int, Interval(0, EXACT)]
 
 Positive = Annotated[float, Interval(1e-12, 1e12)]
 """A positive number, far from float32 overflow and underflow."""
+
+Rate = Annotated[float, Interval(0, above=True, below=True)]
+"""Any number above 0."""
 
 Base = Annotated[float, Interval(1, 1e30, above=True)]
 """Ratio of the highest frequency to the lowest."""
@@ -206,7 +211,10 @@ def check(name: str, annotation: Any, value: object, default: object = Parameter
             raise UnknownNameError.of(name, value, get_args(annotation))
         return value
     if origin is Annotated:
-        kind, *intervals = get_args(annotation)
+        kind, *others = get_args(annotation)
+        intervals = [other for other in others if isinstance(other, Interval)]
+        if not intervals:
+            return check(name, kind, value, default)
         return _number(name, kind, value, default, intervals[0])
     if annotation in (int, float):
         return _number(name, annotation, value, default, Interval(-EXACT, EXACT))
@@ -215,6 +223,28 @@ def check(name: str, annotation: Any, value: object, default: object = Parameter
     if isinstance(annotation, type) and not isinstance(value, annotation):
         raise _invalid(name, _type_name(annotation), value, default)
     return value
+
+
+def check_fields(record: object) -> None:
+    """Check the fields of a dataclass against their annotations, from its ``__post_init__``.
+
+    Numbers become plain ``int`` and ``float``, sequences tuples, in frozen records too.
+
+    Raises: as ``check``.
+    """
+    kind: Any = type(record)
+    for name, (annotation, default) in _fields(kind).items():
+        object.__setattr__(record, name, check(name, annotation, getattr(record, name), default))
+
+
+@functools.cache
+def _fields(kind: Any) -> Mapping[str, tuple[Any, object]]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    missing = {MISSING: Parameter.empty}
+    return {
+        field.name: (hints[field.name], missing.get(field.default, field.default))
+        for field in fields(kind)
+    }
 
 
 def _number(name: str, kind: type, value: object, default: object, interval: Interval) -> float:
@@ -253,9 +283,10 @@ def _invalid(name: str, expected: str, value: object, default: object) -> Argume
     except ValueError:  # Python writes no integers of more than 4,300 digits
         got = "a number of thousands of digits"
     got = got if len(got) <= 80 else f"{got[:77]}…"
-    remedy = (
-        "Use the model's value." if default is Parameter.empty else f"The default is {default!r}."
-    )
+    if default is Parameter.empty:
+        remedy = "Use the model's value."
+    else:
+        remedy = "Leave it out." if default is None else f"The default is {default!r}."
     return ArgumentError(name, expected=expected, got=got, remedy=remedy)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import torch
 
+from posenc.arguments import EXACT, Count, Interval, Width, check_fields
 from posenc.attention import BACKENDS
 from posenc.bench.case import Case, past_only
 from posenc.bench.contenders import VARIANTS
@@ -51,13 +52,13 @@ class Settings:
     """
 
     encodings: Sequence[str] | None = None
-    lengths: Sequence[int] | None = None
+    lengths: Sequence[Annotated[int, Interval(2, EXACT)]] | None = None
     backends: Sequence[str] = ("auto",)
     causal: bool | None = None
-    heads: int = 8
-    head_dim: int = 64
-    rounds: int | None = None
-    threads: int | None = None
+    heads: Count = 8
+    head_dim: Width = 64
+    rounds: Count | None = None
+    threads: Count | None = None
     device: str = "cpu"
     dtype: str | None = None
     quick: bool = False
@@ -80,10 +81,7 @@ class Settings:
         for name, value in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        for name in ("heads", "head_dim", "rounds", "threads"):
-            _least(name, getattr(self, name), 1)
-        for length in self.lengths or ():
-            _least("lengths", length, 2)
+        check_fields(self)
         self._check_device()
         self._check_memory()
         if self.dtype is None:
@@ -155,11 +153,6 @@ class Settings:
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
         return to_plain(self)
-
-
-def _least(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        _refuse(name, f"a whole number, {least} or more", value, "Change it.")
 
 
 def _refuse(name: str, expected: str, got: object, remedy: str) -> NoReturn:

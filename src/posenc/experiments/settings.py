@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import torch
 
+from posenc.arguments import EXACT, Count, Interval, Length, Rate, Width, check, check_fields
 from posenc.codec import from_plain, to_plain
 from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
 from posenc.experiments.recipe import Recipe, Variant
 from posenc.experiments.tasks import TASKS, TaskEntry
 
-__all__ = ["PRECISIONS", "Settings"]
+__all__ = ["Settings"]
 
 TAKEN = ("encodings", "references", "train_length", "width", "layers", "heads", "batch")
-
-PRECISIONS = ("32-true", "bf16-mixed")
 
 OF_TASK: Any = None
 """A field that is left at this takes the task's default."""
@@ -61,7 +59,7 @@ class Settings:
         learning_rate: peak, reached after a twentieth of the steps, then a cosine to a twentieth;
             by default the task's, less in proportion for models wider than its default.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
-        precision: one of ``PRECISIONS``.
+        precision: as Lightning Fabric reads it.
         workers: processes at a time; one a core on the CPU by default, else one.
         threads: CPU threads a process. Small models gain nothing from a second.
 
@@ -77,20 +75,20 @@ class Settings:
     text: Path | None = None
     encodings: Sequence[str] = OF_TASK
     references: Sequence[str] = OF_TASK
-    train_length: int = OF_TASK
+    train_length: Annotated[int, Interval(8, EXACT)] = OF_TASK
     test_lengths: Sequence[int] | None = None
-    steps: int | None = None
-    budget_minutes: float | None = None
-    seeds: Sequence[int] = (0, 1, 2)
-    width: int = OF_TASK
-    layers: int = OF_TASK
-    heads: int = OF_TASK
-    batch: int = OF_TASK
-    learning_rate: float | None = None
+    steps: Length | None = None
+    budget_minutes: Rate | None = None
+    seeds: Sequence[Annotated[int, Interval(0, LARGEST_SEED)]] = (0, 1, 2)
+    width: Width = OF_TASK
+    layers: Count = OF_TASK
+    heads: Count = OF_TASK
+    batch: Width = OF_TASK
+    learning_rate: Rate | None = None
     device: str = "cpu"
-    precision: str = "32-true"
-    workers: int | None = None
-    threads: int = 1
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    workers: Count | None = None
+    threads: Count = 1
 
     def __post_init__(self) -> None:
         TASKS.require(self.task)
@@ -100,16 +98,7 @@ class Settings:
         object.__setattr__(self, "out", Path(self.out))
         if self.text is not None:
             object.__setattr__(self, "text", Path(self.text))
-        for name in ("encodings", "references", "seeds"):
-            object.__setattr__(self, name, _tuple(name, getattr(self, name)))
-        if self.existing not in ("refuse", "resume", "replace"):
-            _refuse("existing", "'refuse', 'resume' or 'replace'", self.existing, "Choose one.")
-        _least("train_length", self.train_length, 8)
-        for name in ("width", "layers", "heads", "batch", "threads"):
-            _least(name, getattr(self, name), 1)
-        for name in ("steps", "workers"):
-            if getattr(self, name) is not None:
-                _least(name, getattr(self, name), 1)
+        check_fields(self)
         if self.width % self.heads:
             _refuse("width", f"a multiple of heads ({self.heads})", self.width, "Change either.")
         self._check_task()
@@ -146,10 +135,6 @@ class Settings:
     def _check_seeds(self) -> None:
         if not self.seeds:
             _refuse("seeds", "at least one", "none", "Three give an interval.")
-        for seed in self.seeds:
-            _least("seeds", seed, 0)
-            if seed > LARGEST_SEED:
-                _refuse("seeds", f"at most {LARGEST_SEED}", seed, "Take a smaller one.")
         if len(set(self.seeds)) < len(self.seeds):
             _refuse("seeds", "each once", self.seeds, "Equal seeds would give equal runs.")
 
@@ -157,25 +142,16 @@ class Settings:
         if self.test_lengths is None:
             given = tuple(self.entry.defaults.test_lengths(self.train_length))
         else:
-            given = _tuple("test_lengths", self.test_lengths)
-        for length in given:
-            _least("test_lengths", length, self.train_length)
+            longer = Sequence[Annotated[int, Interval(self.train_length, EXACT)]]
+            given = check("test_lengths", longer, self.test_lengths, None)
         lengths = tuple(sorted({self.train_length, *given}))
         object.__setattr__(self, "test_lengths", lengths)
 
     def _check_rates(self) -> None:
-        if not (math.isfinite(self.rate) and self.rate > 0):
-            _refuse("learning_rate", "a positive number", self.learning_rate, "Try 0.01.")
-        if self.budget_minutes is None:
-            return
-        if not (math.isfinite(self.budget_minutes) and self.budget_minutes > 0):
-            _refuse("budget_minutes", "a positive number", self.budget_minutes, "Try 5.")
-        if self.steps is not None:
+        if self.budget_minutes is not None and self.steps is not None:
             _refuse("steps", "steps or budget_minutes", "both", "Leave one out.")
 
     def _check_device(self) -> None:
-        if self.precision not in PRECISIONS:
-            _refuse("precision", " or ".join(PRECISIONS), self.precision, "Choose one.")
         try:
             device = torch.device(self.device)
         except RuntimeError:
@@ -264,17 +240,6 @@ class Settings:
         if self.steps is not None and other.steps is not None and self.steps != other.steps:
             different.add("steps")
         return sorted(different)
-
-
-def _tuple(name: str, value: Sequence[Any]) -> tuple[Any, ...]:
-    if isinstance(value, str | int):
-        _refuse(name, "a sequence", repr(value), f"Write ({value!r},).")
-    return tuple(value)
-
-
-def _least(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        _refuse(name, f"a whole number, {least} or more", value, "Change it.")
 
 
 def _refuse(name: str, expected: str, got: object, remedy: str) -> NoReturn:
