@@ -98,7 +98,7 @@ class Reading:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values; NaN (where no token was scored) is null."""
-        plain = asdict(self)
+        plain = to_plain(self)
         plain["loss"] = {n: None if math.isnan(bits) else bits for n, bits in self.loss.items()}
         plain["by_position"] = [
             (place, None if math.isnan(bits) else bits) for place, bits in self.by_position
