@@ -1,1 +1,1 @@
-"""The methods, a file each, in a folder a site."""
+"""The positional encodings: one file per method, one folder per site."""

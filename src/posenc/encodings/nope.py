@@ -9,7 +9,7 @@ __all__ = ["nope"]
 
 
 def nope() -> Encoding:
-    """NoPE: nothing tells the model where its tokens are; a causal mask still tells it their order.
+    """NoPE: no positional encoding; token order is available through the causal mask only.
 
     ``s_ij = scale · q_i·k_j``.
 
@@ -29,7 +29,7 @@ def nope() -> Encoding:
 
 ENTRY = Entry(
     factory=nope,
-    summary="Nothing: what the causal mask alone gives away.",
+    summary="No positional encoding; order comes from the causal mask alone.",
     claims=Claims(
         sites=(),
         relative=True,

@@ -1,4 +1,4 @@
-"""RoPE in which near and far pairs are turned by different rules."""
+"""RoPE in which near and far pairs are rotated by different rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch import Tensor
 from posenc.encoding import ScoreTerm
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.precision import wider
-from posenc.encodings.common.rotation import require_width, rotate, still_where_special
+from posenc.encodings.common.rotation import require_width, rotate
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.query_key.rope import Rope
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -24,7 +25,7 @@ __all__ = ["Band", "BandedRope", "within"]
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """Pairs whose queries and keys are turned as if they stood elsewhere.
+    """Pairs whose queries and keys are rotated as if they stood elsewhere.
 
     Args:
         query: ``[b, Q]`` where queries stand for these pairs.
@@ -76,12 +77,12 @@ class BandedRope(ScoreTerm, ABC):
         return logits
 
     def _product(self, q: Tensor, k: Tensor, grid: Grid, band: Band) -> Float[Tensor, "B H Q K"]:
-        turned = self._turn(q, band.query, grid.query)
-        return turned @ self._turn(k, band.key, grid.key).mT
+        rotated = self._rotate(q, band.query, grid.query)
+        return rotated @ self._rotate(k, band.key, grid.key).mT
 
-    def _turn(self, x: Tensor, places: Float[Tensor, "b L"], layout: Layout) -> Tensor:
+    def _rotate(self, x: Tensor, places: Float[Tensor, "b L"], layout: Layout) -> Tensor:
         angles = angles_at(places.unsqueeze(-1), self.rope.frequencies(like=wider(places)))
-        angles = still_where_special(angles, layout)
+        angles = zero_special(angles, layout)
         return rotate(x, angles, self.rope.pairing, gain=self.rope.gain)
 
 

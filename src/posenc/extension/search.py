@@ -173,7 +173,7 @@ def search_factors(
 
 
 def _formulas(encoding: Encoding, rope: Rope, factor: float, length: float) -> dict[str, Factors]:
-    pairs = rope.turned // 2
+    pairs = rope.rotated // 2
     found: dict[str, Factors] = {"interpolate": (factor,) * pairs}
     if pairs > 1:
         made = {

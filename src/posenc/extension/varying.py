@@ -10,12 +10,8 @@ from torch import Tensor
 from posenc.encoding import QueryKeyTransform, Rotation
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.precision import wider
-from posenc.encodings.common.rotation import (
-    factors,
-    require_width,
-    rotate,
-    still_where_special,
-)
+from posenc.encodings.common.rotation import cos_sin, require_width, rotate
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.query_key.rope import Rope
 from posenc.extension.lengths import seen_lengths
 from posenc.grid import Grid
@@ -28,7 +24,7 @@ class VaryingRope(QueryKeyTransform, ABC):
     """RoPE that divides each pair's frequency by a factor of the length n of the text.
 
     n is the largest key position + 1, a batch row or packed document for itself, as it is at
-    this call: all keys, cached ones too, are turned anew for it, so that rows never change one
+    this call: all keys, cached ones too, are rotated anew for it, so that rows never change one
     another, and a shorter text after a longer one is as if it came first. While a text grows
     token by token the past is seen at a new n each time, where one pass sees all at the last n.
 
@@ -56,21 +52,21 @@ class VaryingRope(QueryKeyTransform, ABC):
     ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
         require_width(q, self.rope.head_dim)
         query_lengths, key_lengths = seen_lengths(grid)
-        turned = rotate(
+        rotated = rotate(
             q, self._angles(grid.query, query_lengths), self.rope.pairing, gain=self.gain
         )
         others = rotate(k, self._angles(grid.key, key_lengths), self.rope.pairing, gain=self.gain)
-        return turned, others
+        return rotated, others
 
     def lower(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
     ) -> Rotation | None:
         require_width(q, self.rope.head_dim)
         sides = zip((grid.query, grid.key), seen_lengths(grid), strict=True)
-        query, key = (factors(self._angles(*side), gain=self.gain) for side in sides)
+        query, key = (cos_sin(self._angles(*side), gain=self.gain) for side in sides)
         return Rotation(query, key, self.rope.pairing)
 
     def _angles(self, layout: Layout, lengths: Float[Tensor, "b l"]) -> Float[Tensor, "b L T"]:
         positions = layout.positions[..., :1]
         speeds = self.rope.frequencies(like=wider(positions)) / self.divisors(lengths)
-        return still_where_special(angles_at(positions, speeds), layout)
+        return zero_special(angles_at(positions, speeds), layout)

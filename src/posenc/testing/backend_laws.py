@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.attention import BACKENDS, attend, explain
 from posenc.encoding import BucketedTerms, Encoding, StructuredScore
-from posenc.encodings.common.rotation import turn
+from posenc.encodings.common.rotation import apply_rotation
 from posenc.errors import ArgumentError, BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -90,7 +90,7 @@ def lowered_is_forward(subject: Subject) -> None:
         rotation = None if transform is None else transform.lower(q, k, grid)
         if transform is not None and rotation is not None:
             pairs = zip((q, k), (rotation.query, rotation.key), strict=True)
-            turned = [turn(x, *factors, rotation.pairing) for x, factors in pairs]
+            turned = [apply_rotation(x, *factors, rotation.pairing) for x, factors in pairs]
             for forward, x in zip(transform(q, k, grid), turned, strict=True):
                 _match(forward, x, [q, k, *transform.parameters()], "query_key")
         if score is not None:

@@ -39,7 +39,7 @@ def equation(encoding: Floater, time: float, p: list[float]) -> list[float]:
     for row, bias in zip(second, second_bias, strict=True):
         value = bias + sum(weight * feature for weight, feature in zip(row, told, strict=True))
         change.append(flow.unit * value)
-    if flow.turning:
+    if flow.rotary:
         for t in range(dim // 2):
             rate = 10000.0 ** (-2 * t / dim)
             change[2 * t] += rate * p[2 * t + 1]

@@ -64,7 +64,7 @@ def test_fixed_steps_are_torchdiffeqs(method: Method, options: dict[str, Any]) -
     for sign in (1, -1):
         times = sign * step * torch.arange(70, dtype=torch.float64)
         solved = torchdiffeq.odeint(field, encoding.start, times, method=method)
-        paths = (encoding.path(times.unsqueeze(0))[0], field.turned(solved, times))
+        paths = (encoding.path(times.unsqueeze(0))[0], field.rotated(solved, times))
         pairs += [(path, *torch.autograd.grad(path.sin().sum(), parameters)) for path in paths]
     for got, want in ((pairs[0], pairs[1]), (pairs[2], pairs[3])):
         torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8)

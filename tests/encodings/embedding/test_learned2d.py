@@ -132,7 +132,7 @@ def test_starts_as_vit_does() -> None:
 
 
 def test_needs_two_axes() -> None:
-    with pytest.raises(ArgumentError, match="two axes"):
+    with pytest.raises(ArgumentError, match="2 axes"):
         table(made(), Layout.sequence(4))
 
 

@@ -74,7 +74,7 @@ def test_starts_as_detr_does() -> None:
 
 
 def test_needs_two_axes() -> None:
-    with pytest.raises(ArgumentError, match="two axes"):
+    with pytest.raises(ArgumentError, match="2 axes"):
         table(RowColumn(dim=2), Layout.sequence(4))
 
 

@@ -1,4 +1,4 @@
-"""Reading and summing by bucket, as definitions do it: memory of size H·Q·K."""
+"""Gather and sum by bucket in the reference implementations; memory H·Q·K."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors by clipped offset, which Shaw's and the contextual method share."""
+"""Tables indexed by clipped offset, used by ``shaw`` and ``contextual``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ClippedTable(nn.Module):
 
     Args:
         head_dim: width D.
-        max_distance: k, the offset beyond which all are alike.
+        max_distance: k; larger offsets share the last row on their side.
 
     Raises:
         ArgumentError: when ``head_dim`` is below 1 or ``max_distance`` negative.

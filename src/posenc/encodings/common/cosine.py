@@ -1,4 +1,4 @@
-"""Logits that are cosines."""
+"""Scaled cosine logits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["CosineLogits"]
 
 
 class CosineLogits(QueryKeyTransform):
-    """Scaled cosine logits: ``s_ij = τ_h · cos(q_i, k_j)``, with a learned factor a head.
+    """Scaled cosine logits: ``s_ij = τ_h · cos(q_i, k_j)``, with a learned factor per head.
 
-    ``q'_i = τ_h · q_i / ‖q_i‖``, ``k'_j = k_j / ‖k_j‖`` and no other scale: a record with this
-    part has a default scale of 1. ``τ_h = exp(min(log_scale_h, log 100))``, 10 at first. It
-    carries no positions; Swin v2 has it beside its biases. Cost: (Q + K)·D·H; H parameters.
+    ``q'_i = τ_h · q_i / ‖q_i‖``, ``k'_j = k_j / ‖k_j‖``; an encoding with this part has a default
+    scale of 1. ``τ_h = exp(min(log_scale_h, log 100))``, initially 10. Carries no positions; used
+    by Swin v2 together with its bias. Cost: (Q + K)·D·H; H parameters.
 
     Args:
         heads: H.
@@ -36,8 +36,8 @@ class CosineLogits(QueryKeyTransform):
     axes: ClassVar[tuple[int, ...] | None] = None
     scale: ClassVar[float | None] = 1.0
 
-    FIRST, MOST = 10.0, 100.0
-    """τ at first, and at most."""
+    INITIAL, MAXIMUM = 10.0, 100.0
+    """Initial and largest τ."""
 
     @checked
     def __init__(self, *, heads: Count) -> None:
@@ -48,7 +48,7 @@ class CosineLogits(QueryKeyTransform):
 
     def reset_parameters(self) -> None:
         """Start at τ = 10."""
-        nn.init.constant_(self.log_scale, math.log(self.FIRST))
+        nn.init.constant_(self.log_scale, math.log(self.INITIAL))
 
     def extra_repr(self) -> str:
         return f"heads={len(self.log_scale)}"
@@ -64,6 +64,6 @@ class CosineLogits(QueryKeyTransform):
                 remedy="Create the encoding with the attention's heads.",
             )
         wide = torch.promote_types(q.dtype, torch.float32)
-        factor = self.log_scale.to(wide).clamp(max=math.log(self.MOST)).exp().view(-1, 1, 1)
+        factor = self.log_scale.to(wide).clamp(max=math.log(self.MAXIMUM)).exp().view(-1, 1, 1)
         q_unit, k_unit = (nn.functional.normalize(x.to(wide), dim=-1) for x in (q, k))
         return (factor * q_unit).to(q.dtype), k_unit.to(k.dtype)

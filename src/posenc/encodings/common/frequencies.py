@@ -1,4 +1,4 @@
-"""The geometric ladder of frequencies that sines, rotations and decays share, and their angles."""
+"""Geometric frequencies and exact angles at large positions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def geometric_frequencies(
 ) -> Float[Tensor, " T"]:
     """``base^(-2t/width)`` for t = 0 … count-1, rounded once to ``like``'s dtype, on its device.
 
-    Computed afresh and in float64: a stored buffer would follow the module into bfloat16, where
+    Recomputed at each call in float64: a buffer would be cast to bfloat16 with the module, where
     base-10000 frequencies are off by radians at position 2048.
     """
     device = torch.device("cpu") if like.device.type == "mps" else like.device
@@ -33,32 +33,31 @@ def angles_at(
 ) -> Float[Tensor, "*dims"]:
     """``positions · frequencies`` less whole turns: in -π … π, in the positions' dtype.
 
-    In turns, both factors are split into halves of at most 29 bits, whose products float64 holds
-    exactly, so that whole turns can be dropped without error. What is left depends on the product
-    alone, however large the position: two positions up to 2^53 differ by the angle of their
-    difference. On a device without float64 the product is taken in float32, which is off by
-    ``|positions · frequencies| · 2^-24`` radians.
+    Measured in turns, both factors are split into halves of at most 29 bits, whose products are
+    exact in float64, so whole turns are dropped without error: the angles of two positions up to
+    2^53 differ exactly by the angle of their difference. Without float64 on the device the product
+    is taken in float32, with an error of ``|positions · frequencies| · 2^-24`` radians.
 
     Args:
-        positions: any reals, float32 or float64, to be broadcast with the frequencies.
-        frequencies: in radians a token, in ``widest`` if they are to be as exact as can be.
+        positions: any reals, float32 or float64, broadcast with the frequencies.
+        frequencies: radians per token; pass them in ``widest`` for full precision.
     """
     wide = widest(positions.device)
     if wide != torch.float64:
         return positions * frequencies.to(positions.dtype)
-    shares = _halves(frequencies.to(wide) / TURN)
-    short = positions.dtype == torch.float32  # all of it fits in a first half
-    parts = (positions.to(wide),) if short else _halves(positions)
+    frequency_parts = _halves(frequencies.to(wide) / TURN)
+    exact = positions.dtype == torch.float32  # 24 bits: the first half holds them all
+    position_parts = (positions.to(wide),) if exact else _halves(positions)
     turns = positions.new_zeros((), dtype=wide)
-    for part in parts:
-        for share in shares:
-            product = part * share
+    for position in position_parts:
+        for frequency in frequency_parts:
+            product = position * frequency
             turns = turns + (product - product.round())
     return (turns * TURN).to(positions.dtype)
 
 
 def _halves(x: Float[Tensor, "*dims"]) -> tuple[Tensor, Tensor]:
-    """``x`` as a number of 24 bits and the rest, of at most 29; gradients pass to the rest."""
-    most = torch.finfo(torch.float32).max
-    first = x.detach().clamp(-most, most).to(torch.float32).to(x.dtype)
+    """``x`` split into 24 leading bits and at most 29 others; gradients flow to the latter."""
+    largest = torch.finfo(torch.float32).max
+    first = x.detach().clamp(-largest, largest).to(torch.float32).to(x.dtype)
     return first, x - first

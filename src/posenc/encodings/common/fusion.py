@@ -1,4 +1,4 @@
-"""How a position vector joins a token vector."""
+"""Add or multiply position vectors into token vectors."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def fuse(
             remedy="Create the encoding with the model's width.",
         )
     wide = torch.promote_types(x.dtype, torch.float32)
-    joined = x.to(wide) + vectors if fusion == "add" else x.to(wide) * vectors
-    return joined.to(x.dtype)
+    fused = x.to(wide) + vectors if fusion == "add" else x.to(wide) * vectors
+    return fused.to(x.dtype)

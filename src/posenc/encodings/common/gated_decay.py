@@ -1,4 +1,4 @@
-"""What decays that are read from the tokens have in common."""
+"""Base class of score biases that are differences of token-dependent running sums."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["GatedDecay"]
 
 
 class GatedDecay(ScoreTerm, ABC):
-    """``s_ij += c_i - c_j``, c the running sum of a number a token and head, by order.
+    """``s_ij += c_i - c_j``, where c is the running sum of one step per token and head, by order.
 
-    A subclass says how the number is made of ``gate(x)``, a linear map of the layer's input. It
-    goes into the layout's signal, a number a token, and is summed when used: what was cached
-    stays right whatever follows it. Sums run within a document, over real tokens, in float64.
+    A subclass defines ``steps`` of ``gate(x)``, a linear map of the layer's input. Steps are stored
+    in the layout's signal and summed at use, so cached values stay valid as tokens are appended.
+    Sums run within a document, over real tokens, in float64.
 
     Args:
         dim: width C of the layer's input.
@@ -46,13 +46,13 @@ class GatedDecay(ScoreTerm, ABC):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the gate's weights, deviation 0.02 as in the authors' code, and no bias."""
+        """Draw the gate's weights, standard deviation 0.02 as in the authors' code; zero bias."""
         nn.init.normal_(self.gate.weight, std=0.02)
         nn.init.zeros_(self.gate.bias)
 
     @abstractmethod
     def steps(self, gates: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
-        """What each token adds to the running sum, from the linear map of the layer's input."""
+        """Each token's addend to the running sum, from the linear map of the layer's input."""
 
     def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -86,7 +86,7 @@ class GatedDecay(ScoreTerm, ABC):
         scale: float,
     ) -> tuple[StructuredScore, ...] | None:
         row, column = self.sums(grid)
-        # Measured from the first query, the sums near the diagonal, which matter, are small.
+        # Relative to the first query, sums near the diagonal are small and keep their precision.
         start = row[..., :1].detach()
         wide = torch.promote_types(q.dtype, torch.float32)
         row, column = (row - start).to(wide), (start - column).to(wide)

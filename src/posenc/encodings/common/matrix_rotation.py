@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import QueryKeyTransform
 from posenc.encodings.common.precision import wider
-from posenc.encodings.common.rotation import one_a_head, require_width
+from posenc.encodings.common.rotation import repeat_keys, require_width
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -24,14 +24,14 @@ __all__ = ["MatrixRotary"]
 class MatrixRotary(QueryKeyTransform, ABC):
     """``q'_i = exp(Σ_a p_ia A_a) q_i`` and likewise keys, in blocks of b features.
 
-    A subclass writes ``generators``, from which skew-symmetric matrices A are made: their
-    exponentials are rotations.
+    A subclass defines ``generators``, whose skew-symmetric parts are the matrices A; exponentials
+    of skew-symmetric matrices are rotations.
 
     Args:
         heads: query heads H.
         head_dim: width D of a head.
-        block: b, features that turn together.
-        span: positions are divided by it; the cells a side of the images trained on.
+        block: b, features per rotated block.
+        span: divisor of positions; cells per side of the training images.
 
     Raises:
         ArgumentError: when ``heads`` is below 1, ``block`` is below 2 or does not divide
@@ -62,15 +62,15 @@ class MatrixRotary(QueryKeyTransform, ABC):
 
     @abstractmethod
     def generators(self, *, dtype: torch.dtype) -> Float[Tensor, "A H N b b"]:
-        """Matrices whose skew-symmetric part G - Gᵀ turns each of N = D/b blocks along an axis."""
+        """Matrices whose skew-symmetric part G - Gᵀ generates the rotation of N = D/b blocks."""
 
     def rotations(self, layout: Layout) -> Float[Tensor, "b H L N b b"]:
         """The rotation of every token and block, in the positions' float32 or float64."""
         positions = wider(layout.positions) / self.span
         if layout.special is not None:
             positions = positions.masked_fill(layout.special.unsqueeze(-1), 0.0)
-        made = self.generators(dtype=positions.dtype)
-        skew = made - made.mT
+        generators = self.generators(dtype=positions.dtype)
+        skew = generators - generators.mT
         exponents = torch.einsum("bla,ahnij->bhlnij", positions, skew).contiguous()
         return torch.matrix_exp(exponents).to(layout.positions.dtype)
 
@@ -80,12 +80,12 @@ class MatrixRotary(QueryKeyTransform, ABC):
         require_width(q, self.head_dim)
         # Not under autocast: bfloat16 exponents of a few turns are off by radians.
         with without_autocast(q.device):
-            of_query = self.rotations(grid.query)
-            of_key = of_query if grid.key is grid.query else self.rotations(grid.key)
-            return _turn(q, of_query), _turn(one_a_head(k, self.heads), of_key)
+            query = self.rotations(grid.query)
+            key = query if grid.key is grid.query else self.rotations(grid.key)
+            return _apply(q, query), _apply(repeat_keys(k, self.heads), key)
 
 
-def _turn(
+def _apply(
     x: Float[Tensor, "B H L D"], rotation: Float[Tensor, "b H L N b b"]
 ) -> Float[Tensor, "B H L D"]:
     wide = torch.promote_types(x.dtype, rotation.dtype)

@@ -1,4 +1,4 @@
-"""What all biases that depend on the offset alone have in common."""
+"""Base class of biases that depend on the offset alone."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["OffsetBias"]
 class OffsetBias(ScoreTerm, ABC):
     """``s_ij += bias_h(Δ)``, Δ = j - i in tokens.
 
-    A subclass writes ``bias``; the definition and the structured form (over regular layouts, a
-    table of the bias at every offset) follow from it.
+    A subclass defines ``bias``. On regular layouts the structured form is a table of the bias at
+    every offset.
     """
 
     by_position: ClassVar[bool] = True
@@ -48,11 +48,11 @@ class OffsetBias(ScoreTerm, ABC):
     ) -> tuple[StructuredScore, ...] | None:
         if grid.shift is None:
             return None
-        line = grid.line(device=q.device)
+        offsets = grid.line(device=q.device)
         first = grid.require_shift() - (grid.query.length - 1)
 
         def bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
             return offset[..., 0].long() - first
 
         dtype = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
-        return (BucketedTerms(bucket, table=self.bias(line.to(dtype))),)
+        return (BucketedTerms(bucket, table=self.bias(offsets.to(dtype))),)

@@ -1,7 +1,7 @@
-"""Computations with loops that depend on data, made whole inside compiled graphs.
+"""Custom operators for computations whose loops depend on data.
 
-A trajectory is computed in as many steps as its last position asks for. ``torch.compile`` cannot
-unroll that, so inside a graph it is one operator, whose backward runs the same code again.
+The number of steps of a trajectory depends on its last position. ``torch.compile`` cannot unroll
+that, so inside a graph it is one operator, whose backward reruns the same code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Trajectory", "opaque"]
 
 
 class Trajectory(Protocol):
-    """Vectors at positions, from tensors and from plain settings."""
+    """A function of positions, weights and settings (as text) to vectors at the positions."""
 
     def __call__(
         self, positions: Float[Tensor, "b L"], weights: Sequence[Tensor], settings: str
@@ -27,10 +27,9 @@ class Trajectory(Protocol):
 
 
 def opaque(name: str, compute: Trajectory) -> Trajectory:
-    """``compute``, as one operator ``posenc::name`` inside compiled graphs and as itself outside.
+    """``compute`` as one operator ``posenc::name`` inside compiled graphs, called directly outside.
 
-    ``compute`` gives ``[b, L, C]`` in the dtype of the positions; C is the length of the first
-    of its weights.
+    ``compute`` returns ``[b, L, C]`` in the positions' dtype; C is the length of ``weights[0]``.
     """
 
     def forward(positions: Tensor, weights: list[Tensor], settings: str) -> Tensor:
@@ -39,15 +38,15 @@ def opaque(name: str, compute: Trajectory) -> Trajectory:
     def backward(
         gradient: Tensor, positions: Tensor, weights: list[Tensor], settings: str
     ) -> list[Tensor]:
-        # Inside an operator PyTorch has autograd excluded, whatever the gradient mode.
+        # PyTorch excludes autograd inside an operator, whatever the gradient mode.
         key = torch._C.DispatchKey.AutogradFunctionality
         with torch._C._SetExcludeDispatchKeyGuard(key, False), torch.enable_grad():
             inputs = [part.detach().requires_grad_() for part in (positions, *weights)]
             outputs = compute(inputs[0], inputs[1:], settings)
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 outputs, inputs, gradient, allow_unused=True, materialize_grads=True
             )
-        return [part.clone() for part in found]
+        return [part.clone() for part in gradients]
 
     def shape(positions: Tensor, weights: list[Tensor], settings: str) -> Tensor:
         return positions.new_empty(*positions.shape, weights[0].shape[0])
@@ -72,7 +71,7 @@ def opaque(name: str, compute: Trajectory) -> Trajectory:
     )
     reverse.register_fake(shapes)
 
-    def remember(ctx: Any, inputs: tuple[Tensor, list[Tensor], str], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, list[Tensor], str], output: Tensor) -> None:
         positions, weights, settings = inputs
         ctx.save_for_backward(positions, *weights)
         ctx.settings = settings
@@ -82,12 +81,12 @@ def opaque(name: str, compute: Trajectory) -> Trajectory:
         first, *rest = reverse(gradient, positions, weights, ctx.settings)
         return first, rest, None
 
-    operator.register_autograd(differentiate, setup_context=remember)
+    operator.register_autograd(differentiate, setup_context=setup_context)
 
-    def choose(positions: Tensor, weights: Sequence[Tensor], settings: str) -> Tensor:
+    def call(positions: Tensor, weights: Sequence[Tensor], settings: str) -> Tensor:
         if not has_values(positions):
-            made: Tensor = operator(positions, list(weights), settings)
-            return made
+            vectors: Tensor = operator(positions, list(weights), settings)
+            return vectors
         return compute(positions, weights, settings)
 
-    return choose
+    return call

@@ -1,4 +1,4 @@
-"""iRPE's piecewise index: near offsets each have a bucket, far ones share them on a log scale."""
+"""iRPE's piecewise index: one bucket per near offset, log-spaced buckets for far ones."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Piecewise:
     ``sign(x) · min(β, [α + ln(|x|/α) / ln(γ/α) · (β - α)])``, [·] the nearest integer.
 
     Args:
-        alpha: α, up to where each integer is told apart.
+        alpha: α, up to which each integer has its own bucket.
         beta: β, the largest value; its integer part is the last bucket.
-        gamma: γ, where β is reached.
+        gamma: γ, the distance from which on g is β.
 
     Raises:
         ArgumentError: unless 0 < α < β, α < γ and β ≥ 1.
@@ -89,7 +89,7 @@ class Buckets(ABC):
         """Bucket of each Δ' = (row, column) of the query less that of the key, in cells."""
 
     def reverse(self, rows: Float[Tensor, "h N *dims"]) -> Float[Tensor, "h N *dims"]:
-        """Rows in the order in which -Δ' finds what Δ' finds in ``rows``."""
+        """``rows`` reordered so that -Δ' reads the row of Δ'."""
         return rows.flip(1)
 
 
@@ -129,7 +129,7 @@ class Radial(Buckets):
         return self.piecewise.of(self.distance(back))
 
     def distance(self, back: Float[Tensor, "*dims A"]) -> Float[Tensor, "*dims"]:
-        """The whole number that g is asked about."""
+        """The integer argument of g."""
         return back.square().sum(-1).sqrt().round()
 
     def reverse(self, rows: Float[Tensor, "h N *dims"]) -> Float[Tensor, "h N *dims"]:
@@ -141,7 +141,7 @@ class Ranked(Radial):
 
     def __init__(self, piecewise: Piecewise) -> None:
         super().__init__(piecewise)
-        # Beyond the last boundary ranks are alike, so that few are needed.
+        # All ranks beyond the last boundary share a bucket, so few are needed.
         self.squares = _sums_of_two_squares(math.ceil(max(piecewise.boundaries())) + 1)
 
     def distance(self, back: Float[Tensor, "*dims A"]) -> Float[Tensor, "*dims"]:

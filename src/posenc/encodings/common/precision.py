@@ -1,4 +1,4 @@
-"""Keeping positions in float32 when a module's weights are narrower."""
+"""Computing with positions in float32 or better when weights are narrower."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def wider(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
 
 
 def with_zero_gradient(x: Tensor, parameter: Tensor) -> Tensor:
-    """``x``, with a gradient of zero for a parameter that a call does not use.
+    """``x``, with a zero gradient for a parameter that the call does not use.
 
-    DistributedDataParallel waits for a gradient of every parameter.
+    DistributedDataParallel requires a gradient for every parameter.
     """
     return x + 0.0 * parameter.sum().to(x.dtype)
 

@@ -1,7 +1,7 @@
-"""Sums over the tokens between a key and a query, by order: what methods that count need.
+"""Sums over the tokens between a key and a query, by order.
 
-Keys may come in any arrangement (shards, beams, packed rows), so nothing here takes the place of
-a key in its tensor for its place in the text.
+Keys may be stored in any arrangement (shards, beams, packed rows): a key's index in its tensor
+need not be its order in the text.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ __all__ = ["Ranks"]
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """Where queries and keys stand among the keys of a grid, sorted by document and order.
-
-    Padding comes last.
+    """Ranks of queries and keys among a grid's keys sorted by document and order, padding last.
 
     Args:
-        arrangement: ``[b, K]``, the key at each rank; None where keys are sorted as they come.
-        before: ``[b, K]``, how many keys are of the same document and lower order than each key,
-            or of a document before.
-        until: ``[b, K]``, the same with keys of equal order (itself among them).
-        query_until: ``[b, Q]``, ``until`` of the queries.
+        arrangement: ``[b, K]``, index of the key at each rank; None if keys are stored sorted.
+        before: ``[b, K]``, number of keys ranked strictly below each key (lower order in the same
+            document, or an earlier document).
+        until: ``[b, K]``, the same including keys of equal order (and the key itself).
+        query_until: ``[b, Q]``, ``until`` for queries.
     """
 
     arrangement: Int[Tensor, "b K"] | None
@@ -40,7 +38,7 @@ class Ranks:
 
     @classmethod
     def of(cls, grid: Grid) -> Ranks:
-        """The ranks of a grid's keys and queries; reads no tensor's values on the host."""
+        """The ranks of a grid's keys and queries; does not synchronize with the device."""
         places, query_places = _places(grid.key, grid.query)
         if grid.key.start is not None and not grid.marked:
             before, query_until = places - grid.key.start, query_places - grid.key.start + 1
@@ -55,7 +53,7 @@ class Ranks:
 
     @property
     def own(self) -> Int[Tensor, "b K"]:
-        """Each key's rank; keys of equal order stand as they come."""
+        """Each key's rank; keys of equal order are ranked as stored."""
         if self.arrangement is None:
             return torch.arange(self.before.shape[-1], device=self.before.device).unsqueeze(0)
         return self.arrangement.argsort(dim=-1)
@@ -67,10 +65,10 @@ class Ranks:
     def running(
         self, values: Float[Tensor, "b H K"]
     ) -> tuple[Float[Tensor, "b H Q"], Float[Tensor, "b H K"]]:
-        """At each query and each key, the sum of ``values`` up to it, in float64.
+        """Sum of ``values`` up to each query and up to each key, in float64.
 
-        The difference of the two is the sum over the keys after the one and up to the other;
-        float64 keeps it exact where thousands of values have been added before.
+        Their difference is the sum over the keys after the key and up to the query; float64 avoids
+        cancellation after thousands of addends.
         """
         wide = self.arrange(values.to(widest(values.device)))
         sums = torch.nn.functional.pad(wide.cumsum(-1), (1, 0))
@@ -84,7 +82,7 @@ class Ranks:
     def after_key(self, values: Float[Tensor, "b H Q K"]) -> Float[Tensor, "b H Q K"]:
         """For each key, the sum of a query's ``values`` over those after it.
 
-        Of keys of equal order, those that come later in the tensor count as after.
+        Among keys of equal order, those stored later count as after.
         """
         sums = self.arrange(values).flip(-1).cumsum(-1).flip(-1)
         later = torch.nn.functional.pad(sums, (0, 1))[..., 1:]
@@ -92,7 +90,7 @@ class Ranks:
 
 
 def _places(key: Layout, query: Layout) -> tuple[Int[Tensor, "b K"], Int[Tensor, "b Q"]]:
-    """One number a token that sorts by document, then by order, and padding last."""
+    """A sort key per token: by document, then by order, padding last."""
     last = torch.iinfo(torch.int64).max
     if key.document is None and query.document is None:
         order = key.order if key.valid is None else key.order.where(key.valid, last)
@@ -109,14 +107,14 @@ def _places(key: Layout, query: Layout) -> tuple[Int[Tensor, "b K"], Int[Tensor,
 
 
 def _count(ordered: Tensor, places: Tensor, *, right: bool) -> Int[Tensor, "b N"]:
-    """How many of ``ordered`` are below each of ``places``; with ``right``, below or equal."""
+    """Number of ``ordered`` values below each of ``places``; with ``right``, below or equal."""
     rows = max(ordered.shape[0], places.shape[0])
-    each = (side.expand(rows, -1).contiguous() for side in (ordered, places))
-    return torch.searchsorted(*each, right=right)
+    expanded = (side.expand(rows, -1).contiguous() for side in (ordered, places))
+    return torch.searchsorted(*expanded, right=right)
 
 
 def _read(values: Tensor, index: Int[Tensor, "b N"]) -> Tensor:
-    """``values[b, ..., index[b, n]]``, rows of either repeated as the other has them."""
+    """``values[b, ..., index[b, n]]``, batch dimensions broadcast."""
     rows = max(values.shape[0], index.shape[0])
     middle = values.shape[1:-1]
     values = values.expand(rows, *middle, values.shape[-1])

@@ -1,4 +1,4 @@
-"""The vectors ``p_0, p_1, …`` of a recursion, at any set of positions."""
+"""Vectors ``p_0, p_1, …`` of a linear or gated recurrence at any positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posenc.errors import LengthError
 __all__ = ["gated_at", "gated_orbit", "linear_at", "linear_orbit"]
 
 SPARSE = 32
-"""Positions are sparse when fewer than one in so many of those between them is asked for."""
+"""Positions are sparse when their span exceeds this many times their number."""
 
 
 def linear_orbit(weights: Sequence[Tensor], first: int, count: int) -> Float[Tensor, "count C"]:
@@ -28,26 +28,26 @@ def linear_orbit(weights: Sequence[Tensor], first: int, count: int) -> Float[Ten
     powers = [transition.mT]
     rows = (start - centre).unsqueeze(0)
     for digit in range(first.bit_length()):
-        wanted = digit + 1 < first.bit_length() or count > 1
+        square = digit + 1 < first.bit_length() or count > 1
         if first >> digit & 1:
-            rows = _step(rows, powers, digit, wanted)
-        elif wanted:
+            rows = _step(rows, powers, digit, square=square)
+        elif square:
             _square(powers, digit)
     digit = 0
     while rows.shape[0] < count:
         missing = count - rows.shape[0]
-        following = _step(rows[:missing], powers, digit, missing > rows.shape[0])
+        following = _step(rows[:missing], powers, digit, square=missing > rows.shape[0])
         rows = torch.cat([rows, following])
         digit += 1
     return rows + centre
 
 
 def _step(
-    rows: Float[Tensor, "R C"], powers: list[Tensor], digit: int, wanted: bool
+    rows: Float[Tensor, "R C"], powers: list[Tensor], digit: int, *, square: bool
 ) -> Float[Tensor, "R C"]:
-    """The rows ``2^digit`` steps on; the same product also squares the power, if ``wanted``."""
+    """The rows ``2^digit`` steps later; with ``square`` one product also squares the power."""
     power = powers[digit]
-    if not wanted or len(powers) > digit + 1:
+    if not square or len(powers) > digit + 1:
         return rows @ power
     both = torch.cat([rows, power]) @ power
     powers.append(both[len(rows) :])
@@ -60,7 +60,7 @@ def _square(powers: list[Tensor], digit: int) -> None:
 
 
 def _linear_sparse(weights: Sequence[Tensor], positions: Int[Tensor, " N"]) -> Float[Tensor, "N C"]:
-    """The same at positions far from one another: A's powers by the binary digits of each."""
+    """The same at sparse positions, by the binary digits of each position."""
     start, centre, transition = weights
     power = transition.mT
     rows = (start - centre).expand(len(positions), -1)
@@ -74,11 +74,11 @@ def _linear_sparse(weights: Sequence[Tensor], positions: Int[Tensor, " N"]) -> F
 
 
 FARTHEST_STEP = 2**20
-"""Largest position of a recurrent unit, whose states from 0 on are all computed and kept."""
+"""Largest position of a recurrent unit: all states from 0 on are computed and stored."""
 
 
 def gated_orbit(weights: Sequence[Tensor], first: int, count: int) -> Float[Tensor, "count C"]:
-    """The states of a gated recurrent unit without input, one after the other from ``p_0``.
+    """States of a gated recurrent unit without input, computed sequentially from ``p_0``.
 
     Args:
         weights: ``p_0`` ``[C]``, ``U`` ``[3C, C]``, biases ``a`` and ``b`` ``[3C]`` of the input's
@@ -93,15 +93,15 @@ def gated_orbit(weights: Sequence[Tensor], first: int, count: int) -> Float[Tens
     if steps > FARTHEST_STEP:
         raise LengthError(
             "positions",
-            expected=f"0 to {FARTHEST_STEP}, since a recurrent unit goes there step by step",
+            expected=f"0 to {FARTHEST_STEP}, since recurrent states are computed step by step",
             got=steps,
             remedy="Count positions from the text's beginning, or use step='linear'.",
         )
     if steps == 0:
         return start.unsqueeze(0)
-    nothing = start.new_zeros(steps, 1, 1)
+    inputs = start.new_zeros(steps, 1, 1)
     flat = [start.new_zeros(len(recurrent), 1), recurrent, input_bias, state_bias]
-    states, _ = torch.gru(nothing, start.view(1, 1, -1), flat, True, 1, 0.0, False, False, False)
+    states, _ = torch.gru(inputs, start.view(1, 1, -1), flat, True, 1, 0.0, False, False, False)
     return torch.cat([start.unsqueeze(0), states[:, 0]])[first:]
 
 
@@ -114,7 +114,7 @@ def _read(
     orbit: Orbit,
     sparse: Callable[[Sequence[Tensor], Tensor], Tensor] | None,
 ) -> Float[Tensor, "b L C"]:
-    """Vectors at real positions, a fractional one between the two integers next to it."""
+    """Vectors at real positions; fractional ones are interpolated linearly."""
     if not positions.numel():
         return positions.new_zeros(*positions.shape, len(weights[0]))
     below = positions.detach().floor()

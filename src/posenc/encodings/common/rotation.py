@@ -1,4 +1,4 @@
-"""Rotating the pairs of a head."""
+"""Rotary transforms of pairs of features."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
+Factors = tuple[Tensor, Tensor]
+
 __all__ = [
     "Pairing",
     "Rotary",
-    "factors",
-    "one_a_head",
+    "apply_rotation",
+    "cos_sin",
+    "repeat_keys",
     "require_width",
     "rotate",
-    "still_where_special",
-    "turn",
 ]
 
 
@@ -33,17 +34,17 @@ def rotate(
     *,
     gain: float = 1.0,
 ) -> Float[Tensor, "B H L D"]:
-    """The first 2T features of each head rotated by ``angles`` in radians, the rest untouched.
+    """Rotate the first 2T features of each head by ``angles`` in radians; copy the rest.
 
-    Angles are ``[B|1, H|1, L, T]``, or ``[B|1, L, T]`` for all heads alike. Pair t is features
+    Angles are ``[B|1, H|1, L, T]``, or ``[B|1, L, T]`` for all heads. Pair t is features
     (t, t + T) with pairing ``"half"`` and (2t, 2t + 1) with ``"adjacent"``;
     ``(a, b) → (a cos φ - b sin φ, a sin φ + b cos φ)``, times ``gain``. Computed in the angles'
     precision and returned in ``x``'s dtype.
     """
-    return turn(x, *factors(angles, gain=gain), pairing)
+    return apply_rotation(x, *cos_sin(angles, gain=gain), pairing)
 
 
-def factors(
+def cos_sin(
     angles: Float[Tensor, "b *h L T"], *, gain: float = 1.0
 ) -> tuple[Float[Tensor, "b h L T"], Float[Tensor, "b h L T"]]:
     """``gain · cos φ`` and ``gain · sin φ`` of angles as ``rotate`` takes them."""
@@ -52,7 +53,7 @@ def factors(
     return (cosine, sine) if gain == 1 else (cosine * gain, sine * gain)
 
 
-def turn(
+def apply_rotation(
     x: Float[Tensor, "B H L D"],
     cosine: Float[Tensor, "b h L T"],
     sine: Float[Tensor, "b h L T"],
@@ -62,11 +63,11 @@ def turn(
 
     Pairs are those of ``rotate``. Computed in the factors' precision, returned in ``x``'s dtype.
     """
-    turned = 2 * cosine.shape[-1]
+    width = 2 * cosine.shape[-1]
     first, second = (
-        x[..., :turned].chunk(2, dim=-1)
+        x[..., :width].chunk(2, dim=-1)
         if pairing == "half"
-        else (x[..., 0:turned:2], x[..., 1:turned:2])
+        else (x[..., 0:width:2], x[..., 1:width:2])
     )
     rotated = (first * cosine - second * sine, first * sine + second * cosine)
     if pairing == "half":
@@ -74,7 +75,7 @@ def turn(
     else:
         joined = torch.stack(rotated, dim=-1).flatten(-2)
     joined = joined.to(x.dtype)
-    return joined if turned == x.shape[-1] else torch.cat([joined, x[..., turned:]], dim=-1)
+    return joined if width == x.shape[-1] else torch.cat([joined, x[..., width:]], dim=-1)
 
 
 def require_width(x: Tensor, head_dim: int) -> None:
@@ -88,8 +89,8 @@ def require_width(x: Tensor, head_dim: int) -> None:
         )
 
 
-def one_a_head(k: Float[Tensor, "B G K D"], heads: int) -> Float[Tensor, "B H K D"]:
-    """Keys repeated to one a query head, for methods in which each head turns its own way.
+def repeat_keys(k: Float[Tensor, "B G K D"], heads: int) -> Float[Tensor, "B H K D"]:
+    """Keys repeated to one per query head, for methods with a rotation per head.
 
     Raises:
         ArgumentError: when k's heads do not divide ``heads``.
@@ -105,10 +106,10 @@ def one_a_head(k: Float[Tensor, "B G K D"], heads: int) -> Float[Tensor, "B H K 
 
 
 class Rotary(QueryKeyTransform, ABC):
-    """``q'_i = R(p_i) q_i``, ``k'_j = R(p_j) k_j``: pair t turned by an angle of the position.
+    """``q'_i = R(p_i) q_i``, ``k'_j = R(p_j) k_j``: each pair is rotated by an angle.
 
-    A subclass writes ``angles``. Heads may share them or have their own; keys then come back with
-    one head a query head.
+    A subclass defines ``angles``, shared by the heads or one per head; keys are then repeated to
+    one per query head.
 
     Args:
         head_dim: width D of a head.
@@ -129,47 +130,39 @@ class Rotary(QueryKeyTransform, ABC):
 
     @abstractmethod
     def angles(self, layout: Layout) -> Float[Tensor, "b *h L T"]:
-        """Angle of every token and pair in radians, in the positions' float32 or float64.
+        """Angle of every token and pair in radians modulo 2π, in the positions' dtype.
 
-        Less whole turns (``angles_at``), so that they are exact at any integer position.
-        ``[B|1, L, T]``, or ``[B|1, H, L, T]`` where each head has its own; 0 for special tokens.
+        ``[B|1, L, T]``, or ``[B|1, H, L, T]`` with angles per head; 0 for special tokens. Computed
+        by ``angles_at``, exact at any integer position.
         """
 
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
     ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
-        require_width(q, self.head_dim)
-        query = factors(self.angles(grid.query), gain=self.gain)
-        key = query
-        if grid.key is not grid.query:
-            key = factors(self.angles(grid.key), gain=self.gain)
+        query, key = self._factors(q, grid)
         if key[0].shape[1] > 1:
-            k = one_a_head(k, key[0].shape[1])
-        return turn(q, *query, self.pairing), turn(k, *key, self.pairing)
+            k = repeat_keys(k, key[0].shape[1])
+        return apply_rotation(q, *query, self.pairing), apply_rotation(k, *key, self.pairing)
 
     def lower(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
     ) -> Rotation | None:
-        require_width(q, self.head_dim)
-        query = factors(self.angles(grid.query), gain=self.gain)
-        key = query
-        if grid.key is not grid.query:
-            key = factors(self.angles(grid.key), gain=self.gain)
+        query, key = self._factors(q, grid)
         if key[0].shape[1] not in (1, k.shape[1]):
             return None
         return Rotation(query, key, self.pairing)
 
+    def _factors(
+        self, q: Tensor, grid: Grid
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Cosines and sines for queries and for keys."""
+        require_width(q, self.head_dim)
+        query = cos_sin(self.angles(grid.query), gain=self.gain)
+        if grid.key is grid.query:
+            return query, query
+        return query, cos_sin(self.angles(grid.key), gain=self.gain)
+
     def rotation(
         self, layout: Layout
     ) -> tuple[Float[Tensor, "b h L T"], Float[Tensor, "b h L T"], Pairing] | None:
-        return *factors(self.angles(layout), gain=self.gain), self.pairing
-
-
-def still_where_special(
-    angles: Float[Tensor, "b *h L T"], layout: Layout
-) -> Float[Tensor, "b *h L T"]:
-    """``angles`` with 0 for the layout's special tokens, which stand nowhere."""
-    if layout.special is None:
-        return angles
-    special = layout.special.unsqueeze(-1)
-    return angles.masked_fill(special.unsqueeze(1) if angles.dim() == 4 else special, 0.0)
+        return *cos_sin(self.angles(layout), gain=self.gain), self.pairing

@@ -1,30 +1,38 @@
-"""Tokens that stand nowhere, such as a class token, in scores by offset."""
+"""Special tokens (such as a class token), which have no position."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["has_special", "special_pairs"]
+__all__ = ["has_special", "special_pairs", "zero_special"]
 
 
 def has_special(grid: Grid) -> bool:
-    """Whether a side marks special tokens (known without reading the device)."""
+    """True if queries or keys have a mask of special tokens; reads no tensor."""
     return grid.query.special is not None or grid.key.special is not None
 
 
 def special_pairs(grid: Grid) -> Bool[Tensor, "b Q K"] | None:
-    """Pairs of which a token is special, which have no offset; None where none is marked."""
+    """Pairs with a special token, which have no offset; None without special tokens."""
     if not has_special(grid):
         return None
-    return _marks(grid.query).unsqueeze(2) | _marks(grid.key).unsqueeze(1)
+    return _special_mask(grid.query).unsqueeze(2) | _special_mask(grid.key).unsqueeze(1)
 
 
-def _marks(layout: Layout) -> Bool[Tensor, "b L"]:
+def _special_mask(layout: Layout) -> Bool[Tensor, "b L"]:
     if layout.special is None:
         return torch.zeros_like(layout.order, dtype=torch.bool)
     return layout.special
+
+
+def zero_special(values: Float[Tensor, "b *h L C"], layout: Layout) -> Float[Tensor, "b *h L C"]:
+    """``values`` with 0 for special tokens."""
+    if layout.special is None:
+        return values
+    special = layout.special.unsqueeze(-1)
+    return values.masked_fill(special.unsqueeze(1) if values.dim() == 4 else special, 0.0)

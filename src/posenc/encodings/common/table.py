@@ -1,4 +1,4 @@
-"""Reading rows of a table at positions."""
+"""Initialising tables and reading their rows at positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["draw_rows", "neighbours", "read_rows", "real_positions", "require_in
 
 
 def draw_rows(table: Tensor, *, mean: float = 0.0, std: float) -> None:
-    """Draw initial values, normal and cut off two standard deviations from the mean."""
+    """Draw initial values, normal truncated at two standard deviations from the mean."""
     if std > 0:
         nn.init.trunc_normal_(table, mean, std, a=mean - 2 * std, b=mean + 2 * std)
     else:
@@ -27,7 +27,7 @@ def require_inside(layout: Layout, count: int, *, holder: str, remedy: str, axis
     Inside a compiled graph only regular layouts are checked.
 
     Raises:
-        LengthError: with ``holder`` as what has no such position, and ``remedy``.
+        LengthError: naming ``holder``, whose positions these are, and ``remedy``.
     """
     first: float
     last: float
@@ -43,14 +43,14 @@ def require_inside(layout: Layout, count: int, *, holder: str, remedy: str, axis
     if first < 0 or last > count - 1:
         raise LengthError(
             "positions",
-            expected=f"0 to {count - 1}, what {holder} holds",
+            expected=f"0 to {count - 1}, the range of {holder}",
             got=f"{first:g} to {last:g}",
             remedy=remedy,
         )
 
 
 def real_positions(layout: Layout, axis: int = 0) -> Float[Tensor, "b L"]:
-    """Positions on an axis, 0 for padding and tokens that stand nowhere."""
+    """Positions on an axis, 0 for padding and special tokens."""
     positions = layout.positions[..., axis]
     if layout.valid is not None:
         positions = positions.masked_fill(~layout.valid, 0.0)
@@ -60,22 +60,22 @@ def real_positions(layout: Layout, axis: int = 0) -> Float[Tensor, "b L"]:
 
 
 def read_rows(table: Float[Tensor, "N C"], layout: Layout, axis: int = 0) -> Float[Tensor, "b L C"]:
-    """The table's rows at positions on an axis, a fractional one interpolated between neighbours.
+    """The table's rows at positions on an axis, fractional ones interpolated linearly.
 
     Positions must be inside the table (see ``require_inside``).
     """
     if layout.start is not None:
         return table[layout.start : layout.start + layout.length].unsqueeze(0)
-    index, above, share = neighbours(real_positions(layout, axis), table.shape[0])
-    share = share.unsqueeze(-1)
-    share = share.to(torch.promote_types(share.dtype, table.dtype))
-    return torch.lerp(table[index].to(share), table[above].to(share), share)
+    index, above, weight = neighbours(real_positions(layout, axis), table.shape[0])
+    weight = weight.unsqueeze(-1)
+    weight = weight.to(torch.promote_types(weight.dtype, table.dtype))
+    return torch.lerp(table[index].to(weight), table[above].to(weight), weight)
 
 
 def neighbours(
     positions: Float[Tensor, "b L"], count: int
 ) -> tuple[Int[Tensor, "b L"], Int[Tensor, "b L"], Float[Tensor, "b L"]]:
-    """The rows below and above positions in a table of ``count``, and the share of the latter."""
+    """The rows below and above positions in a table of ``count``, and the upper row's weight."""
     below = positions.floor().clamp(0, count - 1)
     index = below.long()
     return index, (index + 1).clamp(max=count - 1), positions - below

@@ -18,15 +18,15 @@ from posenc.runtime import has_values
 __all__ = ["Window"]
 
 CHUNK = 256
-"""Queries looked at together when visible pairs are checked one by one."""
+"""Queries per block when visible pairs are checked."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """A window of ``height`` by ``width`` cells, and where its offsets are in a table.
+    """A window of ``height`` by ``width`` cells and the table index of each offset inside it.
 
-    Offsets are Δ = key - query in cells; a fractional one is rounded. Tables are in the order of
-    query - key, as Swin has them: index 0 is the key farthest below and to the right.
+    Offsets are Δ = key - query in cells, rounded. Tables are ordered by query - key, as in Swin:
+    index 0 is the key farthest below and to the right.
     """
 
     height: int
@@ -64,11 +64,11 @@ class Window:
         return self.spans[0] * self.spans[1]
 
     def along(self, offset: Float[Tensor, "*dims A"], axis: int) -> Int[Tensor, "*dims"]:
-        """Row of an axis's own table, ``0 … 2·side - 2``; ``2·side - 1`` outside the window."""
-        reach = self.sides[axis] - 1
+        """Row of a table of one axis, ``0 … 2·side - 2``; ``2·side - 1`` outside the window."""
+        largest = self.sides[axis] - 1
         back = -offset[..., axis].round()
-        index = back.clamp(-reach, reach).long() + reach
-        return index.masked_fill(back.abs() > reach, 2 * reach + 1)
+        index = back.clamp(-largest, largest).long() + largest
+        return index.masked_fill(back.abs() > largest, 2 * largest + 1)
 
     def index(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
         """``(Δ'_y + height - 1) · (2·width - 1) + Δ'_x + width - 1``, Δ' = query - key.
@@ -89,13 +89,13 @@ class Window:
         return torch.cartesian_prod(*axes).reshape(-1, 2)
 
     def require(self, grid: Grid) -> bool:
-        """Refuse a pair that sees each other from farther apart than the window.
+        """Check that every visible pair is inside the window.
 
-        Whole images are judged by their size; other layouts by their positions, on the CPU only,
-        so that no device is waited for.
+        Whole images are checked by their size; other layouts by their positions, on the CPU only,
+        to avoid synchronizing with a device.
 
         Returns:
-            Whether all pairs are known to be inside; False where nothing is known.
+            True if all visible pairs are known to be inside, False if that is unknown.
 
         Raises:
             LengthError: when a visible pair is outside.
@@ -110,12 +110,12 @@ class Window:
         positions = query.positions
         if not has_values(positions) or positions.device.type != "cpu":
             return False
-        if not self._holds(query, key):
-            self._require_each(grid)
+        if not self._contains(query, key):
+            self._require_pairs(grid)
         return True
 
-    def _holds(self, query: Layout, key: Layout) -> bool:
-        """Whether the window is as large as all that the tokens span, whoever sees whom."""
+    def _contains(self, query: Layout, key: Layout) -> bool:
+        """True if the window contains all offsets, masked pairs included."""
         both = (query.positions.detach(), key.positions.detach())
         if not all(side.shape[1] for side in both):
             return True
@@ -124,17 +124,17 @@ class Window:
         limit = torch.tensor(self.sides, device=lowest.device) - 1
         return bool(((highest - lowest).round() <= limit).all())
 
-    def _require_each(self, grid: Grid) -> None:
+    def _require_pairs(self, grid: Grid) -> None:
         limit = torch.tensor(self.sides) - 1
         for begin in range(0, grid.query.length, CHUNK):
             queries = grid.query.slice(begin, begin + CHUNK)
             part = Grid(queries, grid.key, grid.causal, grid.window)
             apart = part.offset.detach().abs().round()
-            seen = part.visible[:, 0]
+            visible = part.visible[:, 0]
             special = special_pairs(part)
             if special is not None:
-                seen = seen & ~special
-            outside = (apart > limit).any(-1) & seen
+                visible = visible & ~special
+            outside = (apart > limit).any(-1) & visible
             if bool(outside.any()):
                 first = apart.expand(*outside.shape, 2)[outside][0].tolist()
                 raise self._refusal(f"{first[0]:g} by {first[1]:g}")
@@ -143,8 +143,8 @@ class Window:
         return LengthError(
             "positions",
             expected=f"offsets up to {self.height - 1} by {self.width - 1} cells, "
-            f"what a table for {self.height} by {self.width} cells holds",
+            f"the range of a table for {self.height} by {self.width} cells",
             got=got,
-            remedy="Make the table larger, resample a trained one (posenc.extension), or let "
-            "tokens see their own window only (Layout.document).",
+            remedy="Create a larger table, resample a trained one (posenc.extension), or restrict "
+            "attention to windows (Layout.document).",
         )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Length, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.table import real_positions
@@ -36,13 +37,13 @@ class ComplexOrder(EmbeddingEncoding):
     Claims: absolute, one axis, trainable; words and dimensions alike, the Hermitian product of two
     vectors depends on positions by their difference only. Cost: L·C.
 
-    A complex ``x`` ``[B, L, T]`` is turned as it is. A real one ``[B, L, C]``, C = 2T, holds T real
-    parts, then T imaginary ones, since the dot product of such vectors is the real part of the
+    A complex ``x`` ``[B, L, T]`` is rotated directly. A real one ``[B, L, C]``, C = 2T, holds T
+    real parts, then T imaginary parts: the dot product of such vectors is the real part of the
     Hermitian product of the complex ones (see ``posenc.attention.extra.complex`` for attention of
-    complex queries and keys). What is trained is how far ω is from its initial values, which are
-    computed afresh: narrow dtypes do not round them.
+    complex queries and keys). The parameter is the difference of ω from its initial values, which
+    are recomputed and so not rounded in narrow dtypes.
 
-    Differs from the paper in that the amplitudes come with ``x`` and may have phases of their own.
+    Differs from the paper in that amplitudes are part of ``x`` and may have phases.
 
     Args:
         dim: C, real numbers a token; even.
@@ -62,8 +63,8 @@ class ComplexOrder(EmbeddingEncoding):
 
     >>> import posenc, torch
     >>> encoding = posenc.create("complex_order", dim=2)
-    >>> turned = encoding.embed(torch.ones(1, 2, 1) + 0j, posenc.Layout.sequence(2))
-    >>> [round(angle, 3) for angle in turned.angle().flatten().tolist()]
+    >>> rotated = encoding.embed(torch.ones(1, 2, 1) + 0j, posenc.Layout.sequence(2))
+    >>> [round(angle, 3) for angle in rotated.angle().flatten().tolist()]
     [0.0, 1.0]
     """
 
@@ -79,13 +80,7 @@ class ComplexOrder(EmbeddingEncoding):
     ) -> None:
         super().__init__()
         self.dim = dim
-        if dim < 2 or dim % 2:
-            raise ArgumentError(
-                "dim",
-                expected="an even number from 2, half of it real parts",
-                got=dim,
-                remedy="Use twice the complex numbers of a token.",
-            )
+        require_even("dim", dim, remedy="Use twice the complex numbers of a token.")
         if shared == "words":
             rows = 1
         elif vocabulary is None or vocabulary < 1:
@@ -137,8 +132,8 @@ class ComplexOrder(EmbeddingEncoding):
             return (x * torch.complex(cosine, sine)).to(x.dtype)
         wide = torch.promote_types(x.dtype, torch.float32)
         real, imaginary = x.to(wide).chunk(2, dim=-1)
-        turned = [real * cosine - imaginary * sine, real * sine + imaginary * cosine]
-        return torch.cat(turned, dim=-1).to(x.dtype)
+        rotated = [real * cosine - imaginary * sine, real * sine + imaginary * cosine]
+        return torch.cat(rotated, dim=-1).to(x.dtype)
 
     def angles(
         self, layout: Layout, tokens: Int[Tensor, "B L"] | None = None

@@ -154,7 +154,7 @@ class Floater(EmbeddingEncoding):
             gradient=gradient,
             activation=activation,
             unit=unit,
-            turning=start == "sinusoidal",
+            rotary=start == "sinusoidal",
         )
         self._settings = self.flow.to_text()
         self.dynamics = Dynamics(dim, hidden, still=start == "sinusoidal")
@@ -170,7 +170,7 @@ class Floater(EmbeddingEncoding):
 
     @torch.no_grad()
     def _reset_start(self) -> None:
-        if self.flow.turning:
+        if self.flow.rotary:
             self.start.zero_()
             self.start[1::2] = 1
         else:

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.common.checks import require_axes, require_even
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import WideLinear
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["Fourier", "waves"]
@@ -65,13 +66,7 @@ class Fourier(EmbeddingEncoding):
         super().__init__()
         self.dim = dim
         features = dim + dim % 2 if features is None else features
-        if features < 2 or features % 2:
-            raise ArgumentError(
-                "features",
-                expected="an even number from 2",
-                got=features,
-                remedy="There are as many cosines as sines.",
-            )
+        require_even("features", features, remedy="There are as many cosines as sines.")
         self.gamma = gamma
         self.frequencies = nn.Parameter(torch.empty(features // 2, axes))
         self.input, self.output = WideLinear(features, hidden), WideLinear(hidden, dim)
@@ -96,9 +91,7 @@ class Fourier(EmbeddingEncoding):
     ) -> Float[Tensor, "B L C"]:
         features = waves(layout, self.frequencies) * self.input.in_features**-0.5
         vectors = self.output(nn.functional.gelu(self.input(features)))
-        if layout.special is not None:
-            vectors = vectors.masked_fill(layout.special.unsqueeze(-1), 0)
-        return fuse(x, vectors, "add")
+        return fuse(x, zero_special(vectors, layout), "add")
 
 
 def waves(layout: Layout, frequencies: Float[Tensor, "T A"]) -> Float[Tensor, "b L F"]:
@@ -108,13 +101,7 @@ def waves(layout: Layout, frequencies: Float[Tensor, "T A"]) -> Float[Tensor, "b
         ArgumentError: when a position has not as many numbers as ``frequencies`` has columns.
     """
     axes = frequencies.shape[1]
-    if layout.axes != axes:
-        raise ArgumentError(
-            "layout",
-            expected=f"{axes} axes",
-            got=layout.axes,
-            remedy=f"Create the encoding with axes={layout.axes}.",
-        )
+    require_axes(layout, axes, remedy=f"Create the encoding with axes={layout.axes}.")
     # Not a matrix product: autocast would take it in bfloat16, where positions collide.
     angles = angles_at(layout.positions.unsqueeze(-2), frequencies).sum(-1)
     return torch.cat([angles.cos(), angles.sin()], dim=-1)

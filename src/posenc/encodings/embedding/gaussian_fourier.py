@@ -10,11 +10,12 @@ from torch import Tensor
 
 from posenc.arguments import Count, Length, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import wider
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.embedding.fourier import waves
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["GaussianFourier"]
@@ -61,13 +62,7 @@ class GaussianFourier(EmbeddingEncoding):
     ) -> None:
         super().__init__()
         self.dim = dim
-        if dim < 2 or dim % 2:
-            raise ArgumentError(
-                "dim",
-                expected="an even number from 2",
-                got=dim,
-                remedy="There are as many cosines as sines.",
-            )
+        require_even("dim", dim, remedy="There are as many cosines as sines.")
         self.sigma, self.span = sigma, max_length
         # Kept as the bits of float32 numbers: as floats they would follow the module's dtype.
         self.register_buffer("drawn", torch.empty(dim // 2, axes, dtype=torch.int32))
@@ -92,9 +87,7 @@ class GaussianFourier(EmbeddingEncoding):
         turns = 2 * math.pi * self.sigma / self.span
         numbers = wider(self.drawn.view(torch.float32))
         vectors = waves(layout, turns * numbers)
-        if layout.special is not None:
-            vectors = vectors.masked_fill(layout.special.unsqueeze(-1), 0)
-        return fuse(x, vectors, "add")
+        return fuse(x, zero_special(vectors, layout), "add")
 
 
 ENTRY = Entry(

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Magnitude, Natural, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import with_zero_gradient
 from posenc.encodings.common.table import neighbours, real_positions, require_inside
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError, LengthError
+from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values
 
@@ -135,13 +136,7 @@ def require_grid(layout: Layout, size: tuple[int, int], *, holder: str) -> None:
     Raises:
         ArgumentError, LengthError: with ``holder`` as what has no such position.
     """
-    if layout.axes != 2:
-        raise ArgumentError(
-            "layout",
-            expected="two axes",
-            got=layout.axes,
-            remedy="Use Layout.image, or learned for text.",
-        )
+    require_axes(layout, 2, remedy="Use Layout.image, or learned for text.")
     for axis, count in enumerate(size):
         require_inside(
             layout,

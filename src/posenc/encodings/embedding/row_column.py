@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.common.table import read_rows
 from posenc.encodings.embedding.learned2d import require_grid
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["RowColumn"]
@@ -53,10 +54,7 @@ class RowColumn(EmbeddingEncoding):
     def __init__(self, *, dim: Width, size: tuple[Count, Count] = (50, 50)) -> None:
         super().__init__()
         self.dim = dim
-        if dim < 2 or dim % 2:
-            raise ArgumentError(
-                "dim", expected="an even number from 2", got=dim, remedy="Use the model's width."
-            )
+        require_even("dim", dim, remedy="Use the model's width.")
         self.rows = nn.Parameter(torch.empty(size[0], dim // 2))
         self.columns = nn.Parameter(torch.empty(size[1], dim // 2))
         self.reset_parameters()
@@ -80,9 +78,7 @@ class RowColumn(EmbeddingEncoding):
         size = (self.rows.shape[0], self.columns.shape[0])
         require_grid(layout, size, holder="the learned tables")
         vectors = torch.cat([read_rows(self.columns, layout, 1), read_rows(self.rows, layout)], -1)
-        if layout.special is not None:
-            vectors = vectors.masked_fill(layout.special.unsqueeze(-1), 0)
-        return fuse(x, vectors, "add")
+        return fuse(x, zero_special(vectors, layout), "add")
 
 
 ENTRY = Entry(

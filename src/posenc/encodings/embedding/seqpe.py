@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Magnitude, Probability, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.common.table import real_positions, require_inside
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
@@ -109,13 +111,7 @@ class Seqpe(EmbeddingEncoding):
         tokens: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L C"]:
         axes = self.places.shape[0] // self.digits
-        if layout.axes != axes:
-            raise ArgumentError(
-                "layout",
-                expected=f"{axes} axes",
-                got=layout.axes,
-                remedy=f"Create the encoding with axes={layout.axes}.",
-            )
+        require_axes(layout, axes, remedy=f"Create the encoding with axes={layout.axes}.")
         for axis in range(axes):
             require_inside(
                 layout,
@@ -125,9 +121,7 @@ class Seqpe(EmbeddingEncoding):
                 axis=axis,
             )
         vectors = self._vectors(layout)
-        if layout.special is not None:
-            vectors = vectors.masked_fill(layout.special.unsqueeze(-1), 0)
-        return fuse(x, vectors, "add")
+        return fuse(x, zero_special(vectors, layout), "add")
 
     def _vectors(self, layout: Layout) -> Float[Tensor, "b L C"]:
         places = [real_positions(layout, axis) for axis in range(layout.axes)]

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from posenc.arguments import Base, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import wider
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -84,19 +86,11 @@ class Sine2d(EmbeddingEncoding):
         tokens: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L C"]:
         features = self.features(self.coordinates(layout))
-        if layout.special is not None:
-            features = features.masked_fill(layout.special.unsqueeze(-1), 0)
-        return fuse(x, features, "add")
+        return fuse(x, zero_special(features, layout), "add")
 
     def coordinates(self, layout: Layout) -> Float[Tensor, "b L 2"]:
         """y and x of every token, ``[B|1, L, 2]``; those of special tokens mean nothing."""
-        if layout.axes != 2:
-            raise ArgumentError(
-                "layout",
-                expected="two axes",
-                got=layout.axes,
-                remedy="Use Layout.image, or sinusoidal for text.",
-            )
+        require_axes(layout, 2, remedy="Use Layout.image, or sinusoidal for text.")
         if layout.extent is None:
             if self.scale is not None:
                 raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Rotations of images by learned matrices that commute."""
+"""Rotary positions of images by learned commuting matrices."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ __all__ = ["ComRope"]
 
 
 class ComRope(MatrixRotary):
-    """ComRoPE: learned rotations of blocks of features, made to commute so that they are relative.
+    """ComRoPE: learned rotations of blocks of features that commute and are therefore relative.
 
     ``q'_i = exp(y_i A_y + x_i A_x) q_i`` and likewise keys, A = B - Bᵀ learned for each head and
     block of b features. ``"linear"`` (ComRoPE-LD): the axes share a block's matrix up to a learned
-    factor an axis and block; ``"axial"`` (ComRoPE-AP): blocks take turns, the first for rows, the
-    second for columns, and so on.
+    factor per axis and block; ``"axial"`` (ComRoPE-AP): blocks alternate between rows and columns.
 
     ``(y, x)`` is a position in cells, any reals, divided by ``span``. All entries of B and factors
-    start standard normal, as in the official code. Claims: relative on both axes, trained, each
-    layer its own. Cost: (Q + K)·D·H·b², and as much memory times b. Differs from the official code
-    in the class token: here special tokens are not turned, there it stands in the middle.
+    start standard normal, as in the official code. Claims: relative on both axes, trainable,
+    separate per layer. Cost: (Q + K)·D·H·b², and b times as much memory. Differs from the official
+    code in special tokens: they are not rotated here; there the class token is at the centre.
 
     Args:
         heads: query heads H.
         head_dim: width D of a head.
         variant: ``"linear"`` or ``"axial"``.
-        block: b, features that turn together.
-        span: cells a side of the images trained on.
+        block: b, features per rotated block.
+        span: cells per side of the training images.
 
     Raises:
         ArgumentError: when ``heads`` is below 1, ``block`` is below 2 or does not divide
@@ -66,7 +65,7 @@ class ComRope(MatrixRotary):
         if variant == "axial" and blocks % 2:
             raise ArgumentError(
                 "block",
-                expected="an even number of blocks (head_dim / block), half of them an axis",
+                expected="an even number of blocks (head_dim / block), half of them per axis",
                 got=blocks,
                 remedy="Use smaller blocks, or variant='linear'.",
             )
@@ -76,7 +75,7 @@ class ComRope(MatrixRotary):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start standard normal."""
+        """Draw standard normal initial values."""
         nn.init.normal_(self.matrix)
         if self.factor is not None:
             nn.init.normal_(self.factor)
@@ -86,14 +85,14 @@ class ComRope(MatrixRotary):
         if self.factor is not None:
             factor = self.factor.to(dtype)
         else:
-            turns = torch.arange(matrix.shape[1], device=matrix.device) % 2
-            factor = torch.stack([turns == 0, turns == 1]).to(dtype)
+            axis = torch.arange(matrix.shape[1], device=matrix.device) % 2
+            factor = torch.stack([axis == 0, axis == 1]).to(dtype)
         return factor[:, None, :, None, None] * matrix
 
 
 ENTRY = Entry(
     factory=ComRope,
-    summary="Turns blocks of features by exponentials of learned matrices that commute.",
+    summary="Rotates blocks of features by exponentials of learned commuting matrices.",
     claims=Claims(
         sites=("query_key",),
         relative=True,
@@ -101,7 +100,7 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Holds at resolutions above the trained one better than LieRE, as published.",
         cost="(Q + K)·D·H·b²",
-        exceptions={"angles": "matrix exponentials at position p are right to |p| · 2^-53"},
+        exceptions={"angles": "matrix exponentials at position p are accurate to |p| · 2^-53"},
     ),
     citation=Citation(
         authors="Yu et al.",

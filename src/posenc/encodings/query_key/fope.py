@@ -1,4 +1,4 @@
-"""Fourier series in place of rotary positions' single waves."""
+"""Fourier series in place of RoPE's single frequencies."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Length, Magnitude, Width, checked
 from posenc.encoding import QueryKeyTransform, Rotation
+from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wide_product, wider
-from posenc.encodings.common.rotation import (
-    Pairing,
-    one_a_head,
-    require_width,
-    turn,
-)
+from posenc.encodings.common.rotation import Pairing, apply_rotation, repeat_keys, require_width
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -33,26 +29,25 @@ class Fope(QueryKeyTransform):
     ``F_ht(p) = Σ_m (δ_mt + a_hmt) cos(p · θ_m) + i Σ_m (δ_mt + b_hmt) sin(p · θ_m)``,
     ``θ_m = base^(-2m/D)``.
 
-    ``p`` is a position in tokens, any real; ``θ_m`` in radians a token, m = 0 … M - 1: those that
-    make a whole turn within the training length N, ``θ_m ≥ 2π/N``. The pairs t ≥ M, too slow to
-    have been trained through a turn, stay as they are. ``δ_mt`` is 1 where m = t, else 0; a and b
-    ``[H, M, M]`` are drawn normal with standard deviation ``gain · √(2 / ((M + H)·M))``, from
-    torch's generator, and saved; not trained unless ``learned``; each layer draws its own. Special
-    tokens stay as they are. Claims: absolute (with gain 0 it would be RoPE's fast pairs alone,
-    which are relative), one axis. Cost: (Q + K)·(D + M²)·H; grouped keys are repeated to one a
-    query head, since each head has its own series. Differs from the official code in two things:
-    there the pairs t ≥ M are multiplied by 1 + i, which turns them by 45° and doubles their
-    products, though a wave of frequency 0 is 1; and no more than D/4 pairs carry a series (at 512
-    tokens, D = 64 and base 10000 there are M = D/4 anyway).
+    ``p`` is a position in tokens, any real; ``θ_m`` in radians per token, m = 0 … M - 1: those with
+    a full period within the training length N, ``θ_m ≥ 2π/N``. The slower pairs t ≥ M are
+    unchanged. ``δ_mt`` is 1 where m = t, else 0; a and b ``[H, M, M]`` are drawn normal with
+    standard deviation ``gain · √(2 / ((M + H)·M))`` from torch's generator, separately per layer,
+    and saved; trained only with ``learned``. Special tokens are unchanged. Claims: absolute (with
+    gain 0 it would be RoPE's fast pairs alone, which are relative), one axis. Cost:
+    (Q + K)·(D + M²)·H; grouped keys are repeated to one per query head, since series differ by
+    head. Differs from the official code in two points: there the pairs t ≥ M are multiplied by
+    1 + i, which rotates them by 45° and doubles their products, though a wave of frequency 0 is 1;
+    and at most D/4 pairs carry a series (at 512 tokens, D = 64 and base 10000, M is D/4 anyway).
 
     Args:
         heads: query heads H.
         head_dim: width D of a head, even.
-        max_length: N, the training length in tokens; 7 or more, so that one pair turns.
-        base: sets the ladder of frequencies.
-        gain: spread of the coefficients beside the dominant 1; the official code has 0.3, and more
-            in larger models.
-        learned: whether coefficients are trained.
+        max_length: N, the training length in tokens; 7 or more, so that M is at least 1.
+        base: sets the frequencies, as in RoPE.
+        gain: scale of the coefficients besides the dominant 1; 0.3 in the official code, more in
+            larger models.
+        learned: train the coefficients.
         pairing: ``"half"`` pairs feature t with t + D/2, ``"adjacent"`` 2t with 2t + 1.
 
     Raises:
@@ -88,19 +83,13 @@ class Fope(QueryKeyTransform):
         pairing: Pairing = "half",
     ) -> None:
         super().__init__()
-        if head_dim < 2 or head_dim % 2:
-            raise ArgumentError(
-                "head_dim",
-                expected="an even number, 2 or more",
-                got=head_dim,
-                remedy="Features turn in pairs.",
-            )
+        require_even("head_dim", head_dim, remedy="Features are rotated in pairs.")
         if max_length < 2 * math.pi:
             raise ArgumentError(
                 "max_length",
-                expected="7 or more, so that the fastest pair turns once within it",
+                expected="7 or more, the period of the fastest pair",
                 got=max_length,
-                remedy="Give the length that the model is trained on.",
+                remedy="Pass the training length in tokens.",
             )
         self.heads, self.head_dim, self.max_length = heads, head_dim, max_length
         self.base, self.gain, self.pairing = base, gain, pairing
@@ -133,26 +122,26 @@ class Fope(QueryKeyTransform):
         theta = geometric_frequencies(self.waves, self.head_dim, self.base, like=wider(positions))
         angles = angles_at(positions, theta)
         parts = []
-        for wave, drawn, still in zip(
+        for wave, coefficients, identity in zip(
             (angles.cos(), angles.sin()), self.coefficients, (1.0, 0.0), strict=True
         ):
-            beside = wide_product(wave, drawn.mT.flatten(0, 1))
-            beside = beside.view(*wave.shape[:-1], self.heads, self.waves)
-            part = (beside + wave.unsqueeze(-2)).transpose(1, 2)
+            mixed = wide_product(wave, coefficients.mT.flatten(0, 1))
+            mixed = mixed.view(*wave.shape[:-1], self.heads, self.waves)
+            part = (mixed + wave.unsqueeze(-2)).transpose(1, 2)
             if layout.special is not None:
-                part = part.masked_fill(layout.special[:, None, :, None], still)
+                part = part.masked_fill(layout.special[:, None, :, None], identity)
             slow = self.head_dim // 2 - self.waves
-            parts.append(nn.functional.pad(part, (0, slow), value=still))
+            parts.append(nn.functional.pad(part, (0, slow), value=identity))
         return parts[0], parts[1]
 
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
     ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B H K D"]]:
         require_width(q, self.head_dim)
-        k = one_a_head(k, self.heads)
-        of_query = self.series(grid.query)
-        of_key = of_query if grid.key is grid.query else self.series(grid.key)
-        return turn(q, *of_query, self.pairing), turn(k, *of_key, self.pairing)
+        k = repeat_keys(k, self.heads)
+        query = self.series(grid.query)
+        key = query if grid.key is grid.query else self.series(grid.key)
+        return apply_rotation(q, *query, self.pairing), apply_rotation(k, *key, self.pairing)
 
     def lower(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
@@ -160,14 +149,14 @@ class Fope(QueryKeyTransform):
         require_width(q, self.head_dim)
         if k.shape[1] != self.heads:
             return None
-        of_query = self.series(grid.query)
-        of_key = of_query if grid.key is grid.query else self.series(grid.key)
-        return Rotation(of_query, of_key, self.pairing)
+        query = self.series(grid.query)
+        key = query if grid.key is grid.query else self.series(grid.key)
+        return Rotation(query, key, self.pairing)
 
 
 ENTRY = Entry(
     factory=Fope,
-    summary="RoPE with a Fourier series in each pair, and without waves slower than the text.",
+    summary="RoPE with a Fourier series in each pair, without periods above the training length.",
     claims=Claims(
         sites=("query_key",),
         relative=False,

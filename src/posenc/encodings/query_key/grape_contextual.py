@@ -1,4 +1,4 @@
-"""GRAPE's contextual form: rotations by what the tokens say they are long."""
+"""GRAPE's contextual form: rotations by sums of token-dependent lengths."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Positive, Width, checked
 from posenc.encoding import QueryKeyTransform
+from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import geometric_frequencies
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.rotation import require_width, rotate
 from posenc.encodings.common.signals import require_signal
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -25,23 +25,22 @@ __all__ = ["GrapeContextual"]
 
 
 class GrapeContextual(QueryKeyTransform):
-    """Contextual GRAPE-M: RoPE in which each token says itself how far it moves those after it.
+    """Contextual GRAPE-M: RoPE at positions that are sums of learned token lengths.
 
-    ``q'_i = R(Φ_i) q_i``, ``k'_j = R(Φ_j) k_j``, R(Φ) turning pair t by ``Φ · θ_t``, with
+    ``q'_i = R(Φ_i) q_i``, ``k'_j = R(Φ_j) k_j``, R(Φ) rotating pair t by ``Φ · θ_t``, with
     ``Φ_i = Σ_{t<i} softplus(w · x_t + b)``.
 
-    x: the layer's input ``[B, L, C]``; softplus of it, a token's length, one for all heads; θ
-    ``[D/2]`` in radians a unit of length, learned, RoPE's at first; the sums run over the
-    document's real tokens, by order, in float64. Claims: relative (it reads no positions at all),
-    any number of axes, trainable. Cost: (Q + K)·D·H; C + 1 + D/2 parameters. Differs from the
-    authors' code in angles that are not rounded to bfloat16, else in nothing. With lengths of 1 it
-    is RoPE.
+    x: the layer's input ``[B, L, C]``; the softplus is the token's length, shared by the heads; θ
+    ``[D/2]`` in radians per unit of length, learned, initially RoPE's; the sums run over the
+    document's real tokens, by order, in float64. Claims: relative (positions are not used), any
+    number of axes, trainable. Cost: (Q + K)·D·H; C + 1 + D/2 parameters. Differs from the authors'
+    code only in that angles are not rounded to bfloat16. With lengths of 1 it is RoPE.
 
     Args:
         dim: width C of the layer's input.
         head_dim: width D of a head.
-        base: sets the slowest frequency at first.
-        length: a token's length at first, positive. The authors start near none at all.
+        base: sets the initial frequencies.
+        length: initial length of a token, positive; near 0 in the authors' code.
 
     Raises:
         ArgumentError: when ``dim`` is below 1, ``head_dim`` odd, or ``base`` or ``length`` out of
@@ -60,7 +59,7 @@ class GrapeContextual(QueryKeyTransform):
     head_dim: int
 
     axes = None
-    tokenwise = False  # angles are sums over the tokens before
+    tokenwise = False  # angles are sums over earlier tokens
 
     @checked
     def __init__(
@@ -68,24 +67,18 @@ class GrapeContextual(QueryKeyTransform):
     ) -> None:
         super().__init__()
         self.dim = dim
-        if head_dim < 2 or head_dim % 2:
-            raise ArgumentError(
-                "head_dim",
-                expected="an even number from 2",
-                got=head_dim,
-                remedy="Features turn in pairs.",
-            )
+        require_even("head_dim", head_dim, remedy="Features are rotated in pairs.")
         self.head_dim, self.base, self.length = head_dim, base, length
         self.gate = WideLinear(dim, 1)
         self.log_frequencies = nn.Parameter(torch.empty(head_dim // 2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start with RoPE's frequencies and all tokens of the same given length."""
+        """Set RoPE's frequencies and equal token lengths."""
         theta = geometric_frequencies(
             self.head_dim // 2, self.head_dim, self.base, like=self.log_frequencies
         )
-        # The inverse of softplus, in a form that does not overflow for long tokens.
+        # The inverse of softplus, in a form that does not overflow for large lengths.
         bias = self.length + math.log(-math.expm1(-self.length))
         with torch.no_grad():
             self.log_frequencies.copy_(theta.log())
@@ -114,19 +107,19 @@ class GrapeContextual(QueryKeyTransform):
     ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
         require_width(q, self.head_dim)
         theta, phases = self.log_frequencies, self.phases(grid)
-        angles = [each.unsqueeze(-1) * theta.to(each.dtype).exp() for each in phases]
+        angles = [phase.unsqueeze(-1) * theta.to(phase.dtype).exp() for phase in phases]
         return rotate(q, angles[0], "half"), rotate(k, angles[1], "half")
 
 
 ENTRY = Entry(
     factory=GrapeContextual,
-    summary="Turns queries and keys by angles to which each token adds what it says itself.",
+    summary="Rotates queries and keys by sums of learned token lengths.",
     claims=Claims(
         sites=("query_key",),
         relative=True,
         axes=None,
         trainable=True,
-        extrapolates="Degrades past the training length, as RoPE does, if tokens stay as long.",
+        extrapolates="Degrades past the training length as RoPE does, for equal token lengths.",
         cost="(Q + K)·D·H",
     ),
     citation=Citation(

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Width, checked
 from posenc.encoding import Rotation
+from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
-from posenc.encodings.common.rotation import Rotary, still_where_special
+from posenc.encodings.common.rotation import Rotary
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -20,21 +21,21 @@ __all__ = ["GrapeMultiplicative"]
 
 
 class GrapeMultiplicative(Rotary):
-    """GRAPE-M: RoPE whose planes, and not only frequencies, are learned.
+    """GRAPE-M: RoPE with learned planes and frequencies.
 
     ``q'_i = G(p_i) q_i``, ``k'_j = G(p_j) k_j``, ``G(p) = exp(p · Σ_t θ_t (b_t a_tᵀ - a_t b_tᵀ))``,
-    the commuting case: all a and b at right angles and of length 1.
+    the commuting case: all a and b are orthonormal.
 
-    p in tokens, any real; θ ``[D/2]`` in radians a token, positive, from RoPE's at first; a and b
-    the columns of an orthogonal ``[D, D]`` made of a skew matrix by Cayley's map, RoPE's planes at
-    first; shared by the heads. Since the columns cancel in ``q'·k'``, q and k are only turned in
-    their coordinates. Claims: relative, one axis, trainable. Cost: (Q + K)·D²·H; D(D + 1)/2
-    parameters. The authors' experiments hold the planes at RoPE's, which is ``rope`` with
-    ``learned=True``. Differs from the paper in leaving out its non-commuting mixtures.
+    p in tokens, any real; θ ``[D/2]`` in radians per token, positive, initially RoPE's; a and b
+    the columns of an orthogonal ``[D, D]``, the Cayley transform of a skew-symmetric matrix,
+    initially RoPE's planes; shared by the heads. Since the columns cancel in ``q'·k'``, q and k
+    are rotated in plane coordinates only. Claims: relative, one axis, trainable. Cost:
+    (Q + K)·D²·H; D(D + 1)/2 parameters. The authors' experiments fix the planes at RoPE's, which
+    is ``rope`` with ``learned=True``. Differs from the paper in omitting non-commuting mixtures.
 
     Args:
         head_dim: width D of a head.
-        base: sets the slowest frequency at first.
+        base: sets the initial frequencies.
 
     Raises:
         ArgumentError: when ``head_dim`` is odd or ``base`` out of its domain.
@@ -50,13 +51,7 @@ class GrapeMultiplicative(Rotary):
 
     @checked
     def __init__(self, *, head_dim: Width, base: Base = 10000.0) -> None:
-        if head_dim < 2 or head_dim % 2:
-            raise ArgumentError(
-                "head_dim",
-                expected="an even number from 2",
-                got=head_dim,
-                remedy="Features turn in pairs.",
-            )
+        require_even("head_dim", head_dim, remedy="Features are rotated in pairs.")
         super().__init__(head_dim=head_dim, pairing="half")
         self.base = base
         self.log_frequencies = nn.Parameter(torch.empty(head_dim // 2))
@@ -64,7 +59,7 @@ class GrapeMultiplicative(Rotary):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start as RoPE."""
+        """Set RoPE's frequencies and planes."""
         theta = geometric_frequencies(
             self.head_dim // 2, self.head_dim, self.base, like=self.log_frequencies
         )
@@ -87,20 +82,20 @@ class GrapeMultiplicative(Rotary):
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
         positions = layout.positions[..., :1]
         theta = wider(self.log_frequencies).exp()
-        return still_where_special(angles_at(positions, theta), layout)
+        return zero_special(angles_at(positions, theta), layout)
 
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
     ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
         wide = q.to(torch.promote_types(q.dtype, torch.float32))
         planes = self.planes(like=wide)
-        turned = super().forward(wide @ planes, k.to(wide.dtype) @ planes, grid)
-        return turned[0].to(q.dtype), turned[1].to(k.dtype)
+        rotated = super().forward(wide @ planes, k.to(wide.dtype) @ planes, grid)
+        return rotated[0].to(q.dtype), rotated[1].to(k.dtype)
 
     def lower(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
     ) -> Rotation | None:
-        return None  # its planes mix features before they turn
+        return None  # planes mix features before the rotation
 
     def rotation(self, layout: Layout) -> None:
         return None
@@ -108,7 +103,7 @@ class GrapeMultiplicative(Rotary):
 
 ENTRY = Entry(
     factory=GrapeMultiplicative,
-    summary="Turns queries and keys by angles proportional to position, in learned planes.",
+    summary="Rotates queries and keys by angles proportional to position, in learned planes.",
     claims=Claims(
         sites=("query_key",),
         relative=True,

@@ -1,4 +1,4 @@
-"""Rotations of images by learned elements of a Lie algebra."""
+"""Rotary positions of images by exponentials of learned matrices."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["LieRope"]
 
 
 class LieRope(MatrixRotary):
-    """LieRE: a token's place in the image is a rotation of blocks of its features.
+    """LieRE: rotations of blocks of features by exponentials of learned skew-symmetric matrices.
 
-    ``q'_i = exp(y_i A_y + x_i A_x) q_i`` and likewise keys; A_y and A_x are skew-symmetric, one of
-    each a block of b features, head and layer, learned.
+    ``q'_i = exp(y_i A_y + x_i A_x) q_i`` and likewise keys; A_y and A_x are skew-symmetric,
+    learned, one of each per block of b features, head and layer.
 
     ``(y, x)`` is a position in cells, any reals, divided by ``span``. The entries above A's
     diagonal start uniform in 0 … 2π radians, as in the official code. Special tokens are not
-    turned. Claims: two axes, trained; relative only where A_y and A_x commute (always for b = 2,
-    which is RoPE-Mixed), so not in general. Cost: (Q + K)·D·H·b², and as much memory times b.
+    rotated. Claims: two axes, trainable; relative only where A_y and A_x commute (always for b = 2,
+    which is RoPE-Mixed), so not in general. Cost: (Q + K)·D·H·b², and b times as much memory.
     Differs from the paper in nothing.
 
     Args:
         heads: query heads H.
         head_dim: width D of a head.
-        block: b; the paper's are 8 and the whole head.
-        span: cells a side of the images trained on.
+        block: b; 8 or the whole head in the paper.
+        span: cells per side of the training images.
 
     Raises:
         ArgumentError: when ``heads`` is below 1, ``block`` is below 2 or does not divide
@@ -57,19 +57,19 @@ class LieRope(MatrixRotary):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start anywhere within a turn."""
+        """Draw initial values uniformly from 0 … 2π."""
         nn.init.uniform_(self.upper, 0.0, 2 * math.pi)
 
     def generators(self, *, dtype: torch.dtype) -> Float[Tensor, "2 H N b b"]:
         row, column = torch.triu_indices(self.block, self.block, 1, device=self.upper.device)
-        made = self.upper.new_zeros(*self.upper.shape[:3], self.block, self.block, dtype=dtype)
+        zeros = self.upper.new_zeros(*self.upper.shape[:3], self.block, self.block, dtype=dtype)
         index = (row * self.block + column).expand_as(self.upper)
-        return made.flatten(-2).scatter(-1, index, self.upper.to(dtype)).view_as(made)
+        return zeros.flatten(-2).scatter(-1, index, self.upper.to(dtype)).view_as(zeros)
 
 
 ENTRY = Entry(
     factory=LieRope,
-    summary="Turns blocks of features by exponentials of learned matrices, one an axis.",
+    summary="Rotates blocks of features by exponentials of learned matrices, one per axis.",
     claims=Claims(
         sites=("query_key",),
         relative=False,

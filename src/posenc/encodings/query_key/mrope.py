@@ -1,4 +1,4 @@
-"""Rotary positions of texts, images and videos in one sequence."""
+"""Rotary positions of text, images and video in one sequence."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from torch import Tensor
 from posenc.arguments import Base, Count, Width, checked
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
-from posenc.encodings.common.rotation import (
-    Pairing,
-    Rotary,
-    still_where_special,
-)
+from posenc.encodings.common.rotation import Pairing, Rotary
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -27,35 +24,35 @@ Arrangement = Literal["contiguous", "interleaved"]
 
 
 def default_sections(pairs: int, arrangement: Arrangement) -> tuple[int, int, int]:
-    """Pairs of time, height and width in the ratio of the published models.
+    """Numbers of pairs for time, height and width in the ratio of the published models.
 
-    16:24:24 of 64 where contiguous (Qwen2-VL), 24:20:20 where interleaved (Qwen3-VL); height and
-    width rounded down, but to no less than 1.
+    16:24:24 of 64 if contiguous (Qwen2-VL), 24:20:20 if interleaved (Qwen3-VL); height and width
+    are rounded down, to at least 1.
     """
-    share = 24 if arrangement == "contiguous" else 20
-    plane = max(1, pairs * share // 64)
+    of_64 = 24 if arrangement == "contiguous" else 20
+    plane = max(1, pairs * of_64 // 64)
     return pairs - 2 * plane, plane, plane
 
 
 class Mrope(Rotary):
-    """M-RoPE: RoPE whose pairs turn by the time, the height or the width of a token's position.
+    """M-RoPE: RoPE with each pair assigned to the time, height or width axis.
 
-    Pair t turns by ``p_axis(t) · θ_t``, ``θ_t = base^(-2t/D)``, t = 0 … D/2 - 1. With sections
-    (T, H, W), pair t belongs to time, then height, then width, as many pairs each
+    Pair t is rotated by ``p_axis(t) · θ_t``, ``θ_t = base^(-2t/D)``, t = 0 … D/2 - 1. With sections
+    (T, H, W), the first T pairs belong to time, the next H to height, the last W to width
     (``"contiguous"``); or (``"interleaved"``) pairs 1, 4, 7, … to height and 2, 5, 8, … to width
-    until these have theirs, and all others to time.
+    up to their section's count, and all others to time.
 
-    ``p`` is a position of three axes, any reals: a text token stands at the same number on all
-    three (where M-RoPE is RoPE), an image's cells at their rows and columns from one past the
-    largest number before; what follows begins one past the largest of them (``Layout.following``).
-    Claims: relative on all axes, no parameters. Cost: (Q + K)·D·H. Differs from the paper in
-    nothing. θ falls along the pairs, so that contiguous widths turn slowly only; interleaving
-    gives every axis fast and slow pairs.
+    ``p`` is a position on three axes, any reals: equal on all axes for a text token (where M-RoPE
+    is RoPE); for an image's cells, row and column counted from one past the largest earlier
+    position; the next token is one past the largest of these (``Layout.following``). Claims:
+    relative on all axes, no parameters. Cost: (Q + K)·D·H. Differs from the paper in nothing. θ
+    decreases with t, so contiguous width pairs are all slow; interleaving gives every axis fast
+    and slow pairs.
 
     Args:
         head_dim: width D of a head.
         base: sets the slowest frequency.
-        sections: pairs of time, height and width, D/2 in all; by default in the published ratio
+        sections: pairs of time, height and width, D/2 in total; by default in the published ratio
             (``default_sections``).
         arrangement: ``"contiguous"`` (Qwen2-VL) or ``"interleaved"`` (Qwen3-VL).
         pairing: ``"half"`` pairs feature t with t + D/2, ``"adjacent"`` 2t with 2t + 1.
@@ -93,12 +90,12 @@ class Mrope(Rotary):
                 "head_dim",
                 expected="an even number, 6 or more",
                 got=head_dim,
-                remedy="Features turn in pairs, at least one pair an axis.",
+                remedy="Features are rotated in pairs, at least one pair per axis.",
             )
         pairs = head_dim // 2
-        given = default_sections(pairs, arrangement) if sections is None else tuple(sections)
-        self.base, self.sections, self.arrangement = base, given, arrangement
-        self._axis_of_pair = _assign(given, pairs, arrangement)
+        counts = default_sections(pairs, arrangement) if sections is None else tuple(sections)
+        self.base, self.sections, self.arrangement = base, counts, arrangement
+        self._axis_of_pair = _assign(counts, pairs, arrangement)
 
     def extra_repr(self) -> str:
         return (
@@ -112,8 +109,8 @@ class Mrope(Rotary):
             self.head_dim // 2, self.head_dim, self.base, like=wider(positions)
         )
         axes = positions.unbind(-1)
-        of_pair = torch.stack([axes[axis] for axis in self._axis_of_pair], dim=-1)
-        return still_where_special(angles_at(of_pair, theta), layout)
+        by_pair = torch.stack([axes[axis] for axis in self._axis_of_pair], dim=-1)
+        return zero_special(angles_at(by_pair, theta), layout)
 
 
 def _assign(sections: tuple[int, ...], pairs: int, arrangement: Arrangement) -> list[int]:
@@ -133,19 +130,19 @@ def _assign(sections: tuple[int, ...], pairs: int, arrangement: Arrangement) -> 
         expected=f"three counts of 1 or more that add up to head_dim / 2 = {pairs}"
         + (", time's no smaller than the others" if arrangement == "interleaved" else ""),
         got=sections,
-        remedy="Leave them out for the published ratio.",
+        remedy="Omit sections for the published ratio.",
     )
 
 
 ENTRY = Entry(
     factory=Mrope,
-    summary="Turns some pairs with time, some with height, some with width.",
+    summary="Rotates some pairs by time, some by height, some by width.",
     claims=Claims(
         sites=("query_key",),
         relative=True,
         axes=(3,),
         trainable=False,
-        extrapolates="As RoPE; images cost few positions, so that more fit in the trained range.",
+        extrapolates="As RoPE; images use few positions, so longer inputs fit the trained range.",
         cost="(Q + K)·D·H",
     ),
     citation=Citation(

@@ -7,35 +7,32 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Share, Width, checked
+from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
-from posenc.encodings.common.rotation import (
-    Pairing,
-    Rotary,
-    still_where_special,
-)
+from posenc.encodings.common.rotation import Pairing, Rotary
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["PRope"]
 
 
 class PRope(Rotary):
-    """p-RoPE: the fastest share p of RoPE's pairs turn, the others keep what they mean.
+    """p-RoPE: RoPE on the fraction p of pairs with the highest frequencies only.
 
-    Pair t turns by ``p_i · θ_t``, ``θ_t = base^(-2t/D)``, for the first ``int(p · D/2)`` pairs; the
-    others do not turn. p = 1 is RoPE, p = 0 is NoPE.
+    Pair t is rotated by ``p_i · θ_t``, ``θ_t = base^(-2t/D)``, for the first ``int(p · D/2)``
+    pairs; the others are not rotated. p = 1 is RoPE, p = 0 is NoPE.
 
     ``p_i`` is a position in tokens, any real; ``θ_t`` in radians a token. Claims: relative, one
-    axis, no parameters. Cost: (Q + K)·D·H. Differs from the paper in nothing. Not RoPE with a
-    ``fraction``: that turns the first features of a head by a ladder of their own, from fast to
-    slow; this one drops the slow end of the whole head's ladder.
+    axis, no parameters. Cost: (Q + K)·D·H. Differs from the paper in nothing. RoPE's ``fraction``
+    differs: it spreads frequencies from fast to slow over the first features of a head, while p
+    drops the slow end of the frequencies of the whole head.
 
     Args:
         head_dim: width D of a head.
-        p: share of the pairs that turn, 0 to 1.
-        base: sets the slowest frequency, were it kept.
+        p: fraction of rotated pairs, 0 to 1.
+        base: sets the frequencies, as in RoPE.
         pairing: ``"half"`` pairs feature t with t + D/2, ``"adjacent"`` 2t with 2t + 1.
 
     Raises:
@@ -63,29 +60,26 @@ class PRope(Rotary):
         pairing: Pairing = "half",
     ) -> None:
         super().__init__(head_dim=head_dim, pairing=pairing)
-        if head_dim < 2 or head_dim % 2:
-            raise ArgumentError(
-                "head_dim",
-                expected="an even number, 2 or more",
-                got=head_dim,
-                remedy="Features turn in pairs.",
-            )
+        require_even("head_dim", head_dim, remedy="Features are rotated in pairs.")
         self.p, self.base = p, base
-        self.turning = int(p * head_dim / 2)
+        self.rotated_pairs = int(p * head_dim / 2)
 
     def extra_repr(self) -> str:
-        return f"{self.turning} of {self.head_dim // 2} pairs, base={self.base:g}, {self.pairing}"
+        pairs = f"{self.rotated_pairs} of {self.head_dim // 2} pairs"
+        return f"{pairs}, base={self.base:g}, {self.pairing}"
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
         positions = layout.positions
-        theta = geometric_frequencies(self.turning, self.head_dim, self.base, like=wider(positions))
-        still = theta.new_zeros(self.head_dim // 2 - self.turning)
-        return still_where_special(angles_at(positions, torch.cat([theta, still])), layout)
+        theta = geometric_frequencies(
+            self.rotated_pairs, self.head_dim, self.base, like=wider(positions)
+        )
+        zeros = theta.new_zeros(self.head_dim // 2 - self.rotated_pairs)
+        return zero_special(angles_at(positions, torch.cat([theta, zeros])), layout)
 
 
 ENTRY = Entry(
     factory=PRope,
-    summary="RoPE without the slowest frequencies: those pairs do not turn.",
+    summary="RoPE without the slowest frequencies: those pairs are not rotated.",
     claims=Claims(
         sites=("query_key",),
         relative=True,

@@ -1,4 +1,4 @@
-"""Polar positions: content is a magnitude, position an angle."""
+"""Polar positions: content as magnitude, position as angle."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from posenc.arguments import Base, Count, Width, checked
 from posenc.encoding import QueryKeyTransform
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
-from posenc.encodings.common.rotation import (
-    one_a_head,
-    require_width,
-    still_where_special,
-)
+from posenc.encodings.common.rotation import repeat_keys, require_width
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -26,23 +23,23 @@ __all__ = ["Pope"]
 
 
 class Pope(QueryKeyTransform):
-    """PoPE: each feature is a complex number, its magnitude the content and its angle the position.
+    """PoPE: each feature becomes a complex number with content as magnitude, position as angle.
 
     ``⟨q'_i, k'_j⟩ = Σ_c softplus(q_ic) · softplus(k_jc) · cos((p_j - p_i) · θ_c + δ_hc)``,
-    ``θ_c = base^(-c/D)``, c = 0 … D - 1: what a token is no longer changes where it looks.
+    ``θ_c = base^(-c/D)``, c = 0 … D - 1: content does not affect the angle.
 
-    ``p`` is a position in tokens, any real; ``θ_c`` in radians a token; δ ``[H, D]`` in radians,
-    learned, kept within -2π … 0, each layer its own. Queries and keys come back 2D wide; the scale
-    stays that of D. Special tokens stand at angle 0. Claims: relative, one axis, trained. Cost:
-    (Q + K)·2D·H, and products twice as wide; grouped keys are repeated to one a query head, since
-    each head has its own δ. Differs from the paper in nothing.
+    ``p`` is a position in tokens, any real; ``θ_c`` in radians per token; δ ``[H, D]`` in radians,
+    learned, clamped to -2π … 0, separate per layer. Transformed queries and keys have width 2D;
+    the scale remains that of D. Special tokens have angle 0. Claims: relative, one axis,
+    trainable. Cost: (Q + K)·2D·H, and products of twice the width; grouped keys are repeated to
+    one per query head, since δ differs by head. Differs from the paper in nothing.
 
     Args:
         heads: query heads H.
         head_dim: width D of a head.
         base: sets the slowest frequency.
-        initial: δ starts at 0 (``"zero"``, the better past the training length) or anywhere
-            (``"uniform"``).
+        initial: δ starts at 0 (``"zero"``, better past the training length) or uniform in
+            -2π … 0 (``"uniform"``).
 
     Raises:
         ArgumentError: when ``heads`` or ``head_dim`` is below 1, or ``base`` is not above 1.
@@ -78,7 +75,7 @@ class Pope(QueryKeyTransform):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start δ at 0, or anywhere within -2π … 0."""
+        """Set δ to 0, or draw it uniformly from -2π … 0."""
         with torch.no_grad():
             if self.initial == "zero":
                 self.phase.zero_()
@@ -95,14 +92,14 @@ class Pope(QueryKeyTransform):
         theta = geometric_frequencies(
             self.head_dim, 2 * self.head_dim, self.base, like=wider(positions)
         )
-        return still_where_special(angles_at(positions, theta), layout).unsqueeze(1)
+        return zero_special(angles_at(positions, theta), layout).unsqueeze(1)
 
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
     ) -> tuple[Float[Tensor, "B H Q 2*D"], Float[Tensor, "B H K 2*D"]]:
         require_width(q, self.head_dim)
         phase = self.phase.to(grid.key.positions.dtype).clamp(-2 * math.pi, 0.0).unsqueeze(1)
-        k = one_a_head(k, self.phase.shape[0])
+        k = repeat_keys(k, self.phase.shape[0])
         return _polar(q, self.angles(grid.query)), _polar(k, self.angles(grid.key) + phase)
 
 
@@ -113,7 +110,7 @@ def _polar(x: Float[Tensor, "B H L D"], angles: Float[Tensor, "b h L D"]) -> Ten
 
 ENTRY = Entry(
     factory=Pope,
-    summary="Makes each feature's magnitude the content and its angle the position.",
+    summary="Encodes content as each feature's magnitude and position as its angle.",
     claims=Claims(
         sites=("query_key",),
         relative=True,

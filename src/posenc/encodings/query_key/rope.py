@@ -1,4 +1,4 @@
-"""Rotary positions."""
+"""Rotary position embedding."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from torch import Tensor, nn
 from posenc.arguments import Base, Factor, Fraction, Width, checked
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
-from posenc.encodings.common.rotation import (
-    Pairing,
-    Rotary,
-    still_where_special,
-)
+from posenc.encodings.common.rotation import Pairing, Rotary
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -25,28 +22,27 @@ __all__ = ["Rope"]
 
 
 class Rope(Rotary):
-    """RoPE: turns each pair of query and key features by an angle proportional to position.
+    """RoPE: rotates each pair of query and key features by an angle proportional to position.
 
-    ``q'_i = R(p_i) q_i``, ``k'_j = R(p_j) k_j``, where R(p) turns pair t by ``p · θ_t``,
+    ``q'_i = R(p_i) q_i``, ``k'_j = R(p_j) k_j``, where R(p) rotates pair t by ``p · θ_t``,
     ``θ_t = base^(-2t/d)``; ``⟨q'_i, k'_j⟩`` depends on ``p_i - p_j`` only.
 
-    ``p`` is a position in tokens, any real; ``θ_t`` in radians a token, t = 0 … d/2 - 1; ``d`` the
-    rotated width. Claims: relative, one axis, no parameters unless ``learned``. Cost: (Q + K)·d·H.
-    Values are never turned. Differs from the paper in nothing with ``pairing="adjacent"``; the
-    default ``"half"`` is the same up to a permutation of features and is what Llama checkpoints
-    use.
+    ``p`` is a position in tokens, any real; ``θ_t`` in radians per token, t = 0 … d/2 - 1; ``d``
+    the rotated width. Claims: relative, one axis, no parameters unless ``learned``. Cost:
+    (Q + K)·d·H. Differs from the paper in nothing with ``pairing="adjacent"``; the default
+    ``"half"``, used by Llama checkpoints, is the same up to a permutation of features.
 
     Args:
         head_dim: width D of a head.
         base: sets the slowest frequency.
         pairing: ``"half"`` pairs feature t with t + d/2 (Llama, NeoX), ``"adjacent"`` 2t with
             2t + 1 (GPT-J, RoFormer).
-        fraction: share of each head that is rotated, its first ``d = fraction · D`` features.
-        learned: frequencies are parameters that start at θ.
-        divisors: ``[d/2]``, by how much slower each pair turns than θ says; 1 for all by default.
-            This is how a trained encoding is stretched (``posenc.extension``).
-        gain: factor of the rotated features of queries and of keys, so that their products are
-            ``gain²`` as large (YaRN's temperature).
+        fraction: rotated fraction of each head, its first ``d = fraction · D`` features.
+        learned: frequencies are parameters, initially θ.
+        divisors: ``[d/2]``, divisors of the frequencies; 1 by default. Context extension sets them
+            (``posenc.extension``).
+        gain: factor of the rotated features of queries and of keys, which scales their products by
+            ``gain²`` (YaRN's temperature).
 
     Raises:
         ArgumentError: when the rotated width is odd or zero, or an option is out of its domain.
@@ -74,43 +70,43 @@ class Rope(Rotary):
         gain: Factor = 1.0,
     ) -> None:
         super().__init__(head_dim=head_dim, pairing=pairing, gain=gain)
-        turned = fraction * head_dim
-        if turned < 2 or turned % 2:
+        rotated = fraction * head_dim
+        if rotated < 2 or rotated % 2:
             raise ArgumentError(
                 "head_dim",
                 expected="an even number of rotated features (fraction · head_dim)",
-                got=f"{turned:g}",
-                remedy="Change head_dim or fraction: features turn in pairs.",
+                got=f"{rotated:g}",
+                remedy="Change head_dim or fraction: features are rotated in pairs.",
             )
-        self.base, self.turned, self.fraction = base, int(turned), fraction
-        if divisors is not None and len(divisors) != self.turned // 2:
+        self.base, self.rotated, self.fraction = base, int(rotated), fraction
+        if divisors is not None and len(divisors) != self.rotated // 2:
             raise ArgumentError(
                 "divisors",
-                expected=f"{self.turned // 2}, one for each pair that turns",
+                expected=f"{self.rotated // 2} divisors, one per rotated pair",
                 got=f"{len(divisors)}",
-                remedy="None divides by 1.",
+                remedy="Pass one per pair, or None for no division.",
             )
         self.divisors = None if divisors is None else tuple(divisors)
-        self.log_frequencies = nn.Parameter(torch.empty(self.turned // 2)) if learned else None
+        self.log_frequencies = nn.Parameter(torch.empty(self.rotated // 2)) if learned else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start learned frequencies at θ."""
+        """Set learned frequencies to θ."""
         if self.log_frequencies is not None:
             with torch.no_grad():
                 self.log_frequencies.copy_(self._theta(like=self.log_frequencies).log())
 
     def extra_repr(self) -> str:
-        text = f"turned={self.turned} of {self.head_dim}, base={self.base:g}, {self.pairing}"
+        text = f"rotated={self.rotated} of {self.head_dim}, base={self.base:g}, {self.pairing}"
         if self.divisors is not None:
-            text += f", slower by {min(self.divisors):g} to {max(self.divisors):g}"
+            text += f", divisors {min(self.divisors):g} to {max(self.divisors):g}"
         return text if self.gain == 1 else f"{text}, gain={self.gain:g}"
 
     def _theta(self, *, like: Tensor) -> Float[Tensor, " T"]:
-        return geometric_frequencies(self.turned // 2, self.turned, self.base, like=like)
+        return geometric_frequencies(self.rotated // 2, self.rotated, self.base, like=like)
 
     def frequencies(self, *, like: Tensor) -> Float[Tensor, " T"]:
-        """By how many radians a token each pair turns, in ``like``'s dtype and on its device."""
+        """Frequency of each pair in radians per token, in ``like``'s dtype and on its device."""
         if self.log_frequencies is None:
             theta = self._theta(like=like)
         else:
@@ -122,10 +118,10 @@ class Rope(Rotary):
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
         positions = layout.positions[..., :1]
         theta = self.frequencies(like=wider(positions))
-        return still_where_special(angles_at(positions, theta), layout)
+        return zero_special(angles_at(positions, theta), layout)
 
     def stretched(self, divisors: Sequence[float], *, gain: float = 1.0) -> Rope:
-        """The same with pairs slower by ``divisors``, and ``gain``; learned frequencies shared.
+        """A copy with other ``divisors`` and ``gain``; learned frequencies are shared.
 
         Raises:
             ArgumentError: as the constructor.
@@ -150,12 +146,12 @@ def _require_positive(name: str, value: float) -> float:
 
 ENTRY = Entry(
     factory=Rope,
-    summary="Turns pairs of query and key features by angles proportional to position.",
+    summary="Rotates pairs of query and key features by angles proportional to position.",
     claims=Claims(
         sites=("query_key",),
         relative=True,
         trainable=False,
-        extrapolates="Degrades past the training length; can be stretched (posenc.extension).",
+        extrapolates="Degrades past the training length; can be extended (posenc.extension).",
         cost="(Q + K)·D·H",
     ),
     citation=Citation(

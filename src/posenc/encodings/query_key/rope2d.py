@@ -1,4 +1,4 @@
-"""Rotary positions on two axes: half of each head's pairs an axis."""
+"""Rotary positions on two axes, half of each head's pairs per axis."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from torch import Tensor
 from posenc.arguments import Base, Width, checked
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
-from posenc.encodings.common.rotation import (
-    Pairing,
-    Rotary,
-    still_where_special,
-)
+from posenc.encodings.common.rotation import Pairing, Rotary
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -23,31 +20,31 @@ __all__ = ["Rope2d", "require_quarters"]
 
 
 def require_quarters(head_dim: int) -> None:
-    """ArgumentError unless a head splits into pairs for each of two axes."""
+    """ArgumentError unless ``head_dim`` is a multiple of 4."""
     if head_dim < 4 or head_dim % 4:
         raise ArgumentError(
             "head_dim",
             expected="a multiple of 4",
             got=head_dim,
-            remedy="Features turn in pairs, half of the pairs an axis.",
+            remedy="Features are rotated in pairs, half of the pairs per axis.",
         )
 
 
 class Rope2d(Rotary):
-    """Axial RoPE: the first half of a head's pairs turn with the row, the second with the column.
+    """Axial RoPE: rotates the first half of a head's pairs by the row, the second by the column.
 
-    Pair t turns by ``y · θ_t`` and pair D/4 + t by ``x · θ_t``, ``θ_t = base^(-4t/D)``,
-    t = 0 … D/4 - 1: RoPE with D/2 features an axis.
+    Pair t is rotated by ``y · θ_t`` and pair D/4 + t by ``x · θ_t``, ``θ_t = base^(-4t/D)``,
+    t = 0 … D/4 - 1: RoPE with D/2 features per axis.
 
-    ``(y, x)`` is a position in cells, any reals; ``θ_t`` in radians a cell. Special tokens are not
-    turned. Claims: relative on both axes, no parameters. Cost: (Q + K)·D·H. Differs from the
-    paper's code in the order of features only (there columns first and pairs adjacent): one
-    permutation of the features of queries and keys. Qwen2-VL's image encoder is ``base=10000``;
-    DINOv3 is ``base=100`` with positions centred, scaled to [-1, 1] and multiplied by 2π.
+    ``(y, x)`` is a position in cells, any reals; ``θ_t`` in radians per cell. Special tokens are
+    not rotated. Claims: relative on both axes, no parameters. Cost: (Q + K)·D·H. Differs from the
+    paper's code in the order of features only (there columns first and adjacent pairs). Qwen2-VL's
+    image encoder is ``base=10000``; DINOv3 is ``base=100`` with positions centred, scaled to
+    [-1, 1] and multiplied by 2π.
 
     Args:
         head_dim: width D of a head.
-        base: sets the slowest frequency; images need less than text.
+        base: sets the slowest frequency; smaller for images than for text.
         pairing: ``"half"`` pairs feature t with t + D/2, ``"adjacent"`` 2t with 2t + 1.
 
     Raises:
@@ -80,12 +77,12 @@ class Rope2d(Rotary):
             self.head_dim // 4, self.head_dim / 2, self.base, like=wider(positions)
         )
         angles = angles_at(positions.unsqueeze(-1), theta).flatten(-2)
-        return still_where_special(angles, layout)
+        return zero_special(angles, layout)
 
 
 ENTRY = Entry(
     factory=Rope2d,
-    summary="Turns half of the pairs by angles proportional to the row, half to the column.",
+    summary="Rotates half of the pairs by angles proportional to the row, half to the column.",
     claims=Claims(
         sites=("query_key",),
         relative=True,

@@ -1,4 +1,4 @@
-"""Rotary positions on two axes with learned frequencies that mix them."""
+"""Rotary positions on two axes with learned mixed frequencies."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Width, checked
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.common.rotation import (
-    Pairing,
-    Rotary,
-    still_where_special,
-)
+from posenc.encodings.common.rotation import Pairing, Rotary
+from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.query_key.rope2d import require_quarters
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
@@ -24,16 +21,16 @@ __all__ = ["RopeMixed"]
 
 
 class RopeMixed(Rotary):
-    """RoPE-Mixed: each pair of each head turns with a learned direction across the image.
+    """RoPE-Mixed: a learned frequency vector across the image for each pair and head.
 
-    Pair t of head h turns by ``y · θ^y_ht + x · θ^x_ht``.
+    Pair t of head h is rotated by ``y · θ^y_ht + x · θ^x_ht``.
 
-    ``(y, x)`` is a position in cells, any reals; θ ``[2, H, D/2]`` in radians a cell, learned. They
-    start, as in the paper's code, with magnitudes ``base^(-4t/D)``, t = 0 … D/4 - 1, in a random
-    direction of each head's own and then again at a right angle to it. Special tokens are not
-    turned. Claims: relative on both axes, trained, each layer its own. Cost: (Q + K)·D·H; grouped
-    keys are repeated to one a query head, since each head turns them in its own way. Differs from
-    the paper's code in the order of features only.
+    ``(y, x)`` is a position in cells, any reals; θ ``[2, H, D/2]`` in radians per cell, learned.
+    Initially, as in the paper's code, the first D/4 pairs have magnitudes ``base^(-4t/D)``,
+    t = 0 … D/4 - 1, in a random direction per head, the others the same magnitudes at a right
+    angle to it. Special tokens are not rotated. Claims: relative on both axes, trainable, separate
+    per layer. Cost: (Q + K)·D·H; grouped keys are repeated to one per query head, since rotations
+    differ by head. Differs from the paper's code in the order of features only.
 
     Args:
         heads: query heads H.
@@ -69,15 +66,15 @@ class RopeMixed(Rotary):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start in random directions, one and its perpendicular a head."""
+        """Draw a random direction per head, and use it and its perpendicular."""
         with torch.no_grad():
             like = self.frequencies
             size = geometric_frequencies(
                 self.head_dim // 4, self.head_dim / 2, self.base, like=like
             )
             direction = 2 * math.pi * torch.rand_like(like[0, :, :1])
-            turned = torch.stack([direction, direction + math.pi / 2])
-            for axis, component in enumerate((turned.sin(), turned.cos())):
+            directions = torch.stack([direction, direction + math.pi / 2])
+            for axis, component in enumerate((directions.sin(), directions.cos())):
                 self.frequencies[axis] = torch.cat(list(component * size), dim=-1)
 
     def extra_repr(self) -> str:
@@ -88,12 +85,12 @@ class RopeMixed(Rotary):
         positions = layout.positions[:, None, :, :, None]
         rows, columns = self.frequencies.unsqueeze(2)
         angles = angles_at(positions[..., 0, :], rows) + angles_at(positions[..., 1, :], columns)
-        return still_where_special(angles, layout)
+        return zero_special(angles, layout)
 
 
 ENTRY = Entry(
     factory=RopeMixed,
-    summary="Turns each pair with a learned direction across the image, a head its own.",
+    summary="Rotates each pair of each head by a learned mix of row and column.",
     claims=Claims(
         sites=("query_key",),
         relative=True,

@@ -1,4 +1,4 @@
-"""Rotary positions with the imaginary part kept."""
+"""Rotary positions with the imaginary part of the product."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ __all__ = ["RopePp"]
 
 
 class RopePp(QueryKeyTransform):
-    """RoPE++: every second head attends by the imaginary part that RoPE throws away.
+    """RoPE++: every second head uses the imaginary part of RoPE's complex product.
 
     ``s_ij = scale · Re Σ_t q_it · conj(k_jt) · exp(i (p_i - p_j) θ_t)`` in heads 1, 3, … and
     ``s_ij = scale · Im Σ_t q_it · conj(k_jt) · exp(i (p_i - p_j) θ_t)`` in heads 2, 4, …; pairs of
     features are complex numbers, ``θ_t = base^(-2t/D)``.
 
-    ``p`` is a position in tokens, any real; ``θ_t`` in radians a token, t = 0 … D/2 - 1. The
-    imaginary part is RoPE's product with the query turned back by 90°. Two neighbouring heads, one
-    of each kind, have the same query, key and value: ``Attention`` then makes half as many queries
-    as it has heads, and half as many keys and values unless told otherwise. (Without that it would
-    be RoPE in other coordinates: a query's own projection can undo the 90°.) RoPE++_EH is
-    ``Attention(heads=H)``, with half the projections and cache of RoPE's; RoPE++_EC is
-    ``heads=2H`` with ``head_dim`` given, with the projections and cache of RoPE's and twice the
-    heads. Give ``attend`` each query twice in a row. Special tokens stand at angle 0. Claims:
-    relative, one axis, no parameters. Cost: (Q + K)·D·H. Differs from the paper in nothing.
+    ``p`` is a position in tokens, any real; ``θ_t`` in radians per token, t = 0 … D/2 - 1. The
+    imaginary part is RoPE's product with the query rotated by -90°. Heads 2n - 1 and 2n share
+    their query, key and value: ``Attention`` projects half as many queries as it has heads and, by
+    default, half as many keys and values. (With separate queries it would be RoPE in other
+    coordinates: a projection can undo the 90°.) RoPE++_EH is ``Attention(heads=H)``, with half of
+    RoPE's projections and cache; RoPE++_EC is ``heads=2H`` with an explicit ``head_dim``, with
+    RoPE's projections and cache and twice the heads. For ``attend``, repeat each query twice in a
+    row. Special tokens have angle 0. Claims: relative, one axis, no parameters. Cost: (Q + K)·D·H.
+    Differs from the paper in nothing.
 
     Args:
         head_dim: width D of a head, even.
@@ -52,7 +52,7 @@ class RopePp(QueryKeyTransform):
     >>> import posenc, torch
     >>> encoding = posenc.create("rope_pp", head_dim=8)
     >>> attention = posenc.Attention(dim=32, heads=4, encoding=encoding)
-    >>> [tuple(each.weight.shape) for each in (attention.query, attention.key, attention.output)]
+    >>> [tuple(layer.weight.shape) for layer in (attention.query, attention.key, attention.output)]
     [(16, 32), (16, 32), (32, 32)]
     """
 
@@ -70,12 +70,12 @@ class RopePp(QueryKeyTransform):
         if q.shape[1] % 2:
             raise ArgumentError(
                 "q",
-                expected="an even number of heads, a real and an imaginary one of each query",
+                expected="an even number of heads, a real and an imaginary one per query",
                 got=q.shape[1],
                 remedy="Repeat each query: q.repeat_interleave(2, dim=1).",
             )
         q, k = self.rope(q, k, grid)
-        real, imaginary = q[:, 0::2], self._turned_back(q[:, 1::2])
+        real, imaginary = q[:, 0::2], self._rotated_back(q[:, 1::2])
         return torch.stack([real, imaginary], dim=2).flatten(1, 2), k
 
     def lower(
@@ -85,13 +85,13 @@ class RopePp(QueryKeyTransform):
         if rotation is None or q.shape[1] % 2:
             return None
         cosine, sine = rotation.query
-        # Times -i, which turns by -90°: -i (c + i s) = s - i c.
-        imaginary = torch.cat([cosine, sine], dim=1), torch.cat([sine, -cosine], dim=1)
-        first, second = (each.repeat(1, q.shape[1] // 2, 1, 1) for each in imaginary)
+        # Multiplication by -i rotates by -90°: -i (c + i s) = s - i c.
+        pairs = torch.cat([cosine, sine], dim=1), torch.cat([sine, -cosine], dim=1)
+        first, second = (factor.repeat(1, q.shape[1] // 2, 1, 1) for factor in pairs)
         return Rotation((first, second), rotation.key, rotation.pairing)
 
-    def _turned_back(self, q: Float[Tensor, "B H Q D"]) -> Float[Tensor, "B H Q D"]:
-        """Each pair (a, b) turned by -90°, to (b, -a)."""
+    def _rotated_back(self, q: Float[Tensor, "B H Q D"]) -> Float[Tensor, "B H Q D"]:
+        """Each pair (a, b) rotated by -90°, to (b, -a)."""
         if self.rope.pairing == "half":
             first, second = q.chunk(2, dim=-1)
             return torch.cat([second, -first], dim=-1)
@@ -100,7 +100,7 @@ class RopePp(QueryKeyTransform):
 
 ENTRY = Entry(
     factory=RopePp,
-    summary="RoPE in which every second head attends by the imaginary part of the product.",
+    summary="RoPE in which every second head uses the imaginary part of the product.",
     claims=Claims(
         sites=("query_key",),
         relative=True,

@@ -1,4 +1,4 @@
-"""Rotary positions whose products fade with distance."""
+"""Rotary positions with products that decay with distance."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from posenc.layout import Layout
 
 __all__ = ["Xpos"]
 
-SHARE = 0.45
-"""Part of a dtype's exponents that a scale may use: query, key and their product stay finite."""
+EXPONENT_FRACTION = 0.45
+"""Fraction of a dtype's exponent range for scales: queries, keys and products stay finite."""
 
 
 class Xpos(QueryKeyTransform):
-    """xPos: RoPE with pairs that grow on queries and shrink on keys, so that products fade.
+    """xPos: RoPE with exponential scales on queries and keys, so that products decay with distance.
 
     ``q'_i = R(p_i) q_i · ζ^((p_i - c)/s)``, ``k'_j = R(p_j) k_j · ζ^((c - p_j)/s)``,
     ``ζ_t = (2t/D + γ) / (1 + γ)``, t = 0 … D/2 - 1, so that pair t of a product carries
     ``ζ_t^((p_i - p_j)/s)`` and the angle ``(p_j - p_i) · θ_t``.
 
-    ``p`` is a position in tokens, any real; ``s`` in tokens; ``c``, in tokens, cancels. It is one
-    for queries and keys, the middle of the call's queries, so that nothing overflows: with a cache
-    the newest tokens stand near it, and the past only shrinks. Claims: relative, causal only
-    (keys ahead would grow with distance), no parameters. Cost: (Q + K)·D·H.
+    ``p`` is a position in tokens, any real; ``s`` in tokens; ``c``, in tokens, cancels. It is the
+    middle of the call's queries, which prevents overflow: with a cache the newest tokens are near
+    c, and scales of earlier keys are below 1. Claims: relative, causal only (products with keys
+    ahead would grow with distance), no parameters. Cost: (Q + K)·D·H.
 
     Differs from the paper in nothing as long as the queries of one call span no more than
     ``2 s E / |ln ζ_0|`` tokens, where E is 0.45 of the largest exponent of the dtype: 32,000 for
-    float32 and bfloat16, 4,000 for float16 with the defaults. Over a longer span the fastest
-    fading pairs no longer fade among the tokens at its ends; pass long sequences in chunks.
+    float32 and bfloat16, 4,000 for float16 with the defaults. Over a longer span scales are
+    clamped for the tokens at its ends; pass long sequences in chunks.
 
     Args:
         head_dim: width D of a head.
         base: sets the slowest frequency.
-        gamma: how little the fastest pair fades, above 0.
-        scale_base: s, tokens over which pair t fades by ζ_t; infinite for plain RoPE.
+        gamma: γ, above 0; larger values decay more slowly.
+        scale_base: s, tokens over which pair t decays by ζ_t; infinite for plain RoPE.
         pairing: ``"half"`` pairs feature t with t + D/2, ``"adjacent"`` 2t with 2t + 1.
 
     Raises:
@@ -84,37 +84,38 @@ class Xpos(QueryKeyTransform):
         return f"gamma={self.gamma:g}, scale_base={self.scale_base:g}"
 
     def log_decay(self, *, like: Tensor) -> Float[Tensor, " T"]:
-        """``ln ζ_t / s``, by how much pair t fades a token, as its logarithm; 0 or less."""
+        """``ln ζ_t / s``, the logarithm of the decay per token of pair t; 0 or less."""
         steps = torch.arange(self.head_dim // 2, dtype=torch.float64) * (2 / self.head_dim)
-        fading = torch.log((steps + self.gamma) / (1 + self.gamma)) / self.scale_base
-        return fading.to(like)
+        decay = torch.log((steps + self.gamma) / (1 + self.gamma)) / self.scale_base
+        return decay.to(like)
 
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
     ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
         wide = torch.promote_types(q.dtype, grid.query.positions.dtype)
-        turned, others = self.rope(q.to(wide), k.to(wide), grid)
-        grow, shrink = self._exponents(grid, limit=SHARE * math.log(torch.finfo(q.dtype).max))
-        return (turned * self._spread(grow)).to(q.dtype), (others * self._spread(shrink)).to(
-            k.dtype
+        limit = EXPONENT_FRACTION * math.log(torch.finfo(q.dtype).max)
+        rotated = self.rope(q.to(wide), k.to(wide), grid)
+        query, key = (
+            x * self._scales(exponents)
+            for x, exponents in zip(rotated, self._exponents(grid, limit=limit), strict=True)
         )
+        return query.to(q.dtype), key.to(k.dtype)
 
     def _exponents(
         self, grid: Grid, *, limit: float
     ) -> tuple[Float[Tensor, "b Q T"], Float[Tensor, "b K T"]]:
-        """Logarithms of the factors of queries and of keys."""
+        """Logarithms of the scales of queries and of keys."""
         queries, keys = _places(grid.query), _places(grid.key)
         first, last = queries.amin(1, keepdim=True), queries.amax(1, keepdim=True)
         centre, half = (first + last) / 2, (last - first) / 2
         decay = self.log_decay(like=queries)
-        fading = (queries - centre) * decay
-        # Keys behind all queries vanish as they should, unless queries had to be clamped as well.
-        behind = torch.where((half * decay).abs() <= limit, torch.inf, limit)
-        grow = fading.clamp(-limit, limit)
-        shrink = -((keys - centre) * decay).clamp(min=-limit).minimum(behind)
-        return grow, shrink
+        query = ((queries - centre) * decay).clamp(-limit, limit)
+        # Scales of keys before all queries may underflow, unless queries were clamped as well.
+        largest = torch.where((half * decay).abs() <= limit, torch.inf, limit)
+        key = -((keys - centre) * decay).clamp(min=-limit).minimum(largest)
+        return query, key
 
-    def _spread(self, exponents: Float[Tensor, "b L T"]) -> Float[Tensor, "b 1 L D"]:
+    def _scales(self, exponents: Float[Tensor, "b L T"]) -> Float[Tensor, "b 1 L D"]:
         factors = exponents.exp().unsqueeze(1)
         if self.rope.pairing == "half":
             return torch.cat([factors, factors], dim=-1)
@@ -127,7 +128,7 @@ def _places(layout: Layout) -> Float[Tensor, "b L 1"]:
 
 ENTRY = Entry(
     factory=Xpos,
-    summary="RoPE whose products fade with distance, fast pairs first.",
+    summary="RoPE with products that decay with distance, fast pairs first.",
     claims=Claims(
         sites=("query_key",),
         relative=True,

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import ScoreTerm
+from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.rotation import rotate
 from posenc.encodings.common.signals import require_signal
 from posenc.encodings.score.alibi import geometric_slopes
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -60,10 +60,7 @@ class GrapeAdditive(ScoreTerm):
     def __init__(self, *, dim: Width, heads: Count, width: Width = 8) -> None:
         super().__init__()
         self.dim = dim
-        if width < 2 or width % 2:
-            raise ArgumentError(
-                "width", expected="an even number from 2", got=width, remedy="The paper has 8."
-            )
+        require_even("width", width, remedy="The paper has 8.")
         self.heads, self.width = heads, width
         self.project = WideLinear(dim, heads * width, bias=False)
         self.reset_parameters()

@@ -7,11 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Count, Width, checked
+from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.common.precision import wider
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 
 __all__ = ["Sandwich"]
 
@@ -48,10 +48,7 @@ class Sandwich(OffsetBias):
     @checked
     def __init__(self, *, heads: Count, width: Width = 128, base: Base = 10000.0) -> None:
         super().__init__()
-        if width < 2 or width % 2:
-            raise ArgumentError(
-                "width", expected="an even number from 2", got=width, remedy="The paper has 128."
-            )
+        require_even("width", width, remedy="The paper has 128.")
         self.heads, self.width, self.base = heads, width, base
 
     def extra_repr(self) -> str:

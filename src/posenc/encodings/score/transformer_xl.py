@@ -19,10 +19,10 @@ from posenc.encoding import (
     TokenTableProduct,
 )
 from posenc.encodings.common.buckets import gather_rows
+from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.entry import Citation, Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
 __all__ = ["GlobalBiases", "TransformerXL", "transformer_xl"]
@@ -127,13 +127,7 @@ class TransformerXL(ScoreTerm):
     @checked
     def __init__(self, *, dim: Width, biases: GlobalBiases, base: Base = 10000.0) -> None:
         super().__init__()
-        if dim < 2 or dim % 2:
-            raise ArgumentError(
-                "dim",
-                expected="an even number from 2, a sine and a cosine each frequency",
-                got=dim,
-                remedy="Use an even width.",
-            )
+        require_even("dim", dim, remedy="Use an even width.")
         self.dim, self.base = dim, base
         self.biases = biases
         self.heads, self.head_dim = biases.content.shape
@@ -159,8 +153,8 @@ class TransformerXL(ScoreTerm):
         content = _column(u, k).unsqueeze(2)
         q = q + w.to(q).unsqueeze(1)
         if grid.shift is None:
-            turned, places = self._factors(q, grid)
-            return scale * (content + turned @ places.mT)
+            rotated, places = self._factors(q, grid)
+            return scale * (content + rotated @ places.mT)
         offset = grid.offset[..., 0].long()
         return scale * (content + gather_rows(q, self._rows(grid, q), offset - _first(grid)))
 
@@ -222,9 +216,9 @@ class TransformerXL(ScoreTerm):
         for_sines, for_cosines = (q @ self.weight.to(q)).chunk(2, dim=-1)
         sine, cosine = self._turns(grid.query.positions, q)
         key_sine, key_cosine = self._turns(grid.key.positions, q)
-        turned = (for_sines * sine + for_cosines * cosine, for_cosines * sine - for_sines * cosine)
+        rotated = (for_sines * sine + for_cosines * cosine, for_cosines * sine - for_sines * cosine)
         places = torch.cat([key_cosine, key_sine], dim=-1)
-        return torch.cat(turned, dim=-1), places.expand(-1, q.shape[1], -1, -1)
+        return torch.cat(rotated, dim=-1), places.expand(-1, q.shape[1], -1, -1)
 
     def _turns(self, positions: Float[Tensor, "b L 1"], like: Tensor) -> tuple[Tensor, Tensor]:
         sine, cosine = self._waves(positions[..., 0].unsqueeze(1))

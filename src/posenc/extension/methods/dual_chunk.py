@@ -53,7 +53,7 @@ def dual_chunk(
     >>> dual_chunk(posenc.create("rope", head_dim=8), length=64).score
     DualChunk(
       reach=48, chunk=44
-      (rope): Rope(turned=8 of 8, base=10000, half)
+      (rope): Rope(rotated=8 of 8, base=10000, half)
     )
     """
     rope = require_rope(encoding, "dual_chunk")

@@ -50,7 +50,7 @@ def dynamic_ntk(encoding: Encoding, *, factor: float, length: float) -> Encoding
     >>> dynamic_ntk(posenc.create("rope", head_dim=6), factor=2, length=64).query_key
     DynamicNtkRope(
       factor=2, length=64
-      (rope): Rope(turned=6 of 6, base=10000, half)
+      (rope): Rope(rotated=6 of 6, base=10000, half)
     )
     """
     rope = require_pairs(require_unstretched(require_rope(encoding, "dynamic_ntk"), "dynamic_ntk"))
@@ -70,7 +70,7 @@ class DynamicNtkRope(VaryingRope):
 
     def divisors(self, lengths: Float[Tensor, "b l"]) -> Float[Tensor, "b l T"]:
         longer = self.factor * (lengths.clamp(min=self.length) / self.length) - (self.factor - 1)
-        pairs = self.rope.turned // 2
+        pairs = self.rope.rotated // 2
         steps = torch.arange(pairs, dtype=lengths.dtype, device=lengths.device) / (pairs - 1)
         return longer.unsqueeze(-1) ** steps
 

@@ -107,7 +107,7 @@ def _interpolated(
         return _rewindowed(part, sides, align or "centers", kernel)
     if isinstance(part, Rope):
         by = _factor(factor)
-        before = part.divisors or (1.0,) * (part.turned // 2)
+        before = part.divisors or (1.0,) * (part.rotated // 2)
         return part.stretched([by * each for each in before], gain=part.gain)
     if isinstance(part, Sinusoidal | Radix):
         return Squeezed(part, factor=_factor(factor))

@@ -69,7 +69,7 @@ def longrope(
     """
     rope = require_unstretched(require_rope(encoding, "longrope"), "longrope")
     factor, length = require_factor(factor), require_length(length)
-    pairs = rope.turned // 2
+    pairs = rope.rotated // 2
     if long_factors is None:
         long_factors = [factor ** (t / max(1, pairs - 1)) for t in range(pairs)]
     short_factors = [1.0] * pairs if short_factors is None else short_factors

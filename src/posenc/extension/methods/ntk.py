@@ -49,7 +49,7 @@ def ntk(encoding: Encoding, *, factor: float) -> Encoding:
 
 def base_divisors(rope: Rope, factor: float) -> list[float]:
     """By how much slower each pair turns in base ``base · factor^(d/(d-2))``."""
-    pairs = require_pairs(rope).turned // 2
+    pairs = require_pairs(rope).rotated // 2
     return [factor ** (t / (pairs - 1)) for t in range(pairs)]
 
 
@@ -59,7 +59,7 @@ def require_pairs(rope: Rope) -> Rope:
     Raises:
         ArgumentError: when it has one.
     """
-    if rope.turned < 4:
+    if rope.rotated < 4:
         raise ArgumentError(
             "encoding",
             expected="a rope of two pairs or more, whose speeds a base sets",

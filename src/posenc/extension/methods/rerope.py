@@ -46,7 +46,7 @@ def rerope(encoding: Encoding, *, length: float, window: float | None = None) ->
     >>> rerope(posenc.create("rope", head_dim=8), length=64).score
     Rerope(
       window=32
-      (rope): Rope(turned=8 of 8, base=10000, half)
+      (rope): Rope(rotated=8 of 8, base=10000, half)
     )
     """
     rope = require_rope(encoding, "rerope")

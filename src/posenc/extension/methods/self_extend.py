@@ -59,7 +59,7 @@ def self_extend(
     >>> self_extend(posenc.create("rope", head_dim=8), factor=4, length=64).score
     SelfExtend(
       window=16, group=5
-      (rope): Rope(turned=8 of 8, base=10000, half)
+      (rope): Rope(rotated=8 of 8, base=10000, half)
     )
     """
     rope = require_rope(encoding, "self_extend")

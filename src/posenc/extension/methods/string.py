@@ -63,7 +63,7 @@ def string(
     >>> string(posenc.create("rope", head_dim=8), factor=1.5, length=64).score
     String(
       shift=40, local=8
-      (rope): Rope(turned=8 of 8, base=10000, half)
+      (rope): Rope(rotated=8 of 8, base=10000, half)
     )
     """
     rope = require_rope(encoding, "string")
@@ -99,7 +99,7 @@ def string(
         )
     warm = rope
     if temperature != 1:
-        divisors = rope.divisors or (1.0,) * (rope.turned // 2)
+        divisors = rope.divisors or (1.0,) * (rope.rotated // 2)
         warm = rope.stretched(divisors, gain=rope.gain * temperature)
     return replaced(encoding, rope, String(rope=warm, shift=shift, local=local))
 

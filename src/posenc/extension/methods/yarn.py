@@ -91,18 +91,18 @@ def _bounds(
             "alpha", expected="more than 0", got=alpha, remedy="The paper's is 1, for long texts."
         )
     low, high = (
-        rope.turned * math.log(length / (2 * math.pi * turns)) / (2 * math.log(rope.base))
+        rope.rotated * math.log(length / (2 * math.pi * turns)) / (2 * math.log(rope.base))
         for turns in (beta, alpha)
     )
     if truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rope.turned - 1)
+    low, high = max(low, 0), min(high, rope.rotated - 1)
     return low, high + 0.001 if low == high else high
 
 
 def _kept(rope: Rope, low: float, high: float) -> list[float]:
     """The share of its frequency that each pair keeps."""
-    pairs = range(rope.turned // 2)
+    pairs = range(rope.rotated // 2)
     return [1 - min(1.0, max(0.0, (t - low) / (high - low))) for t in pairs]
 
 
@@ -118,7 +118,7 @@ def yarn_advice(
     """What the ramp does to the pairs of a rope trained at ``length``, and where it misbehaves."""
     rope = require_unstretched(require_rope(encoding, "yarn"), "yarn")
     low, high = _bounds(rope, require_length(length), alpha, beta, truncate=truncate)
-    pairs = rope.turned // 2
+    pairs = rope.rotated // 2
     most = max(rotations(rope, length))
     if high < low:
         return (

@@ -244,8 +244,8 @@ def _traits(encoding: Encoding) -> tuple[object, ...]:
     if isinstance(part, LongRope):
         own = (part.length, *part.long, *part.short)
     learned = rope.log_frequencies is not None
-    divisors = rope.divisors or (1.0,) * (rope.turned // 2)
-    return (type(part), rope.pairing, learned, rope.base, rope.turned, part.gain, *divisors, *own)
+    divisors = rope.divisors or (1.0,) * (rope.rotated // 2)
+    return (type(part), rope.pairing, learned, rope.base, rope.rotated, part.gain, *divisors, *own)
 
 
 def _alike(one: Encoding, other: Encoding) -> bool:

@@ -1,4 +1,4 @@
-"""FLOATER's equation, in the frame that rotates along."""
+"""FLOATER's equation in a rotating frame."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Activation = Literal["relu", "tanh"]
 
 
 class Field:
-    """``dz/dt`` for ``z = exp(-R t) p``: the equation in the frame that turns along.
+    """``dz/dt`` for ``z = exp(-R t) p``, the equation in the rotating frame.
 
-    There the turning is exact, and the solver only has the trained part to follow.
+    The rotation is exact there; the solver integrates the trained part only.
     """
 
     def __init__(
@@ -31,18 +31,18 @@ class Field:
         *,
         activation: Activation,
         unit: float,
-        turning: bool,
+        rotary: bool,
     ) -> None:
         self.weights = list(weights)
         self.activation, self.unit = activation, unit
-        self.paired = len(start) // 2 * 2 if turning else 0
+        self.paired = len(start) // 2 * 2 if rotary else 0
         self.rates = geometric_frequencies(self.paired // 2, len(start), 10000.0, like=start)
 
-    def having(self, weights: Sequence[Tensor]) -> Field:
-        """The same with other weights."""
-        other = copy.copy(self)
-        other.weights = list(weights)
-        return other
+    def with_weights(self, weights: Sequence[Tensor]) -> Field:
+        """A copy with other weights."""
+        copied = copy.copy(self)
+        copied.weights = list(weights)
+        return copied
 
     def __call__(
         self, times: Float[Tensor, "*dims"], z: Float[Tensor, "*dims C"]
@@ -67,16 +67,16 @@ class Field:
     def velocity(
         self, times: Float[Tensor, "*dims"], p: Float[Tensor, "*dims C"]
     ) -> Float[Tensor, "*dims C"]:
-        """``h(t, p)`` a token, the turning included."""
+        """``h(t, p)`` per token, including the rotation."""
         learned = self.learned(times, p)
         if not self.paired:
             return learned
-        turning = _times(p, torch.complex(torch.zeros_like(self.rates), -self.rates))
+        rotation = _times(p, torch.complex(torch.zeros_like(self.rates), -self.rates))
         return learned + torch.cat(
-            [turning[..., : self.paired], torch.zeros_like(p[..., self.paired :])], dim=-1
+            [rotation[..., : self.paired], torch.zeros_like(p[..., self.paired :])], dim=-1
         )
 
-    def turned(
+    def rotated(
         self, z: Float[Tensor, "*dims C"], times: Float[Tensor, "*dims"]
     ) -> Float[Tensor, "*dims C"]:
         """``exp(R t) z``."""
@@ -86,13 +86,13 @@ class Field:
         return _times(z, torch.complex(angles.cos(), -angles.sin()))
 
 
-def _times(p: Float[Tensor, "*dims C"], turn: Tensor) -> Float[Tensor, "*dims C"]:
-    """Pairs of features, read as complex numbers, times ``turn``; a last odd one stays.
+def _times(p: Float[Tensor, "*dims C"], rotation: Tensor) -> Float[Tensor, "*dims C"]:
+    """Pairs of features as complex numbers times ``rotation``; an odd last feature is copied.
 
-    The pair (sin α, cos α) times ``exp(-iβ)`` is that of ``α + β``. (No lazy conjugates: inside
-    an operator of a compiled graph they are lost.)
+    The pair (sin α, cos α) times ``exp(-iβ)`` is that of ``α + β``. Lazy conjugates are avoided:
+    they are lost inside an operator of a compiled graph.
     """
-    paired = 2 * turn.shape[-1]
+    paired = 2 * rotation.shape[-1]
     pairs = torch.complex(p[..., 0:paired:2], p[..., 1:paired:2])
-    turned = torch.view_as_real(pairs * turn).flatten(-2)
-    return turned if paired == p.shape[-1] else torch.cat([turned, p[..., paired:]], dim=-1)
+    rotated = torch.view_as_real(pairs * rotation).flatten(-2)
+    return rotated if paired == p.shape[-1] else torch.cat([rotated, p[..., paired:]], dim=-1)

@@ -1,4 +1,4 @@
-"""Trajectories of an ordinary differential equation from 0 to any set of real times."""
+"""Solutions of FLOATER's differential equation at any set of real times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 FARTHEST = 2**20
-"""Most steps, or tokens, from 0: they are taken one after the other."""
+"""Largest number of steps, or tokens, from 0; steps are sequential."""
 
 Method = Literal["euler", "midpoint", "rk4", "dopri5"]
 Gradient = Literal["direct", "adjoint"]
@@ -42,14 +42,14 @@ Solved = Callable[[Int[Tensor, " N"]], Float[Tensor, "N C"]]
 
 
 class Bounds(Protocol):
-    """States at the bounds of segments, by sign and number."""
+    """Store of states at segment boundaries, by sign and segment number."""
 
     def last(self, sign: int, segment: int) -> int:
-        """The last number up to ``segment`` that has a state; -1 without any."""
+        """The largest stored segment number up to ``segment``; -1 if there is none."""
         ...
 
     def get(self, sign: int, segment: int) -> Tensor | None:
-        """The state, if there is one."""
+        """The stored state or None."""
         ...
 
     def put(self, sign: int, segment: int, states: Tensor) -> None:
@@ -61,31 +61,31 @@ def load_solvers() -> Any:
     """The module ``torchdiffeq``, which is optional and slow to import.
 
     Raises:
-        ArgumentError: when it is not installed, with the command that installs it.
+        ArgumentError: when it is not installed.
     """
     try:
         return importlib.import_module("torchdiffeq")
     except ImportError as error:
         raise ArgumentError(
             "floater",
-            expected="the package torchdiffeq, which solves its equation",
-            got="an installation without it",
+            expected="the package torchdiffeq, its equation solver",
+            got="an installation without torchdiffeq",
             remedy="Install the extra: pip install 'posenc[ode]'.",
         ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """How the equation ``dp/dt = h(t, p)`` is read from weights and solved.
+    """Settings of the equation ``dp/dt = h(t, p)`` and its solver.
 
     Args:
-        method: a fixed-step method, whose steps are anchored at 0, or ``"dopri5"``.
+        method: a fixed-step method, with steps counted from 0, or ``"dopri5"``.
         step: tokens a step of a fixed-step method.
         tolerance: relative and absolute tolerance of ``"dopri5"``.
-        gradient: through the solver's steps, or by solving the adjoint equation backwards.
+        gradient: through the solver's steps, or by the adjoint equation.
         activation: a.
-        unit: u, time a token.
-        turning: R turns pairs of features as the sinusoidal encoding does; 0 otherwise.
+        unit: u, time per token.
+        rotary: R rotates pairs of features as the sinusoidal encoding does; otherwise R is 0.
     """
 
     method: Method
@@ -94,20 +94,20 @@ class Flow:
     gradient: Gradient
     activation: Activation
     unit: float
-    turning: bool
+    rotary: bool
 
     def to_text(self) -> str:
-        """The fields as JSON, which an operator can carry."""
+        """The fields as JSON, the form in which an operator takes them."""
         return json.dumps(asdict(self))
 
     def field(self, start: Float[Tensor, " C"], weights: Sequence[Tensor]) -> Field:
-        """The equation with such weights."""
+        """The equation with these weights."""
         return Field(
             start,
             weights,
             activation=self.activation,
             unit=self.unit,
-            turning=self.turning,
+            rotary=self.rotary,
         )
 
     def at(
@@ -118,27 +118,27 @@ class Flow:
         solved: Solved | None = None,
         bounds: Bounds | None = None,
     ) -> Float[Tensor, "N C"]:
-        """``p`` at sorted, distinct times, each as if it were asked for alone.
+        """``p`` at sorted, distinct times; each value is independent of the other times.
 
         Args:
             times: in tokens.
             start: ``p(0)``.
             weights: of the dynamics.
-            solved: where states after whole steps come from, if not from ``start``.
-            bounds: where the adaptive method finds and stores the states at segments' bounds.
+            solved: source of states after whole steps; None solves from ``start``.
+            bounds: store of the adaptive method's states at segment boundaries.
         """
         field = self.field(start, weights)
         if not len(times):
             return start.new_zeros(0, len(start))
         if self.method != "dopri5":
-            return field.turned(self._by_steps(times, field, start, weights, solved), times)
+            return field.rotated(self._by_steps(times, field, start, weights, solved), times)
         ahead, behind = times[times >= 0], times[times < 0].flip(0)
         parts = []
         if len(behind):
             parts.append(self._adaptive(behind, field, start, weights, bounds).flip(0))
         if len(ahead):
             parts.append(self._adaptive(ahead, field, start, weights, bounds))
-        return field.turned(torch.cat(parts), times)
+        return field.rotated(torch.cat(parts), times)
 
     def _by_steps(
         self,
@@ -168,13 +168,13 @@ class Flow:
     def each_way(
         self, numbers: Int[Tensor, " N"], solve: Callable[[int, Sequence[int]], Tensor]
     ) -> Tensor:
-        """``solve(sign, counts)`` for the steps before 0 and for the others, in ascending order.
+        """``solve(sign, counts)`` for negative and for other step numbers, in ascending order.
 
-        ``numbers`` of steps are sorted and distinct; so are the ``counts`` from 0 outwards.
+        ``numbers`` are sorted and distinct, and so are ``counts``, from 0 outwards.
         """
-        every = numbers.tolist()
-        behind = [-number for number in reversed(every) if number < 0]
-        ahead = [number for number in every if number >= 0]
+        steps = numbers.tolist()
+        behind = [-number for number in reversed(steps) if number < 0]
+        ahead = [number for number in steps if number >= 0]
         parts = [solve(-1, behind).flip(0)] if behind else []
         return torch.cat([*parts, solve(1, ahead)] if ahead else parts)
 
@@ -187,18 +187,18 @@ class Flow:
     ) -> Float[Tensor, "N S C"]:
         """``z`` after sorted, distinct numbers of whole steps from 0, for a batch of ``p(0)``.
 
-        ``finish`` is called whenever the backward pass begins.
+        ``finish`` is called at the start of each backward pass.
         """
         field = self.field(starts[0], weights)
 
         def solve(sign: int, counts: Sequence[int]) -> Tensor:
             def unrolled(starts: Tensor, weights: Sequence[Tensor]) -> Tensor:
-                return self._unrolled(sign, counts, starts, field.having(weights))
+                return self._unrolled(sign, counts, starts, field.with_weights(weights))
 
             if is_transformed():
                 return unrolled(starts, field.weights)
             return trajectory(
-                lambda weights: self._stepper(sign, field.having(weights)),
+                lambda weights: self._stepper(sign, field.with_weights(weights)),
                 unrolled,
                 counts,
                 starts,
@@ -240,14 +240,14 @@ class Flow:
         start: Tensor,
         weights: Sequence[Tensor],
     ) -> Float[Tensor, "N C"]:
-        """``z`` after so many whole steps from 0, with gradients by the adjoint equation."""
-        found = [start.unsqueeze(0)] if counts[0] == 0 else []
-        for begin, many, inside, _ in split(counts):
-            knots = torch.arange(begin, begin + many + 1, device=start.device).to(start)
+        """``z`` after ``counts`` whole steps from 0, with gradients by the adjoint equation."""
+        parts = [start.unsqueeze(0)] if counts[0] == 0 else []
+        for begin, length, inside, _ in split(counts):
+            knots = torch.arange(begin, begin + length + 1, device=start.device).to(start)
             states = self._solve(field, start, knots * self.step * sign, weights)
-            found.append(states[inside])
+            parts.append(states[inside])
             start = states[-1]
-        return torch.cat(found)
+        return torch.cat(parts)
 
     def _adaptive(
         self,
@@ -259,32 +259,32 @@ class Flow:
     ) -> Float[Tensor, "N C"]:
         """``z`` at times of one sign, from 0 outwards.
 
-        Segment by segment; the solver chooses its first step anew in each.
+        Segment by segment; the solver restarts its step size in each.
         """
-        found = []
+        parts = []
         sign = -1 if bool(times[-1] < 0) else 1
         numbers = (times.abs() / SEGMENT).floor()
-        wanted = numbers.unique().long().tolist()  # type: ignore[no-untyped-call]
-        long = require_near(wanted[-1] * SEGMENT) > DIRECT
-        first = 0 if bounds is None else max(0, bounds.last(sign, wanted[0]))
-        for number in range(first, wanted[-1] + 1):
-            kept = None if bounds is None else bounds.get(sign, number)
-            start = start if kept is None else kept
+        segments = numbers.unique().long().tolist()  # type: ignore[no-untyped-call]
+        long = require_near(segments[-1] * SEGMENT) > DIRECT
+        first = 0 if bounds is None else max(0, bounds.last(sign, segments[0]))
+        for number in range(first, segments[-1] + 1):
+            stored = None if bounds is None else bounds.get(sign, number)
+            start = start if stored is None else stored
             begin = times.new_tensor([sign * SEGMENT * number])
             inside = times[numbers == number]
             skipped = int(not len(inside) or bool(inside[0] != begin))
-            asked = torch.cat([begin, inside] if skipped else [inside])
-            asked = torch.cat([asked, begin + sign * SEGMENT])
+            grid = torch.cat([begin, inside] if skipped else [inside])
+            grid = torch.cat([grid, begin + sign * SEGMENT])
 
-            def segment(z: Tensor, asked: Tensor = asked, skipped: int = skipped) -> Tensor:
-                return self._solve(field, z, asked, weights)[skipped:]
+            def segment(z: Tensor, grid: Tensor = grid, skipped: int = skipped) -> Tensor:
+                return self._solve(field, z, grid, weights)[skipped:]
 
             states = _recomputed(segment, start) if long else segment(start)
-            found.append(states[:-1])
+            parts.append(states[:-1])
             start = states[-1]
             if bounds is not None:
                 bounds.put(sign, number + 1, start.clone())
-        return torch.cat(found)
+        return torch.cat(parts)
 
     def _solve(
         self,
@@ -308,10 +308,10 @@ class Flow:
 
 
 def require_near(count: int) -> int:
-    """``count`` steps, or tokens, if they can be gone one after the other.
+    """``count`` steps, or tokens, if there are at most ``FARTHEST``.
 
     Raises:
-        LengthError: when there are too many.
+        LengthError: when there are more.
     """
     if count > FARTHEST:
         raise LengthError(
@@ -324,7 +324,7 @@ def require_near(count: int) -> int:
 
 
 def _recomputed(segment: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """``segment(start)``, computed again for the backward pass rather than remembered."""
+    """``segment(start)``, recomputed in the backward pass instead of stored."""
     states: Tensor = checkpoint(segment, start, use_reentrant=False, preserve_rng_state=False)
     return states
 
@@ -337,12 +337,12 @@ def vectors_at(
     solved: Solved | None = None,
     bounds: Bounds | None = None,
 ) -> Float[Tensor, "b L C"]:
-    """``p`` at any times, from the distinct ones; see ``Flow.at``."""
+    """``p`` at any times, solved at the distinct ones; see ``Flow.at``."""
     times = positions.detach()
     distinct, index = times.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     vectors = flow.at(distinct, start, weights, solved, bounds)[index]
     if positions.requires_grad:
-        # The derivative by the time is the equation itself.
+        # The derivative with respect to time is the right-hand side of the equation.
         velocity = flow.field(start, weights).velocity(times, vectors)
         vectors = vectors + (positions - times).unsqueeze(-1) * velocity
     return vectors

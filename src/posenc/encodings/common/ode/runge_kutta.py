@@ -1,9 +1,8 @@
-"""Fixed steps of FLOATER's equation for a batch of initial values, with their own backward pass.
+"""Fixed Runge-Kutta steps of FLOATER's equation for a batch of initial values, and their backward.
 
-The parts of a step that depend on the time alone (its rotation, the time's columns of both layers)
-are computed for a whole segment of steps at once; what is left one after the other are two products
-with the batch a stage. The backward pass goes through the same steps in reverse, and takes the
-gradients of the weights from one product a segment.
+Terms that depend on time alone (the rotation, the time columns of both layers) are computed for a
+whole segment of steps at once, which leaves two sequential matrix products per stage. The backward
+pass runs the steps in reverse and takes the weights' gradients from one product per segment.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from torch import Tensor
 __all__ = ["SEGMENT", "TABLEAUS", "Segment", "Stepper", "Tableau", "step"]
 
 SEGMENT = 64
-"""Steps whose time-dependent parts are computed, and whose stages are stored, at once.
+"""Steps per segment, for which time-dependent terms are computed and stages stored at once.
 
-The bounds of segments are fixed, so that no time depends on which others are asked for.
+Segment boundaries are fixed, so the state at a time does not depend on the other times.
 """
 
 
 @dataclass(frozen=True)
 class Tableau:
-    """Butcher's table of an explicit Runge-Kutta method.
+    """Butcher tableau of an explicit Runge-Kutta method.
 
     Args:
-        nodes: the stages' times, as shares of the step.
-        inner: for each stage, the weights of the slopes of the stages before it.
-        outer: the weights of all slopes in the step.
+        nodes: times of the stages, as fractions of the step.
+        inner: per stage, weights of the slopes of earlier stages.
+        outer: weights of all slopes in the step.
     """
 
     nodes: tuple[float, ...]
@@ -48,7 +47,7 @@ TABLEAUS = {
         (1 / 8, 3 / 8, 3 / 8, 1 / 8),
     ),
 }
-"""By the names that torchdiffeq gives them; its "rk4" is Kutta's 3/8 rule."""
+"""Named as in torchdiffeq, whose "rk4" is Kutta's 3/8 rule."""
 
 
 def step(
@@ -58,7 +57,7 @@ def step(
     size: Float[Tensor, "*dims"],
     state: Float[Tensor, "*dims C"],
 ) -> Float[Tensor, "*dims C"]:
-    """``state`` one step later, for any sizes; differentiable as often as ``slope`` is."""
+    """``state`` after one step of any size; differentiable as often as ``slope`` is."""
     slopes: list[Tensor] = []
     for node, weights in zip(tableau.nodes, tableau.inner, strict=True):
         inside = state + _combined(weights, slopes) if slopes else state
@@ -73,7 +72,7 @@ def _combined(weights: Sequence[float], slopes: Sequence[Tensor]) -> Tensor:
 
 @dataclass
 class Segment:
-    """Stages of consecutive steps, as the backward pass reads them."""
+    """Stored stages of consecutive steps, read by the backward pass."""
 
     begin: int
     states: Float[Tensor, "N+1 S C"]
@@ -84,15 +83,15 @@ class Segment:
 class Stepper:
     """Steps of one size of ``dz/dt = T(t)⁻¹ u (W_2 [a(W_1 [T(t) z; ut] + b_1); ut] + b_2)``.
 
-    ``T(t)`` rotates pairs of features at ``rates``, or is 1 where there are none. An odd last
-    feature is paired with one that stays 0.
+    ``T(t)`` rotates pairs of features at ``rates``; without rates it is the identity. An odd last
+    feature is paired with a zero.
 
     Args:
         tableau: the method.
-        size: of a step in tokens, below 0 for steps before 0.
-        rates: radians a token, ``[C // 2]``, or none at all.
+        size: step in tokens, negative for steps before 0.
+        rates: radians per token, ``[C // 2]`` or empty.
         activation: a, ``"relu"`` or ``"tanh"``.
-        unit: u, time a token.
+        unit: u, time per token.
         weights: ``W_1 [E, C+1]``, ``b_1 [E]``, ``W_2 [C, E+1]``, ``b_2 [C]``.
     """
 
@@ -120,7 +119,7 @@ class Stepper:
         like = first.new_tensor
         self.stages = [like([1.0, *weights]) for weights in tableau.inner]
         self.whole = like([1.0, *tableau.outer])
-        # A stage's slope is weighted in the step, then in the stages after it, the last first.
+        # Weights of a stage's slope in the step, then in later stages, the last first.
         count = len(tableau.nodes)
         self.reverse = [
             like([tableau.outer[i], *(tableau.inner[j][i] for j in range(count - 1, i, -1))])
@@ -128,7 +127,7 @@ class Stepper:
         ]
 
     def padded(self, state: Float[Tensor, "*dims D"]) -> Float[Tensor, "*dims C"]:
-        """``state`` with the feature that pairs with an odd last one."""
+        """``state`` with a zero appended if an odd last feature needs a partner."""
         return torch.nn.functional.pad(state, (0, self.width - self.dim))
 
     def _times(self, begin: int, count: int) -> Float[Tensor, "N s"]:
@@ -137,25 +136,25 @@ class Stepper:
         return self.size * (knots.unsqueeze(-1) + nodes)
 
     def _rotations(self, times: Tensor) -> list[tuple[Tensor, Tensor] | None]:
-        """Complex numbers a pair, for each step and stage, and their conjugates.
+        """Complex factors per pair, for each step and stage, and their conjugates.
 
-        (No lazy conjugates: inside an operator of a compiled graph they are lost.)
+        Lazy conjugates are avoided: they are lost inside an operator of a compiled graph.
         """
         if not len(self.rates):
             return [None] * times.numel()
         angles = times.reshape(-1, 1) * self.rates
         cosine, sine = angles.cos(), angles.sin()
-        there, back = torch.complex(cosine, -sine), torch.complex(cosine, sine)
-        return list(zip(there.unbind(), back.unbind(), strict=True))
+        forward, inverse = torch.complex(cosine, -sine), torch.complex(cosine, sine)
+        return list(zip(forward.unbind(), inverse.unbind(), strict=True))
 
     @torch.no_grad()
     def forward(self, state: Float[Tensor, "S C"], begin: int, count: int) -> Segment:
-        """``count`` steps from ``state``, the one after ``begin`` steps from 0."""
+        """``count`` steps from ``state``, which is ``begin`` steps from 0."""
         stages, batch = len(self.tableau.nodes), len(state)
         times = self._times(begin, count)
-        told = self.unit * times.unsqueeze(-1)
-        inner = (told * self.inner_time + self.inner_bias).flatten(0, 1).unbind()
-        outer = (told * self.outer_time + self.outer_bias).flatten(0, 1).unbind()
+        scaled = self.unit * times.unsqueeze(-1)
+        inner = (scaled * self.inner_time + self.inner_bias).flatten(0, 1).unbind()
+        outer = (scaled * self.outer_time + self.outer_bias).flatten(0, 1).unbind()
         points = state.new_empty(count * stages, batch, self.width)
         hidden = state.new_empty(count * stages, batch, self.hidden)
         states = state.new_empty(count + 1, batch, self.width)
@@ -163,10 +162,10 @@ class Stepper:
         inside, change = torch.empty_like(state), torch.empty_like(state)
         states[0], rows[0] = state, state
         work = Work.of(rows, inside, change, points, states)
-        every = zip(inner, outer, self._rotations(times), hidden.unbind(), strict=True)
+        terms = zip(inner, outer, self._rotations(times), hidden.unbind(), strict=True)
         for number in range(count):
             for stage in range(stages):
-                first, second, rotation, active = next(every)
+                first, second, rotation, active = next(terms)
                 self._slope(work, number * stages + stage, stage, first, second, rotation, active)
             torch.mv(work.until[stages], self.whole, out=work.states[number + 1])
             work.rows[0].copy_(work.states[number + 1])
@@ -206,7 +205,7 @@ class Stepper:
     def backward(
         self, segment: Segment, gradient: Float[Tensor, "N+1 S C"], sums: Sequence[Tensor]
     ) -> Float[Tensor, "S C"]:
-        """The gradient of a segment's first state; those of the weights are added to ``sums``."""
+        """The gradient of a segment's first state; weight gradients are added to ``sums``."""
         count, stages, batch, _ = segment.points.shape
         times = self._times(segment.begin, count)
         rotations = self._rotations(times)
@@ -250,21 +249,21 @@ class Stepper:
         inner: Float[Tensor, "M S E"],
         outer: Float[Tensor, "M S C"],
     ) -> None:
-        told = self.unit * times.flatten()
+        scaled = self.unit * times.flatten()
         outer = outer[..., : self.dim] * self.size * self.unit
         points = segment.points[..., : self.dim].flatten(0, 2)
         first, first_bias, second, second_bias = sums
         first[:, :-1] += inner.flatten(0, 1).t() @ points
-        first[:, -1] += told @ inner.sum(1)
+        first[:, -1] += scaled @ inner.sum(1)
         first_bias += inner.sum((0, 1))
         second[:, :-1] += outer.flatten(0, 1).t() @ segment.hidden.flatten(0, 2)
-        second[:, -1] += told @ outer.sum(1)
+        second[:, -1] += scaled @ outer.sum(1)
         second_bias += outer.sum((0, 1))
 
 
 @dataclass(frozen=True)
 class Work:
-    """Views of the buffers that steps write to: flat, and as complex pairs."""
+    """Flat and complex views of the buffers that steps write to."""
 
     rows: Sequence[Tensor]
     row_pairs: Sequence[Tensor]
@@ -297,7 +296,7 @@ class Work:
 
 
 def _pairs(x: Tensor) -> Tensor:
-    """Pairs of features as complex numbers, in the same memory; ``x`` where they do not pair."""
+    """A complex view of pairs of features; ``x`` itself if their number is odd."""
     if x.shape[-1] % 2:
         return x
     return torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))

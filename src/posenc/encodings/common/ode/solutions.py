@@ -1,4 +1,4 @@
-"""States that FLOATER's solver has reached, for as long as the parameters are the same."""
+"""Cache of FLOATER's solved states, valid while the parameters are unchanged."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from posenc.encodings.common.precision import widest
 __all__ = ["LIMIT", "Solutions", "Trajectory"]
 
 LIMIT = 2**27
-"""Bytes of states that one dynamics stores without a graph."""
+"""Largest size in bytes of the states stored for one dynamics without a graph."""
 
 
 class Trajectory(Protocol):
-    """A block with an initial value of its own, and a dynamics that others may share."""
+    """A block with its own initial value and a dynamics shared with other blocks."""
 
     flow: Flow
     start: nn.Parameter
@@ -37,9 +37,9 @@ class Trajectory(Protocol):
 
 @dataclass(frozen=True)
 class Solved:
-    """States at the last question, of all blocks; with autograd's graph, or without.
+    """States of the last call for all blocks, with or without autograd's graph.
 
-    ``waiting`` are the ids of the blocks that have not asked yet.
+    ``waiting`` holds the ids of the blocks that have not read them yet.
     """
 
     numbers: Int[Tensor, " N"]
@@ -50,21 +50,21 @@ class Solved:
 
 
 class Recent:
-    """States by sign and segment, the least recently used dropped past ``LIMIT`` bytes."""
+    """LRU cache of states by sign and segment, limited to ``LIMIT`` bytes."""
 
     def __init__(self) -> None:
         self.entries: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
         self.bytes = 0
 
     def get(self, sign: int, segment: int) -> Tensor | None:
-        """The entry, which becomes the most recent."""
+        """The entry, marked as most recently used, or None."""
         if (sign, segment) not in self.entries:
             return None
         self.entries.move_to_end((sign, segment))
         return self.entries[sign, segment]
 
     def put(self, sign: int, segment: int, states: Tensor) -> None:
-        """Store an entry; older ones may be dropped."""
+        """Store an entry, evicting the least recently used ones past the limit."""
         replaced = self.entries.pop((sign, segment), None)
         self.entries[sign, segment] = states
         self.bytes += states.nbytes - (0 if replaced is None else replaced.nbytes)
@@ -72,20 +72,20 @@ class Recent:
             self.bytes -= self.entries.popitem(last=False)[1].nbytes
 
     def last(self, sign: int, segment: int) -> int:
-        """The entry's segment, or the nearest one before it; -1 without any."""
+        """The largest stored segment up to ``segment``; -1 if there is none."""
         if (sign, segment) in self.entries:
             return segment
         return max((n for s, n in self.entries if s == sign and n <= segment), default=-1)
 
 
 class Solutions:
-    """What the blocks of one dynamics have solved, together.
+    """Solved states of all blocks that share a dynamics.
 
-    Without a graph, states are stored at the knots of the fixed steps, segment by segment, for
-    later calls: to decode one more token takes one more step. With a graph, the states of the last
-    call are, until all blocks have read them or the backward pass runs: blocks of a stack that ask
-    for the same times are solved as one batch. States are dropped when the parameters have other
-    values, which are compared at each call; copies and pickles start empty.
+    Without a graph, states at whole steps are stored by segment for later calls, so decoding a
+    token takes one step. With a graph, the states of the last call are stored until all blocks
+    have read them or the backward pass runs: blocks that request the same times are solved as one
+    batch. Parameters are compared at each call, and states dropped when they have changed; copies
+    and pickles start empty.
     """
 
     def __init__(self) -> None:
@@ -102,13 +102,13 @@ class Solutions:
         return Solutions, ()
 
     def join(self, block: Trajectory) -> None:
-        """Solve for ``block`` whenever one of the others asks."""
+        """Add ``block`` to the blocks that are solved together."""
         with self._lock:
             if not any(reference() is block for reference in self._blocks):
                 self._blocks.append(weakref.ref(block))
 
     def reached(self, block: Trajectory, numbers: Int[Tensor, " N"]) -> Float[Tensor, "N C"]:
-        """``z`` of one block after whole steps from 0: sorted, distinct numbers."""
+        """``z`` of one block after whole steps from 0, whose numbers are sorted and distinct."""
         with self._lock:
             self.join(block)
             blocks = list(self._together(block))
@@ -116,7 +116,7 @@ class Solutions:
             graph = torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
             self._renew(parameters)
             solved = self._last
-            if solved is None or not _answers(solved, numbers, parameters, graph):
+            if solved is None or not _matches(solved, numbers, parameters, graph):
                 states = self._solve(block.flow, numbers, parameters, graph)
                 solved = Solved(numbers, parameters, graph, states, {id(b) for b in blocks})
                 self._last = solved
@@ -128,7 +128,7 @@ class Solutions:
 
     @contextmanager
     def bounds(self, block: Trajectory) -> Iterator[Recent]:
-        """The store of an adaptive solver's states at the bounds of segments; empty at first."""
+        """The store of an adaptive solver's states at segment boundaries."""
         with self._lock:
             self._renew([block.start, *block.weights()])
             yield self._recent
@@ -151,7 +151,7 @@ class Solutions:
                 yield other
 
     def _renew(self, parameters: Sequence[Tensor]) -> None:
-        """Forget what was solved for other values."""
+        """Drop all states if the parameters' values have changed."""
         wide = widest(parameters[0].device)
         key = torch.cat([p.detach().flatten().to(wide) for p in parameters])
         old = self._key
@@ -175,7 +175,7 @@ class Solutions:
         return flow.each_way(numbers, stored)
 
     def _finisher(self) -> Callable[[], None]:
-        """A function that forgets the graph, and holds nothing."""
+        """A function that drops the graph's states; holds a weak reference only."""
         this = weakref.ref(self)
 
         def finish() -> None:
@@ -189,10 +189,10 @@ class Solutions:
     def _stored(
         self, stepper: Stepper, sign: int, counts: Sequence[int], starts: Tensor
     ) -> Float[Tensor, "N S C"]:
-        """States of segments, those solved before and those that are missing."""
-        found, row = [], 0
+        """States at ``counts`` steps, from stored segments or newly solved ones."""
+        parts, row = [], 0
         if counts[0] == 0:
-            found, row = [stepper.padded(starts).unsqueeze(0)], 1
+            parts, row = [stepper.padded(starts).unsqueeze(0)], 1
         while row < len(counts):
             segment = (counts[row] - 1) // SEGMENT
             first = segment * SEGMENT
@@ -200,14 +200,14 @@ class Solutions:
             while until < len(counts) and counts[until] <= first + SEGMENT:
                 until += 1
             states = self._segment(stepper, sign, segment, counts[until - 1] - first, starts)
-            found.append(states[[count - first for count in counts[row:until]]])
+            parts.append(states[[count - first for count in counts[row:until]]])
             row = until
-        return torch.cat(found)[..., : stepper.dim]
+        return torch.cat(parts)[..., : stepper.dim]
 
     def _segment(
         self, stepper: Stepper, sign: int, segment: int, length: int, starts: Tensor
     ) -> Float[Tensor, "M S C"]:
-        """The states 0 … ``length``, or more, of a segment."""
+        """At least the states 0 … ``length`` of a segment."""
         number = self._recent.last(sign, segment)
         states = None if number < 0 else self._recent.get(sign, number)
         if states is None:
@@ -224,8 +224,8 @@ class Solutions:
             number, states = number + 1, states[SEGMENT:]
 
 
-def _answers(solved: Solved, numbers: Tensor, parameters: Sequence[Tensor], graph: bool) -> bool:
-    """Whether states solved for the parameters' values are those asked for."""
+def _matches(solved: Solved, numbers: Tensor, parameters: Sequence[Tensor], graph: bool) -> bool:
+    """True if the stored states are those of these numbers, parameters and graph mode."""
     if solved.graph != graph or len(solved.parameters) != len(parameters):
         return False
     same = all(a is b for a, b in zip(solved.parameters, parameters, strict=True))

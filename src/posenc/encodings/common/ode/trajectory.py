@@ -1,4 +1,4 @@
-"""Trajectories over many fixed steps, as one node of autograd's graph."""
+"""Trajectories over many fixed steps as one autograd function."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from posenc.encodings.common.ode.runge_kutta import SEGMENT, Segment, Stepper
 __all__ = ["DIRECT", "split", "trajectory"]
 
 DIRECT = 16 * SEGMENT
-"""Up to so many steps all stages are stored for the backward pass. Beyond, those of a segment are
-computed again, so that memory grows with the times asked for, and a state a segment."""
+"""Largest number of steps whose stages are all stored for the backward pass. Beyond it they are
+recomputed by segment, and memory grows with the requested times and one state per segment."""
 
 
 @dataclass(eq=False)
 class Tape:
-    """What the backward pass of a trajectory needs.
+    """Stored segments, or states at their boundaries, for the backward pass.
 
-    Held beside autograd's graph rather than in it, so that trajectories solved together may be
-    differentiated one after the other, and under activation checkpointing.
+    Kept outside autograd's graph, so that trajectories solved together can be differentiated one
+    by one and under activation checkpointing.
     """
 
     segments: list[Segment] = field(default_factory=list)
@@ -40,15 +40,15 @@ def trajectory(
     weights: Sequence[Tensor],
     finish: Callable[[], None],
 ) -> Float[Tensor, "N S C"]:
-    """States after so many steps from ``starts``: ascending numbers.
+    """States after ``counts`` steps from ``starts``.
 
     Args:
-        stepper: makes the steps for given weights.
+        stepper: builds the ``Stepper`` of given weights.
         unrolled: the same by differentiable operations, for second derivatives.
         counts: N numbers of steps, ascending, 0 or more.
         starts: initial values.
-        weights: as ``Stepper`` has them.
-        finish: is called whenever the backward pass begins.
+        weights: as in ``Stepper``.
+        finish: called at the start of each backward pass.
     """
     states: Tensor = _Trajectory.apply(stepper, unrolled, counts, finish, starts, *weights)  # type: ignore[no-untyped-call]
     return states
@@ -70,31 +70,31 @@ class _Trajectory(torch.autograd.Function):
         ctx.tape = tape = Tape()
         ctx.set_materialize_grads(True)
         state = ctx.stepper.padded(starts)
-        found = [state.unsqueeze(0)] if counts[0] == 0 else []
-        for begin, many, inside, _ in split(counts):
-            segment = ctx.stepper.forward(state, begin, many)
+        parts = [state.unsqueeze(0)] if counts[0] == 0 else []
+        for begin, length, inside, _ in split(counts):
+            segment = ctx.stepper.forward(state, begin, length)
             if counts[-1] <= DIRECT:
                 tape.segments.append(segment)
             else:
                 tape.bounds.append(state)
             if inside:
-                found.append(segment.states[inside])
+                parts.append(segment.states[inside])
             state = segment.states[-1].clone()
-        return torch.cat(found)[..., : starts.shape[-1]].contiguous()
+        return torch.cat(parts)[..., : starts.shape[-1]].contiguous()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         tape: Tape = ctx.tape
         ctx.finish()
-        (given,) = gradients
+        (output_gradient,) = gradients
         if torch.is_grad_enabled():
             starts, *weights = ctx.inputs
-            needed = [part for part in ctx.inputs if part.requires_grad]
-            found = iter(
+            trained = [part for part in ctx.inputs if part.requires_grad]
+            input_gradients = iter(
                 torch.autograd.grad(
                     ctx.unrolled(starts, weights),
-                    needed,
-                    given,
+                    trained,
+                    output_gradient,
                     create_graph=True,
                     allow_unused=True,
                 )
@@ -104,30 +104,30 @@ class _Trajectory(torch.autograd.Function):
                 None,
                 None,
                 None,
-                *(next(found) if part.requires_grad else None for part in ctx.inputs),
+                *(next(input_gradients) if part.requires_grad else None for part in ctx.inputs),
             )
         stepper: Stepper = ctx.stepper
-        given = stepper.padded(given)
+        output_gradient = stepper.padded(output_gradient)
         sums = [torch.zeros_like(weight) for weight in ctx.inputs[1:]]
-        state = torch.zeros_like(given[0])
+        state = torch.zeros_like(output_gradient[0])
         pieces = list(split(ctx.counts))
         for number in range(len(pieces) - 1, -1, -1):
-            begin, many, inside, rows = pieces[number]
+            begin, length, inside, rows = pieces[number]
             if tape.segments:
                 segment = tape.segments[number]
             else:
-                segment = stepper.forward(tape.bounds[number], begin, many)
-            gradient = given.new_zeros(many + 1, *state.shape)
-            gradient[many] = state
-            gradient[inside] += given[rows]
+                segment = stepper.forward(tape.bounds[number], begin, length)
+            gradient = output_gradient.new_zeros(length + 1, *state.shape)
+            gradient[length] = state
+            gradient[inside] += output_gradient[rows]
             state = stepper.backward(segment, gradient, sums)
         if ctx.counts[0] == 0:
-            state = state + given[0]
+            state = state + output_gradient[0]
         return None, None, None, None, state[..., : stepper.dim], *sums
 
 
 def split(counts: Sequence[int]) -> list[tuple[int, int, list[int], slice]]:
-    """Segments up to the last count: first step, steps, wanted ones in it, and their rows."""
+    """Segments up to the last count: first step, length, requested steps in it, their rows."""
     pieces, row = [], int(counts[0] == 0)
     for begin in range(0, counts[-1], SEGMENT):
         end = min(begin + SEGMENT, counts[-1])
