@@ -1,4 +1,4 @@
-"""Positions of digits in their number."""
+"""Positions of digits within numbers."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ ASCII_DIGITS = tuple(range(48, 58))
 
 
 class Abacus(EmbeddingEncoding):
-    """Abacus embeddings: a trained vector for a digit's place in its number, others share one.
+    """Abacus embeddings: a trained vector for a digit's place in its number.
 
     ``x + E[n + k]`` for the n-th digit of a number (n from 1), ``x + E[0]`` for any other token;
     ``k`` is drawn from 0 … offset for each batch in training, and 0 in evaluation. ``E`` is
     ``[1 + places + offset, C]``.
 
-    A number is a stretch of digits in one document with no other token between; written with the
-    least significant digit first, digits of the same place get the same vector. Positions are not
-    read, the token ids are. Claims: relative, one axis, trainable. Cost: L·C. The cache keeps the
-    last ``places`` tokens. Differs from the authors' code in nothing (normal start).
+    A number is a run of consecutive digits in one document; written with the least significant
+    digit first, digits of the same place have the same vector. Reads token ids, not positions.
+    Claims: relative, one axis, trainable. Cost: L·C. The cache keeps the last ``places`` tokens.
+    Differs from the authors' code in nothing (normal initial values).
 
     Args:
         dim: width C.
         digits: token ids of the digits; the ASCII codes by default.
-        places: digits a number may have.
-        offset: largest k; what trains the places that training numbers do not reach.
+        places: largest number of digits.
+        offset: largest k; trains places beyond the length of training numbers.
         std: standard deviation of the initial values.
 
     Raises:
@@ -71,7 +71,7 @@ class Abacus(EmbeddingEncoding):
                 "digits",
                 expected="token ids, 0 or more",
                 got=list(digits),
-                remedy="Give the ids that the tokenizer has for 0 to 9.",
+                remedy="Pass the tokenizer's ids of 0 to 9.",
             )
         self.digits = tuple(digits)
         self.places, self.offset, self.std = places, offset, std
@@ -97,7 +97,7 @@ class Abacus(EmbeddingEncoding):
         if tokens is None:
             raise ArgumentError(
                 "tokens",
-                expected="token ids, in which abacus finds the digits",
+                expected="token ids, which abacus reads",
                 got="none",
                 remedy="Pass tokens=… to embed.",
             )
@@ -117,7 +117,7 @@ class Abacus(EmbeddingEncoding):
         return fuse(x, self.table[place], "add")
 
     def place(self, tokens: Int[Tensor, "B L"], layout: Layout) -> Int[Tensor, "B L"]:
-        """Each digit's place in its number, from 1 where it begins; 0 for all other tokens."""
+        """Each digit's place in its number, from 1; 0 for all other tokens."""
         digits = torch.tensor(self.digits, device=tokens.device)
         digit = (tokens.unsqueeze(-1) == digits).any(-1)
         for hidden in (layout.special, None if layout.valid is None else ~layout.valid):
@@ -130,8 +130,8 @@ class Abacus(EmbeddingEncoding):
 
 
 def _continues(digit: Bool[Tensor, "B L"], layout: Layout) -> Bool[Tensor, "B L"]:
-    """Whether a token stands right after a digit of its own document."""
-    # The first token is compared with itself, whose order is not one less.
+    """True for tokens directly after a digit of the same document."""
+    # The first token is compared with itself, which fails the test of order.
     before = (torch.arange(layout.length, device=layout.device) - 1).clamp(min=0)
     after = digit[:, before] & (layout.order - layout.order[:, before] == 1)
     if layout.document is not None:
@@ -146,7 +146,7 @@ ENTRY = Entry(
         sites=("embedding",),
         relative=True,
         trainable=True,
-        extrapolates="To numbers as much longer than trained as the random offset covers.",
+        extrapolates="To numbers longer than trained by up to the random offset.",
         cost="L·C once",
     ),
     sample={"digits": (0, 1, 3)},

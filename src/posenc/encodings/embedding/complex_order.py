@@ -1,4 +1,4 @@
-"""Complex-order embeddings: a word's vector turns as its position moves on."""
+"""Complex-order embeddings: token vectors rotated by position."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class ComplexOrder(EmbeddingEncoding):
     ``p`` is the position ``[B|1, L]`` in tokens, any real; ``x_j`` the vector of word j, T complex
     numbers, whose moduli are the paper's amplitudes; ``ω`` in radians a token and ``θ`` in
     radians, trained: ``[T]`` shared by all words, ``[V]`` shared by all dimensions, or ``[V, T]``.
-    Claims: absolute, one axis, trainable; words and dimensions alike, the Hermitian product of two
-    vectors depends on positions by their difference only. Cost: L·C.
+    Claims: absolute, one axis, trainable; for equal ω the Hermitian product of two vectors depends
+    on the difference of their positions only. Cost: L·C.
 
     A complex ``x`` ``[B, L, T]`` is rotated directly. A real one ``[B, L, C]``, C = 2T, holds T
     real parts, then T imaginary parts: the dot product of such vectors is the real part of the
@@ -46,12 +46,12 @@ class ComplexOrder(EmbeddingEncoding):
     Differs from the paper in that amplitudes are part of ``x`` and may have phases.
 
     Args:
-        dim: C, real numbers a token; even.
-        shared: ``"words"``: ω by dimension, at first ``base^(-2⌊t/2⌋/T)`` as in the official code;
-            ``"dimensions"``: one by word, at first spread evenly over ``base^0 … base^-1`` on a
-            logarithmic scale; ``"none"``: by word and dimension, at first as ``"words"``.
-        vocabulary: V, for ``"dimensions"`` and ``"none"``, which read the token ids.
-        phase: θ is there (trained, at first 0).
+        dim: C, real numbers per token; even.
+        shared: ``"words"``: ω by dimension, initially ``base^(-2⌊t/2⌋/T)`` as in the official code;
+            ``"dimensions"``: ω by word, initially log-spaced over ``base^0 … base^-1``;
+            ``"none"``: ω by word and dimension, initially as ``"words"``.
+        vocabulary: V, required for ``"dimensions"`` and ``"none"``, which read the token ids.
+        phase: train θ, initially 0; without it θ is 0.
         base: ratio of the fastest initial frequency to the slowest.
 
     Raises:
@@ -100,7 +100,7 @@ class ComplexOrder(EmbeddingEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start at the initial frequencies, without phases."""
+        """Set the initial frequencies and zero phases."""
         nn.init.zeros_(self.departure)
         if self.phase is not None:
             nn.init.zeros_(self.phase)
@@ -149,14 +149,14 @@ class ComplexOrder(EmbeddingEncoding):
         return angles if self.phase is None else angles + self.phase[words].to(wide)
 
     def _words(self, tokens: Int[Tensor, "B L"] | None) -> Int[Tensor, "b L"]:
-        """Rows of the tables."""
+        """Row index of each token in the tables."""
         device = self.departure.device
         if self.shared == "words":
             return torch.zeros(1, 1, dtype=torch.int64, device=device)
         if tokens is None:
             raise ArgumentError(
                 "tokens",
-                expected=f"token ids, by which shared={self.shared!r} keeps its frequencies",
+                expected=f"token ids, which shared={self.shared!r} reads",
                 got=None,
                 remedy="Pass tokens=…, or create it with shared='words'.",
             )
@@ -175,11 +175,11 @@ class ComplexOrder(EmbeddingEncoding):
     def initial(self, words: Int[Tensor, "b L"], *, like: Tensor) -> Float[Tensor, "b L T"]:
         """The initial frequencies of words, computed in float64 where the device has it."""
         if self.shared == "dimensions":
-            share = (words.unsqueeze(-1) * _wide(like, GOLDEN)).frac()
+            exponent = (words.unsqueeze(-1) * _wide(like, GOLDEN)).frac()
         else:
             feature = torch.arange(self.width, device=like.device)
-            share = 2 * (feature // 2) * _wide(like, 1.0 / self.width)
-        return torch.pow(self.base, -share).to(like.dtype)
+            exponent = 2 * (feature // 2) * _wide(like, 1.0 / self.width)
+        return torch.pow(self.base, -exponent).to(like.dtype)
 
 
 def _wide(like: Tensor, value: float) -> Float[Tensor, ""]:
@@ -189,7 +189,7 @@ def _wide(like: Tensor, value: float) -> Float[Tensor, ""]:
 
 ENTRY = Entry(
     factory=ComplexOrder,
-    summary="Turns each complex feature of a word by a trained frequency times the position.",
+    summary="Rotates each complex feature by a trained frequency times the position.",
     claims=Claims(
         sites=("embedding",),
         relative=False,

@@ -24,22 +24,21 @@ class Conv(EmbeddingEncoding):
     """Conditional positions: a depthwise convolution over neighbouring tokens, with a residual.
 
     ``x_i + b + Σ_δ w_δ ⊙ x_{i+δ}``, δ in ``-(k-1)/2 … (k-1)/2`` on each axis, or in
-    ``-(k-1) … 0`` where causal; a token outside the document, or that is padding, counts as 0.
+    ``-(k-1) … 0`` if causal; padding and tokens of other documents count as 0.
 
-    Which tokens are neighbours is their order, not their position: δ tokens away in the row, of
-    the same document. On two axes they are the cells of a whole image (``Layout.image``); special
-    tokens pass unchanged. ``w`` ``[C, 1, k]`` or ``[C, 1, k, k]`` and ``b`` ``[C]`` are laid out as
-    torch's convolutions hold them. Claims: relative, one or two axes, trainable. The zeros beyond
-    the border are all that tells where a token is; with ``padding="circular"``, where the row (or
-    each document in it, or the image) is a ring, the output is shift-equivariant and says nothing.
-    Cost: L·C·k (k² on two axes), once. Differs from the paper in standing before the first block
-    rather than after it.
+    Neighbours are δ tokens away by order, not position, in the same document. On two axes they are
+    cells of a whole image (``Layout.image``); special tokens pass unchanged. ``w`` ``[C, 1, k]`` or
+    ``[C, 1, k, k]`` and ``b`` ``[C]`` have the layout of torch's convolutions. Claims: relative,
+    one or two axes, trainable. Position information comes from zero padding at the border only;
+    with ``padding="circular"`` (a ring per row, document or image) the output is shift-equivariant
+    and carries none. Cost: L·C·k (k² on two axes), once. Differs from the paper in being applied
+    before the first block rather than after it.
 
     Args:
         dim: width C.
         kernel: k, cells along each axis; odd unless causal.
-        axes: 1, a sequence, or 2, an image.
-        causal: tokens read those before them only; one axis. The cache keeps ``kernel - 1``.
+        axes: 1 for sequences, 2 for images.
+        causal: read earlier tokens only; one axis. The cache keeps ``kernel - 1`` tokens.
         padding: ``"zeros"`` or ``"circular"``, see above; the latter cannot be causal.
 
     Raises:
@@ -94,7 +93,7 @@ class Conv(EmbeddingEncoding):
                 "padding",
                 expected="'zeros' where causal",
                 got=padding,
-                remedy="A ring reads the end from the beginning; use zeros.",
+                remedy="Circular padding reads later tokens; use zeros.",
             )
         self.kernel, self.causal = kernel, causal
         self.padding: Padding = padding
@@ -104,7 +103,7 @@ class Conv(EmbeddingEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the initial values: normal of variance 2 a cell of the kernel, no bias."""
+        """Draw the initial values: normal of variance 2 / cells of the kernel, zero bias."""
         nn.init.normal_(self.weight, std=math.sqrt(2 / self.weight[0].numel()))
         nn.init.zeros_(self.bias)
 
@@ -134,10 +133,10 @@ class Conv(EmbeddingEncoding):
                 "layout",
                 expected="a sequence" if axes == 1 else "a whole image (Layout.image)",
                 got=f"{layout.axes} axes, extent {extent}",
-                remedy=f"Create it with axes={layout.axes}, or give it whole images.",
+                remedy=f"Create the encoding with axes={layout.axes}, or pass whole images.",
             )
         wide = torch.promote_types(x.dtype, self.weight.dtype)
-        # What padding holds may be anything, NaN included, so it is replaced and not multiplied.
+        # Padding may contain NaN, so it is replaced rather than multiplied by 0.
         hidden = _hidden(layout)
         real = x.to(wide) if hidden is None else x.to(wide).masked_fill(hidden.unsqueeze(-1), 0)
         if extent is not None:
@@ -153,7 +152,7 @@ class Conv(EmbeddingEncoding):
     def shifted(self, x: Float[Tensor, "B L C"], layout: Layout) -> Float[Tensor, "B L C"]:
         """The convolution alone, ``b + Σ_δ w_δ ⊙ x_{i+δ}``, over a sequence of any layout.
 
-        ``x`` is zero at padding and at tokens that stand nowhere.
+        ``x`` is zero at padding and at special tokens.
         """
         weight = self.weight.to(x.dtype)[:, 0]
         mixed = self.bias.to(x.dtype).expand_as(x)
@@ -169,7 +168,7 @@ class Conv(EmbeddingEncoding):
         return range(first, first + self.kernel)
 
     def _regular(self, x: Float[Tensor, "B L C"]) -> Float[Tensor, "B L C"]:
-        """The same for one document from end to end, by torch's convolution."""
+        """The same for a single unpadded document, by torch's convolution."""
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
         before = -self._steps()[0]
         after = self.kernel - 1 - before
@@ -197,7 +196,7 @@ class Conv(EmbeddingEncoding):
 
 
 def _hidden(layout: Layout) -> Bool[Tensor, "b L"] | None:
-    """Tokens that are no one's neighbour: padding, and those that stand nowhere."""
+    """Padding and special tokens, which are excluded from the convolution."""
     if layout.valid is None:
         return layout.special
     return ~layout.valid if layout.special is None else ~layout.valid | layout.special
@@ -206,7 +205,7 @@ def _hidden(layout: Layout) -> Bool[Tensor, "b L"] | None:
 def _neighbours(
     layout: Layout, step: int, *, ring: bool
 ) -> tuple[Int[Tensor, "b L"], Bool[Tensor, "b L"]]:
-    """The column of each token's neighbour ``step`` tokens away, and whether there is one."""
+    """Index of each token's neighbour ``step`` tokens away, and True where it exists."""
     column = torch.arange(layout.length, device=layout.device).unsqueeze(0)
     if ring:
         first, count = _runs(layout, column)
@@ -226,7 +225,7 @@ def _neighbours(
 def _runs(
     layout: Layout, column: Int[Tensor, "1 L"]
 ) -> tuple[Int[Tensor, "b L"], Int[Tensor, "b L"]]:
-    """First column and length of the stretch of one document, or of padding, each token is in."""
+    """First index and length of the run of one document, or of padding, around each token."""
     begins = column == 0
     for mark in (layout.document, _hidden(layout)):
         if mark is not None:
@@ -240,16 +239,16 @@ def _runs(
 
 ENTRY = Entry(
     factory=Conv,
-    summary="Convolves each token with its neighbours; the zeros at the border tell position.",
+    summary="Convolves each token with its neighbours; zero padding at the border marks position.",
     claims=Claims(
         sites=("embedding",),
         relative=True,
         axes=(1, 2),
         trainable=True,
-        extrapolates="Holds: it reads neighbours only; far from a border it knows no position.",
+        extrapolates="Holds: it reads neighbours only; no position information far from a border.",
         cost="L·C·kernel once (kernel² on two axes)",
         exceptions={
-            "windows_are_windows": "tokens carry what stood kernel - 1 before them into the window",
+            "windows_are_windows": "the convolution reads kernel - 1 tokens before the window",
         },
     ),
     citation=Citation(

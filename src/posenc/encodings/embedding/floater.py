@@ -1,4 +1,4 @@
-"""FLOATER: positions as the path of a learned differential equation."""
+"""FLOATER: position vectors from a learned differential equation."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ class Affine(nn.Module):
 
 
 class Dynamics(nn.Module):
-    """The weights of the trained part of h: two layers that are both told the time."""
+    """The weights of the trained part of h: two layers, both with time as an extra input."""
 
-    def __init__(self, dim: int, hidden: int, *, still: bool) -> None:
+    def __init__(self, dim: int, hidden: int, *, zero: bool) -> None:
         super().__init__()
-        self.still = still
+        self.zero = zero
         self.first = Affine(dim + 1, hidden)
         self.second = Affine(hidden + 1, dim)
         self.solutions = Solutions()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the initial values; with ``still``, such that h is 0."""
+        """Draw the initial values; with ``zero``, such that h is 0."""
         for layer in (self.first, self.second):
             nn.init.xavier_normal_(layer.weight)
             nn.init.zeros_(layer.bias)
-        if self.still:
+        if self.zero:
             nn.init.zeros_(self.second.weight)
 
     def forward(self) -> list[Tensor]:
@@ -76,41 +76,40 @@ class Dynamics(nn.Module):
 
 
 class Floater(EmbeddingEncoding):
-    """FLOATER: a position's vector is where a learned differential equation is at that time.
+    """FLOATER: a position's vector is the state of a learned differential equation at that time.
 
     ``x + p(t)`` in every block, ``dp/dt = h(t, p)``, ``p(0)`` trained (section 3), with
     ``h(t, p) = R p + u · (W_2 [a(W_1 [p; ut] + b_1); ut] + b_2)``.
 
-    ``t`` is the position ``[B|1, L]`` in tokens, any real, before 0 too; ``p(0)`` ``[C]``, one a
-    block; ``W_1`` ``[E, C+1]``, ``W_2`` ``[C, E+1]``, shared by all blocks; ``u`` the time a
-    token. Claims: absolute, one axis, trainable; p(t) does not depend on what other times are
-    asked for. Solved for the sorted distinct times, in float64. Cost: C·E for each of
-    ``max |t| / step`` steps, one after the other (as many as the tolerance asks for with
-    "dopri5"), however many rows and tokens there are. Blocks that share the dynamics take fixed
-    steps together, as one batch. Without a graph the states reached stay stored until a parameter
-    changes, up to 128 MiB a stack, so that decoding a token takes one step; with "dopri5" those
-    every 64 tokens. With a graph, memory grows with the distinct times, and a state every 64
-    steps. No more than 2^20 steps are taken.
+    ``t`` is the position ``[B|1, L]`` in tokens, any real; ``p(0)`` ``[C]``, one per block; ``W_1``
+    ``[E, C+1]``, ``W_2`` ``[C, E+1]``, shared by all blocks; ``u`` the time per token. Claims:
+    absolute, one axis, trainable; p(t) does not depend on the other requested times. Solved for
+    the sorted distinct times, in float64. Cost: C·E for each of ``max |t| / step`` sequential
+    steps (set by the tolerance with "dopri5"), independent of the number of rows and tokens.
+    Blocks that share the dynamics take fixed steps as one batch. Without a graph, solved states
+    are cached until a parameter changes, up to 128 MiB per stack, so decoding a token takes one
+    step; with "dopri5" states every 64 tokens are. With a graph, memory grows with the distinct
+    times and one state per 64 steps. At most 2^20 steps are taken.
 
-    Differs from the official code in where it enters, which gives queries, keys and values of a
-    block flows of their own after the projections; here one flow enters before, as the paper
-    presents it. ``R`` is the turning of the sinusoidal encoding, which the official model has
-    as a second encoding before the first block; the solver works in the frame that turns along.
+    Differs from the official code, which has separate flows for queries, keys and values of a
+    block after the projections; here one flow is added before them, as in the paper. ``R`` is the
+    rotation of the sinusoidal encoding, which the official model has as a second encoding before
+    the first block; the solver works in the frame rotating with it.
 
     Args:
         dim: width C.
         start: ``"sinusoidal"``: ``p(0)`` = (0, 1, 0, 1, …) and the trained part 0, so that p is
-            the sinusoidal encoding (for even C) until it learns better; ``"random"``: no R, the
-            official initial values.
+            initially the sinusoidal encoding (for even C); ``"random"``: no R, the official
+            initial values.
         hidden: E; C by default.
         activation: ``"tanh"``, with which p grows with t² at most, or the official ``"relu"``,
             with which it may grow exponentially past the trained times.
-        method: ``"rk4"``, ``"euler"`` or ``"midpoint"`` with steps anchored at 0, the last one
-            to a time between two steps shorter; ``"dopri5"`` chooses its steps.
-        step: tokens a step of a fixed-step method (1/5 in the official code).
+        method: ``"rk4"``, ``"euler"`` or ``"midpoint"`` with fixed steps counted from 0 and a
+            shorter last one; ``"dopri5"`` has adaptive steps.
+        step: tokens per step of a fixed-step method (1/5 in the official code).
         tolerance: relative and absolute, of ``"dopri5"``.
-        gradient: ``"direct"`` through all steps, or ``"adjoint"``, which solves backwards and
-            needs no memory for them.
+        gradient: ``"direct"`` through all steps, or by the ``"adjoint"`` equation, which stores no
+            steps.
         unit: u.
 
     Raises:
@@ -157,7 +156,7 @@ class Floater(EmbeddingEncoding):
             rotary=start == "sinusoidal",
         )
         self._settings = self.flow.to_text()
-        self.dynamics = Dynamics(dim, hidden, still=start == "sinusoidal")
+        self.dynamics = Dynamics(dim, hidden, zero=start == "sinusoidal")
         self.start = nn.Parameter(torch.empty(dim))
         self._adaptive = Solutions()
         self.dynamics.solutions.join(self)
@@ -209,7 +208,7 @@ class Floater(EmbeddingEncoding):
     def _solved(
         self, times: Float[Tensor, "b L"], start: Tensor, *weights: Tensor
     ) -> Float[Tensor, "b L C"]:
-        """``path`` with what was solved before, or is solved for all blocks at once."""
+        """``path`` with cached states, or states solved for all blocks at once."""
         inputs = (start, *weights)
         graph = torch.is_grad_enabled() and any(part.requires_grad for part in inputs)
         if self.flow.method == "dopri5" and not graph:
@@ -224,7 +223,7 @@ class Floater(EmbeddingEncoding):
 
 
 def _share(layers: int, arguments: Mapping[str, Any]) -> list[Encoding]:
-    """A block's own ``p(0)``, and one dynamics for all blocks."""
+    """Blocks with their own ``p(0)`` and shared dynamics."""
     blocks = [Floater(**arguments) for _ in range(layers)]
     for block in blocks[1:]:
         block.dynamics = blocks[0].dynamics
@@ -234,13 +233,13 @@ def _share(layers: int, arguments: Mapping[str, Any]) -> list[Encoding]:
 
 ENTRY = Entry(
     factory=Floater,
-    summary="Adds, in every block, where a learned differential equation is at the token's time.",
+    summary="Adds, in every block, the state of a learned differential equation at the position.",
     claims=Claims(
         sites=("embedding",),
         relative=False,
         trainable=True,
         extrapolates="Any real time exists; use past the trained ones is uncertain.",
-        cost="C·E·max t / step, one step after the other; of blocks together",
+        cost="C·E·max t / step in sequential steps, for all blocks together",
     ),
     citation=Citation(
         authors="Liu et al.",

@@ -20,20 +20,20 @@ __all__ = ["Fourier", "waves"]
 
 
 class Fourier(EmbeddingEncoding):
-    """Learned Fourier features: waves over all axes at once, mixed by a small network.
+    """Learned Fourier features: sines and cosines over all axes, mixed by a small MLP.
 
     ``x + W_2 · gelu(W_1 r + b_1) + b_2``, ``r = F^(-1/2) [cos(W_r p), sin(W_r p)]``.
 
-    ``p`` is the position ``[A]`` in tokens or cells, any real; ``W_r`` ``[F/2, A]`` in radians a
-    token, trained, starts normal with standard deviation 1/γ, so that before the network
-    ``r(p)·r(p')`` is near ``exp(-|p - p'|² / 2γ²) / 2``, whatever the direction. Special tokens
-    pass unchanged. Claims: absolute, any axes, trainable. Cost: L·(F·hidden + hidden·C).
-    Differs from the paper in having one group of axes; the paper tunes γ and F.
+    ``p`` is the position ``[A]`` in tokens or cells, any real; ``W_r`` ``[F/2, A]`` in radians per
+    token, trained, initially normal with standard deviation 1/γ, so that ``r(p)·r(p')`` is near
+    ``exp(-|p - p'|² / 2γ²) / 2`` in every direction. Special tokens pass unchanged. Claims:
+    absolute, any axes, trainable. Cost: L·(F·hidden + hidden·C). Differs from the paper in having
+    one group of axes; the paper tunes γ and F.
 
     Args:
         dim: width C.
-        axes: A, numbers of a position.
-        features: F, even; the even number at or above C by default.
+        axes: A, components of a position.
+        features: F, even; C, rounded up to even, by default.
         hidden: width of the hidden layer.
         gamma: γ in tokens, positive.
 
@@ -73,7 +73,7 @@ class Fourier(EmbeddingEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the frequencies, and a fresh network."""
+        """Draw the initial values."""
         nn.init.normal_(self.frequencies, std=1 / self.gamma)
         self.input.reset_parameters()
         self.output.reset_parameters()
@@ -98,24 +98,24 @@ def waves(layout: Layout, frequencies: Float[Tensor, "T A"]) -> Float[Tensor, "b
     """``[cos(W p), sin(W p)]`` of a layout's positions, ``[B|1, L, 2T]``, in their dtype.
 
     Raises:
-        ArgumentError: when a position has not as many numbers as ``frequencies`` has columns.
+        ArgumentError: when positions have another number of axes than ``frequencies``.
     """
     axes = frequencies.shape[1]
     require_axes(layout, axes, remedy=f"Create the encoding with axes={layout.axes}.")
-    # Not a matrix product: autocast would take it in bfloat16, where positions collide.
+    # Not a matrix product: autocast would run it in bfloat16, where positions collide.
     angles = angles_at(layout.positions.unsqueeze(-2), frequencies).sum(-1)
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
 ENTRY = Entry(
     factory=Fourier,
-    summary="Adds learned waves over all position axes, mixed by a small network.",
+    summary="Adds learned sines and cosines over all position axes, mixed by a small MLP.",
     claims=Claims(
         sites=("embedding",),
         relative=False,
         axes=None,
         trainable=True,
-        extrapolates="Poorly past the training length: the network meets phases it has not seen.",
+        extrapolates="Poorly past the training length: phases differ from those of training.",
         cost="L·(C + features)·hidden once",
     ),
     citation=Citation(

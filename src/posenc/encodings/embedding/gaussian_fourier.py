@@ -22,13 +22,13 @@ __all__ = ["GaussianFourier"]
 
 
 class GaussianFourier(EmbeddingEncoding):
-    """Gaussian Fourier features: waves over all axes at once, of frequencies drawn and kept.
+    """Gaussian Fourier features: sines and cosines over all axes with fixed random frequencies.
 
     ``x + [cos(2π B p), sin(2π B p)]``, ``B ~ N(0, (σ/span)²)``, ``B`` is ``[C/2, A]``.
 
     ``p`` is the position ``[A]`` in tokens or cells, any real; p/span is the paper's coordinate
     in [0, 1). The product of two positions' vectors is near
-    ``C/2 · exp(-2π² σ² |p - p'|² / span²)``, whatever the direction. B is drawn from torch's
+    ``C/2 · exp(-2π² σ² |p - p'|² / span²)`` in every direction. B is drawn from torch's
     generator, saved with the model, and not trained. Special tokens pass unchanged. Claims:
     absolute, any axes, no parameters. Cost: L·C·A. Differs from the paper in adding the features
     to token vectors rather than feeding them to a network alone; the paper tunes σ.
@@ -36,8 +36,8 @@ class GaussianFourier(EmbeddingEncoding):
     Args:
         dim: width C, even.
         max_length: span, in tokens on each axis.
-        axes: A, numbers of a position.
-        sigma: σ, in cycles a span; positive.
+        axes: A, components of a position.
+        sigma: σ, in cycles per span; positive.
 
     Raises:
         ArgumentError: when an option is out of its domain; in ``forward``, for a layout with
@@ -64,7 +64,7 @@ class GaussianFourier(EmbeddingEncoding):
         self.dim = dim
         require_even("dim", dim, remedy="There are as many cosines as sines.")
         self.sigma, self.span = sigma, max_length
-        # Kept as the bits of float32 numbers: as floats they would follow the module's dtype.
+        # Stored as the bits of float32 numbers: a float buffer would be cast with the module.
         self.register_buffer("drawn", torch.empty(dim // 2, axes, dtype=torch.int32))
         self.reset_parameters()
 
@@ -84,15 +84,14 @@ class GaussianFourier(EmbeddingEncoding):
         *,
         tokens: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L C"]:
-        turns = 2 * math.pi * self.sigma / self.span
-        numbers = wider(self.drawn.view(torch.float32))
-        vectors = waves(layout, turns * numbers)
+        scale = 2 * math.pi * self.sigma / self.span
+        vectors = waves(layout, scale * wider(self.drawn.view(torch.float32)))
         return fuse(x, zero_special(vectors, layout), "add")
 
 
 ENTRY = Entry(
     factory=GaussianFourier,
-    summary="Adds waves over all position axes, of frequencies drawn at random and kept.",
+    summary="Adds sines and cosines over all position axes with fixed random frequencies.",
     claims=Claims(
         sites=("embedding",),
         relative=False,

@@ -20,21 +20,21 @@ PAPER_ALPHA = 0.4
 
 
 class Hierarchical(EmbeddingEncoding):
-    """Hierarchical positions: a table of n rows, decomposed so that it serves n² positions.
+    """Hierarchical positions: a trained table of n rows decomposed into n² positions.
 
     ``q_{(i-1)n + j} = α u_i + (1 - α) u_j``, ``u_i = (p_i - α p_1) / (1 - α)``,
     i, j = 1 … n; the output is ``x + q``.
 
-    ``p`` ``[n, C]`` is the trained table, ``q`` ``[n², C]`` what positions 0 … n² - 1 (in tokens,
-    a fractional one interpolated) read. The first n rows of q are p itself, so a model trained
-    at n keeps its positions. Claims: absolute, one axis, trainable. Cost: L·C, and n²·C once a
-    call unless the layout is short; n·C parameters. Differs from the source in nothing.
+    ``p`` ``[n, C]`` is the trained table, ``q`` ``[n², C]`` the vectors of positions 0 … n² - 1 in
+    tokens, fractional ones interpolated. The first n rows of q equal p, so positions up to n are
+    unchanged. Claims: absolute, one axis, trainable. Cost: L·C, and n²·C per call for layouts
+    longer than n; n·C parameters. Differs from the source in nothing.
 
     Args:
         dim: width C.
-        max_length: n, the length it is trained at.
-        alpha: α, weight of the coarse part; neither 0.5, which would make (i, j) and (j, i) one,
-            nor 1, in 0 < α < 1.
+        max_length: n, the training length.
+        alpha: α, weight of the coarse part, 0 < α < 1; not 0.5, for which (i, j) and (j, i) have
+            equal vectors.
         std: standard deviation of the initial values.
 
     Raises:
@@ -70,7 +70,7 @@ class Hierarchical(EmbeddingEncoding):
 
     def extra_repr(self) -> str:
         count, dim = self.table.shape
-        return f"max_length={count} (serves {count**2}), dim={dim}, alpha={self.alpha:g}"
+        return f"max_length={count} (up to {count**2}), dim={dim}, alpha={self.alpha:g}"
 
     def forward(
         self,
@@ -95,7 +95,7 @@ class Hierarchical(EmbeddingEncoding):
 def hierarchical_rows(
     table: Float[Tensor, "N C"], alpha: float, *, blocks: int | None = None
 ) -> Float[Tensor, "M C"]:
-    """The n² rows that a table of n decomposes into, ``[n², C]``, or the first n · ``blocks``."""
+    """The n² rows of a decomposed table of n, ``[n², C]``, or the first n · ``blocks``."""
     base = (table - alpha * table[:1]) / (1 - alpha)
     coarse = base[: len(base) if blocks is None else blocks]
     return (alpha * coarse.unsqueeze(1) + (1 - alpha) * base.unsqueeze(0)).flatten(0, 1)
@@ -103,7 +103,7 @@ def hierarchical_rows(
 
 ENTRY = Entry(
     factory=Hierarchical,
-    summary="Decomposes a trained table of n positions so that it serves n².",
+    summary="Decomposes a trained table of n positions into n².",
     claims=Claims(
         sites=("embedding",),
         relative=False,

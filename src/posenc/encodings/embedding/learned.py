@@ -1,4 +1,4 @@
-"""A trained vector a position."""
+"""A trained vector per position."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Learned"]
 
 
 class Learned(EmbeddingEncoding):
-    """Learned absolute positions: a table with a trained vector for each position.
+    """Learned absolute positions: a trained vector for each position.
 
     ``x + P[p]`` (or ``x · P[p]``), p = 0 … max_length - 1 in tokens; ``P`` is ``[max_length, C]``.
-    A fractional p is read by linear interpolation between its neighbours.
+    Fractional positions are interpolated linearly.
 
-    Claims: absolute, one axis, trainable. Cost: L·C; max_length·C parameters. Past the table it
-    raises: there is nothing to read, and clamping would silently give many tokens one position.
-    Differs from BERT in nothing (truncated normal start, standard deviation 0.02); with
-    ``fusion="multiply"`` the table starts around 1.
+    Claims: absolute, one axis, trainable. Cost: L·C; max_length·C parameters. Positions past the
+    table raise: clamping would silently give many tokens one position. Differs from BERT in
+    nothing (truncated normal initial values, standard deviation 0.02); with ``fusion="multiply"``
+    initial values are around 1.
 
     Args:
         dim: width C.
@@ -81,7 +81,7 @@ class Learned(EmbeddingEncoding):
             layout,
             self.max_length,
             holder="the learned table",
-            remedy="Stretch the table first (posenc.extension: interpolate, hierarchical, "
+            remedy="Extend the table first (posenc.extension: interpolate, hierarchical, "
             "random_tail), or create it with a larger max_length.",
         )
         return fuse(x, read_rows(self.table, layout), self.fusion)
@@ -94,7 +94,7 @@ ENTRY = Entry(
         sites=("embedding",),
         relative=False,
         trainable=True,
-        extrapolates="Cannot: past the table it raises.",
+        extrapolates="Not at all: positions past the table raise.",
         cost="L·C once",
         exceptions={
             "positions": "only 0 … max_length - 1 exist",

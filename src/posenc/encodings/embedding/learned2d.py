@@ -1,4 +1,4 @@
-"""A trained vector a cell of a grid."""
+"""A trained vector per cell of an image."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from posenc.runtime import has_values
 
 __all__ = ["Learned2d", "require_grid"]
 
-REMEDY = "Stretch the table first (posenc.extension: interpolate), or create it with a larger one."
+REMEDY = "Extend the table first (posenc.extension: interpolate), or create it with a larger size."
 
 
 class Learned2d(EmbeddingEncoding):
-    """Learned positions of an image: a table with a trained vector for each cell.
+    """Learned positions of an image: a trained vector for each cell.
 
     ``x + P[y, x]`` for the cell in row y and column x, ``x + S[n]`` for the n-th special token of
     a row of the batch (a class token); ``P`` is ``[height, width, C]``, ``S`` ``[special, C]``.
 
-    Positions in cells from 0; a fractional one is read by bilinear interpolation. Claims:
-    absolute, two axes, trainable. Cost: L·C; (height·width + special)·C parameters. Past the
-    table it raises. Differs from ViT in nothing (normal start, standard deviation 0.02); ViT
-    keeps S and P in one table, S first.
+    Positions in cells from 0; fractional ones are interpolated bilinearly. Claims: absolute, two
+    axes, trainable. Cost: L·C; (height·width + special)·C parameters. Positions past the table
+    raise. Differs from ViT in nothing (normal initial values, standard deviation 0.02); ViT stores
+    S and P in one table, S first.
 
     Args:
         dim: width C.
         size: (height, width) of the table in cells.
-        special: rows for special tokens; they may be fewer in a layout, or none.
+        special: rows for special tokens; a layout may have fewer.
         std: standard deviation of the initial values.
 
     Raises:
@@ -114,27 +114,28 @@ class Learned2d(EmbeddingEncoding):
         return torch.lerp(above, below, down)
 
     def _special(self, special: Bool[Tensor, "b L"]) -> Float[Tensor, "b L C"]:
-        """The row of each special token; what ordinary tokens get means nothing."""
+        """The row of each special token; arbitrary at other tokens."""
         count = self.special.shape[0]
         number = special.cumsum(1) - 1
         if has_values(number):
-            most = int(number[:, -1].max()) + 1
-            if most > count:
+            needed = int(number[:, -1].max()) + 1
+            if needed > count:
                 raise LengthError(
                     "special",
                     expected=f"up to {count} special tokens",
-                    got=most,
-                    remedy=f"Create the encoding with special={most}.",
+                    got=needed,
+                    remedy=f"Create the encoding with special={needed}.",
                 )
         table = self.special if count else self.table.new_zeros(1, self.table.shape[-1])
         return table[number.clamp(0, max(count - 1, 0))]
 
 
 def require_grid(layout: Layout, size: tuple[int, int], *, holder: str) -> None:
-    """Refuse a layout that is not of two axes, or whose real cells are not all inside a table.
+    """Check that a layout has two axes and all its real cells are inside a table.
 
     Raises:
-        ArgumentError, LengthError: with ``holder`` as what has no such position.
+        ArgumentError: for another number of axes.
+        LengthError: for a cell outside, naming ``holder``.
     """
     require_axes(layout, 2, remedy="Use Layout.image, or learned for text.")
     for axis, count in enumerate(size):
@@ -155,7 +156,7 @@ ENTRY = Entry(
         relative=False,
         axes=(2,),
         trainable=True,
-        extrapolates="Cannot: past the table it raises.",
+        extrapolates="Not at all: positions past the table raise.",
         cost="L·C once",
         exceptions={
             "positions": "only the cells of the table exist",

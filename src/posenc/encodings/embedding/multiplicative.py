@@ -1,4 +1,4 @@
-"""Positions that scale token vectors."""
+"""Multiplicative positions with a trained gain per position."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ __all__ = ["Multiplicative", "bounded_gain"]
 
 
 class Multiplicative(EmbeddingEncoding):
-    """Multiplicative positions: each feature of a token is scaled by a gain of its position.
+    """Multiplicative positions: each feature of a token is scaled by a trained gain.
 
     ``x ⊗ g[p]``, ``g = 1 + b · tanh(w / b)`` (or ``1 + w`` without a bound).
 
-    ``p`` = 0 … max_length - 1 in tokens, a fractional one interpolated; ``w`` ``[max_length, C]``
-    trained, zero at first, so that the encoding starts as the identity; gains stay in
-    (1 - b, 1 + b), so that no stack of layers can blow a token up. Claims: absolute, one axis,
-    trainable. Cost: L·C; max_length·C parameters. Differs from plain gains (the position vector
-    itself as factor) in the bound; ``bound=None`` is that.
+    ``p`` = 0 … max_length - 1 in tokens, fractional ones interpolated; ``w`` ``[max_length, C]``
+    trained, initially zero (the identity); gains are bounded to (1 - b, 1 + b). Claims: absolute,
+    one axis, trainable. Cost: L·C; max_length·C parameters. Differs from the source in the bound;
+    ``bound=None`` removes it.
 
     Args:
         dim: width C.
         max_length: positions in the table.
-        bound: b, largest departure of a gain from 1; None for no bound.
+        bound: b, largest difference of a gain from 1; None for no bound.
 
     Raises:
         ArgumentError: when ``dim``, ``max_length`` or ``bound`` is out of its domain.
@@ -56,7 +55,7 @@ class Multiplicative(EmbeddingEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start as the identity."""
+        """Set gains to 1."""
         nn.init.zeros_(self.table)
 
     def extra_repr(self) -> str:
@@ -76,14 +75,14 @@ class Multiplicative(EmbeddingEncoding):
             holder="the table of gains",
             remedy="Create it with a larger max_length.",
         )
-        departure = read_rows(self.table, layout)
-        departure = departure.to(torch.promote_types(departure.dtype, torch.float32))
-        return fuse(x, bounded_gain(departure, self.bound), "multiply")
+        weights = read_rows(self.table, layout)
+        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        return fuse(x, bounded_gain(weights, self.bound), "multiply")
 
 
-def bounded_gain(departure: Float[Tensor, "*dims"], bound: float | None) -> Float[Tensor, "*dims"]:
-    """``1 + bound · tanh(departure / bound)``; ``1 + departure`` without a bound."""
-    return 1 + (departure if bound is None else bound * torch.tanh(departure / bound))
+def bounded_gain(weights: Float[Tensor, "*dims"], bound: float | None) -> Float[Tensor, "*dims"]:
+    """``1 + bound · tanh(weights / bound)``; ``1 + weights`` without a bound."""
+    return 1 + (weights if bound is None else bound * torch.tanh(weights / bound))
 
 
 ENTRY = Entry(
@@ -93,7 +92,7 @@ ENTRY = Entry(
         sites=("embedding",),
         relative=False,
         trainable=True,
-        extrapolates="Cannot: past the table it raises.",
+        extrapolates="Not at all: positions past the table raise.",
         cost="L·C once",
         exceptions={"positions": "only 0 … max_length - 1 exist"},
     ),

@@ -1,4 +1,4 @@
-"""Positions that scale token vectors, by parameters that all positions share."""
+"""Multiplicative positions with parameters shared by all positions."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ __all__ = ["MultiplicativeShared"]
 
 
 class MultiplicativeShared(EmbeddingEncoding):
-    """Shared multiplicative positions: gains are waves over position, with trained amplitudes.
+    """Shared multiplicative positions: gains are sinusoids of position with trained amplitudes.
 
     ``x ⊗ g(p)``, ``g = 1 + b · tanh(w(p) / b)`` (or ``1 + w(p)`` without a bound),
     ``w_c(p) = u_c sin(ω_c p) + v_c cos(ω_c p)``, ``ω_c = base^(-c/C)`` for c = 0 … C-1.
 
-    ``p`` in tokens, any real; u and v ``[C]`` trained, the same for all positions, zero at first,
-    so that the encoding starts as the identity; gains stay in (1 - b, 1 + b). Claims: absolute,
-    one axis, trainable. Cost: L·C; 2·C parameters, however long the text. Differs from
-    ``multiplicative``, which has C parameters a position, in what its gains can be: one wave a
-    feature. The source names the product ``x ⊗ p`` and leaves the gains open.
+    ``p`` in tokens, any real; u and v ``[C]`` trained, initially zero (the identity); gains are
+    bounded to (1 - b, 1 + b). Claims: absolute, one axis, trainable. Cost: L·C; 2·C parameters at
+    any length, where ``multiplicative`` has C per position. The source gives the product ``x ⊗ p``
+    and leaves the gains open.
 
     Args:
         dim: width C.
         base: ratio of the fastest frequency to the slowest (its limit).
-        bound: b, largest departure of a gain from 1; None for no bound.
+        bound: b, largest difference of a gain from 1; None for no bound.
 
     Raises:
         ArgumentError: when ``dim``, ``base`` or ``bound`` is out of its domain.
@@ -57,7 +56,7 @@ class MultiplicativeShared(EmbeddingEncoding):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start as the identity."""
+        """Set gains to 1."""
         nn.init.zeros_(self.sine)
         nn.init.zeros_(self.cosine)
 
@@ -75,13 +74,13 @@ class MultiplicativeShared(EmbeddingEncoding):
         positions, width = layout.positions[..., 0], len(self.sine)
         frequencies = geometric_frequencies(width, 2 * width, self.base, like=wider(positions))
         angles = angles_at(positions.unsqueeze(-1), frequencies)
-        departure = self.sine.to(angles) * angles.sin() + self.cosine.to(angles) * angles.cos()
-        return fuse(x, bounded_gain(departure, self.bound), "multiply")
+        weights = self.sine.to(angles) * angles.sin() + self.cosine.to(angles) * angles.cos()
+        return fuse(x, bounded_gain(weights, self.bound), "multiply")
 
 
 ENTRY = Entry(
     factory=MultiplicativeShared,
-    summary="Scales each feature of a token by a wave over positions, with trained amplitudes.",
+    summary="Scales each feature of a token by a sinusoid of position with trained amplitudes.",
     claims=Claims(
         sites=("embedding",),
         relative=False,

@@ -1,4 +1,4 @@
-"""Positions written as digits."""
+"""Positions as digits in a given base."""
 
 from __future__ import annotations
 
@@ -23,27 +23,25 @@ Join = Literal["sum", "concatenate"]
 
 
 class Radix(EmbeddingEncoding):
-    """Radix positions: a position is written in base β, and each digit place has its own table.
+    """Radix positions: the position's digits in base β, each place with its own trained table.
 
-    ``x + Σ_t T_t[⌊p / β^t⌋ mod β]``, t = 0 … m - 1 (or the parts side by side).
+    ``x + Σ_t T_t[⌊p / β^t⌋ mod β]``, t = 0 … m - 1 (or the parts concatenated).
 
-    ``p`` = 0 … β^m - 1 in tokens; ``T_t`` ``[β, C]`` (``[β, C/m]`` side by side). The lowest digit
-    of a fractional p is read by linear interpolation between its neighbours, in the next digit's
-    row where it carries over. Claims: absolute, one axis, trainable. Cost: m·L·C; m·β·C
-    parameters for β^m positions. This is the view under which stretching RoPE's base is a change
-    of radix.
+    ``p`` = 0 … β^m - 1 in tokens; ``T_t`` ``[β, C]`` (``[β, C/m]`` if concatenated). Fractional
+    positions are interpolated linearly. Claims: absolute, one axis, trainable. Cost: m·L·C; m·β·C
+    parameters for β^m positions. Changing RoPE's base corresponds to a change of this radix.
 
     Args:
         dim: width C.
         base: β, 2 or more.
-        digits: m; by default as many as ``max_length`` needs, or 4.
-        max_length: positions that must be covered.
+        digits: m; by default the least for ``max_length``, or 4.
+        max_length: number of positions to cover.
         join: ``"sum"`` or ``"concatenate"``.
         std: standard deviation of the initial values.
 
     Raises:
         ArgumentError: when an option is out of its domain, digits cover fewer positions than
-            ``max_length``, or C is no multiple of the digits to be put side by side.
+            ``max_length``, or C is no multiple of the digits to be concatenated.
         UnknownNameError: for another ``join``.
         LengthError: in ``forward``, for a token at β^m or beyond.
 
@@ -83,7 +81,7 @@ class Radix(EmbeddingEncoding):
         if base ** (digits - 1) >= EXACT:
             raise ArgumentError(
                 "digits",
-                expected="a largest place below 2^53, up to where positions are exact",
+                expected="a largest place below 2^53, the limit of exact positions",
                 got=f"{base}^{digits - 1}",
                 remedy="Lower digits or base.",
             )
@@ -147,7 +145,7 @@ class Radix(EmbeddingEncoding):
 
 
 def places(count: int, base: int) -> int:
-    """Digits needed to write 0 … count - 1 in ``base``, decided in integers."""
+    """Number of digits of count - 1 in ``base``, in integer arithmetic."""
     digits = max(1, round(math.log(max(count, 2), base)) - 1)
     while base**digits < count:
         digits += 1
@@ -156,12 +154,12 @@ def places(count: int, base: int) -> int:
 
 ENTRY = Entry(
     factory=Radix,
-    summary="Writes the position in some base and adds a trained vector for each digit.",
+    summary="Adds a trained vector for each digit of the position in a given base.",
     claims=Claims(
         sites=("embedding",),
         relative=False,
         trainable=True,
-        extrapolates="To base^digits positions, most of whose digits have been seen.",
+        extrapolates="To base^digits positions, most of whose digits occur in training.",
         cost="digits·L·C once",
         exceptions={"positions": "only 0 … base^digits - 1 exist"},
     ),

@@ -1,4 +1,4 @@
-"""Positions that each follow from the one before."""
+"""Position vectors by recursion."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from posenc.runtime import has_values, without_autocast
 __all__ = ["FreeStep", "GatedStep", "Recursive", "RotationStep", "Step", "StepKind"]
 
 StepKind = Literal["linear", "free", "gru"]
-Turn = Callable[[Tensor], Tensor]
+AngleFunction = Callable[[Tensor], Tensor]
 
 
 class Step(Hooked, ABC):
-    """What leads from a position's vector to the next."""
+    """The map from a position's vector to the next."""
 
     hooked: ClassVar[tuple[str, ...]] = ("along", "at")
 
@@ -48,7 +48,7 @@ class Step(Hooked, ABC):
 
     @abstractmethod
     def weights(self) -> list[Tensor]:
-        """``p_0`` and what the step is made of, in float64 where the device has it."""
+        """``p_0`` and the step's parameters, in float64 where the device has it."""
 
     @abstractmethod
     def along(self, first: int, count: int) -> Float[Tensor, "count C"]:
@@ -92,47 +92,49 @@ class LinearStep(Step):
         self.start[1::2] = 1
         self.weight.zero_()
 
-    def _turning(self, along: Turn, across: Turn) -> Float[Tensor, "C C"]:
+    def _rotation(
+        self, diagonal_of: AngleFunction, off_diagonal_of: AngleFunction
+    ) -> Float[Tensor, "C C"]:
         """The matrix with blocks ``[[a, b], [-b, a]]`` of the sinusoidal encoding's angles.
 
-        Computed afresh, so that narrow dtypes round only what is trained.
+        Recomputed at each call, so that narrow dtypes round trained values only.
         """
         (start,) = self._wide(self.start)
         dim = len(start)
         angles = geometric_frequencies(dim // 2, dim, 10000.0, like=start)
         diagonal = torch.ones_like(start)
-        diagonal[: 2 * len(angles)] = along(angles).repeat_interleave(2)
-        beside = torch.zeros_like(start)[1:]
-        beside[::2] = across(angles)
-        return diagonal.diag() + beside.diag(1) - beside.diag(-1)
+        diagonal[: 2 * len(angles)] = diagonal_of(angles).repeat_interleave(2)
+        off_diagonal = torch.zeros_like(start)[1:]
+        off_diagonal[::2] = off_diagonal_of(angles)
+        return diagonal.diag() + off_diagonal.diag(1) - off_diagonal.diag(-1)
 
 
 class RotationStep(LinearStep):
-    """A is a rotation, whatever the weight: ``(I + S)(I - S)^-1``, ``S = S_0 + W - W^T``."""
+    """A is a rotation for any weight: ``(I + S)(I - S)^-1``, ``S = S_0 + W - W^T``."""
 
     def transition(self) -> Float[Tensor, "C C"]:
         (weight,) = self._wide(self.weight)
         one = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
-        skew = weight - weight.mT + self._turning(torch.ones_like, half_tangent) - one
-        # I - S has an inverse for every skew S, so nothing needs to be checked on the device.
-        made: Tensor = torch.linalg.solve_ex(one - skew, one + skew, left=False)[0]
-        return made
+        skew = weight - weight.mT + self._rotation(torch.ones_like, half_tangent) - one
+        # I - S is invertible for every skew-symmetric S, so the solver's status is not read.
+        rotation: Tensor = torch.linalg.solve_ex(one - skew, one + skew, left=False)[0]
+        return rotation
 
 
 class FreeStep(LinearStep):
     """A is ``A_0 + W``."""
 
     def transition(self) -> Float[Tensor, "C C"]:
-        return self._wide(self.weight)[0] + self._turning(torch.cos, torch.sin)
+        return self._wide(self.weight)[0] + self._rotation(torch.cos, torch.sin)
 
 
 def half_tangent(angles: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """By which ``(I + S)(I - S)^-1`` turns by the angles."""
+    """Entries of S for which ``(I + S)(I - S)^-1`` rotates by the angles."""
     return torch.tan(angles / 2)
 
 
 class GatedStep(Step):
-    """A gated recurrent unit that reads nothing but its state."""
+    """A gated recurrent unit without input."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim)
@@ -159,27 +161,26 @@ class GatedStep(Step):
 
 
 class Recursive(EmbeddingEncoding):
-    """Recursive positions: a position's vector is made from the one before by a trained step.
+    """Recursive positions: each position's vector is a trained function of the previous one.
 
     ``x + p_k``, ``p_0`` trained, ``p_{k+1} = f(p_k)``; linear:
     ``f(p) = A · p + b = c + A · (p - c)``, so ``p_k = c + A^k · (p_0 - c)``.
 
-    ``k`` = 0, 1, … in tokens, without an end; a fractional position is read between the two
-    vectors next to it, linearly. ``p_0``, ``c`` ``[C]``; ``b = c - A · c``. ``A`` ``[C, C]`` is
-    ``(I + S)(I - S)^-1`` with ``S = S_0 + W - W^T``: whatever the training does, a rotation, so
-    ``‖p_k - c‖`` is the same at every k, and neither vectors nor gradients grow or vanish.
-    ``W`` starts at 0, where S_0 makes A turn the pair t by ``10000^(-2t/C)`` radians a token, and
-    ``p_0`` at (0, 1, 0, 1, …): the sinusoidal encoding (for even C). Claims: absolute, one axis,
-    trainable.
+    ``k`` = 0, 1, … in tokens, unbounded; fractional positions are interpolated linearly. ``p_0``,
+    ``c`` ``[C]``; ``b = c - A · c``. ``A`` ``[C, C]`` is ``(I + S)(I - S)^-1`` with
+    ``S = S_0 + W - W^T``: a rotation for any W, so ``‖p_k - c‖`` is constant and neither vectors
+    nor gradients grow or vanish. ``W`` starts at 0, where S_0 makes A rotate pair t by
+    ``10000^(-2t/C)`` radians per token, and ``p_0`` at (0, 1, 0, 1, …): the sinusoidal encoding
+    (for even C). Claims: absolute, one axis, trainable.
 
-    Cost: L·C² in log2 L matrix products by doubling, ``[p_k; A^n] · A^n = [p_{k+n}; A^2n]``, and
-    log2 of the first position more where that is not 0; computed in float64, since squaring A
-    doubles its error. C² parameters. The GRU runs through all positions from 0 one by one.
+    Cost: L·C² in log2 L matrix products by doubling, ``[p_k; A^n] · A^n = [p_{k+n}; A^2n]``, plus
+    log2 of the first position; computed in float64, since squaring A doubles its error. C²
+    parameters. The GRU steps through all positions from 0.
 
     Args:
         dim: width C.
-        step: ``"linear"`` as above; ``"free"`` the same with A itself trained, which may then
-            grow without bound far out; ``"gru"`` a gated recurrent unit without input,
+        step: ``"linear"`` as above; ``"free"`` the same with unconstrained A, whose powers may
+            grow without bound; ``"gru"`` a gated recurrent unit without input,
             ``f(p) = z·p + (1 - z)·tanh(a + r·(U_n p + b_n))`` with gates
             ``r, z = σ(U p + b)``, whose vectors stay within (-1, 1).
 
@@ -238,11 +239,11 @@ class Recursive(EmbeddingEncoding):
 
 
 def require_forward(first: float) -> None:
-    """Refuse positions before the recursion begins."""
+    """LengthError for positions below 0."""
     if first < 0:
         raise LengthError(
             "positions",
-            expected="0 or more, where the recursion begins",
+            expected="0 or more, since the recursion starts at 0",
             got=f"{first:g}",
             remedy="Shift the positions, so that the first is 0.",
         )
@@ -250,7 +251,7 @@ def require_forward(first: float) -> None:
 
 ENTRY = Entry(
     factory=Recursive,
-    summary="Makes each position's vector from the one before by a trained rotation, or a GRU.",
+    summary="Computes each position's vector from the previous one by a trained rotation or a GRU.",
     claims=Claims(
         sites=("embedding",),
         relative=False,

@@ -1,4 +1,4 @@
-"""A trained vector a row and one a column of an image."""
+"""A trained vector per row and per column of an image."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["RowColumn"]
 
 
 class RowColumn(EmbeddingEncoding):
-    """DETR's learned positions: half the features from the column's table, half from the row's.
+    """DETR's learned positions: half the features from a column table, half from a row table.
 
     ``x + [X[x], Y[y]]`` for the cell in row y and column x; ``Y`` is ``[height, C/2]`` and ``X``
     ``[width, C/2]``. Note the order: columns first.
 
-    Positions in cells from 0; a fractional one is interpolated between its neighbours; special
-    tokens pass unchanged. Claims: absolute, two axes, trainable. Cost: L·C; (height + width)·C/2
-    parameters, where a table of cells has height·width·C. Past the tables it raises. Differs from
-    DETR, which adds them to queries and keys of every layer, in adding them to the tokens once.
+    Positions in cells from 0; fractional ones are interpolated linearly; special tokens pass
+    unchanged. Claims: absolute, two axes, trainable. Cost: L·C; (height + width)·C/2 parameters.
+    Positions past the tables raise. Differs from DETR, which adds them to queries and keys of every
+    layer, in adding them to the tokens once.
 
     Args:
         dim: width C, even.
-        size: rows of ``Y`` and of ``X``.
+        size: (height, width) in cells, the rows of ``Y`` and of ``X``.
 
     Raises:
         ArgumentError: when an option is out of its domain; in ``forward``, for a layout that has
@@ -83,13 +83,13 @@ class RowColumn(EmbeddingEncoding):
 
 ENTRY = Entry(
     factory=RowColumn,
-    summary="Adds a trained vector for a cell's row beside one for its column.",
+    summary="Adds a trained vector for a cell's column concatenated with one for its row.",
     claims=Claims(
         sites=("embedding",),
         relative=False,
         axes=(2,),
         trainable=True,
-        extrapolates="Cannot: past the tables it raises.",
+        extrapolates="Not at all: positions past the tables raise.",
         cost="L·C once",
         exceptions={
             "positions": "only the rows and columns of the tables exist",

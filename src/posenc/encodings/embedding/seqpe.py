@@ -1,4 +1,4 @@
-"""Positions read as strings of digits."""
+"""Positions encoded from digit strings by a small Transformer."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ BASE = 10
 
 
 class Seqpe(EmbeddingEncoding):
-    """SeqPE: a small Transformer reads the position as a string of digits, axis after axis.
+    """SeqPE: a small Transformer encodes the position's digits, axis after axis.
 
-    ``x + W · T(e_1, …, e_m, c) + b``, ``e_t = D[digit_t] + P[t] (+ A[axis])``: ``T`` gives what
-    the last token, the trained ``c``, is after causal pre-norm blocks (tanh-GELU, width 4C) and a
+    ``x + W · T(e_1, …, e_m, c) + b``, ``e_t = D[digit_t] + P[t] (+ A[axis])``: ``T`` is the output
+    at the last token, the trained ``c``, of causal pre-norm blocks (tanh-GELU, width 4C) and a
     LayerNorm.
 
-    Digits are decimal, most significant first; leading zeros are hidden from ``T``, position 0 is
-    one digit. Positions in tokens or cells, a fractional one interpolated between its neighbours
-    on each axis; special tokens pass unchanged. Claims: absolute, any axes, trainable. Cost:
-    L·(digits·A + 1)·12·C² a block, once. Differs from the paper, whose best text models multiply
-    logits by products of these vectors, in adding them to the tokens (the authors' "input add");
-    its two auxiliary losses are a matter of training.
+    Digits are decimal, most significant first; leading zeros are masked, position 0 is one digit.
+    Positions in tokens or cells, fractional ones interpolated linearly on each axis; special
+    tokens pass unchanged. Claims: absolute, any axes, trainable. Cost: L·(digits·A + 1)·12·C² per
+    block, once. Differs from the paper, whose best text models multiply logits by products of
+    these vectors, in adding them to the tokens (the authors' "input add"); its two auxiliary
+    losses are left to the training loop.
 
     Args:
         dim: width C.
-        heads: heads of the small Transformer; they divide C.
-        axes: A, numbers of a position.
-        digits: m / A, the longest string an axis may need.
+        heads: heads of the small Transformer, a divisor of C.
+        axes: A, components of a position.
+        digits: m / A, largest number of digits per axis.
         depth: blocks of the small Transformer.
-        dropout: probability of dropping a feature of what a block adds, in training.
+        dropout: dropout probability of the blocks' residual branches.
         std: standard deviation of the initial values.
 
     Raises:
@@ -129,17 +129,17 @@ class Seqpe(EmbeddingEncoding):
         below = positions.floor()
         if layout.start is not None or layout.extent is not None:
             return self.read(below.long())
-        share = positions - below
+        fraction = positions - below
         last = BASE**self.digits - 1
         total = torch.zeros_like(positions[..., :1])
         for corner in product((0, 1), repeat=layout.axes):
             up = torch.tensor(corner, device=positions.device)
-            weight = torch.where(up == 1, share, 1 - share).prod(-1, keepdim=True)
+            weight = torch.where(up == 1, fraction, 1 - fraction).prod(-1, keepdim=True)
             total = total + weight * self.read((below.long() + up).clamp(max=last))
         return total
 
     def read(self, positions: Int[Tensor, "*dims A"]) -> Float[Tensor, "*dims C"]:
-        """The vector of each position, whole numbers of at most ``digits`` digits an axis."""
+        """The vector of each integer position of at most ``digits`` digits per axis."""
         powers = BASE ** torch.arange(self.digits - 1, -1, -1, device=positions.device)
         number = positions.unsqueeze(-1)
         string = (number.div(powers, rounding_mode="floor") % BASE).flatten(-2)
@@ -153,8 +153,7 @@ class Seqpe(EmbeddingEncoding):
         seen = nn.functional.pad(written, (0, 1), value=True).flatten(0, -2).unsqueeze(1)
         length = vectors.shape[1]
         ones = torch.ones(length, length, dtype=torch.bool, device=positions.device)
-        # Each sees itself too: a row that sees nothing would be NaN, and no one sees those of
-        # leading zeros.
+        # Leading zeros attend to themselves: a fully masked row would be NaN.
         visible = (seen & ones.tril()) | torch.eye(length, dtype=torch.bool, device=seen.device)
         for block in self.blocks:
             vectors = block(vectors, visible)
@@ -163,7 +162,7 @@ class Seqpe(EmbeddingEncoding):
 
 
 class _Block(nn.Module):
-    """A pre-norm Transformer block, as GPT-2's."""
+    """A pre-norm Transformer block as in GPT-2."""
 
     def __init__(self, dim: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -189,14 +188,14 @@ class _Block(nn.Module):
 
 ENTRY = Entry(
     factory=Seqpe,
-    summary="Lets a small Transformer read the position as a string of digits.",
+    summary="Encodes the position's digits by a small Transformer.",
     claims=Claims(
         sites=("embedding",),
         relative=False,
         axes=None,
         trainable=True,
-        extrapolates="To digits it has seen in every place, with the paper's auxiliary losses.",
-        cost="L·(digits·A + 1)·12·C² a block, once",
+        extrapolates="To digits trained in every place, with the paper's auxiliary losses.",
+        cost="L·(digits·A + 1)·12·C² per block, once",
     ),
     citation=Citation(
         authors="Li et al.",

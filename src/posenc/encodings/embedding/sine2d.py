@@ -1,4 +1,4 @@
-"""Sinusoidal positions over an image that may be padded."""
+"""Sinusoidal positions of images with padding."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["Sine2d"]
 
 
 class Sine2d(EmbeddingEncoding):
-    """DETR's sines: half the features for the row, half for the column, counted over real cells.
+    """DETR's sinusoids: half the features for the row, half for the column, over real cells.
 
     ``x + [S(y), S(x)]``, ``S(c)[2t] = sin(c · ω_t)``, ``S(c)[2t+1] = cos(c · ω_t)``,
     ``ω_t = temperature^(-4t/C)``; y and x are cumulative sums of the valid mask along columns and
     rows, so that the first real cell is 1.
 
-    With ``scale`` (radians) both are shares of the real cells of their column or row:
-    ``y ← scale · y / (y_last + 1e-6)``; that takes whole images (``Layout.image``). Without, any
-    layout of two axes is served: where it is not a whole image, y and x are positions + 1.
+    With ``scale`` (radians) both are normalised by the real cells of their column or row,
+    ``y ← scale · y / (y_last + 1e-6)``, which requires whole images (``Layout.image``). Without it
+    any layout of two axes is accepted; y and x are positions + 1 if it is not a whole image.
     Special tokens pass unchanged. Claims: absolute, two axes, no parameters; with
     ``scale`` it depends on the length (the image's sides). Cost: L·C. Differs from the paper,
     which adds them to queries and keys of every layer, in adding them to the tokens once; sums are
@@ -40,7 +40,7 @@ class Sine2d(EmbeddingEncoding):
     Args:
         dim: width C, a multiple of 4.
         temperature: ratio of the fastest frequency to the slowest, in the limit.
-        scale: what the last real cell of a row or column is brought to; None: counts stay.
+        scale: normalised coordinate of the last real cell of a row or column; None: no scaling.
 
     Raises:
         ArgumentError: when an option is out of its domain; in ``forward``, for a layout that has
@@ -89,13 +89,13 @@ class Sine2d(EmbeddingEncoding):
         return fuse(x, zero_special(features, layout), "add")
 
     def coordinates(self, layout: Layout) -> Float[Tensor, "b L 2"]:
-        """y and x of every token, ``[B|1, L, 2]``; those of special tokens mean nothing."""
+        """y and x of every token, ``[B|1, L, 2]``; arbitrary at special tokens."""
         require_axes(layout, 2, remedy="Use Layout.image, or sinusoidal for text.")
         if layout.extent is None:
             if self.scale is not None:
                 raise ArgumentError(
                     "layout",
-                    expected="a whole image (Layout.image), whose last cells scale it",
+                    expected="a whole image (Layout.image), as scale requires",
                     got="single cells",
                     remedy="Create the encoding with scale=None to count cells.",
                 )

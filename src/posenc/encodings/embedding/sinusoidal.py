@@ -107,7 +107,7 @@ class Sinusoidal(EmbeddingEncoding):
 
 ENTRY = Entry(
     factory=Sinusoidal,
-    summary="Adds sines and cosines of falling frequency to the token vectors.",
+    summary="Adds sines and cosines of decreasing frequency to the token vectors.",
     claims=Claims(
         sites=("embedding",),
         relative=False,
