@@ -160,7 +160,7 @@ def test_parameters_in_the_users_words(tmp_path: Path) -> None:
     save(ours, tmp_path / "out", fields={"rope_parameters": told})
     kept = json.loads((tmp_path / "out" / "config.json").read_text())["rope_parameters"]
     assert kept == told
-    with pytest.raises(ArgumentError, match="rope_parameters: expected those of the model's"):
+    with pytest.raises(ArgumentError, match="rope_parameters: expected values of the model's"):
         save(ours, tmp_path / "no", fields={"rope_parameters": told | {"factor": 2.0}})
 
 
@@ -177,7 +177,7 @@ def test_what_transformers_does_not_have_is_not_written(tmp_path: Path) -> None:
     config = DecoderConfig(vocabulary=61, dim=64, layers=2, heads=4)
     plain = Decoder(config)
     records = extend_layers(plain.encodings, "rerope", length=24)
-    with pytest.raises(ArgumentError, match="rope alone"):
+    with pytest.raises(ArgumentError, match="rope only"):
         save(Decoder(config, encodings=records), tmp_path / "out")
     half = Decoder(replace(config, options={"fraction": 0.5}))
     with pytest.raises(ArgumentError, match=r"fraction=0\.5"):

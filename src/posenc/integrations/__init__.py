@@ -1,1 +1,1 @@
-"""Other libraries' models and files. None of these libraries is imported."""
+"""Reading and writing of other libraries' models, without importing these libraries."""

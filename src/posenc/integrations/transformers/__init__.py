@@ -1,4 +1,4 @@
-"""Checkpoint folders of transformers, read and written without that library."""
+"""Reading and writing of transformers checkpoints, without importing transformers."""
 
 from posenc.integrations.transformers.checkpoint import FAMILIES, load, save
 from posenc.integrations.transformers.family import Family, Written

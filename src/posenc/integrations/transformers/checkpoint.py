@@ -1,4 +1,4 @@
-"""Reading and writing checkpoint folders as transformers has them."""
+"""Reading and writing of transformers checkpoint folders."""
 
 from __future__ import annotations
 
@@ -31,20 +31,19 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> nn.Module:
-    """The model in a checkpoint folder of transformers, in eval mode.
+    """The model of a transformers checkpoint folder, in eval mode, without dropout.
 
-    Reads ``config.json`` and safetensors, whole or in shards, and never pickle. Dropout is not
-    taken over. Every tensor must be there, fit, and be known: nothing is loaded in part.
+    Reads ``config.json`` and safetensors (one file or shards), never pickle. Missing, unknown or
+    mismatched tensors are errors.
 
     Args:
-        folder: written by ``save_pretrained``, or a copy of one from a hub.
-        dtype: of the model; stored numbers are converted.
-        device: where it goes.
+        folder: written by ``save_pretrained``, or downloaded from a hub.
+        dtype: of the model; weights are converted.
+        device: of the model.
 
     Raises:
-        CheckpointError: when the folder is no such checkpoint, its family or an option of it is
-            not supported, or a file or tensor is missing, damaged, unknown or of another shape
-            (it is named).
+        CheckpointError: if the folder is not such a checkpoint, its family or an option is not
+            supported, or a file or tensor is missing, damaged, unknown or of another shape.
     """
     return load_described(Fields.read(Path(folder)), dtype=dtype, device=device)
 
@@ -66,7 +65,7 @@ def load_described(
             lambda: unfilled(lambda: family.make(described), stored.shapes.values()), fields
         )
         rows = _rows(empty, family, stored)
-        # What a configuration makes of the model is looked at before it takes memory, too.
+        # shapes are compared before memory is allocated
         unfilled(lambda: extended(empty, fields), stored.shapes.values())
         with torch.random.fork_rng(devices=[]):
             model = _made(lambda: family.make(described), fields).to(dtype)
@@ -78,16 +77,16 @@ def _made(make: Callable[[], nn.Module], fields: Fields) -> nn.Module:
     """The model of a configuration.
 
     Raises:
-        CheckpointError: when none can be made.
+        CheckpointError: if it cannot be created.
     """
     try:
         return make()
     except CheckpointError:
         raise
-    except Exception as error:  # a file can say anything
+    except Exception as error:  # an arbitrary file
         raise CheckpointError(
             str(fields.path),
-            expected="a configuration of which a model can be made, as large as its weights",
+            expected="a valid configuration that matches the weights",
             got=str(error).removesuffix("."),
             remedy="Nothing was loaded.",
         ) from error
@@ -102,27 +101,25 @@ def save(
     fields: Mapping[str, Any] | None = None,
     shard_bytes: int = 5 * 10**9,
 ) -> None:
-    """Write a model as a checkpoint folder that transformers loads.
-
-    The folder appears whole or not at all.
+    """Write a model atomically as a checkpoint folder for transformers.
 
     Args:
-        model: of the family's shape.
-        folder: new, or empty.
+        model: with the family's architecture.
+        folder: new or empty.
         family: ``model_type`` to write.
-        like: a checkpoint folder, or the fields of its ``config.json``, which say what the model
-            does not (ids of special tokens, say). Where they describe the model's encoding, they
-            stay as they are.
-        fields: of ``config.json``, over those of ``like``. ``rope_parameters`` in them must say
-            what the model's encoding is; without, it is said in the plainest way.
-        shard_bytes: largest size of a file; more go into several, with an index.
+        like: a checkpoint folder, or the fields of its ``config.json``, that supplies further
+            fields (ids of special tokens, for example). Its description of the encoding is kept
+            if it is equivalent.
+        fields: of ``config.json``, overriding those of ``like``. ``rope_parameters`` must match
+            the model's encoding; they are derived from it by default.
+        shard_bytes: maximum file size; larger models are written in shards with an index.
 
     Raises:
-        UnknownNameError: for a family that does not exist or is only read.
-        ArgumentError: when the model is not of the family's shape, or ``rope_parameters`` not
-            those of its encoding.
-        CheckpointError: when ``like`` is no checkpoint of this family.
-        OutputError: when the folder is in use or cannot be written to.
+        UnknownNameError: for a family that does not exist or is read-only.
+        ArgumentError: if the model does not have the family's architecture, or
+            ``rope_parameters`` do not match its encoding.
+        CheckpointError: if ``like`` is not a checkpoint of this family.
+        OutputError: if the folder is in use or cannot be written to.
     """
     written, tensors = _described(model, family, like, fields or {})
     _write(Path(folder), written, tensors, shard_bytes)
@@ -150,9 +147,9 @@ def _described(
     if "rope_parameters" in fields and "rope_parameters" in described.fields:
         raise ArgumentError(
             "rope_parameters",
-            expected=f"those of the model's encoding: {described.fields['rope_parameters']}",
+            expected=f"values of the model's encoding: {described.fields['rope_parameters']}",
             got=template.values["rope_parameters"],
-            remedy="Leave them out: they are found from the model.",
+            remedy="Omit them: they are derived from the model.",
         )
     tensors = _theirs(model, FAMILIES[name], described.tensors)
     dtypes = {tensor.dtype for tensor in tensors.values()}
@@ -168,10 +165,10 @@ def _described(
 
 
 def _template(family: str, like: Path | str | Fields | None, fields: Mapping[str, Any]) -> Fields:
-    """What a configuration begins from.
+    """Initial fields of a configuration.
 
     Raises:
-        CheckpointError: when ``like`` is no checkpoint of this family.
+        CheckpointError: if ``like`` is not a checkpoint of this family.
     """
     if like is None:
         return Fields(fields, Path("fields"))
@@ -188,14 +185,14 @@ def _family_of(fields: Fields) -> Family:
             f"model_type in {fields.path}",
             expected=f"one of {', '.join(FAMILIES)}",
             got=repr(kind),
-            remedy="Models of other families cannot be read.",
+            remedy="Models of other families are not supported.",
         )
     fields.require("quantization_config", None)
     return FAMILIES[family_name(kind)]
 
 
 def _heads(model: nn.Module) -> int:
-    """Heads of every layer; 1 for a model whose layers differ, which no rule asks for."""
+    """Heads of every layer; 1 (unused) if layers differ."""
     return model.config.heads if isinstance(model.config, StackConfig) else 1
 
 
@@ -206,12 +203,12 @@ def _gated(model: nn.Module) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """Our tensor, and where in the checkpoint it comes from.
+    """A model tensor and its source in the checkpoint.
 
     Args:
-        match: our tensor and the rule.
-        spelled: theirs, as the checkpoint spells them.
-        begins: column of each at which our piece of it begins.
+        match: the tensor and its rule.
+        spelled: names of the source tensors in the checkpoint.
+        begins: first column of the piece in each source tensor.
     """
 
     match: Match
@@ -220,18 +217,18 @@ class _Row:
 
 
 def _rows(model: nn.Module, family: Family, stored: StoredTensors) -> list[_Row]:
-    """Where every tensor of the model comes from; of the model only shapes are looked at.
+    """The source of every tensor of the model, found from shapes.
 
     Raises:
-        CheckpointError: when one is missing, of another shape or dtype, or unknown.
+        CheckpointError: if a tensor is missing, unknown, or of another shape or dtype.
     """
     tensors, heads = stored_tensors(model), _heads(model)
     meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
-    found, left = match(family.rows(_gated(model)), meta, heads=heads)
+    matches, left = match(family.rows(_gated(model)), meta, heads=heads)
     if left:
-        raise LookupError(f"{left[0]} is in no row of the table")
+        raise LookupError(f"no rule for {left[0]}")
     spelled: dict[str, str] = {}
-    for name, tensor in join(found).items():
+    for name, tensor in join(matches).items():
         spelling = next((s for s in family.spellings(name) if s in stored.shapes), None)
         if spelling is None and _is_bare(name, family, stored):
             raise CheckpointError(
@@ -246,8 +243,8 @@ def _rows(model: nn.Module, family: Family, stored: StoredTensors) -> list[_Row]
                 str(stored.folder),
                 expected=f"a tensor {name}",
                 got="none",
-                remedy="config.json describes a model that has it: fetch both again, or name the "
-                "folder of another model. Nothing was loaded.",
+                remedy="config.json describes a model with it. Download both again. Nothing was "
+                "loaded.",
             )
         stored.require(spelling, tensor.shape)
         spelled[name] = spelling
@@ -256,17 +253,17 @@ def _rows(model: nn.Module, family: Family, stored: StoredTensors) -> list[_Row]
     if unknown:
         raise CheckpointError(
             str(stored.path(unknown[0])),
-            expected="only tensors that the model has a place for",
+            expected="only tensors of the model",
             got=unknown[0] + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""),
-            remedy="This is a variant that cannot be read; nothing was loaded.",
+            remedy="This variant is not supported; nothing was loaded.",
         )
     begin = dict.fromkeys(spelled, 0)
     rows = []
-    for each in found:
-        begins = tuple(begin[name] for name in each.names)
-        rows.append(_Row(each, tuple(spelled[name] for name in each.names), begins))
-        for name, part in zip(each.names, each.parts, strict=True):
-            if isinstance(each.rule, Piece):
+    for matched in matches:
+        begins = tuple(begin[name] for name in matched.names)
+        rows.append(_Row(matched, tuple(spelled[name] for name in matched.names), begins))
+        for name, part in zip(matched.names, matched.parts, strict=True):
+            if isinstance(matched.rule, Piece):
                 begin[name] += part.shape[1]
     return rows
 
@@ -294,23 +291,23 @@ def _fill(model: nn.Module, rows: Sequence[_Row], stored: StoredTensors) -> None
 
 
 def _ignored(name: str, family: Family) -> bool:
-    """Whether a tensor that was not read may be left."""
+    """True if an unused tensor is allowed."""
     spellings = (s for pattern in family.ignored for s in family.spellings(pattern))
     return any(matches(spelling, name) is not None for spelling in spellings)
 
 
 def _theirs(model: nn.Module, family: Family, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a checkpoint from those of a model."""
+    """Checkpoint tensors from model tensors."""
     plain = {name: tensor.detach().cpu() for name, tensor in ours.items()}
-    found, left = match(family.rows(_gated(model)), plain, heads=_heads(model))
+    matches, left = match(family.rows(_gated(model)), plain, heads=_heads(model))
     if left:
         raise ArgumentError(
             "model",
-            expected="only tensors that this family has a place for",
+            expected="only tensors of this family",
             got=left[0],
-            remedy="Save it by model.save(folder), or choose another family.",
+            remedy="Use model.save(folder), or another family.",
         )
-    return {name: tensor.contiguous() for name, tensor in join(found).items()}
+    return {name: tensor.contiguous() for name, tensor in join(matches).items()}
 
 
 def _write(
@@ -333,14 +330,14 @@ def _write(
 
 
 def _shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
-    """The tensors in the order they have, in groups of at most ``limit`` bytes (or one tensor)."""
+    """Consecutive tensors in groups of at most ``limit`` bytes (or one tensor)."""
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():
-        own = tensor.numel() * tensor.element_size()
-        if shards[-1] and size + own > limit:
+        size = tensor.numel() * tensor.element_size()
+        if shards[-1] and size + size > limit:
             shards.append({})
             size = 0
         shards[-1][name] = tensor
-        size += own
+        size += size
     return shards

@@ -1,4 +1,4 @@
-"""What a transformers ``config.json`` says, with a reason for everything that does not fit."""
+"""Validated reading of a transformers ``config.json``."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Choice = TypeVar("Choice")
 REQUIRED: Any = object()
 SAVE_AGAIN = "Save it again; nothing was loaded."
 LARGEST = 2**53
-"""A whole number that a float holds exactly."""
+"""Largest whole number that is exact in a float."""
 
 
 class Fields:
     """The fields of a ``config.json``.
 
-    A default is the one that transformers has for a field that the file leaves out.
+    Defaults are those of transformers for missing fields.
 
     Args:
-        values: what the file holds.
-        path: where it is, for messages.
-        tensors: shapes of the checkpoint's tensors by name, where they say what the fields do
-            not; empty: not known.
+        values: of the file.
+        path: of the file, for messages.
+        tensors: shapes of the checkpoint's tensors by name, for what the fields do not specify;
+            empty: unknown.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Fields:
         """The configuration of a checkpoint folder.
 
         Raises:
-            CheckpointError: when there is none, or it is no JSON object.
+            CheckpointError: if it is missing or not a JSON object.
         """
         path = folder / "config.json"
         values = read_json(path)
@@ -59,10 +59,10 @@ class Fields:
         return cls(values, path)
 
     def count(self, name: str, default: int | None = REQUIRED) -> int:
-        """A whole number of 1 or more; of layers and heads no more than the weights have room for.
+        """A whole number of at least 1; for layers and heads, limited by the size of the weights.
 
-        A model is compared with its weights once it is made, without memory. Layers and heads
-        would take time before.
+        Shapes are compared with the weights only after the model is created on the meta device,
+        which takes long for many layers and heads.
         """
         value = self.get(name, default)
         if type(value) is not int or not 1 <= value <= LARGEST:
@@ -71,7 +71,7 @@ class Fields:
         return value
 
     def counts(self, name: str) -> list[int]:
-        """A list of such numbers."""
+        """A list of whole numbers of at least 1."""
         values = self.get(name)
         if not isinstance(values, list) or not values:
             raise self.wrong(name, "a list of whole numbers of 1 or more", values)
@@ -88,14 +88,14 @@ class Fields:
         elif self.tensors and "head" in name:
             most = sum(map(math.prod, self.tensors.values()))
         if value > most:
-            raise self.wrong(name, f"at most {most}, as its weights are few", value)
+            raise self.wrong(name, f"at most {most}, for weights of this size", value)
 
     def optional_count(self, name: str) -> int | None:
-        """The same, or None where it is null or left out."""
+        """A whole number of at least 1, or None if null or missing."""
         return None if self.values.get(name) is None else self.count(name)
 
     def sides(self, name: str, default: int) -> tuple[int, int]:
-        """Height and width, from a pair or from one number for both."""
+        """Height and width, from a pair or a single number."""
         value = self.get(name, default)
         pair = value if isinstance(value, list) else [value, value]
         if len(pair) != 2 or not all(type(side) is int and 0 < side <= LARGEST for side in pair):
@@ -103,14 +103,14 @@ class Fields:
         return pair[0], pair[1]
 
     def square(self, name: str, default: int) -> int:
-        """The side of a square."""
+        """Side of a square."""
         height, width = self.sides(name, default)
         if height != width:
             raise self.wrong(name, "a square", [height, width])
         return height
 
     def classes(self) -> int:
-        """Labels of a classifier; transformers leaves them out where there are two."""
+        """Number of labels; transformers omits them if there are two."""
         labels = self.get("id2label", {})
         if not isinstance(labels, dict):
             raise self.wrong("id2label", "an object", labels)
@@ -128,7 +128,7 @@ class Fields:
         value = self.get(name)
         if not isinstance(value, list) or not all(map(_is_number, value)):
             raise self.wrong(name, "a list of numbers", value)
-        return [float(each) for each in value]
+        return [float(item) for item in value]
 
     def flag(self, name: str, default: bool = REQUIRED) -> bool:
         """True or False."""
@@ -138,17 +138,17 @@ class Fields:
         return value
 
     def choice(self, name: str, known: Mapping[str, Choice], default: str = REQUIRED) -> Choice:
-        """What ``known`` has for the field's text."""
+        """The value of ``known`` for the field's name."""
         value = self.get(name, default)
         if not isinstance(value, str) or value not in known:
             raise self.wrong(name, " or ".join(map(repr, sorted(known))), repr(value))
         return known[value]
 
     def require(self, name: str, only: object) -> None:
-        """Refuse another value than the one that our model can be."""
+        """Require the only supported value."""
         value = self.values.get(name, only)
         if value != only:
-            raise self.wrong(name, f"{only!r}, the only one that is supported", value)
+            raise self.wrong(name, f"{only!r}, the only supported value", value)
 
     def get(self, name: str, default: Any = REQUIRED) -> Any:
         """Any value."""
@@ -163,12 +163,12 @@ class Fields:
             f"{name} in {self.path}",
             expected=expected,
             got=got,
-            remedy="This model cannot be read; nothing was loaded.",
+            remedy="This model is not supported; nothing was loaded.",
         )
 
 
 def _is_number(value: object) -> bool:
-    """Whether a value is a finite number that a float can hold."""
+    """True for a finite number within the range of a float."""
     return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
 
 
@@ -176,7 +176,7 @@ def read_json(path: Path) -> Any:
     """The value in a JSON file.
 
     Raises:
-        CheckpointError: when it is missing, unreadable, too large or no JSON.
+        CheckpointError: if it is missing, unreadable, too large or not JSON.
     """
     return storage.read_json(
         path,

@@ -1,4 +1,4 @@
-"""Checkpoints of stretched models: in transformers' words, or with what posenc needs beside."""
+"""Configuration of extended models: transformers' fields, or a field of posenc's own."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ from posenc.models.replacing import encodings_of, with_encodings
 __all__ = ["FIELD", "extended", "extension_field", "native_fields"]
 
 FIELD = "posenc_extension"
-"""In ``config.json``: method, factor, length and options where transformers has no words."""
+"""Field of ``config.json`` with method, factor, length and options, if transformers has none."""
 
 
 def extension_field(
     method: str, *, factor: float, length: float, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What ``config.json`` says of a stretched model beside describing the one before."""
+    """The field for an extended model; the others describe the original model."""
     described = {"method": method, "factor": factor, "length": length, "options": dict(options)}
     return {FIELD: described}
 
 
 def extended(model: nn.Module, fields: Fields) -> nn.Module:
-    """The model as its configuration says that posenc stretched it; most: itself.
+    """The model with the extension of its configuration applied, if there is one.
 
     Raises:
-        CheckpointError: when that cannot be done.
+        CheckpointError: if the extension is invalid.
     """
-    found = fields.values.get(FIELD)
-    if found is None:
+    extension = fields.values.get(FIELD)
+    if extension is None:
         return model
-    if not isinstance(found, Mapping) or set(found) != {"method", "factor", "length", "options"}:
-        raise fields.wrong(FIELD, "method, factor, length and options", found)
+    keys = {"method", "factor", "length", "options"}
+    if not isinstance(extension, Mapping) or set(extension) != keys:
+        raise fields.wrong(FIELD, "method, factor, length and options", extension)
     try:
         encodings = extend_layers(
             encodings_of(model),
-            found["method"],
-            factor=found["factor"],
-            length=found["length"],
-            **found["options"],
+            extension["method"],
+            factor=extension["factor"],
+            length=extension["length"],
+            **extension["options"],
         )
-    except Exception as error:  # a file can say anything
+    except Exception as error:  # an arbitrary file
         raise fields.wrong(FIELD, "an extension that fits the model", error) from error
     return with_encodings(model, encodings)
 
@@ -54,7 +55,7 @@ def extended(model: nn.Module, fields: Fields) -> nn.Module:
 def native_fields(
     method: str, original: Encoding, *, factor: float, length: float, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """``rope_parameters`` of a method that transformers knows by name; empty for others."""
+    """``rope_parameters`` of a method that transformers supports; empty for others."""
     part = original.query_key
     base = getattr(part, "base", None)
     if method not in NATIVE or base is None:
@@ -77,7 +78,7 @@ def native_fields(
             "options",
             expected=f"of {', '.join(names) or 'none'}",
             got=", ".join(options),
-            remedy="Leave them out.",
+            remedy="Omit the others.",
         )
     return {"rope_parameters": parameters, "rope_scaling": parameters}
 
@@ -96,4 +97,4 @@ NATIVE: dict[str, tuple[str, dict[str, tuple[str, Any]]]] = {
         },
     ),
 }
-"""By method: ``rope_type``, and what its options are called there, with their defaults."""
+"""``rope_type`` of each method, and its options' names and defaults in transformers."""

@@ -1,4 +1,4 @@
-"""A family of checkpoints: what its configuration and its tensors are called."""
+"""A family of checkpoints: its configuration and the mapping of its tensors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["Family", "Written", "family_name", "require_config", "stored_tensors
 
 @dataclass(frozen=True)
 class Written:
-    """What of a model goes into a checkpoint.
+    """Contents of a checkpoint to write.
 
     Args:
         fields: of ``config.json``.
-        tensors: the model's, by our names, changed where the family computes otherwise.
+        tensors: by the names of posenc, converted to the family's conventions.
         architecture: the class in transformers.
     """
 
@@ -33,18 +33,16 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How to read and write one ``model_type``.
+    """Reading and writing of one ``model_type``.
 
     Args:
-        make: the model that a configuration describes, with weights yet to be filled in.
-        table: our tensors from theirs.
-        gated: rows that take the place of others where the feed-forward layer has gates.
-        prefix: of their names; checkpoints of the bare model lack it.
-        aliases: endings of their names, and what older checkpoints have instead.
-        ignored: patterns of their tensors that our model can do without: buffers, and an output
-            layer beside the embedding that it is tied to.
-        write: what of a model goes into a checkpoint beside (and over) the given fields; None:
-            this family is only read.
+        make: creates the model of a configuration, without weights.
+        table: rules from names of posenc to names of the family.
+        gated: rules that replace others if the feed-forward layer is gated.
+        prefix: of the family's names; checkpoints of the bare model lack it.
+        aliases: endings of the family's names, with those of older checkpoints.
+        ignored: patterns of unused tensors: buffers, and tied output layers.
+        write: contents of a checkpoint for a model and initial fields; None: read-only.
     """
 
     make: Callable[[Fields], nn.Module]
@@ -56,18 +54,18 @@ class Family:
     write: Callable[[nn.Module, Fields], Written] | None = None
 
     def rows(self, gated: bool) -> Table:
-        """The table for a model whose feed-forward layers have gates, or have none."""
+        """The table for a model with or without gated feed-forward layers."""
         return {**self.table, **self.gated} if gated else self.table
 
     def spellings(self, name: str) -> tuple[str, ...]:
-        """The names under which their tensor ``name`` may be found."""
+        """Names that the tensor ``name`` may have in a checkpoint."""
         names = [name]
         names += [
             name.removesuffix(ending) + other
             for ending, other in self.aliases.items()
             if name.endswith(ending)
         ]
-        bare = [each.removeprefix(self.prefix) for each in names if each.startswith(self.prefix)]
+        bare = [n.removeprefix(self.prefix) for n in names if n.startswith(self.prefix)]
         return tuple(names + bare)
 
 
@@ -76,17 +74,17 @@ def family_name(model_type: str) -> str:
     return model_type.replace("-", "_")
 
 
-def require_config(config: object, **wanted: object) -> None:
-    """Refuse a model that a family's configuration cannot describe.
+def require_config(config: object, **required: object) -> None:
+    """Require a model that the family's configuration can describe.
 
     Raises:
-        ArgumentError: naming the first field of its configuration that is not as wanted.
+        ArgumentError: for the first field with another value.
     """
-    for name, value in wanted.items():
+    for name, value in required.items():
         if getattr(config, name) != value:
             raise ArgumentError(
                 "model",
-                expected=f"{name}={value!r}, as this family has it",
+                expected=f"{name}={value!r} for this family",
                 got=f"{name}={getattr(config, name)!r}",
-                remedy="Save it by model.save(folder), or choose another family.",
+                remedy="Use model.save(folder), or another family.",
             )

@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint is which tensor of a model: patterns, read in either direction."""
+"""Bidirectional mapping between tensors of checkpoints and of models."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = [
 
 
 class Rule(ABC):
-    """How a tensor of ours is made of tensors of theirs, and taken apart again.
+    """Conversion between a tensor of the model and tensors of the checkpoint.
 
-    Both directions know nothing but shapes, so that ``write`` of an empty tensor says which shapes
-    ``read`` expects.
+    Both directions depend on shapes only: ``write`` of a meta tensor gives the shapes that ``read``
+    expects.
 
     Args:
-        names: patterns of theirs.
+        names: patterns of the checkpoint's names.
     """
 
     def __init__(self, *names: str) -> None:
@@ -44,15 +44,15 @@ class Rule(ABC):
 
     @abstractmethod
     def read(self, theirs: Sequence[Tensor], heads: int) -> Tensor:
-        """Our tensor, from theirs in the order of ``names``."""
+        """The model's tensor from the checkpoint's, in the order of ``names``."""
 
     @abstractmethod
     def write(self, ours: Tensor, heads: int) -> Sequence[Tensor]:
-        """Their tensors."""
+        """The checkpoint's tensors."""
 
 
 class Stacked(Rule):
-    """Tensors of equal shape, the rows of one below those of another."""
+    """Concatenation of the rows of tensors of equal shape."""
 
     def read(self, theirs: Sequence[Tensor], heads: int) -> Tensor:
         return torch.cat(list(theirs))
@@ -62,7 +62,7 @@ class Stacked(Rule):
 
 
 class OneTensor(Rule):
-    """The same tensor under another name; in subclasses, in another form."""
+    """The same tensor under another name; subclasses convert it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -74,16 +74,16 @@ class OneTensor(Rule):
         return (self.theirs(ours, heads),)
 
     def ours(self, theirs: Tensor, heads: int) -> Tensor:
-        """Our form of it."""
+        """The model's form of it."""
         return theirs
 
     def theirs(self, ours: Tensor, heads: int) -> Tensor:
-        """Their form of it."""
+        """The checkpoint's form of it."""
         return ours
 
 
 class Transposed(OneTensor):
-    """A matrix the other way round."""
+    """A transposed matrix."""
 
     def ours(self, theirs: Tensor, heads: int) -> Tensor:
         return theirs.mT
@@ -93,9 +93,9 @@ class Transposed(OneTensor):
 
 
 class Piece(OneTensor):
-    """Some rows of theirs, ``[1, n, C]``, whose pieces follow each other in the order of the table.
+    """Some rows of a checkpoint tensor ``[1, n, C]``, consecutive in the order of the table.
 
-    Ours is of any shape ``[…, C]`` with as many rows.
+    The model's tensor is ``[…, C]`` with as many rows.
     """
 
     def theirs(self, ours: Tensor, heads: int) -> Tensor:
@@ -103,7 +103,7 @@ class Piece(OneTensor):
 
 
 class RowsFrom(OneTensor):
-    """A tensor without its first rows, which mean nothing."""
+    """A tensor without its first rows, which are unused."""
 
     def __init__(self, name: str, first: int) -> None:
         super().__init__(name)
@@ -117,7 +117,7 @@ class RowsFrom(OneTensor):
 
 
 class SplitByHead(OneTensor):
-    """Rows of query, key and value of the first head, of the second, …; ours: all queries first."""
+    """Rows of query, key and value of each head in turn; in the model all queries come first."""
 
     def ours(self, theirs: Tensor, heads: int) -> Tensor:
         return _regroup(theirs, heads, 3)
@@ -127,7 +127,7 @@ class SplitByHead(OneTensor):
 
 
 class HeadColumns(OneTensor):
-    """Theirs ``[C, H, D]``, a projection to heads; ours ``[H·D, C]``, as a linear layer has it."""
+    """A projection to heads, ``[C, H, D]`` in the checkpoint, ``[H·D, C]`` in the model."""
 
     def ours(self, theirs: Tensor, heads: int) -> Tensor:
         return theirs.flatten(1).mT
@@ -137,7 +137,7 @@ class HeadColumns(OneTensor):
 
 
 class HeadRows(OneTensor):
-    """Theirs ``[C, H, D]``, a projection from heads; ours ``[C, H·D]``."""
+    """A projection from heads, ``[C, H, D]`` in the checkpoint, ``[C, H·D]`` in the model."""
 
     def ours(self, theirs: Tensor, heads: int) -> Tensor:
         return theirs.flatten(1)
@@ -147,7 +147,7 @@ class HeadRows(OneTensor):
 
 
 class HeadsFirst(OneTensor):
-    """Theirs ``[C, H, D]``; ours ``[H, D, C]``."""
+    """``[C, H, D]`` in the checkpoint, ``[H, D, C]`` in the model."""
 
     def ours(self, theirs: Tensor, heads: int) -> Tensor:
         return theirs.permute(1, 2, 0)
@@ -157,14 +157,14 @@ class HeadsFirst(OneTensor):
 
 
 def _regroup(x: Tensor, outer: int, inner: int) -> Tensor:
-    """Rows in ``outer`` groups of ``inner`` groups, grouped the other way round."""
+    """Rows in ``outer`` groups of ``inner`` groups, transposed to ``inner`` of ``outer``."""
     return x.reshape(outer, inner, -1, *x.shape[1:]).transpose(0, 1).reshape(x.shape)
 
 
 Table = Mapping[str, str | Rule]
-"""Pattern of ours → pattern of theirs, or the rule by which ours is made.
+"""Pattern of the model's names → pattern of the checkpoint's names, or a rule.
 
-``{layer}`` and ``{block}`` stand for numbers and ``{kind}`` for ``weight`` or ``bias``.
+``{layer}`` and ``{block}`` match numbers, ``{kind}`` matches ``weight`` or ``bias``.
 """
 
 HOLES = {
@@ -175,23 +175,23 @@ HOLES = {
 
 
 def matches(pattern: str, name: str) -> dict[str, str] | None:
-    """What fills the pattern's holes so that it is ``name``; None where nothing does."""
+    """Values of the pattern's fields that give ``name``; None if it does not match."""
     expression = re.escape(pattern)
     for hole, group in HOLES.items():
         expression = expression.replace(re.escape(hole), group)
-    found = re.fullmatch(expression, name)
-    return None if found is None else found.groupdict()
+    matched = re.fullmatch(expression, name)
+    return None if matched is None else matched.groupdict()
 
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """Our tensor and theirs.
+    """A model tensor and its checkpoint tensors.
 
     Args:
-        name: of ours.
-        rule: how it is made of theirs.
-        names: of theirs.
-        parts: what the rule makes of ours; of the same shapes as theirs, or as their pieces.
+        name: of the model's tensor.
+        rule: the conversion.
+        names: of the checkpoint's tensors.
+        parts: the converted tensor, with the shapes of the checkpoint's tensors or pieces.
     """
 
     name: str
@@ -203,8 +203,8 @@ class Match:
 def match(
     table: Table, tensors: Mapping[str, Tensor], *, heads: int
 ) -> tuple[list[Match], list[str]]:
-    """Our tensors in the order of the table, and the names of those that are in no row of it."""
-    found: list[Match] = []
+    """The model's tensors in the order of the table, and the names without a rule."""
+    matched: list[Match] = []
     left = dict(tensors)
     for pattern, row in table.items():
         rule = OneTensor(row) if isinstance(row, str) else row
@@ -214,14 +214,14 @@ def match(
                 continue
             written = rule.write(left.pop(name), heads)
             names = tuple(theirs.format(**holes) for theirs in rule.names)
-            found.append(Match(name, rule, names, written))
-    return found, list(left)
+            matched.append(Match(name, rule, names, written))
+    return matched, list(left)
 
 
-def join(found: Iterable[Match]) -> dict[str, Tensor]:
-    """Their tensors by name, pieces put together."""
+def join(matched: Iterable[Match]) -> dict[str, Tensor]:
+    """The checkpoint's tensors by name, with pieces joined."""
     joined: dict[str, Tensor] = {}
-    for each in found:
-        for name, part in zip(each.names, each.parts, strict=True):
+    for item in matched:
+        for name, part in zip(item.names, item.parts, strict=True):
             joined[name] = torch.cat([joined[name], part], dim=1) if name in joined else part
     return joined

@@ -1,4 +1,4 @@
-"""RoPE's parameters in ``config.json``, as it was trained or stretched."""
+"""RoPE's parameters in ``config.json``, with and without extension."""
 
 from __future__ import annotations
 
@@ -21,33 +21,32 @@ __all__ = ["RopeFields", "rope_decoder"]
 
 @dataclass(frozen=True, kw_only=True)
 class RopeFields:
-    """What a family calls RoPE's parameters.
+    """Names of RoPE's parameters in a family.
 
-    Recent files have them in ``rope_parameters``, older ones in fields of their own, beside
-    ``rope_scaling``.
+    Recent files have ``rope_parameters``, older ones separate fields and ``rope_scaling``.
 
     Args:
         base, fraction: the older fields.
-        turned: the fraction where the file has none.
-        partial: whether transformers can turn a fraction of a head in this family.
+        rotated: default fraction of a head.
+        partial: transformers supports rotating a fraction of a head in this family.
     """
 
     base: str = "rope_theta"
     fraction: str = "partial_rotary_factor"
-    turned: float = 1.0
+    rotated: float = 1.0
     partial: bool = False
 
     def read(self, fields: Fields, *, head_dim: int) -> Encoding:
         """The encoding of each layer.
 
         Raises:
-            CheckpointError: when it is scaled in a way that is not supported.
+            CheckpointError: for an unsupported scaling.
         """
-        found = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
-        if not isinstance(found, Mapping):
-            raise fields.wrong("rope_parameters", "an object", found)
-        parameters = Fields(found, fields.path)
-        share = fields.number(self.fraction, self.turned)
+        values = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
+        if not isinstance(values, Mapping):
+            raise fields.wrong("rope_parameters", "an object", values)
+        parameters = Fields(values, fields.path)
+        share = fields.number(self.fraction, self.rotated)
         share = parameters.number("partial_rotary_factor", share)
         if share != 1.0 and not self.partial:
             raise fields.wrong("partial_rotary_factor", "1 in this family", share)
@@ -56,7 +55,7 @@ class RopeFields:
             base=parameters.number("rope_theta", fields.number(self.base, 10000.0)),
             fraction=int(share * head_dim) / head_dim,
         )
-        kind = found.get("rope_type", found.get("type", "default"))
+        kind = values.get("rope_type", values.get("type", "default"))
         if kind == "default":
             return Encoding.of(rope)
         if kind not in METHODS:
@@ -65,18 +64,18 @@ class RopeFields:
         stretched = extend(Encoding.of(rope), method, **options(parameters, fields))
         part = stretched.query_key
         if isinstance(part, LongRope) and part.long == part.short:
-            # Alike for every length: a plain rope, which is quicker and has a name.
+            # equal factors for every length: plain rope
             return Encoding.of(rope.stretched(part.long, gain=part.gain))
         return stretched
 
     def write(self, model: Decoder, like: Fields) -> dict[str, Any]:
-        """The same, the other way: in the words of ``like`` where these say it already.
+        """The fields of the model's encoding; those of ``like`` if they are equivalent.
 
-        transformers has no name for most ways of stretching, but LongRoPE's form with the same
-        factors for short and long texts says any that divides frequencies.
+        Any method that divides frequencies is written as LongRoPE with equal factors for short and
+        long texts.
 
         Raises:
-            ArgumentError: when transformers has no such encoding.
+            ArgumentError: if transformers lacks the encoding.
         """
         encoding = model.encodings[0]
         if any(_traits(other) != _traits(encoding) for other in model.encodings):
@@ -88,10 +87,10 @@ class RopeFields:
         parameters = _parameters(encoding)
         fraction = parameters["partial_rotary_factor"]
         if not self.partial and fraction != 1.0:
-            raise _unknown("rope with fraction=1, as this family has it", f"fraction={fraction:g}")
+            raise _unknown("rope with fraction=1 for this family", f"fraction={fraction:g}")
         changes = {
             "rope_parameters": parameters,
-            # Readers from before rope_parameters look in these.
+            # for versions before rope_parameters
             "rope_scaling": None if parameters["rope_type"] == "default" else parameters,
             self.base: parameters["rope_theta"],
             self.fraction: fraction,
@@ -103,7 +102,7 @@ class RopeFields:
 
 
 def rope_decoder(encoding: Encoding, **fields: Any) -> Decoder:
-    """A decoder with this encoding in each layer; by name where that can say it."""
+    """A decoder with this encoding in each layer; by name if possible."""
     part = _known(encoding)
     rope = part if isinstance(part, Rope) else part.rope
     options: dict[str, Any] = {"base": rope.base, "fraction": rope.fraction}
@@ -115,7 +114,7 @@ def rope_decoder(encoding: Encoding, **fields: Any) -> Decoder:
 
 
 def _length(parameters: Fields, fields: Fields) -> int:
-    """The length of training, which a stretched model's configuration keeps."""
+    """The trained length, which an extended model's configuration keeps."""
     for place in (fields, parameters):
         length = place.optional_count("original_max_position_embeddings")
         if length is not None:
@@ -155,9 +154,11 @@ def _llama3(parameters: Fields, fields: Fields) -> dict[str, Any]:
 
 def _yarn(parameters: Fields, fields: Fields) -> dict[str, Any]:
     factor, temperature = _factor(parameters, fields), _optional(parameters, "attention_factor")
-    whole, each = _optional(parameters, "mscale"), _optional(parameters, "mscale_all_dim")
-    if temperature is None and whole and each:
-        temperature = (0.1 * whole * math.log(factor) + 1) / (0.1 * each * math.log(factor) + 1)
+    scale, scale_all = _optional(parameters, "mscale"), _optional(parameters, "mscale_all_dim")
+    if temperature is None and scale and scale_all:
+        temperature = (0.1 * scale * math.log(factor) + 1) / (
+            0.1 * scale_all * math.log(factor) + 1
+        )
     return {
         "factor": factor,
         "length": _length(parameters, fields),
@@ -185,11 +186,11 @@ METHODS: dict[str, tuple[str, Callable[[Fields, Fields], dict[str, Any]]]] = {
     "longrope": ("longrope", _longrope),
     "yarn": ("yarn", _yarn),
 }
-"""By ``rope_type``: the method in ``posenc.extension``, and its arguments."""
+"""Method in ``posenc.extension`` and its arguments, by ``rope_type``."""
 
 
 def _parameters(encoding: Encoding) -> dict[str, Any]:
-    """What ``rope_parameters`` has to say for an encoding."""
+    """``rope_parameters`` of an encoding."""
     part = _known(encoding)
     rope = part if isinstance(part, Rope) else part.rope
     if rope.pairing != "half" or rope.log_frequencies is not None:
@@ -208,7 +209,7 @@ def _parameters(encoding: Encoding) -> dict[str, Any]:
     elif len(set(part.divisors)) == 1 and part.gain == 1:
         return {"rope_type": "linear", "factor": part.divisors[0], **base}
     else:
-        # Alike for short and long texts, so that any length does.
+        # equal for short and long texts: any length will do
         long, short, length = part.divisors, part.divisors, 2
     return {
         "rope_type": "longrope",
@@ -222,20 +223,20 @@ def _parameters(encoding: Encoding) -> dict[str, Any]:
 
 
 def _known(encoding: Encoding) -> Rope | DynamicNtkRope | LongRope:
-    """The one part of an encoding that transformers has.
+    """The only part of an encoding, which transformers supports.
 
     Raises:
-        ArgumentError: when there are others.
+        ArgumentError: for other parts.
     """
     part = encoding.query_key
     if encoding.parts() == (part,) and isinstance(part, Rope | DynamicNtkRope | LongRope):
         return part
-    found = " and ".join(type(each).__name__ for each in encoding.parts()) or "no encoding"
-    raise _unknown("one encoded by rope alone", found)
+    names = " and ".join(type(part).__name__ for part in encoding.parts()) or "no encoding"
+    raise _unknown("a model encoded by rope only", names)
 
 
 def _traits(encoding: Encoding) -> tuple[object, ...]:
-    """Kinds and numbers by which two encodings are the same."""
+    """Attributes in which two equal encodings agree."""
     part = _known(encoding)
     rope = part if isinstance(part, Rope) else part.rope
     own: tuple[float, ...] = ()
@@ -249,7 +250,7 @@ def _traits(encoding: Encoding) -> tuple[object, ...]:
 
 
 def _alike(one: Encoding, other: Encoding) -> bool:
-    """Whether two encodings turn alike, up to the rounding of their numbers."""
+    """True if two encodings rotate equally, up to rounding."""
     first, second = _traits(one), _traits(other)
     return len(first) == len(second) and all(
         math.isclose(a, b, rel_tol=1e-6)
@@ -264,5 +265,5 @@ def _unknown(expected: str, got: str) -> ArgumentError:
         "model",
         expected=expected,
         got=got,
-        remedy="Save it by model.save(folder), which keeps every encoding.",
+        remedy="Save it by model.save(folder), which supports every encoding.",
     )

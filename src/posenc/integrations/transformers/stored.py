@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint folder: one safetensors file, or shards with an index."""
+"""Tensors of a checkpoint folder, in one safetensors file or in shards with an index."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["INDEX", "WHOLE", "StoredTensors"]
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 READABLE = ("F64", "F32", "F16", "BF16")
-"""Types of numbers, as safetensors calls them."""
+"""Supported dtypes by their names in safetensors."""
 
 
 class StoredTensors:
-    """Tensors by name, read one at a time. Nothing in the files is executed.
+    """Tensors by name, read one at a time without executing code.
 
     Raises:
-        CheckpointError: on entering, when there are no safetensors, or a shard is missing,
-            damaged or lacks a tensor that the index puts there.
+        CheckpointError: for entering, when there are no safetensors, or a shard is missing,
+            damaged or lacks a tensor of the index.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,25 +58,25 @@ class StoredTensors:
 
     @property
     def shapes(self) -> Shapes:
-        """Of all tensors."""
+        """Shapes of all tensors."""
         return self._shapes
 
     def path(self, name: str) -> Path:
-        """The file in which a tensor is."""
+        """The file of a tensor."""
         return self.folder / self._file_of[name]
 
     def require(self, name: str, shape: Sequence[int]) -> None:
-        """Refuse a tensor of another shape, or without floating point numbers; none is read.
+        """Require a floating-point tensor of this shape, without reading it.
 
         Raises:
-            CheckpointError: naming it.
+            CheckpointError: for another shape or dtype.
         """
         if self._shapes[name] != tuple(shape):
             raise CheckpointError(
                 str(self.path(name)),
                 expected=f"{name} of shape {list(shape)}",
                 got=list(self._shapes[name]),
-                remedy="Weights and config.json do not belong together; nothing was loaded.",
+                remedy="Weights and config.json do not match; nothing was loaded.",
             )
         dtype = self._files[self._file_of[name]].get_slice(name).get_dtype()
         if dtype not in READABLE:
@@ -84,11 +84,11 @@ class StoredTensors:
                 str(self.path(name)),
                 expected=f"{name} in float32, float16, bfloat16 or float64",
                 got=dtype,
-                remedy="Quantised checkpoints are not read; save the plain weights.",
+                remedy="Quantised checkpoints are not supported; save unquantised weights.",
             )
 
     def read(self, name: str) -> Tensor:
-        """A tensor."""
+        """Read a tensor."""
         tensor: Tensor = self._files[self._file_of[name]].get_tensor(name)
         return tensor
 
@@ -100,8 +100,8 @@ class StoredTensors:
             raise CheckpointError(
                 str(self.folder),
                 expected=f"{WHOLE}, or {INDEX} with its shards",
-                got=f"{pickled[0]}, which is pickle and could run anything" if pickled else "none",
-                remedy="Pickle is never read: save with save_pretrained of a recent transformers."
+                got=f"{pickled[0]}, which is pickle" if pickled else "none",
+                remedy="Save with save_pretrained of a recent transformers."
                 if pickled
                 else "Name a folder written by save_pretrained.",
             )
@@ -118,17 +118,17 @@ class StoredTensors:
             raise CheckpointError(
                 str(path),
                 expected="a weight_map from tensors to files in this folder",
-                got="something else",
-                remedy="Fetch or write the checkpoint again.",
+                got="another value",
+                remedy="Download or write the checkpoint again.",
             )
         files = sorted(set(weights.values()))
         missing = [file for file in files if not (self.folder / file).exists()]
         if missing:
             raise CheckpointError(
                 str(self.folder),
-                expected=f"all {len(files)} shards that {INDEX} names",
+                expected=f"all {len(files)} shards of {INDEX}",
                 got=f"no {', '.join(missing)}",
-                remedy="Fetch the missing shards; nothing was loaded.",
+                remedy="Download the missing shards; nothing was loaded.",
             )
         for file in files:
             held = self._open(file)
@@ -136,9 +136,9 @@ class StoredTensors:
                 if name not in held:
                     raise CheckpointError(
                         str(self.folder / file),
-                        expected=f"{name}, which {INDEX} puts there",
+                        expected=f"{name} according to {INDEX}",
                         got="none",
-                        remedy="Fetch this shard again; nothing was loaded.",
+                        remedy="Download this shard again; nothing was loaded.",
                     )
         self._file_of = weights
         self._shapes = {name: self._shapes[name] for name in weights}
@@ -148,8 +148,8 @@ class StoredTensors:
         opened = self._stack.enter_context(
             open_tensors(
                 path,
-                expected="a whole safetensors file",
-                remedy="Fetch or write it again; nothing was loaded.",
+                expected="a complete safetensors file",
+                remedy="Download or write it again; nothing was loaded.",
             )
         )
         self._files[file] = opened

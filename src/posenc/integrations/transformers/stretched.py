@@ -1,4 +1,4 @@
-"""Writing a stretched model, so that transformers runs it where it can."""
+"""Writing of extended models, for transformers where it supports the method."""
 
 from __future__ import annotations
 
@@ -29,22 +29,21 @@ def save_stretched(
     length: int,
     options: Mapping[str, Any],
 ) -> bool:
-    """Write a stretched model as a checkpoint of the family that it came from.
+    """Write an extended model atomically as a checkpoint of its original family.
 
-    Where transformers has the encoding, ``config.json`` says it in transformers' words, and
-    ``max_position_embeddings`` is the new length. Elsewhere it describes the model as it was
-    trained, so that transformers runs that, and ``posenc_extension`` says what
-    ``posenc.integrations.transformers.load`` makes of it.
+    If transformers supports the encoding, ``config.json`` describes it, with the new length as
+    ``max_position_embeddings``. Otherwise it describes the original model, which transformers then
+    runs, and ``posenc_extension`` the extension for ``posenc.integrations.transformers.load``.
 
     Args:
-        model: stretched.
-        folder: new, or empty; it appears whole or not at all.
-        like: the checkpoint that it came from, or the fields of its ``config.json``.
-        originals: the record of each block as trained.
+        model: the extended model.
+        folder: new or empty.
+        like: the original checkpoint, or the fields of its ``config.json``.
+        originals: the original encoding of each block.
         method, factor, length, options: as for ``posenc.extension.extend``.
 
     Returns:
-        Whether transformers has it.
+        True if transformers supports it.
 
     Raises: as ``save``.
     """
@@ -53,7 +52,7 @@ def save_stretched(
     whole = round(factor * length)
     grown: dict[str, Any] = {}
     if originals[0].query_key is not None:
-        # A table's length is found from it, a rope's is not; dynamic NTK's is the trained one.
+        # a table has its own length, rope does not; dynamic NTK keeps the trained length
         grown["max_position_embeddings"] = length if method == "dynamic_ntk" else whole
     try:
         native = native_fields(method, originals[0], factor=factor, length=length, options=options)
@@ -67,9 +66,9 @@ def save_stretched(
 
 
 def is_stretched(folder: Path | str) -> bool:
-    """Whether a checkpoint has been stretched in a way that only posenc knows.
+    """True if a checkpoint has an extension that only posenc supports.
 
     Raises:
-        CheckpointError: when it is no checkpoint.
+        CheckpointError: if it is not a checkpoint.
     """
     return FIELD in Fields.read(Path(folder)).values

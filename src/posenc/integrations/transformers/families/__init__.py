@@ -1,4 +1,4 @@
-"""Families of transformers checkpoints, one a file."""
+"""Families of transformers checkpoints, one per file."""
 
 from posenc.integrations.transformers.family import Family
 from posenc.registration import Registry

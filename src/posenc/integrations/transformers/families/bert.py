@@ -1,4 +1,4 @@
-"""BERT: the encoder, or with its masked-LM head."""
+"""BERT: encoder, with or without the masked-LM head."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 OLD_ENDINGS = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-"""What the oldest checkpoints call a norm's weight and bias."""
+"""Names of a norm's weight and bias in old checkpoints."""
 
 
 def encoder_table(prefix: str) -> Table:
-    """An encoder's tensors, whose names in transformers begin with ``prefix``."""
+    """Rules of an encoder whose names in transformers start with ``prefix``."""
     layer = prefix + "encoder.layer.{layer}"
     return {
         "embedding.weight": prefix + "embeddings.word_embeddings.weight",
@@ -62,7 +62,7 @@ def encoder_table(prefix: str) -> Table:
 
 
 def with_head(encoder: Table, head: Table) -> Table:
-    """The rows of an ``Encoder``, and those of a ``MaskedLM`` that has one."""
+    """Rules of an ``Encoder``, and of a ``MaskedLM`` with it."""
     inside = {f"encoder.{ours}": theirs for ours, theirs in encoder.items()}
     return {**encoder, **inside, **head}
 
@@ -75,7 +75,7 @@ HEAD: Table = {
 
 
 def make(fields: Fields) -> Encoder | MaskedLM:
-    """The encoder that a configuration describes, with a head if the checkpoint has one."""
+    """The encoder of a configuration, with a head if the checkpoint has one."""
     fields.require("is_decoder", False)
     fields.require("position_embedding_type", "absolute")
     sizes: dict[str, Any] = {ours: fields.count(theirs) for ours, theirs in SIZES.items()}
@@ -95,13 +95,13 @@ def make(fields: Fields) -> Encoder | MaskedLM:
 
 
 def write(model: nn.Module, like: Fields) -> Written:
-    """Configuration and tensors of an encoder that is shaped like a BERT."""
+    """Configuration and tensors of an encoder shaped like BERT."""
     if not isinstance(model, Encoder | MaskedLM):
         raise ArgumentError(
             "model",
             expected="an Encoder or a MaskedLM",
             got=type(model).__name__,
-            remedy="Choose another family.",
+            remedy="Use another family.",
         )
     config = model.config
     require_config(
@@ -123,9 +123,9 @@ def write(model: nn.Module, like: Fields) -> Written:
         if not isinstance(encoding.embedding, Learned) or len(encoding.parts()) > 1:
             raise ArgumentError(
                 "model",
-                expected="one encoded by learned alone",
+                expected="a model encoded by learned only",
                 got=" and ".join(type(part).__name__ for part in encoding.parts()) or "none",
-                remedy="Save it by model.save(folder), which keeps every encoding.",
+                remedy="Save it by model.save(folder), which supports every encoding.",
             )
     first = encoder.blocks.get_submodule("0.attention.encoding.embedding")
     fields = {

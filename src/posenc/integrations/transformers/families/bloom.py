@@ -28,7 +28,7 @@ TABLE: Table = {
 
 
 def make(fields: Fields) -> Decoder:
-    """The decoder that a configuration describes."""
+    """The decoder of a configuration."""
     fields.require("apply_residual_connection_post_layernorm", False)
     config = DecoderConfig(
         vocabulary=fields.count("vocab_size"),

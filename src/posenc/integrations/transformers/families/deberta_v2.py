@@ -1,4 +1,4 @@
-"""DeBERTa versions 2 and 3: the encoder, or with a masked-LM head on its last layer."""
+"""DeBERTa versions 2 and 3: encoder, with or without a masked-LM head on its last layer."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ RELATIVE_NORM_EPS = 1e-7
 
 
 def make(fields: Fields) -> Encoder | MaskedLM:
-    """The encoder that a configuration describes, with a head if the checkpoint has one.
+    """The encoder of a configuration, with a head if the checkpoint has one.
 
-    Without the Enhanced Mask Decoder, which transformers does not have.
+    Without the Enhanced Mask Decoder, which transformers lacks.
     """
     fields.require("conv_kernel_size", 0)
     sizes: dict[str, Any] = {ours: fields.count(theirs) for ours, theirs in SIZES.items()}
@@ -110,7 +110,7 @@ ENTRY = Family(
     ignored=(
         "deberta.embeddings.position_ids",
         "cls.predictions.decoder.{kind}",
-        # Alike for all keys of a query: the softmax does not see it.
+        # constant over the keys of a query: cancelled by the softmax
         LAYER + ".pos_key_proj.bias",
     ),
 )

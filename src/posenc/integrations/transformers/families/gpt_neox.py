@@ -45,7 +45,7 @@ SIZES = {
     "heads": "num_attention_heads",
 }
 
-ROPE = RopeFields(base="rotary_emb_base", fraction="rotary_pct", turned=0.25, partial=True)
+ROPE = RopeFields(base="rotary_emb_base", fraction="rotary_pct", rotated=0.25, partial=True)
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
@@ -57,7 +57,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def make(fields: Fields) -> Decoder:
-    """The decoder that a configuration describes."""
+    """The decoder of a configuration."""
     sizes: dict[str, Any] = {ours: fields.count(theirs) for ours, theirs in SIZES.items()}
     return rope_decoder(
         ROPE.read(fields, head_dim=sizes["dim"] // sizes["heads"]),
@@ -76,10 +76,10 @@ def make(fields: Fields) -> Decoder:
 
 
 def write(model: nn.Module, like: Fields) -> Written:
-    """Configuration and tensors of a decoder that is shaped like a GPT-NeoX."""
+    """Configuration and tensors of a decoder shaped like GPT-NeoX."""
     if not isinstance(model, Decoder):
         raise ArgumentError(
-            "model", expected="a Decoder", got=type(model).__name__, remedy="Choose another family."
+            "model", expected="a Decoder", got=type(model).__name__, remedy="Use another family."
         )
     config = model.config
     require_config(

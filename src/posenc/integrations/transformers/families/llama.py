@@ -1,4 +1,4 @@
-"""Llama, and Mistral and Qwen2, which differ from it in windows and biases alone."""
+"""Llama, Mistral and Qwen2, which differ in windows and biases."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ARCHITECTURES: dict[Kind, str] = {
 
 
 def make(fields: Fields, *, kind: Kind) -> Decoder:
-    """The decoder that a configuration describes."""
+    """The decoder of a configuration."""
     sizes: dict[str, Any] = {ours: fields.count(theirs) for ours, theirs in SIZES.items()}
     head_dim = fields.optional_count("head_dim") or sizes["dim"] // sizes["heads"]
     kv_heads = fields.optional_count("num_key_value_heads")
@@ -83,14 +83,13 @@ def make(fields: Fields, *, kind: Kind) -> Decoder:
 
 
 def write(model: nn.Module, like: Fields, *, kind: Kind) -> Written:
-    """Configuration and tensors of a decoder that is shaped like a Llama.
+    """Configuration and tensors of a decoder shaped like Llama.
 
-    Where the embedding is scaled (√C), the scale goes into its weights; a tied output layer then
-    becomes one of its own.
+    An embedding scale (√C) is multiplied into the weights, which unties the output layer.
     """
     if not isinstance(model, Decoder):
         raise ArgumentError(
-            "model", expected="a Decoder", got=type(model).__name__, remedy="Choose another family."
+            "model", expected="a Decoder", got=type(model).__name__, remedy="Use another family."
         )
     config = model.config
     require_config(
@@ -140,7 +139,7 @@ def _attention_bias(fields: Fields, kind: Kind) -> Literal["all", "inputs", "non
 
 
 def _window(fields: Fields, kind: Kind, layers: int) -> int | list[int | None] | None:
-    """Of all layers, or of each: Qwen2 has windows from layer ``max_window_layers`` on."""
+    """Window of all layers or of each (Qwen2: from layer ``max_window_layers`` on)."""
     if kind == "mistral":
         absent = fields.get("sliding_window", 4096) is None
         return None if absent else fields.count("sliding_window", 4096)
@@ -153,11 +152,11 @@ def _window(fields: Fields, kind: Kind, layers: int) -> int | list[int | None] |
     known = {"sliding_attention": window, "full_attention": None}
     if not isinstance(types, list) or len(types) != layers or not set(types) <= set(known):
         raise fields.wrong("layer_types", f"{layers} of {sorted(known)}", types)
-    return [known[each] for each in types]
+    return [known[kind] for kind in types]
 
 
 def llama_like(kind: Kind) -> Family:
-    """Llama, or a family that differs from it in windows and biases."""
+    """The family of Llama or a variant with other windows and biases."""
     return Family(
         make=partial(make, kind=kind),
         table=TABLE,

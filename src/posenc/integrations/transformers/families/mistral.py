@@ -1,4 +1,4 @@
-"""Mistral: a Llama with windows."""
+"""Mistral: Llama with attention windows."""
 
 from posenc.integrations.transformers.families.llama import llama_like
 

@@ -1,4 +1,4 @@
-"""Qwen2: a Llama with biases of queries, keys and values, and windows of some layers."""
+"""Qwen2: Llama with biases of queries, keys and values, and windows in some layers."""
 
 from posenc.integrations.transformers.families.llama import llama_like
 

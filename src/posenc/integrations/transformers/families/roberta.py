@@ -1,4 +1,4 @@
-"""RoBERTa: BERT with positions that begin at 2, and another head."""
+"""RoBERTa: BERT with positions from 2 and another head."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from posenc.models import Encoder, EncoderConfig, MaskedLM
 __all__ = ["ENTRY"]
 
 FIRST = 2
-"""The row of the first position: one past that of padding, whose id is 1."""
+"""Row of the first position: one past the padding id 1."""
 
 ENCODER: Table = {
     **encoder_table("roberta."),
@@ -35,7 +35,7 @@ HEAD: Table = {
 
 
 def make(fields: Fields) -> Encoder | MaskedLM:
-    """The encoder that a configuration describes, with a head if the checkpoint has one."""
+    """The encoder of a configuration, with a head if the checkpoint has one."""
     fields.require("is_decoder", False)
     fields.require("position_embedding_type", "absolute")
     fields.require("pad_token_id", FIRST - 1)

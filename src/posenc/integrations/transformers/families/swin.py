@@ -1,4 +1,4 @@
-"""Swin: the encoder, or with its classifier."""
+"""Swin: encoder, with or without the classifier."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TABLE: Table = {
 
 
 def make(fields: Fields) -> Swin:
-    """The encoder that a configuration describes, with a classifier if the checkpoint has one."""
+    """The encoder of a configuration, with a classifier if the checkpoint has one."""
     fields.require("hidden_act", "gelu")
     fields.require("layer_norm_eps", 1e-5)
     fields.require("mlp_ratio", 4.0)

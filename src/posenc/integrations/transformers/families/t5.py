@@ -1,4 +1,4 @@
-"""T5, of both versions: encoder and decoder, or the encoder alone."""
+"""T5 versions 1.0 and 1.1: encoder–decoder or encoder only."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FEED_FORWARD = {
     "encoder": "encoder.block.{layer}.layer.1",
     "decoder": "decoder.block.{layer}.layer.2",
 }
-"""The last sub-layer of a block; the decoder's second is its cross-attention."""
+"""Index of the feed-forward sub-layer; the decoder's second sub-layer is cross-attention."""
 
 
 def _stack(side: str, blocks: str, norm: str) -> Table:
-    """The blocks of one side and the norm that follows them, by what they are called in ours."""
+    """Rules of the blocks of one side and its final norm."""
     ours, attention = blocks + ".{layer}", side + ".block.{layer}.layer.0"
     feed_forward = FEED_FORWARD[side]
     return {
@@ -51,7 +51,7 @@ TABLE: Table = {
     **_attention("decoder.{layer}.cross", f"{CROSS}.EncDecAttention"),
     "decoder.{layer}.cross_norm.weight": CROSS + ".layer_norm.weight",
     "output.weight": "lm_head.weight",
-    # Of an encoder alone.
+    # of an encoder-only checkpoint
     "embedding.weight": "shared.weight",
     **_stack("encoder", "blocks", "norm"),
 }
@@ -73,7 +73,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def make(fields: Fields) -> Transformer | Encoder:
-    """The encoder–decoder that a configuration describes, or the encoder if no more is stored."""
+    """The encoder–decoder of a configuration, or the encoder if the file has no decoder."""
     dim, layers = fields.count("d_model"), fields.count("num_layers")
     vocabulary = fields.count("vocab_size")
     options = {
@@ -102,7 +102,7 @@ def make(fields: Fields) -> Transformer | Encoder:
             options=options,
         )
         return Encoder(alone)
-    # The first version is tied, and scales what its output layer reads; the second does neither.
+    # version 1.0 ties and scales the output layer, version 1.1 does neither
     scaled = fields.flag("scale_decoder_outputs", fields.flag("tie_word_embeddings", True))
     config = TransformerConfig(
         source_vocabulary=vocabulary,

@@ -1,4 +1,4 @@
-"""ViT: the encoder, or with its classifier."""
+"""ViT: encoder, with or without the classifier."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def make(fields: Fields) -> ImageEncoder | VisionTransformer:
-    """The encoder that a configuration describes, with a classifier if the checkpoint has one."""
+    """The encoder of a configuration, with a classifier if the checkpoint has one."""
     fields.require("qkv_bias", True)
     sizes: dict[str, Any] = {ours: fields.count(theirs) for ours, theirs in SIZES.items()}
     classified = "classifier.weight" in fields.tensors
@@ -81,16 +81,16 @@ def make(fields: Fields) -> ImageEncoder | VisionTransformer:
 
 
 def write(model: nn.Module, like: Fields) -> Written:
-    """Configuration and tensors of an encoder that is shaped like a ViT.
+    """Configuration and tensors of an encoder shaped like ViT.
 
-    The size of its images is that of its table, which may have been resampled.
+    The image size is that of its position table, which may have been resampled.
     """
     if not isinstance(model, ImageEncoder | VisionTransformer):
         raise ArgumentError(
             "model",
             expected="an ImageEncoder or a VisionTransformer",
             got=type(model).__name__,
-            remedy="Choose another family.",
+            remedy="Use another family.",
         )
     config = model.config
     require_config(
@@ -114,9 +114,9 @@ def write(model: nn.Module, like: Fields) -> Written:
     if not isinstance(table, Learned2d) or len(encoder.encoding.parts()) > 1:
         raise ArgumentError(
             "model",
-            expected="one encoded by learned2d alone",
+            expected="a model encoded by learned2d only",
             got=" and ".join(type(part).__name__ for part in encoder.encoding.parts()) or "none",
-            remedy="Save it by model.save(folder), which keeps every encoding.",
+            remedy="Save it by model.save(folder), which supports every encoding.",
         )
     fields: dict[str, Any] = {
         **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},

@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "gelu_new": "gelu_tanh", "
 
 
 def make(fields: Fields) -> Encoder:
-    """The encoder that a configuration describes."""
+    """The encoder of a configuration."""
     fields.require("attn_type", "bi")
     fields.require("bi_data", False)
     fields.require("clamp_len", -1)
