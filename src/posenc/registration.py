@@ -22,7 +22,7 @@ REGISTRIES: list[Registry[object]] = []
 
 
 class Registry(Mapping[str, E], Generic[E]):
-    """A sorted mapping from names to entries, each of which is imported when it is first read.
+    """A sorted mapping from names to entries, which are imported on first access.
 
     An entry is found in one of three places:
 
@@ -61,7 +61,7 @@ class Registry(Mapping[str, E], Generic[E]):
         """Entry points of installed distributions by name.
 
         Raises:
-            ArgumentError: when one has a name that is taken.
+            ArgumentError: if a name is taken.
         """
         points: dict[str, EntryPoint] = {}
         for point in entry_points(group=self.group):
@@ -102,7 +102,7 @@ class Registry(Mapping[str, E], Generic[E]):
         """The entry called ``name``.
 
         Raises:
-            UnknownNameError: when there is none, with the close matches.
+            UnknownNameError: if there is none, with close matches.
         """
         if name not in self:
             raise UnknownNameError.of(self.noun, name, self)

@@ -1,4 +1,4 @@
-"""Every method by name."""
+"""Creation of encodings by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENCODINGS: Registry[Entry] = Registry(
     "posenc.encodings.score",
     group="posenc.encodings",
 )
-"""Every method by name, sorted; those of other packages included."""
+"""All encodings by name, including those of other packages."""
 
 
 def create(
@@ -40,16 +40,15 @@ def create(
         name: a key of ``ENCODINGS``, or several joined by ``+`` (``"rope+alibi"``).
         dim: width C of the model.
         heads: query heads H.
-        head_dim: width D of a head; ``dim / heads`` where both are given.
-        max_length: positions a learned table holds.
-        causal: whether queries see the past only, for methods that then differ (T5's buckets).
+        head_dim: width D of a head; ``dim / heads`` if both are given.
+        max_length: number of positions of a learned table.
+        causal: attention has a causal mask, for methods that depend on it (T5's buckets).
         **options: the method's own options, as ``posenc show NAME`` lists them. With joined
             names an option goes to the one method that has it.
 
     Raises:
-        UnknownNameError: on a name or option that does not exist, with the close matches.
-        ArgumentError: when a dimension the method needs is missing, or an option is out of its
-            domain.
+        UnknownNameError: for an unknown name or option, with close matches.
+        ArgumentError: if a required dimension is missing, or an option is out of range.
     """
     return create_layers(
         name,
@@ -113,7 +112,7 @@ def create_layers(
 def _assign(
     options: Mapping[str, object], entries: list[tuple[str, Entry]]
 ) -> dict[str, dict[str, object]]:
-    """Give each option to the one method among ``entries`` that has it."""
+    """Assign each option to the only method among ``entries`` that has it."""
     chosen: dict[str, dict[str, object]] = {name: {} for name, _ in entries}
     if len(chosen) < len(entries):
         raise ArgumentError(

@@ -36,7 +36,7 @@ class SavedModel(nn.Module):
     Attributes:
         kind: of the model, in ``config.json``.
         made_from: class of its configuration, a dataclass of plain values.
-        named: False for a model made from encoding records, which cannot be saved.
+        named: False for a model with encoding objects, which cannot be saved.
     """
 
     kind: ClassVar[str]
@@ -47,8 +47,8 @@ class SavedModel(nn.Module):
         """Write ``model.safetensors`` and ``config.json`` into ``folder``.
 
         Raises:
-            ArgumentError: for a model made from encoding records.
-            OutputError: when the folder cannot be written to; what was there before is whole.
+            ArgumentError: for a model with encoding objects.
+            OutputError: if the folder is not writable; existing files stay intact.
         """
         if not all(getattr(module, "named", True) for module in self.modules()):
             raise ArgumentError(
@@ -64,8 +64,8 @@ class SavedModel(nn.Module):
         """Read the model that ``save`` wrote.
 
         Raises:
-            CheckpointError: when files are missing, damaged or of another kind, or a tensor is
-                missing, unknown or of another shape (it is named).
+            CheckpointError: if a file is missing, damaged or of another kind, or a tensor is
+                missing, unknown or of another shape.
         """
         return load_model(folder, kind=cls.kind, make=cls._of_fields, device=device)
 
@@ -80,10 +80,10 @@ class SavedModel(nn.Module):
 def save_model(
     model: nn.Module, config: Mapping[str, Any], folder: Path | str, *, kind: str
 ) -> None:
-    """Write a model's tensors and configuration into ``folder``, each file whole or not at all.
+    """Write a model's tensors and configuration into ``folder``, each file atomically.
 
-    A tensor that several layers share is written once. The configuration is also in the tensors'
-    file, under its checksum.
+    Shared tensors are written once. The tensor file also contains the configuration, covered by
+    its checksum.
 
     Raises:
         OutputError: if the folder cannot be written to.
@@ -105,22 +105,21 @@ def load_model(
     """The model that ``save_model`` wrote, in eval mode.
 
     Args:
-        folder: where it is.
-        kind: what kind of model it has to be.
-        make: makes the empty model from its configuration.
-        device: where it goes.
+        kind: expected kind of the model.
+        make: creates the model from its configuration.
+        device: of the model.
 
     Raises:
-        CheckpointError: when files are missing, damaged or of another kind, or tensors do not fit.
+        CheckpointError: if files are missing, damaged or of another kind, or tensors differ.
     """
     folder = Path(folder)
     described = read_json(folder / CONFIG)
     if not isinstance(described, dict) or described.get("kind") != kind:
-        found = described.get("kind") if isinstance(described, dict) else type(described).__name__
+        got = described.get("kind") if isinstance(described, dict) else type(described).__name__
         raise CheckpointError(
             str(folder / CONFIG),
             expected=f"the configuration of a {kind}",
-            got=found,
+            got=got,
             remedy="Load it with the class that saved it.",
         )
 
@@ -139,7 +138,7 @@ def load_model(
     def _made(make: Callable[[], Model]) -> Model:
         try:
             return make()
-        except Exception as error:  # a file can say anything
+        except Exception as error:  # an arbitrary file
             raise CheckpointError(
                 str(folder / CONFIG),
                 expected=f"the configuration of a {kind}",
@@ -149,15 +148,15 @@ def load_model(
 
     tensors, _ = load_tensors(folder / TENSORS, fits=fits)
     model = _made(lambda: make(described["config"]))
-    wanted = stored_tensors(model)
+    expected = stored_tensors(model)
     with torch.no_grad():
         for name, tensor in tensors.items():
-            wanted[name].copy_(tensor)
+            expected[name].copy_(tensor)
     return model.to(device).eval()
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers that are saved, each under the first of its names."""
+    """Parameters and buffers to save, each under its first name."""
     distinct: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in state_by_layer(model, keep_vars=True).items():
         distinct.setdefault(id(tensor), (name, tensor))
@@ -165,9 +164,9 @@ def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _require_counts(config: object, stored: Shapes, path: Path) -> None:
-    """Refuse more layers than there are tensors, and more heads than numbers, before any is made.
+    """Limit layers by the number of tensors, and heads by the number of weights.
 
-    Other sizes are seen from the tensors that a model is made of; these cost time before.
+    Other sizes are compared after creating the model, which these would make slow.
     """
     limits = {
         "layers": len(stored),
@@ -180,27 +179,27 @@ def _require_counts(config: object, stored: Shapes, path: Path) -> None:
             if isinstance(count, int) and count > limit:
                 raise CheckpointError(
                     f"{name} in {path}",
-                    expected=f"at most {limit}, as the weights are few",
+                    expected=f"at most {limit}, for weights of this size",
                     got=count,
-                    remedy="model.safetensors and config.json do not belong together.",
+                    remedy="model.safetensors and config.json do not match.",
                 )
 
 
 def _require_shapes(model: nn.Module, stored: Shapes, path: Path) -> None:
-    """Refuse a file whose tensors are not exactly the model's."""
-    wanted = stored_tensors(model)
-    for name in sorted(wanted.keys() | stored.keys()):
-        if name not in stored or name not in wanted:
+    """Require exactly the model's tensors."""
+    expected = stored_tensors(model)
+    for name in sorted(expected.keys() | stored.keys()):
+        if name not in stored or name not in expected:
             raise CheckpointError(
                 str(path),
                 expected="exactly the tensors of its configuration",
-                got=f"{'no' if name in wanted else 'an unknown'} {name}",
-                remedy="model.safetensors and config.json do not belong together.",
+                got=f"{'no' if name in expected else 'an unknown'} {name}",
+                remedy="model.safetensors and config.json do not match.",
             )
-        if stored[name] != tuple(wanted[name].shape):
+        if stored[name] != tuple(expected[name].shape):
             raise CheckpointError(
                 str(path),
-                expected=f"{name} of shape {list(wanted[name].shape)}",
+                expected=f"{name} of shape {list(expected[name].shape)}",
                 got=list(stored[name]),
-                remedy="model.safetensors and config.json do not belong together.",
+                remedy="model.safetensors and config.json do not match.",
             )
