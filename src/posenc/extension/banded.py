@@ -25,7 +25,7 @@ __all__ = ["Band", "BandedRope", "within"]
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """Pairs whose queries and keys are rotated as if they stood elsewhere.
+    """Pairs of queries and keys that are rotated by other positions than their own.
 
     Args:
         query: ``[b, Q]`` where queries stand for these pairs.

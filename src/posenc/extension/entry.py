@@ -1,4 +1,4 @@
-"""What the registry of extensions knows of a method."""
+"""Entries of the registry of extensions."""
 
 from __future__ import annotations
 

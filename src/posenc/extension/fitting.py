@@ -1,4 +1,4 @@
-"""Whether a method fits an encoding, and putting the changed part in."""
+"""Checks that a method fits an encoding, and replacement of the changed part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the text is that a token belongs to."""
+"""Length of the row or document of each token."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def seen_lengths(grid: Grid) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b k"]
 
 
 def _counted(layout: Layout) -> Float[Tensor, "b L"]:
-    """Positions, -∞ for padding and tokens that stand nowhere."""
+    """Positions, -∞ for padding and special tokens."""
     places = layout.positions[..., 0]
     if layout.valid is not None:
         places = places.masked_fill(~layout.valid, -torch.inf)

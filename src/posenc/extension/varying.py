@@ -1,4 +1,4 @@
-"""Rotations whose speeds depend on how long the text is."""
+"""RoPE with frequencies that depend on the length of the text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class VaryingRope(QueryKeyTransform, ABC):
 
     @abstractmethod
     def divisors(self, lengths: Float[Tensor, "b l"]) -> Float[Tensor, "b l T"]:
-        """By how much slower each pair turns in a text of each of these lengths."""
+        """Divisors of each pair's frequency for each of these lengths."""
 
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid

@@ -13,7 +13,7 @@ __all__ = ["Cable"]
 
 
 class Cable(GatedDecay):
-    """CABLE: every token says how much it adds to the distance of all that lies before it.
+    """CABLE: a bias by distance, to which each token adds a learned, token-dependent length.
 
     ``s_ij += c_i - c_j``, ``c_i = -Σ_{t≤i} softplus(w_h · x_t + b_h)``.
 

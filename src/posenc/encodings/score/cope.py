@@ -17,7 +17,7 @@ __all__ = ["Cope"]
 
 
 class Cope(ScoreTerm):
-    """CoPE: counts only those tokens between a query and a key that the query finds worth it.
+    """CoPE: positions are sums of query-dependent gates of the tokens from a key to a query.
 
     ``g_ij = σ(scale · q_i·k_j)``, ``p_ij = min(Σ_{t=j..i} g_it, N - 1)``,
     ``s_ij += q_i · e(p_ij)``, ``e`` between two rows of its table drawn in

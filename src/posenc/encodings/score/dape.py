@@ -1,4 +1,4 @@
-"""Data-adaptive positions: a network corrects a bias for what it is added to."""
+"""Data-adaptive positions: an MLP corrects a bias given the logits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BIASES: dict[str, type[Alibi] | type[Fire] | type[Kerple]] = {
 
 
 class Dape(ScoreTerm):
-    """DAPE: adds to a bias what a small network makes of the logits and that bias, of all heads.
+    """DAPE: a bias plus a correction by a small MLP of the logits and biases of all heads.
 
     ``s_ij += B_ij + f([A_ij, B_ij])``, ``A_ij = scale · q_i·k_j``.
 

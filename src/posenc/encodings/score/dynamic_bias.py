@@ -15,7 +15,7 @@ __all__ = ["DynamicBias"]
 
 
 class DynamicBias(OffsetBias):
-    """Dynamic position bias: a small network reads the offset and gives each head its bias.
+    """Dynamic position bias: a small MLP of the offset gives one bias per head.
 
     ``s_ij += f_h(u)``, ``u = -Δ`` or, with ``log_distance``, ``-sign(Δ) · log(|Δ| + 1)``.
 

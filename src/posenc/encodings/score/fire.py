@@ -18,7 +18,7 @@ __all__ = ["Fire"]
 
 
 class Fire(ScoreTerm):
-    """FIRE: a small network reads the distance as a share of how far the query could look back.
+    """FIRE: a small MLP of the distance relative to the query's position.
 
     ``s_ij += f_h(log(c·|Δ| + 1) / log(c·max(p_i, L) + 1))``.
 

@@ -13,7 +13,7 @@ __all__ = ["Forgetting"]
 
 
 class Forgetting(GatedDecay):
-    """FoX: every token says what share of all before it is kept; ALiBi with a slope from the data.
+    """FoX: each token scales earlier tokens by a forget gate; ALiBi with data-dependent slopes.
 
     ``s_ij += Σ_{t=j+1..i} log f_t``, ``f_t = σ(w_h · x_t + b_h)``.
 

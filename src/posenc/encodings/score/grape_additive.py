@@ -1,4 +1,4 @@
-"""GRAPE's additive form: a penalty gathered along the path from a key to a query."""
+"""GRAPE's additive form: a penalty summed over the tokens from a key to a query."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["GrapeAdditive"]
 
 
 class GrapeAdditive(ScoreTerm):
-    """GRAPE-AP: each token on the way from a key to a query adds a penalty that both ends set.
+    """GRAPE-AP: a sum of penalties of the tokens from a key to a query, set by token and query.
 
     ``s_ij += Σ_{t=j+1..i} m_h · log σ(y_i · R(p_t) ŷ_t / E)``, ``y_t = W_h x_t``,
     ``ŷ = y / rms(y)``.

@@ -21,7 +21,7 @@ __all__ = ["Path"]
 
 
 class Path(ScoreTerm):
-    """PaTH: each token between a key and a query reflects the key along a direction of its own.
+    """PaTH: keys are transformed by token-dependent Householder matrices up to the query.
 
     ``s_ij = scale · q_i · H_i H_{i-1} … H_{j+1} k_j``, ``H_t = I - β_t w_t w_tᵀ``,
     ``β_t = 2σ(u_h · x_t + b_h)``, ``w_t`` of length 1: the direction of

@@ -21,7 +21,7 @@ Remainder = Literal["self", "none"]
 
 
 class StickBreaking(ScoreTerm):
-    """Stick-breaking: each token before a query, the nearest first, takes a share of what is left.
+    """Stick-breaking: earlier tokens, the nearest first, take a fraction of the remaining weight.
 
     ``A_ij = β_ij · Π_{j<t<i} (1 - β_it)``, ``β_ij = σ(scale · q_i·k_j)``, in place of the softmax;
     what no token took, ``Π_{t<i} (1 - β_it)``, goes to the query's own value.

@@ -1,4 +1,4 @@
-"""Rows past the end drawn like those before it."""
+"""New rows of a learned table drawn with the trained rows' mean and deviation."""
 
 from __future__ import annotations
 
