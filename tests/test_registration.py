@@ -13,6 +13,7 @@ import pytest
 from posenc import register
 from posenc.entry import Entry
 from posenc.errors import ArgumentError, UnknownNameError
+from posenc.models import MODELS, SavedModel
 from posenc.registration import Registry
 from posenc.registry import ENCODINGS
 
@@ -27,6 +28,8 @@ flatten = outside.flatten:ENTRY
 swap_ends = outside.swap_ends:ENTRY
 [posenc.backends]
 undropped = outside.undropped:ENTRY
+[posenc.models]
+mean_of_words = outside.mean_of_words:MeanOfWords
 [posenc.families]
 renamed_llama = outside.renamed_llama:ENTRY
 """
@@ -61,6 +64,19 @@ assert torch.equal(*(posenc.attend(*call, backend=name) for name in ("undropped"
 assert posenc.explain(*call, backend="undropped").how == "from each part's definition"
 with pytest.raises(BackendRefusal, match="it has no dropout"):
     posenc.attend(*call, backend="undropped", dropout=0.5)
+""",
+    "model": """
+from posenc.errors import CheckpointError
+from posenc.models import MODELS, load
+model = MODELS["mean_of_words"](MODELS["mean_of_words"].made_from(vocabulary=5, classes=2)).eval()
+model.save("words")
+words = torch.tensor([[1, 4, 2]])
+assert torch.equal(load("words")(words), model(words))
+assert list(MODELS) == sorted(MODELS) and {"decoder", "masked_lm", "swin"} <= set(MODELS)
+config = Path("words/config.json")
+config.write_text(config.read_text().replace("mean_of_words", "sum_of_words"))
+with pytest.raises(CheckpointError, match="kind in .*: expected one of .*decoder.*, got 'sum_of"):
+    load("words")
 """,
     "family": """
 import json
@@ -106,7 +122,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_entry_point_is_shown() -> None:
     assert sorted(name for name, _ in MODULES) == sorted(
-        f"{module.replace('.', '/')}.py" for module in re.findall(r"= ([\w.]+):ENTRY", POINTS)
+        f"{module.replace('.', '/')}.py" for module in re.findall(r"= ([\w.]+):", POINTS)
     )
 
 
@@ -170,6 +186,18 @@ def test_bad_entry_points_are_named(
     )
     with pytest.raises(ArgumentError, match=message):
         dict(entries)
+
+
+def test_a_class_of_models_may_be_defined_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODELS, "_read", {})
+
+    def define(name: str) -> type[SavedModel]:
+        return type(name, (SavedModel,), {"kind": "odd"})
+
+    first, again = define("Odd"), define("Odd")
+    assert MODELS["odd"] is again is not first
+    with pytest.raises(ArgumentError, match="model odd: expected a name that is not taken"):
+        define("Other")
 
 
 def test_unknown_names_are_refused() -> None:

@@ -36,12 +36,16 @@ class Registry(Mapping[str, E], Generic[E]):
         noun: word for an entry in messages, such as ``"encoding"``.
         packages: names of the packages that hold entries.
         group: entry-point group, such as ``"posenc.encodings"``.
+        classes: whether entries are subclasses of ``kind``, rather than instances.
     """
 
-    def __init__(self, kind: type, noun: str, *packages: str, group: str) -> None:
+    def __init__(
+        self, kind: type, noun: str, *packages: str, group: str, classes: bool = False
+    ) -> None:
         self.kind = kind
         self.noun = noun
         self.group = group
+        self._classes = classes
         self._packages = packages
         self._read: dict[str, E] = {}
         REGISTRIES.append(cast(Registry[object], self))
@@ -93,6 +97,12 @@ class Registry(Mapping[str, E], Generic[E]):
     def __repr__(self) -> str:
         return f"<{len(self)} entries: {', '.join(self)}>"
 
+    def takes(self, entry: object) -> bool:
+        """Whether an object is of the class of its entries."""
+        if self._classes:
+            return isinstance(entry, type) and issubclass(entry, self.kind)
+        return isinstance(entry, self.kind)
+
     def load(self) -> None:
         """Import the entries of ``packages`` now."""
         for name in self._modules:
@@ -117,7 +127,10 @@ class Registry(Mapping[str, E], Generic[E]):
                 got=repr(name),
                 remedy="Choose another name.",
             )
-        if name in self and self[name] is not entry:
+        # A class may be defined again, as notebooks do, and while its entry point is being loaded.
+        known = self._read.get(name) if self._classes else self.get(name)
+        again = known is entry or (self._classes and repr(known) == repr(entry))
+        if known is not None and not again:
             raise self._taken(name, "another entry")
         self._read[name] = entry
 
@@ -130,7 +143,7 @@ class Registry(Mapping[str, E], Generic[E]):
             raise ArgumentError(
                 where, expected=f"an entry at {point.value}", got=error, remedy=remedy
             ) from error
-        if not isinstance(entry, self.kind):
+        if not self.takes(entry):
             got = type(entry).__name__
             raise ArgumentError(where, expected=self.kind.__name__, got=got, remedy=remedy)
         return cast(E, entry)
@@ -162,7 +175,7 @@ def register(name: str, entry: object) -> None:
             an object that is no entry.
     """
     for registry in REGISTRIES:
-        if isinstance(entry, registry.kind):
+        if registry.takes(entry):
             registry.register(name, entry)
             return
     kinds = ", ".join(sorted(registry.kind.__name__ for registry in REGISTRIES))

@@ -1,6 +1,7 @@
 """Reference models for language, images, translation and classification."""
 
 from posenc.models.beam import Beams, beam_search
+from posenc.models.checkpoint import MODELS, SavedModel, load
 from posenc.models.classifier import TextClassifier
 from posenc.models.complex import ClassifierConfig, SequenceClassifier
 from posenc.models.deberta import Deberta, DebertaConfig
@@ -17,6 +18,7 @@ from posenc.models.transformer import Transformer, TransformerConfig
 from posenc.models.vision import DetrConfig, ImageConfig, ImageEncoder, VisionTransformer
 
 __all__ = [
+    "MODELS",
     "Beams",
     "ClassifierConfig",
     "ConvFeatures",
@@ -34,6 +36,7 @@ __all__ = [
     "MaskedLM",
     "Recovered",
     "Sample",
+    "SavedModel",
     "SequenceClassifier",
     "Swin",
     "SwinConfig",
@@ -44,6 +47,7 @@ __all__ = [
     "beam_search",
     "generate",
     "in_segments",
+    "load",
     "mask_tokens",
     "pad_images",
     "probe_positions",

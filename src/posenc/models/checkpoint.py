@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.models.sharing import state_by_layer
 from posenc.models.unfilled import unfilled
+from posenc.registration import Registry
 from posenc.storage import (
     Shapes,
     load_tensors,
@@ -23,7 +24,7 @@ from posenc.storage import (
     write_json,
 )
 
-__all__ = ["SavedModel", "load_model", "save_model", "stored_tensors"]
+__all__ = ["MODELS", "SavedModel", "load", "load_model", "save_model", "stored_tensors"]
 
 TENSORS, CONFIG = "model.safetensors", "config.json"
 
@@ -42,6 +43,11 @@ class SavedModel(nn.Module):
     kind: ClassVar[str]
     made_from: ClassVar[Callable[..., Any]]
     named: bool = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "kind" in cls.__dict__:
+            MODELS.register(cls.kind, cls)
 
     def save(self, folder: Path | str) -> None:
         """Write ``model.safetensors`` and ``config.json`` into ``folder``.
@@ -75,6 +81,30 @@ class SavedModel(nn.Module):
     @classmethod
     def _of_fields(cls, fields: Mapping[str, Any]) -> Self:
         return cls(cls.made_from(**fields))
+
+
+MODELS: Registry[type[SavedModel]] = Registry(
+    SavedModel, "model", group="posenc.models", classes=True
+)
+"""Every class of models by its ``kind``; a subclass is known as soon as it is defined."""
+
+
+def load(folder: Path | str, *, device: torch.device | str = "cpu") -> SavedModel:
+    """Read a model of any kind that its ``save`` wrote.
+
+    Raises:
+        CheckpointError: when its kind is unknown, or as ``SavedModel.load``.
+    """
+    described = read_json(Path(folder) / CONFIG)
+    kind = described.get("kind") if isinstance(described, dict) else None
+    if not isinstance(kind, str) or kind not in MODELS:
+        raise CheckpointError(
+            f"kind in {Path(folder) / CONFIG}",
+            expected=f"one of {', '.join(MODELS)}",
+            got=repr(kind),
+            remedy="Import or install the package that defines it.",
+        )
+    return MODELS[kind].load(folder, device=device)
 
 
 def save_model(
