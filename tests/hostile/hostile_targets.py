@@ -39,7 +39,7 @@ from posenc.models import (
     Transformer,
     TransformerConfig,
 )
-from posenc.training.checkpoint import Checkpoint, Plan
+from posenc.training.checkpoint import Plan, TrainingState
 from tests.hostile.hostile_files import Target
 
 
@@ -159,12 +159,12 @@ def _training(folder: Path) -> Target:
     folder.mkdir()
     plan = Plan(encoding="rope", seed=0, steps=5, rate=0.1, folder=folder)
 
-    def state(plan: Plan) -> Checkpoint:
+    def state(plan: Plan) -> TrainingState:
         model = nn.Linear(4, 4)
         optimizer = AdamW(model.parameters())
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
-        return Checkpoint(model, optimizer, plan, "text")
+        return TrainingState(model, optimizer, plan, "text")
 
     state(plan).save()
 

@@ -20,36 +20,41 @@ def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.")],
     text: Annotated[
         Path | None,
-        typer.Option(show_default="posenc's own source", help="A file or folder to measure on."),
+        typer.Option(show_default="posenc's own source", help="Text file or folder to measure on."),
     ] = None,
     images: Annotated[
         Path | None,
         typer.Option(
             show_default="none",
-            help="For a ViT: a folder of image files, or a .npy or .npz file of arrays.",
+            help="Images to measure a ViT on: a folder of image files, or a .npy or .npz file.",
         ),
     ] = None,
     lengths: Annotated[
         str | None,
         typer.Option(
             show_default="half, once and twice the trained length",
-            help="Of contexts (sides of images), joined by commas.",
+            help="Context lengths in tokens (image sides in pixels), comma-separated.",
         ),
     ] = None,
     trained_length: Annotated[
         int | None,
-        typer.Option(show_default="max_position_embeddings", help="The length it was trained at."),
+        typer.Option(
+            show_default="max_position_embeddings",
+            help="Length the model was trained at, in tokens.",
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="New folder for the report.")] = Path("posenc-evaluate"),
-    seed: Annotated[int, typer.Option(help="Of needles and words.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    out: Annotated[Path, typer.Option(help="Output folder for the report.")] = Path(
+        "posenc-evaluate"
+    ),
+    seed: Annotated[int, typer.Option(help="Random seed of needles, words and masks.")] = 0,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or cuda:N.")] = "cpu",
+    json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
 ) -> None:
-    """Measure a checkpoint as it is: what posenc extend measures, of one model.
+    """Measure a checkpoint without extending it, as posenc extend does.
 
-    Text encoders (BERT) are given no more than their table has positions for; a ViT sees larger
-    images with its table interpolated.
+    Longer inputs of text encoders (BERT) are cut to the length of their position table; for larger
+    images the table of a ViT is interpolated.
 
     Examples:
 

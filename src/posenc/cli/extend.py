@@ -1,4 +1,4 @@
-"""``posenc extend``: a checkpoint for longer contexts, and what that costs."""
+"""``posenc extend``: extend a checkpoint to longer contexts and measure it."""
 
 from __future__ import annotations
 
@@ -19,71 +19,80 @@ def extend(
     checkpoint: Annotated[
         Path | None,
         typer.Argument(
-            help="Folder with config.json and safetensors, or of a run of posenc compare; "
-            "without one a small model is trained."
+            show_default="a small model, trained first",
+            help="Folder with config.json and safetensors, or of a run of posenc compare.",
         ),
     ] = None,
     method: Annotated[
         str,
         typer.Option(
-            help="Or several, joined by commas, of which the best is written; or all.",
+            help="Extension method, or several, comma-separated, or all; the best is written.",
             autocompletion=complete_methods,
         ),
     ] = "yarn",
-    factor: Annotated[float, typer.Option(help="How many times the trained length.")] = 4.0,
+    factor: Annotated[
+        float, typer.Option(help="New length as a multiple of the trained length.")
+    ] = 4.0,
     text: Annotated[
         Path | None,
-        typer.Option(show_default="posenc's own source", help="A file or folder to measure on."),
+        typer.Option(show_default="posenc's own source", help="Text file or folder to measure on."),
     ] = None,
     images: Annotated[
         Path | None,
         typer.Option(
             show_default="none",
-            help="To measure a ViT on: a folder of image files (in subfolders called like the "
-            "classes, if these are known), or a .npy or .npz file of arrays.",
+            help="Images to measure a ViT on: a folder of image files (in subfolders named as "
+            "the classes, if known), or a .npy or .npz file of arrays.",
         ),
     ] = None,
     report: Annotated[
         bool,
-        typer.Option("--report/--no-report", help="Measure; without, one method is just written."),
+        typer.Option("--report/--no-report", help="Measure, or write one method unmeasured."),
     ] = True,
-    out: Annotated[Path, typer.Option(help="New folder for checkpoint and report.")] = Path(
+    out: Annotated[Path, typer.Option(help="Output folder for checkpoint and report.")] = Path(
         "posenc-extend"
     ),
     search: Annotated[
         int,
-        typer.Option(help="Sets of factors to try for longrope, on the text; stopped, it resumes."),
+        typer.Option(help="Sets of longrope factors to try on the text."),
     ] = 0,
     finetune_steps: Annotated[
-        int, typer.Option(help="Train every method so many steps after stretching, all alike.")
+        int, typer.Option(help="Fine-tuning steps of every extended model.")
     ] = 0,
     positions: Annotated[
-        str, typer.Option(help="Of fine-tuning: plain, randomized or skipped (PoSE).")
+        str, typer.Option(help="Positions in fine-tuning: plain, randomized or skipped (PoSE).")
     ] = "plain",
     finetune_rate: Annotated[
-        float | None, typer.Option(show_default="0.1 / width", help="At its peak.")
+        float | None,
+        typer.Option(show_default="0.1 / width", help="Peak learning rate of fine-tuning."),
     ] = None,
     trained_length: Annotated[
         int | None,
-        typer.Option(show_default="max_position_embeddings", help="The length it was trained at."),
+        typer.Option(
+            show_default="max_position_embeddings",
+            help="Length the model was trained at, in tokens.",
+        ),
     ] = None,
     always: Annotated[
         bool,
-        typer.Option("--always", help="Write the best of several even if it gains nothing."),
+        typer.Option(
+            "--always", help="Write the best of several methods even if it gains nothing."
+        ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of needles and of fine-tuning.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed of needles, masks and fine-tuning.")] = 0,
+    device: Annotated[str, typer.Option(help="Device: cpu, cuda or cuda:N.")] = "cpu",
+    json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
 ) -> None:
-    """Stretch a checkpoint past its trained length, measure what that does, and write it.
+    """Extend a checkpoint to longer contexts, measure it, and write it with a report.
 
-    OUT becomes a checkpoint folder with a report in it: loss by length and position on the same
-    tokens, needles by depth and length, copying, time and memory, beside the model as it was and a
-    plain sliding window. Of models of masked tokens (BERT) it is the loss of these; of sentence
-    encoders how well long documents are found; of ViT classes and features at larger sizes. The
-    input is never touched. An option of a method follows an @. If none of several methods surely
-    gains anything over the model as it is, the report alone is written.
+    OUT becomes a checkpoint folder with a report: loss by length and position on the same tokens,
+    needles by depth and length, copying, time and memory, compared with the original model and a
+    plain sliding window. Masked language models (BERT) are measured by the loss of masked tokens,
+    sentence encoders by retrieval of long documents, ViT by classes and features at larger sizes.
+    The input is not changed. An option of a method follows an @. If none of several methods is
+    significantly better than the original, only the report is written. After Ctrl-C the same
+    command continues.
 
     Examples:
 

@@ -1,1 +1,1 @@
-"""Trained models stretched past their length, and what that does to them."""
+"""Measurements of trained models, as they are or extended to longer contexts."""

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from posenc.errors import CheckpointError
 from posenc.storage import Shapes, load_tensors, save_tensors
 
-__all__ = ["CHECKPOINT", "Checkpoint", "Plan", "warmup_cosine"]
+__all__ = ["CHECKPOINT", "Plan", "TrainingState", "warmup_cosine"]
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -69,7 +69,7 @@ class Plan:
         return None if self.folder is None else self.folder / CHECKPOINT
 
 
-class Checkpoint:
+class TrainingState:
     """State of a training: weights, optimiser, generators, losses, and how far it came.
 
     Args:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from posenc.errors import Interrupted
-from posenc.training.checkpoint import Checkpoint, Plan
+from posenc.training.checkpoint import Plan, TrainingState
 from posenc.training.machine import PeakMemory
 from posenc.training.task import Objective, TrainingTask
 
@@ -106,7 +106,7 @@ def _fit(
     fabric = _fabric(device, plan.precision)
     model, optimizer = fabric.setup(bare, inner)
     torch.manual_seed(plan.seed)
-    state = Checkpoint(bare, inner, plan, objective.fingerprint)
+    state = TrainingState(bare, inner, plan, objective.fingerprint)
     state.restore()
     watch.started(state.step)
 
