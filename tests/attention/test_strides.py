@@ -18,7 +18,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.backends.tiled.stock import stock_forward
+from posenc.attention.backends.tiled.sdpa_cpu import sdpa_cpu_forward
 from posenc.attention.views import strided_view
 from posenc.errors import ArgumentError
 
@@ -203,7 +203,7 @@ def test_no_view_reads_outside_its_tensor(
 def test_the_raw_kernel_is_given_what_fits_only() -> None:
     q, k, v = torch.zeros(3, 1, 2, 5, 8)
     mask = torch.zeros(1, 1, 5, 5)
-    assert stock_forward(q, k, v, mask).output.shape == q.shape
+    assert sdpa_cpu_forward(q, k, v, mask).output.shape == q.shape
     for wrong in (
         (q, k[:, :1], v, None),
         (q, k, v[:, :, :4], None),
@@ -212,4 +212,4 @@ def test_the_raw_kernel_is_given_what_fits_only() -> None:
         (q, k, v, mask[..., :4]),
     ):
         with pytest.raises(ArgumentError, match="operands of one batch size"):
-            stock_forward(*wrong)
+            sdpa_cpu_forward(*wrong)

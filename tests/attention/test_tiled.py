@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.backends.tiled import blockwise, engine, images, near, passes, plan, tiles
-from posenc.attention.backends.tiled.plan import Band
+from posenc.attention.backends.tiled import band as band_module
+from posenc.attention.backends.tiled import blockwise, engine, images, near, passes, tiles
+from posenc.attention.backends.tiled.band import Band
 
 METHODS = (
     "nope",
@@ -54,7 +55,7 @@ def _tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         ):
             monkeypatch.setattr(passes if name != "LANES" else engine, name, value)
         monkeypatch.setattr(tiles, "PIECE", 7)
-        monkeypatch.setattr(plan, "LEAST", 4)
+        monkeypatch.setattr(band_module, "LEAST", 4)
         monkeypatch.setattr(blockwise, "BUDGET", 2000)
         monkeypatch.setattr(near, "SHARE", 0.5)
 
@@ -369,28 +370,28 @@ def test_auto_takes_it_where_the_definition_would_take_too_much() -> None:
 @pytest.mark.parametrize("max_distance", [None, 0, 3, 40])
 @pytest.mark.parametrize("window", [None, 5, 30])
 @pytest.mark.parametrize("shift", [-7, 0, 4])
-def test_stretches_hold_every_visible_pair_once(
+def test_key_ranges_hold_every_visible_pair_once(
     causal: bool,
     max_distance: int | None,
     window: int | None,
     shift: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plan, "LEAST", 2)
+    monkeypatch.setattr(band_module, "LEAST", 2)
     queries, keys = 23, 31
     band = Band.regular(
         queries, keys, shift=shift, causal=causal, window=window, max_distance=max_distance
     )
     for begin, end in band.blocks(8):
-        stretches = band.stretches(begin, end)
-        at = [stretch.begin for stretch in stretches]
+        key_ranges = band.key_ranges(begin, end)
+        at = [part.begin for part in key_ranges]
         assert at == sorted(at)
         for row in range(begin, end):
             query = queries - 1 - row
             for key in range(keys):
                 offset = shift + key - query
                 seen = (not causal or offset <= 0) and (window is None or abs(offset) < window)
-                holders = [s for s in stretches if s.begin <= key < s.end]
+                holders = [s for s in key_ranges if s.begin <= key < s.end]
                 assert len(holders) <= 1
                 assert holders or not seen
                 if holders and holders[0].kind != "near":

@@ -14,9 +14,9 @@ import torch
 import posenc
 from posenc import Grid, Layout, attend
 from posenc.attention.backends.triton import Triton
+from posenc.attention.backends.triton.band import Band
 from posenc.attention.backends.triton.form import kernel_form
-from posenc.attention.backends.triton.marks import Spacing, labels_of, spacing
-from posenc.attention.backends.triton.place import Place
+from posenc.attention.backends.triton.segments import Spacing, segment_ids_of, spacing
 from posenc.errors import BackendRefusal
 
 HERE = Path(__file__).parent
@@ -69,21 +69,21 @@ def brute(queries: int, keys: int, shift: int, causal: bool, window: int | None)
 @pytest.mark.parametrize("max_distance", [None, 0, 3, 50])
 @pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 4), (True, 4)])
 @pytest.mark.parametrize("sizes", [(9, 9, 0), (1, 12, -11), (5, 3, 20), (4, 6, -30)])
-def test_place(
+def test_band(
     sizes: tuple[int, int, int], causal: bool, window: int | None, max_distance: int | None
 ) -> None:
     queries, keys, shift = sizes
-    place = Place.of(queries, keys, shift, causal=causal, window=window, max_distance=max_distance)
-    offsets = place.offsets().line().tolist()
-    assert len(offsets) == place.count
+    band = Band.of(queries, keys, shift, causal=causal, window=window, max_distance=max_distance)
+    offsets = band.offsets().line().tolist()
+    assert len(offsets) == band.count
     assert set(offsets) <= set(range(shift - queries + 1, shift + keys))
     for i, seen in enumerate(brute(queries, keys, shift, causal, window)):
         for j in range(keys):
-            t = j - i + place.origin
+            t = j - i + band.origin
             offset = shift + j - i
-            assert (place.first <= t <= place.last) == (offset in seen)
+            assert (band.first <= t <= band.last) == (offset in seen)
             if offset in seen:
-                read = offsets[min(max(t, 0), place.count - 1)]
+                read = offsets[min(max(t, 0), band.count - 1)]
                 far = 10**6 if max_distance is None else max_distance
                 assert min(max(read, -far), far) == min(max(offset, -far), far)
 
@@ -118,9 +118,9 @@ def test_positions_with_gradients_are_refused(monkeypatch: pytest.MonkeyPatch) -
         attend(*given, grid, posenc.create("t5", heads=2), backend="triton")
 
 
-def test_labels_hide_what_marks_hide() -> None:
+def test_segment_ids_hide_as_grids_do() -> None:
     for layout in (Layout.packed([4, 3]), Layout.padded([4, 0, 2], side="left")):
         grid = Grid.of(layout)
-        query, key = labels_of(grid)
+        query, key = segment_ids_of(grid)
         equal = query.unsqueeze(2) == key.unsqueeze(1)
         assert torch.equal(equal.unsqueeze(1), grid.visible)

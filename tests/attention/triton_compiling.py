@@ -20,7 +20,7 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.triton import form, launch
 from posenc.attention.backends.triton.kernels import configs
-from posenc.attention.backends.triton.kernels.decode import share_kernel
+from posenc.attention.backends.triton.kernels.decode import split_kernel
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
@@ -60,7 +60,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     small = triton.Config({"block_x": 32, "block_y": 32}, num_warps=4, num_stages=1)
     for kernel in (forward_kernel, gradients_kernel):
         monkeypatch.setattr(kernel, "configs", [small])
-    for kernel in (offsets_kernel, share_kernel):
+    for kernel in (offsets_kernel, split_kernel):
         monkeypatch.setattr(kernel, "configs", kernel.configs[:1])
     return found
 
@@ -86,7 +86,7 @@ def test_training(compiled: dict[str, int]) -> None:
     output = attend(*inputs(33, 33, learned=True), grid, whole(), backend="triton", dropout=0.1)
     output.sum().backward()
     expected = {"forward_kernel", "gradients_kernel", "offsets_kernel"}
-    assert expected | {"inner_kernel", "ends_kernel"} == set(compiled)
+    assert expected | {"delta_kernel", "ends_kernel"} == set(compiled)
     assert max(compiled.values()) < 99 * 1024  # what the smallest devices of 8.0 and up have
 
 
@@ -94,7 +94,7 @@ def test_decoding(compiled: dict[str, int]) -> None:
     grid = Grid(Layout.sequence(1, 99), Layout.sequence(100), causal=True)
     with torch.no_grad():
         attend(*inputs(1, 100, learned=False), grid, whole(), backend="triton")
-    assert set(compiled) == {"share_kernel", "together_kernel"}
+    assert set(compiled) == {"split_kernel", "combine_kernel"}
     assert launch.PROGRAMS == 1024  # not that of the interpreter
 
 
@@ -108,7 +108,7 @@ def test_rotating(compiled: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> 
     encoding = posenc.create("rope", head_dim=256)
     assert "as they read them" in str(explain(*given, grid, encoding, backend="triton"))
     attend(*given, grid, encoding, backend="triton").sum().backward()
-    assert {"forward_kernel", "gradients_kernel", "inner_kernel"} == set(compiled)
+    assert {"forward_kernel", "gradients_kernel", "delta_kernel"} == set(compiled)
     assert max(compiled.values()) < 227 * 1024
 
 
@@ -119,5 +119,5 @@ def test_rotating_while_decoding(compiled: dict[str, int], pairing: str, width: 
     with torch.no_grad():
         given = inputs(1, 100, learned=False, width=width)
         attend(*given, grid, encoding, backend="triton")
-    assert set(compiled) == {"share_kernel", "together_kernel"}
+    assert set(compiled) == {"split_kernel", "combine_kernel"}
     assert max(compiled.values()) < 227 * 1024

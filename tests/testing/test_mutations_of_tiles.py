@@ -15,7 +15,7 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention import flash_cpu
 from posenc.attention.backends import sdpa, tiled
-from posenc.attention.backends.tiled import engine, memory, passes, stock
+from posenc.attention.backends.tiled import engine, memory, passes, sdpa_cpu
 from posenc.encodings.score.t5 import T5
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -175,7 +175,7 @@ BUGS: dict[str, tuple[Plant, Check]] = {
         far_keys_that_matter("tiled"),
     ),
     "the fused kernel's bound likewise": (
-        wrap(sdpa, "_drop_negligible", lambda f, line, q, *rest: f(line, q / 2, *rest)),
+        wrap(sdpa, "_drop_negligible", lambda f, bias, q, *rest: f(bias, q / 2, *rest)),
         far_keys_that_matter("sdpa"),
     ),
     "tiles read a table in bfloat16": (
@@ -216,11 +216,11 @@ BUGS: dict[str, tuple[Plant, Check]] = {
         wrap(passes, "sums_ahead", lambda f, *given: f(*given) * 0),
         far_gradients,
     ),
-    "totals of parts are joined without weights": (
+    "outputs of parts are joined without weights": (
         wrap(
             passes,
             "join",
-            lambda f, parts: f([stock.Partial(p.output, p.total * 0) for p in parts]),
+            lambda f, parts: f([sdpa_cpu.Partial(p.output, p.lse * 0) for p in parts]),
         ),
         far_gradients,
     ),
@@ -232,7 +232,7 @@ def _half_scale(x: engine.Operands) -> engine.Operands:
 
 
 def _coarse_line(terms: Any) -> Any:
-    return replace(terms, line=_coarse(terms.line))
+    return replace(terms, bias_by_offset=_coarse(terms.bias_by_offset))
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,9 @@
 """Structured terms over a regular grid, read at every offset: the form that kernels take.
 
-With W = Q + K - 1 offsets and ``c = j - i + Q - 1`` the place of a pair's offset among them:
+With W = Q + K - 1 offsets and ``c = j - i + Q - 1`` the index of a pair's offset among them:
 
-``s_ij = scale · q_i·k_j + line[h, c] + left_i · left_rows[h, c] + right_j · right_rows[h, c]
-+ column[h, j]`` and ``o_i = Σ_j p_ij (v_j + value_rows[h, c])``.
+``s_ij = scale · q_i·k_j + bias_by_offset[h, c] + left_i · left_rows[h, c]
++ right_j · right_rows[h, c] + column[h, j]`` and ``o_i = Σ_j p_ij (v_j + value_rows[h, c])``.
 
 Summands that are the same for all keys of a query (``row``) change no weight and are left out.
 """
@@ -30,7 +30,7 @@ class Regular:
     """All terms of a problem at every offset of a regular grid.
 
     Args:
-        line: ``[H, W]``.
+        bias_by_offset: ``[H, W]``.
         left: ``[B, H, Q, F]`` and ``left_rows`` ``[H|1, W, F]``; both or neither.
         right: ``[B, H, K, F]`` and ``right_rows`` ``[H|1, W, F]``; both or neither.
         column: ``[B|1, H, K]``.
@@ -40,7 +40,7 @@ class Regular:
             such distance is known.
     """
 
-    line: Float[Tensor, "H W"] | None
+    bias_by_offset: Float[Tensor, "H W"] | None
     left: Float[Tensor, "B H Q F"] | None
     left_rows: Float[Tensor, "h W F"] | None
     right: Float[Tensor, "B H K F"] | None
@@ -52,7 +52,7 @@ class Regular:
 
     @property
     def table_only(self) -> bool:
-        """Whether a line of offsets, or nothing, is all there is."""
+        """True if there are no terms but an offset bias."""
         others = (self.left, self.right, self.column, self.value_rows)
         return not self.factors and all(other is None for other in others)
 
@@ -75,7 +75,7 @@ def read_offsets(
     left, left_rows = _stack([(g.left, n) for g, n in pairs if g.left is not None])
     right, right_rows = _stack([(g.right, n) for g, n in pairs if g.right is not None])
     return Regular(
-        line=_sum([g.table[:, n] for g, n in pairs if g.table is not None]),
+        bias_by_offset=_sum([g.table[:, n] for g, n in pairs if g.table is not None]),
         left=left,
         left_rows=left_rows,
         right=right,

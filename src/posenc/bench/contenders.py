@@ -227,7 +227,7 @@ class Flex(Contender):
         if lowered is None or not lowered or call.encoding.query_key is not None:
             return "written for tables of offsets here"
         terms = read_offsets(lowered, call.grid, device=call.q.device)
-        if terms.line is None or not terms.table_only:
+        if terms.bias_by_offset is None or not terms.table_only:
             return "written for tables of offsets here"
         return None
 
@@ -248,7 +248,7 @@ class Flex(Contender):
         def run() -> Tensor:
             lowered = _lowered(call)
             assert lowered is not None  # refused otherwise
-            line = read_offsets(lowered, call.grid, device=call.q.device).line
+            line = read_offsets(lowered, call.grid, device=call.q.device).bias_by_offset
             assert line is not None  # refused otherwise
             q, k, v = call.inputs
             if self.forward_only(call) is not None:  # then it refuses what wants a gradient

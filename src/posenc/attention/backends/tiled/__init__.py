@@ -111,19 +111,19 @@ def _attend_regular(problem: Problem, *, lse: bool) -> Result:
     if terms.factors:
         q, k, v = _widen(q * scale, k, v, terms)
         scale = 1.0
-    line = None if terms.line is None else terms.line.to(wide)
-    place = [
+    bias_by_offset = None if terms.bias_by_offset is None else terms.bias_by_offset.to(wide)
+    band = [
         problem.grid.require_shift(),
         int(problem.grid.causal),
         -1 if problem.grid.window is None else problem.grid.window,
         -1 if terms.max_distance is None else terms.max_distance,
     ]
     batch = q.shape[0]
-    output, total, *_ = tiled(
+    output, row_lse, *_ = tiled(
         q,
         k,
         v,
-        line,
+        bias_by_offset,
         None if terms.left is None else terms.left.to(wide).expand(batch, -1, -1, -1),
         _contiguous(terms.left_rows, wide),
         None if terms.right is None else terms.right.to(wide).expand(batch, -1, -1, -1),
@@ -131,14 +131,14 @@ def _attend_regular(problem: Problem, *, lse: bool) -> Result:
         None if terms.column is None else terms.column.to(wide).expand(batch, -1, -1),
         _contiguous(terms.value_rows, wide),
         scale,
-        place,
+        band,
         problem.dropout,
         int(torch.randint(2**31, ()).item()) if problem.dropout else 0,
-        line is not None and line.requires_grad and torch.is_grad_enabled(),
-        not problem.grid.causal and _wants_sums(line, terms),
+        bias_by_offset is not None and bias_by_offset.requires_grad and torch.is_grad_enabled(),
+        not problem.grid.causal and _wants_sums(bias_by_offset, terms),
     )
     output = output[..., : problem.v.shape[-1]].to(problem.v.dtype)
-    return Result(output, add_rows(total, problem.lowered) if lse else None)
+    return Result(output, add_rows(row_lse, problem.lowered) if lse else None)
 
 
 def _attend_images(problem: Problem, *, lse: bool) -> Result:
@@ -147,7 +147,7 @@ def _attend_images(problem: Problem, *, lse: bool) -> Result:
     wide = torch.promote_types(problem.q.dtype, torch.float32)
     table = image_table(problem.lowered, grid, device=problem.q.device).to(wide).contiguous()
     q, k, v = (x.to(wide) for x in (problem.q, problem.k, problem.v))
-    output, total = tiled_image(
+    output, row_lse = tiled_image(
         (q * problem.scale).flip(2),
         repeat_heads(k, heads),
         repeat_heads(v, heads),
@@ -156,7 +156,7 @@ def _attend_images(problem: Problem, *, lse: bool) -> Result:
         table.requires_grad and torch.is_grad_enabled(),
     )
     # Queries come back from the last to the first.
-    sums = add_rows(total.flip(2), problem.lowered) if lse else None
+    sums = add_rows(row_lse.flip(2), problem.lowered) if lse else None
     return Result(output.flip(2).to(problem.v.dtype), sums)
 
 
@@ -164,9 +164,9 @@ def _contiguous(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if rows is None else rows.to(dtype).contiguous()
 
 
-def _wants_sums(line: Tensor | None, terms: Regular) -> bool:
+def _wants_sums(bias_by_offset: Tensor | None, terms: Regular) -> bool:
     """Whether the backward pass will want sums of gradients of logits a query."""
-    given = (line, terms.left, terms.left_rows)
+    given = (bias_by_offset, terms.left, terms.left_rows)
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
 
 

@@ -1,6 +1,6 @@
 """Forward and backward over a whole regular problem: which heads together, and on which cores.
 
-Heads that meet nothing but a line of offsets go through every operator together, on all cores.
+Heads that meet nothing but an offset bias go through every operator together, on all cores.
 Tiles with more in them stay in a core's cache if each core has heads of its own; and so have heads
 that see different bands, since one alone would leave cores idle.
 """
@@ -17,10 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.tiled import near
+from posenc.attention.backends.tiled.band import Band
 from posenc.attention.backends.tiled.operands import Operands, reversed_rows
 from posenc.attention.backends.tiled.passes import BackwardPass, ForwardPass, Saved, fused
-from posenc.attention.backends.tiled.plan import Band
-from posenc.attention.backends.tiled.stock import Partial, stock_backward, stock_forward
+from posenc.attention.backends.tiled.sdpa_cpu import Partial, sdpa_cpu_backward, sdpa_cpu_forward
 from posenc.attention.backends.tiled.tiles import Dropout
 from posenc.attention.backends.tiled.workers import side_by_side
 
@@ -48,26 +48,26 @@ class _Lane:
 
 
 def forward(
-    x: Operands, band: Band, dropout: Dropout | None, *, line: bool, keep_ahead: bool
+    x: Operands, band: Band, dropout: Dropout | None, *, bias_wanted: bool, keep_ahead: bool
 ) -> Saved:
     """Attention of all queries.
 
     Args:
-        line: whether the gradient of the line will be wanted.
+        bias_wanted: whether the gradient of the offset bias will be wanted.
         keep_ahead: keep what the backward pass will need for an outermost bucket ahead.
     """
-    lanes = _lanes(x, band, dropout, line=line)
-    apart = line and near.serves(x, band, dropout)
+    lanes = _lanes(x, band, dropout, bias_wanted=bias_wanted)
+    apart = bias_wanted and near.serves(x, band, dropout)
     keep_ahead = keep_ahead and (apart or not x.table_only)
     keep_ahead = keep_ahead and band.ahead is not None and band.behind is not None
     if not keep_ahead and _one_call(x, band, lanes, dropout):
         block = x.block(0, band.queries)
-        part = stock_forward(block.q, x.k, x.v, x.whole_mask())
+        part = sdpa_cpu_forward(block.q, x.k, x.v, x.whole_mask())
         return Saved(part.block(0, band.queries), None)
     output = x.v.new_empty(*x.q.shape[:3], x.v.shape[-1])
     saved = Saved(Partial(output, x.q.new_empty(x.q.shape[:3])), None)
     if keep_ahead:
-        nothing = torch.full_like(saved.whole.total, -torch.inf)
+        nothing = torch.full_like(saved.whole.lse, -torch.inf)
         saved = Saved(saved.whole, Partial(torch.zeros_like(output), nothing))
 
     def work(lane: _Lane) -> None:
@@ -88,24 +88,26 @@ def backward(
     gradient: Float[Tensor, "B H Q E"],
     dropout: Dropout | None,
     *,
-    line: bool,
+    bias_wanted: bool,
 ) -> Operands:
     """Gradients of all operands, given that of the output.
 
     Args:
-        line: whether the gradient of the line is wanted; without it far less has to be done.
+        bias_wanted: whether the gradient of the offset bias is wanted; far less has to be done
+            without it.
     """
-    lanes = _lanes(x, band, dropout, line=line)
-    apart = line and near.serves(x, band, dropout)
-    if (apart or not line) and _one_call(x, band, lanes, dropout):
+    lanes = _lanes(x, band, dropout, bias_wanted=bias_wanted)
+    apart = bias_wanted and near.serves(x, band, dropout)
+    if (apart or not bias_wanted) and _one_call(x, band, lanes, dropout):
         block, whole = x.block(0, band.queries), saved.whole.block(0, band.queries)
         given = reversed_rows(gradient, 0, band.queries)
-        q, k, v = stock_backward(given, block.q, x.k, x.v, whole, x.whole_mask())
-        line_sums = torch.zeros_like(x.line) if apart and x.line is not None else None
-        into = Operands(reversed_rows(q, 0, band.queries), k, v, line=line_sums)
+        q, k, v = sdpa_cpu_backward(given, block.q, x.k, x.v, whole, x.whole_mask())
+        bias = x.bias_by_offset if apart else None
+        bias_sums = None if bias is None else torch.zeros_like(bias)
+        into = Operands(reversed_rows(q, 0, band.queries), k, v, bias_by_offset=bias_sums)
         del block, whole, given, q
     else:
-        into = x.zeros(line=line)
+        into = x.zeros(bias_wanted=bias_wanted)
         # Rows that all heads share are summed by each lane apart, then in order.
         sums = [into, *(into.own_rows() for _ in lanes[1:])]
 
@@ -119,7 +121,7 @@ def backward(
                     lane.band,
                     saved.part(batch, heads),
                     gradient[batch : batch + 1, slice(*heads)],
-                    replace(mine, line=None) if apart else mine,
+                    replace(mine, bias_by_offset=None) if apart else mine,
                     dropout,
                     batch * x.q.shape[1] + lane.begin,
                 ).run()
@@ -132,7 +134,7 @@ def backward(
         for lane in lanes:
             heads = (lane.begin, lane.end)
             for batch in range(x.q.shape[0]):
-                near.add_line(
+                near.add_bias_gradient(
                     x.part(batch, heads),
                     band,
                     saved.part(batch, heads),
@@ -163,7 +165,7 @@ def _one_call(x: Operands, band: Band, lanes: Sequence[_Lane], dropout: Dropout 
     return all(lane.band == band for lane in lanes)
 
 
-def _lanes(x: Operands, band: Band, dropout: Dropout | None, *, line: bool) -> list[_Lane]:
+def _lanes(x: Operands, band: Band, dropout: Dropout | None, *, bias_wanted: bool) -> list[_Lane]:
     """All heads, in groups that are done together.
 
     What is dropped depends on the groups: those are then the same with any number of threads, which
@@ -175,7 +177,7 @@ def _lanes(x: Operands, band: Band, dropout: Dropout | None, *, line: bool) -> l
         most = min(LANES, -(-x.q.shape[1] // threads))
     return [
         _Lane(begin, min(begin + most, last), part)
-        for (first, last), part in _narrowed(x, band, constant=not line and dropout is None)
+        for (first, last), part in _narrowed(x, band, constant=not bias_wanted and dropout is None)
         for begin in range(first, last, most)
     ]
 
@@ -183,20 +185,22 @@ def _lanes(x: Operands, band: Band, dropout: Dropout | None, *, line: bool) -> l
 def _narrowed(x: Operands, band: Band, *, constant: bool) -> list[tuple[tuple[int, int], Band]]:
     """Heads in groups, each with the part of the band in which a pair can matter to it.
 
-    A query that sees its own position has a logit of at least ``line[zero] - B`` there,
-    B = max‖q‖ · max‖k‖ with q scaled; a pair at place c has one of at most ``line[c] + B``. So the
-    weight of the pair is at most ``e^(line[c] - line[zero] + 2B)``. Where that is below
+    A query that sees its own position has a logit of at least ``bias[zero] - B`` there,
+    B = max‖q‖ · max‖k‖ with q scaled; a pair at place c has one of at most ``bias[c] + B``. So the
+    weight of the pair is at most ``e^(bias[c] - bias[zero] + 2B)``. Where that is below
     ``eps / (8 K)``, all such pairs of a query together weigh less than an eighth of the rounding
     of the output.
     """
     heads, zero = x.q.shape[1], band.zero
     whole = [((0, heads), band)]
     sees_itself = zero >= band.queries - 1 and zero <= band.keys - 1
-    if not constant or x.line is None or not x.table_only or not sees_itself:
+    if not constant or x.bias_by_offset is None or not x.table_only or not sees_itself:
         return whole
     largest = x.scale * x.q.norm(dim=-1).amax((0, 2)) * x.k.norm(dim=-1).amax((0, 2))
-    limit = math.log(torch.finfo(x.line.dtype).eps / (8 * band.keys))
-    kept = x.line - x.line[:, zero : zero + 1] + 2 * largest.unsqueeze(-1) >= limit
+    limit = math.log(torch.finfo(x.bias_by_offset.dtype).eps / (8 * band.keys))
+    kept = (
+        x.bias_by_offset - x.bias_by_offset[:, zero : zero + 1] + 2 * largest.unsqueeze(-1) >= limit
+    )
     first = kept.int().argmax(-1).tolist()
     last = (kept.shape[-1] - 1 - kept.flip(-1).int().argmax(-1)).tolist()
     groups: list[tuple[tuple[int, int], Band]] = []

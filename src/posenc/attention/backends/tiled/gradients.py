@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.attention.backends.tiled.band import KeyRange, Kind
 from posenc.attention.backends.tiled.memory import Memory, Skewed, add_product
 from posenc.attention.backends.tiled.operands import Operands
-from posenc.attention.backends.tiled.plan import Kind, Stretch
-from posenc.attention.backends.tiled.stock import Partial
+from posenc.attention.backends.tiled.sdpa_cpu import Partial
 from posenc.attention.backends.tiled.tiles import (
     Tiles,
     pieces,
@@ -25,10 +25,10 @@ class BackwardTiles(Tiles):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.flat_slopes = Memory("slopes", self.k)
-        self.slopes, self.slope_side = Skewed("slopes askew", self.k), Skewed("slopes", self.k)
+        self.flat_ds = Memory("ds", self.k)
+        self.ds, self.ds_side = Skewed("ds skewed", self.k), Skewed("ds", self.k)
 
-    def turn(
+    def start_backward(
         self,
         begin: int,
         end: int,
@@ -38,106 +38,106 @@ class BackwardTiles(Tiles):
         gradient: Float[Tensor, "1 H R E"],
         into: Operands,
     ) -> None:
-        """Turn to queries ``begin`` to ``end``, counted from the last one.
+        """Begin the tiles of queries ``begin`` to ``end``, counted from the last one.
 
         Args:
             block: the operands with these queries alone.
-            whole: their output and total over all keys; gradient: of their output.
+            whole: their output and LSE over all keys; gradient: of their output.
             into: where gradients are summed up, those of these queries alone.
         """
         self.start(begin, end, block)
         self.gradient, self.into = gradient[0], into
         # What is taken from every logit and from every gradient of a weight: one more feature.
-        total = whole.total[0].masked_fill(whole.total[0] == -torch.inf, torch.inf)
-        self.queries = with_column(self.q, -total)
-        self.inner = (self.gradient * whole.output[0]).sum(-1)
+        lse = whole.lse[0].masked_fill(whole.lse[0] == -torch.inf, torch.inf)
+        self.queries = with_column(self.q, -lse)
+        self.delta = (self.gradient * whole.output[0]).sum(-1)
         self.gradients = self.gradient
         if self.dropout is None:
-            self.gradients = with_column(self.gradient, -self.inner)
+            self.gradients = with_column(self.gradient, -self.delta)
 
     def keys(self, low: int, high: int) -> Float[Tensor, "H C D+1"]:
         """With ones to match."""
         return with_ones(self.k[:, low:high])
 
-    def backward(self, stretches: list[Stretch], *, sums: bool) -> Float[Tensor, "H R"]:
-        """Sum the gradients through these stretches; the sum of the logits' gradients a query.
+    def backward(self, key_ranges: list[KeyRange], *, sums: bool) -> Float[Tensor, "H R"]:
+        """Sum the gradients through these key ranges; the sum of the logits' gradients a query.
 
         Args:
             sums: whether that is wanted; it is zero otherwise.
         """
-        total = self.q.new_zeros(self.heads, self.end - self.begin)
-        for stretch in stretches:
-            for low, high in self.chunks(stretch):
-                slopes = self._backward(low, high, stretch.kind)
+        ds_sum = self.q.new_zeros(self.heads, self.end - self.begin)
+        for key_range in key_ranges:
+            for low, high in self.chunks(key_range):
+                ds = self._backward(low, high, key_range.kind)
                 if sums:
-                    total += slopes.sum(-1)
-        return total
+                    ds_sum += ds.sum(-1)
+        return ds_sum
 
     def gradients_of_logits(self, low: int, high: int) -> Float[Tensor, "H R R+C-1"]:
         """Those of one tile of many offsets without dropout, in rows with a place an offset."""
         weights = self.logits(low, high, "near").exp_()
-        self._spread(weights, self._slopes(low, high, "near"))
-        return self.slopes.of(*weights.shape, cleared=True)[1]
+        self._spread(weights, self._weight_gradients(low, high, "near"))
+        return self.ds.of(*weights.shape, cleared=True)[1]
 
     def _backward(self, low: int, high: int, kind: Kind) -> Float[Tensor, "H R C"]:
         """One tile; returns the gradients of its logits."""
         into, gradient = self.into, self.gradient
         weights = self.logits(low, high, kind).exp_()
-        found = self._slopes(low, high, kind)
+        found = self._weight_gradients(low, high, kind)
         kept = weights
         if self.dropout is not None:
             factors = self.dropout.factors(weights, self.lane, self.begin, low)
-            found.mul_(factors).sub_(self.inner.unsqueeze(-1))
+            found.mul_(factors).sub_(self.delta.unsqueeze(-1))
             kept = weights * factors
-        slopes = self._spread(weights, found)
+        ds = self._spread(weights, found)
         add_product(into.v[0, :, low:high], kept.mT, gradient, self.product)
-        add_product(into.q[0], slopes, self.k[:, low:high], self.product)
-        add_product(into.k[0, :, low:high], slopes.mT, self.q, self.product)
+        add_product(into.q[0], ds, self.k[:, low:high], self.product)
+        add_product(into.k[0, :, low:high], ds.mT, self.q, self.product)
         if into.column is not None:
-            into.column[0, :, low:high] += slopes.sum(-2)
+            into.column[0, :, low:high] += ds.sum(-2)
         if kind == "near":
-            self._near_terms(low, high, kept, slopes)
+            self._near_terms(low, high, kept, ds)
         else:
-            self._far_terms(low, high, kind, kept, slopes)
-        return slopes
+            self._far_terms(low, high, kind, kept, ds)
+        return ds
 
-    def _slopes(self, low: int, high: int, kind: Kind) -> Float[Tensor, "H R C"]:
+    def _weight_gradients(self, low: int, high: int, kind: Kind) -> Float[Tensor, "H R C"]:
         """Gradients of the weights, before dropout, in memory that the next call writes over."""
         size = (self.heads, self.end - self.begin, high - low)
         values = self.values(low, high, kind).mT
         if self.x.table_only:
-            return torch.bmm(self.gradients, values, out=self.flat_slopes.of(*size))
+            return torch.bmm(self.gradients, values, out=self.flat_ds.of(*size))
         beta = 0.0
         if kind == "near" and self.x.value_rows is not None:
-            _, whole = self.slopes.of(*size)
+            _, whole = self.ds.of(*size)
             vectors = self.window(self.x.value_rows, low, high)
             torch.bmm(self.gradient, vectors.mT, out=whole)
             beta = 1.0
-        tile, _ = self.slopes.of(*size, cleared=True)
+        tile, _ = self.ds.of(*size, cleared=True)
         return tile.baddbmm_(self.gradients, values, beta=beta)
 
     def _spread(
-        self, weights: Float[Tensor, "H R C"], slopes: Float[Tensor, "H R C"]
+        self, weights: Float[Tensor, "H R C"], ds: Float[Tensor, "H R C"]
     ) -> Float[Tensor, "H R C"]:
         """Their product, in rows with a place an offset."""
         if not self.x.table_only:
-            return slopes.mul_(weights)
-        tile, _ = self.slopes.of(*weights.shape, cleared=True)
-        return torch.mul(weights, slopes, out=tile)
+            return ds.mul_(weights)
+        tile, _ = self.ds.of(*weights.shape, cleared=True)
+        return torch.mul(weights, ds, out=tile)
 
     def _near_terms(
         self,
         low: int,
         high: int,
         kept: Float[Tensor, "H R C"],
-        slopes: Float[Tensor, "H R C"],
+        ds: Float[Tensor, "H R C"],
     ) -> None:
         """Gradients of what depends on the offset, in a tile of many offsets."""
         x, into, rows = self.x, self.into, self.end - self.begin
-        _, whole = self.slopes.of(*slopes.shape, cleared=True)
+        _, whole = self.ds.of(*ds.shape, cleared=True)
         window = self.places(low, high)
-        if into.line is not None:
-            into.line[:, window] += whole.sum(1)
+        if into.bias_by_offset is not None:
+            into.bias_by_offset[:, window] += whole.sum(1)
         if x.left is not None and x.left_rows is not None and into.left is not None:
             assert into.left_rows is not None
             left = x.left[0]
@@ -147,8 +147,8 @@ class BackwardTiles(Tiles):
         if x.right is not None and x.right_rows is not None and into.right is not None:
             assert into.right_rows is not None
             for at, to in pieces(low, high):
-                side, products = self.slope_side.of(self.heads, to - at, rows, cleared=True)
-                side.mT.copy_(slopes[..., at - low : to - low])
+                side, products = self.ds_side.of(self.heads, to - at, rows, cleared=True)
+                side.mT.copy_(ds[..., at - low : to - low])
                 vectors = self.window(x.right_rows, at, to)
                 add_product(into.right[0, :, at:to], products, vectors, self.product)
                 piece = self.places(at, to)
@@ -175,15 +175,15 @@ class BackwardTiles(Tiles):
         high: int,
         kind: Kind,
         kept: Float[Tensor, "H R C"],
-        slopes: Float[Tensor, "H R C"],
+        ds: Float[Tensor, "H R C"],
     ) -> None:
         """Gradients of the outermost bucket of one side."""
         into = self.into
-        far_terms(self.x, into, kind, slopes.sum(-1).unsqueeze(0))
+        far_terms(self.x, into, kind, ds.sum(-1).unsqueeze(0))
         if self.x.right is not None and self.x.right_rows is not None and into.right is not None:
             assert into.right_rows is not None
             place = self.x.far_place(kind)
-            sums = slopes.sum(-2).unsqueeze(-1)
+            sums = ds.sum(-2).unsqueeze(-1)
             row = self.x.right_rows[:, place : place + 1]
             into.right[0, :, low:high] += sums * row
             _sum_heads(
@@ -197,9 +197,9 @@ class BackwardTiles(Tiles):
 
 
 def far_terms(x: Operands, into: Operands, kind: Kind, sums: Float[Tensor, "B H R"]) -> None:
-    """Gradients of the line and the left rows of one outermost bucket, from a block's sums."""
-    if into.line is not None:
-        into.line[:, x.far_place(kind)] += sums.sum((0, 2))
+    """Gradients of the offset bias and left rows of one outermost bucket, from a block's sums."""
+    if into.bias_by_offset is not None:
+        into.bias_by_offset[:, x.far_place(kind)] += sums.sum((0, 2))
     if x.left is not None and x.left_rows is not None and into.left is not None:
         assert into.left_rows is not None
         place = x.far_place(kind)

@@ -16,7 +16,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.tiled.memory import Memory
-from posenc.attention.backends.tiled.stock import Partial, join, stock_backward, stock_forward
+from posenc.attention.backends.tiled.sdpa_cpu import (
+    Partial,
+    join,
+    sdpa_cpu_backward,
+    sdpa_cpu_forward,
+)
 from posenc.attention.backends.tiled.workers import side_by_side
 from posenc.attention.views import strided_view
 from posenc.encoding import BucketedTerms, StructuredScore
@@ -85,7 +90,7 @@ class _Image:
         """The image rows of queries, a tile's at a time."""
         return _ranges(self.rows, TILE[0], self.columns)
 
-    def stretches(self) -> Iterator[tuple[int, int]]:
+    def key_ranges(self) -> Iterator[tuple[int, int]]:
         """The image rows of keys, a tile's at a time."""
         return _ranges(self.key_rows, TILE[1], self.key_columns)
 
@@ -99,17 +104,17 @@ class _Image:
         return written.view(self.heads, size[1] * size[2], size[3] * size[4])
 
     def forward(self, into: Partial) -> None:
-        """Write the output and totals of all queries."""
+        """Write the output and LSE of all queries."""
         for begin, end in self.blocks():
             at = slice(begin * self.columns, end * self.columns)
             parts = []
-            for low, high in self.stretches():
+            for low, high in self.key_ranges():
                 to = slice(low * self.key_columns, high * self.key_columns)
                 mask = self.bias(begin, end, low, high).unsqueeze(0)
                 q, k, v = self.q[:, :, at], self.k[:, :, to], self.v[:, :, to]
-                parts.append(stock_forward(q, k, v, mask))
+                parts.append(sdpa_cpu_forward(q, k, v, mask))
             whole = join(parts)
-            into.output[:, :, at], into.total[:, :, at] = whole.output, whole.total
+            into.output[:, :, at], into.lse[:, :, at] = whole.output, whole.lse
 
     def backward(
         self, whole: Partial, gradient: Tensor, into: Sequence[Tensor], *, table: bool
@@ -120,34 +125,34 @@ class _Image:
             return
         for begin, end in self.blocks():
             at = slice(begin * self.columns, end * self.columns)
-            part = Partial(whole.output[:, :, at], whole.total[:, :, at])
-            for low, high in self.stretches():
+            part = Partial(whole.output[:, :, at], whole.lse[:, :, at])
+            for low, high in self.key_ranges():
                 to = slice(low * self.key_columns, high * self.key_columns)
                 mask = self.bias(begin, end, low, high).unsqueeze(0)
                 q, k, v = self.q[:, :, at], self.k[:, :, to], self.v[:, :, to]
-                found = stock_backward(gradient[:, :, at], q, k, v, part, mask)
+                found = sdpa_cpu_backward(gradient[:, :, at], q, k, v, part, mask)
                 for gathered, place, each in zip(into, (at, to, to), found, strict=False):
                     gathered[:, :, place] += each
 
     def _own_backward(self, whole: Partial, gradient: Tensor, into: Sequence[Tensor]) -> None:
-        inner = (gradient * whole.output).sum(-1, keepdim=True)
-        queries = torch.cat([self.q, -whole.total.unsqueeze(-1)], dim=-1)[0]
-        gradients = torch.cat([gradient, -inner], dim=-1)[0]
+        delta = (gradient * whole.output).sum(-1, keepdim=True)
+        queries = torch.cat([self.q, -whole.lse.unsqueeze(-1)], dim=-1)[0]
+        gradients = torch.cat([gradient, -delta], dim=-1)[0]
         keys, values = (torch.nn.functional.pad(x, (0, 1), value=1.0)[0] for x in (self.k, self.v))
         q, k, plain = self.q[0], self.k[0], gradient[0]
-        room, sums = Memory("slopes", q), _TableSums(self)
+        room, sums = Memory("ds", q), _TableSums(self)
         for begin, end in self.blocks():
             at = slice(begin * self.columns, end * self.columns)
-            for low, high in self.stretches():
+            for low, high in self.key_ranges():
                 to = slice(low * self.key_columns, high * self.key_columns)
                 weights = self.bias(begin, end, low, high)
                 weights.baddbmm_(queries[:, at], keys[:, to].mT).exp_()
-                slopes = room.of(*weights.shape)
-                slopes.baddbmm_(gradients[:, at], values[:, to].mT, beta=0.0).mul_(weights)
+                ds = room.of(*weights.shape)
+                ds.baddbmm_(gradients[:, at], values[:, to].mT, beta=0.0).mul_(weights)
                 into[2][0, :, to].baddbmm_(weights.mT, plain[:, at])
-                into[0][0, :, at].baddbmm_(slopes, k[:, to])
-                into[1][0, :, to].baddbmm_(slopes.mT, q[:, at])
-                sums.add(slopes, begin, end, low, high, into[3])
+                into[0][0, :, at].baddbmm_(ds, k[:, to])
+                into[1][0, :, to].baddbmm_(ds.mT, q[:, at])
+                sums.add(ds, begin, end, low, high, into[3])
 
 
 def _ranges(rows: int, tokens: int, columns: int) -> Iterator[tuple[int, int]]:
@@ -164,7 +169,7 @@ class _TableSums:
         self.columns, self.key_columns = image.columns, image.key_columns
         self.width = self.columns + self.key_columns
         _, count = next(image.blocks())
-        _, key_count = next(image.stretches())
+        _, key_count = next(image.key_ranges())
         self.memory = image.q.new_zeros(image.heads, count, self.columns, key_count, self.width)
 
     def add(
@@ -192,7 +197,7 @@ class _TableSums:
 def tiled_image(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, extents: Sequence[int], table_wanted: bool
 ) -> tuple[Tensor, Tensor]:
-    """Attention between whole images with a table of offsets: output, and totals.
+    """Attention between whole images with a table of offsets: output and LSE.
 
     Args:
         q: ``[B, H, Q, D]``, reversed and scaled; k: ``[B, H, K, D]``; v: ``[B, H, K, D]``.
@@ -208,7 +213,7 @@ def tiled_image(
             image.forward(into.part(batch, (heads.start, heads.stop)))
 
     side_by_side(work, _lanes(q, k))
-    return into.output, into.total
+    return into.output, into.lse
 
 
 def _lanes(q: Tensor, k: Tensor) -> list[slice]:
@@ -229,7 +234,7 @@ def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 def tiled_image_backward(
     gradient: Tensor,
     output: Tensor,
-    total: Tensor,
+    lse: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -239,7 +244,7 @@ def tiled_image_backward(
 ) -> list[Tensor]:
     """Gradients of q, k, v and of the table, which is zero where it is not wanted."""
     into = [torch.zeros_like(x) for x in (q, k, v, table)]
-    whole, lines = Partial(output, total), table.contiguous()
+    whole, lines = Partial(output, lse), table.contiguous()
 
     def work(heads: slice) -> None:
         for batch in range(q.shape[0]):
@@ -257,7 +262,7 @@ def tiled_image_backward(
 
 
 @tiled_image_backward.register_fake
-def _(gradient: Tensor, output: Tensor, total: Tensor, *given: Any) -> list[Tensor]:
+def _(gradient: Tensor, output: Tensor, lse: Tensor, *given: Any) -> list[Tensor]:
     return [torch.empty_like(x) for x in given[:4]]
 
 

@@ -1,6 +1,6 @@
 """The engine as operators that autograd, ``torch.compile`` and checkpointing know.
 
-Both take ``place = [shift, causal, window, max_distance]`` of a regular grid, -1 where there is no
+Both take ``band = [shift, causal, window, max_distance]`` of a regular grid, -1 where there is no
 window or no such distance.
 """
 
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.tiled import engine
+from posenc.attention.backends.tiled.band import Band
 from posenc.attention.backends.tiled.operands import Operands
 from posenc.attention.backends.tiled.passes import Saved
-from posenc.attention.backends.tiled.plan import Band
-from posenc.attention.backends.tiled.stock import Partial
+from posenc.attention.backends.tiled.sdpa_cpu import Partial
 from posenc.attention.backends.tiled.tiles import Dropout
 
 __all__ = ["tiled"]
 
-TERMS = ("line", "left", "left_rows", "right", "right_rows", "column", "value_rows")
+TERMS = ("bias_by_offset", "left", "left_rows", "right", "right_rows", "column", "value_rows")
 
 
 @torch.library.custom_op("posenc::tiled", mutates_args=())
@@ -29,7 +29,7 @@ def tiled(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    line: Tensor | None,
+    bias_by_offset: Tensor | None,
     left: Tensor | None,
     left_rows: Tensor | None,
     right: Tensor | None,
@@ -37,36 +37,38 @@ def tiled(
     column: Tensor | None,
     value_rows: Tensor | None,
     scale: float,
-    place: Sequence[int],
+    band: Sequence[int],
     dropout: float,
     seed: int,
-    line_wanted: bool,
+    bias_wanted: bool,
     keep_ahead: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Attention over a regular grid: output, totals, and the same for the keys far ahead.
+    """Attention over a regular grid: output, LSE, and the same for the keys far ahead.
 
     All but the first are for the backward pass.
 
-    Args: as ``Operands``; ``line_wanted`` tells that the line's gradient will be wanted;
-        ``keep_ahead`` keeps the last two, which are empty otherwise.
+    Args: as ``Operands``; ``bias_wanted`` tells that the gradient of the offset bias will be
+        wanted; ``keep_ahead`` keeps the last two, which are empty otherwise.
     """
-    x = Operands(q, k, v, line, left, left_rows, right, right_rows, column, value_rows, scale)
+    x = Operands(
+        q, k, v, bias_by_offset, left, left_rows, right, right_rows, column, value_rows, scale
+    )
     saved = engine.forward(
         x,
-        _band(q, k, place),
+        _band(q, k, band),
         _dropout(dropout, seed),
-        line=line_wanted,
+        bias_wanted=bias_wanted,
         keep_ahead=keep_ahead,
     )
     whole, ahead = saved.whole, saved.ahead
     if ahead is None:
         ahead = Partial(q.new_empty(0), q.new_empty(0))
     # As the shapes below promise: strides of the fused kernel's results are its own.
-    return whole.output.contiguous(), whole.total.contiguous(), ahead.output, ahead.total
+    return whole.output.contiguous(), whole.lse.contiguous(), ahead.output, ahead.lse
 
 
-def _band(q: Tensor, k: Tensor, place: Sequence[int]) -> Band:
-    shift, causal, window, max_distance = place
+def _band(q: Tensor, k: Tensor, band: Sequence[int]) -> Band:
+    shift, causal, window, max_distance = band
     return Band.regular(
         q.shape[2],
         k.shape[2],
@@ -90,10 +92,10 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     keep_ahead = terms[-1]
     output = v.new_empty(*q.shape[:3], v.shape[-1])
-    total = q.new_empty(q.shape[:3])
+    lse = q.new_empty(q.shape[:3])
     if keep_ahead:
-        return output, total, torch.empty_like(output), torch.empty_like(total)
-    return output, total, q.new_empty(0), q.new_empty(0)
+        return output, lse, torch.empty_like(output), torch.empty_like(lse)
+    return output, lse, q.new_empty(0), q.new_empty(0)
 
 
 @torch.library.custom_op("posenc::tiled_backward", mutates_args=())
@@ -103,7 +105,7 @@ def tiled_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    line: Tensor | None,
+    bias_by_offset: Tensor | None,
     left: Tensor | None,
     left_rows: Tensor | None,
     right: Tensor | None,
@@ -111,27 +113,29 @@ def tiled_backward(
     column: Tensor | None,
     value_rows: Tensor | None,
     scale: float,
-    place: Sequence[int],
+    band: Sequence[int],
     dropout: float,
     seed: int,
-    line_wanted: bool,
+    bias_wanted: bool,
 ) -> list[Tensor]:
     """Gradients of q, k, v and of the terms that are there, in order.
 
     Args:
         gradient: of the output; saved: what ``tiled`` returned.
-        line_wanted: whether that of the line is wanted; it is empty otherwise.
+        bias_wanted: whether that of the offset bias is wanted; it is empty otherwise.
     """
-    x = Operands(q, k, v, line, left, left_rows, right, right_rows, column, value_rows, scale)
-    output, total, *ahead = saved
-    whole = Partial(output, total)
+    x = Operands(
+        q, k, v, bias_by_offset, left, left_rows, right, right_rows, column, value_rows, scale
+    )
+    output, lse, *ahead = saved
+    whole = Partial(output, lse)
     into = engine.backward(
         x,
-        _band(q, k, place),
+        _band(q, k, band),
         Saved(whole, Partial(*ahead) if ahead[1].numel() else None),
         gradient,
         _dropout(dropout, seed),
-        line=line_wanted,
+        bias_wanted=bias_wanted,
     )
     found = [into.q.mul_(scale), into.k, into.v]
     for name in TERMS:
@@ -155,9 +159,9 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, (scale, place, dropout, seed, line_wanted, _) = inputs[:10], inputs[10:]
+    tensors, (scale, band, dropout, seed, bias_wanted, _) = inputs[:10], inputs[10:]
     ctx.save_for_backward(*tensors, *output)
-    ctx.rest = (scale, place, dropout, seed, line_wanted)
+    ctx.rest = (scale, band, dropout, seed, bias_wanted)
     ctx.mark_non_differentiable(*output[1:])
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.tiled.plan import Band, Kind
+from posenc.attention.backends.tiled.band import Band, Kind
 from posenc.attention.views import strided_view
 
 __all__ = ["Operands", "put_reversed", "reversed_rows"]
@@ -24,7 +24,7 @@ class Operands:
 
     Args:
         q: ``[B, H, Q, D]``; k: ``[B, H, K, D]``; v: ``[B, H, K, E]``.
-        line: ``[H, W]``.
+        bias_by_offset: ``[H, W]``.
         left: ``[B, H, Q, F]``; left_rows ``[h, W, F]`` with h = H or 1.
         right: ``[B, H, K, F]``; right_rows ``[h, W, F]``.
         column: ``[B, H, K]``.
@@ -35,7 +35,7 @@ class Operands:
     q: Float[Tensor, "B H Q D"]
     k: Float[Tensor, "B H K D"]
     v: Float[Tensor, "B H K E"]
-    line: Float[Tensor, "H W"] | None = None
+    bias_by_offset: Float[Tensor, "H W"] | None = None
     left: Float[Tensor, "B H Q F"] | None = None
     left_rows: Float[Tensor, "h W F"] | None = None
     right: Float[Tensor, "B H K F"] | None = None
@@ -46,7 +46,7 @@ class Operands:
 
     @property
     def table_only(self) -> bool:
-        """Whether a line is the only term, if there is any."""
+        """Whether an offset bias is the only term, if there is any."""
         others = (self.left, self.right, self.column, self.value_rows)
         return all(other is None for other in others)
 
@@ -54,8 +54,8 @@ class Operands:
         """The same memory for some heads of one batch row."""
 
         def choose(name: str, tensor: Tensor) -> Tensor:
-            if name == "line" or name.endswith("rows"):
-                shared = name != "line" and tensor.shape[0] == 1
+            if name == "bias_by_offset" or name.endswith("rows"):
+                shared = name != "bias_by_offset" and tensor.shape[0] == 1
                 return tensor if shared else tensor[slice(*heads)]
             return tensor[batch : batch + 1, slice(*heads)]
 
@@ -92,14 +92,14 @@ class Operands:
         """A place in the outermost bucket of one side; only where some term has places."""
         if kind == "behind":
             return 0
-        read = (self.line, self.left_rows, self.right_rows, self.value_rows)
+        read = (self.bias_by_offset, self.left_rows, self.right_rows, self.value_rows)
         return next(x.shape[1] for x in read if x is not None) - 1
 
     def far_query(self, kind: Kind) -> Float[Tensor, "B H R"]:
         """What is added to the logits of a block's queries against keys far on one side."""
         added = self.q.new_zeros(self.q.shape[:3])
-        if self.line is not None:
-            added = added + self.line[:, self.far_place(kind)].unsqueeze(-1)
+        if self.bias_by_offset is not None:
+            added = added + self.bias_by_offset[:, self.far_place(kind)].unsqueeze(-1)
         if self.left is not None and self.left_rows is not None:
             row = self.left_rows[:, self.far_place(kind)].unsqueeze(-1)
             added = added + (self.left @ row).squeeze(-1)
@@ -126,32 +126,32 @@ class Operands:
             return None
         return self.value_rows[:, self.far_place(kind)].unsqueeze(1)
 
-    def masked_line(self, band: Band) -> Float[Tensor, "h W"]:
-        """The line with -inf where the band hides pairs; zeros for a line where there is none.
+    def masked_bias(self, band: Band) -> Float[Tensor, "h W"]:
+        """The offset bias, or zeros where there is none, with -inf where the band hides pairs.
 
         Contiguous, so that tiles can be views of it.
         """
         width = band.queries + band.keys - 1
-        line = self.q.new_zeros(1, width) if self.line is None else self.line
-        places = torch.arange(width, device=line.device)
+        bias = self.q.new_zeros(1, width) if self.bias_by_offset is None else self.bias_by_offset
+        places = torch.arange(width, device=bias.device)
         hidden = (places < band.first) | (places > band.last)
-        return line.masked_fill(hidden, -torch.inf).contiguous()
+        return bias.masked_fill(hidden, -torch.inf).contiguous()
 
-    def zeros(self, *, line: bool) -> Operands:
-        """Room for the gradients of all there is, that of the line only if asked for."""
+    def zeros(self, *, bias_wanted: bool) -> Operands:
+        """Room for the gradients of all there is, that of the offset bias only if asked for."""
         given = self._tensors()
-        if not line:
-            given.pop("line", None)
+        if not bias_wanted:
+            given.pop("bias_by_offset", None)
         zeros: Mapping[str, Any] = {name: x.new_zeros(x.shape) for name, x in given.items()}
         return Operands(**zeros)
 
     def whole_mask(self) -> Float[Tensor, "B H Q K"] | None:
-        """The line as the fused kernel's mask over all pairs, through a view; None: no line."""
-        if self.line is None:
+        """A view of the offset bias as the fused kernel's mask over all pairs; None: no bias."""
+        if self.bias_by_offset is None:
             return None
-        line = self.line.contiguous()
-        size = (self.q.shape[0], line.shape[0], self.q.shape[2], self.k.shape[2])
-        return strided_view(line, size, (0, line.shape[1], 1, 1))
+        bias = self.bias_by_offset.contiguous()
+        size = (self.q.shape[0], bias.shape[0], self.q.shape[2], self.k.shape[2])
+        return strided_view(bias, size, (0, bias.shape[1], 1, 1))
 
     def own_rows(self) -> Operands:
         """The same memory, but other zeros for rows that all heads share."""

@@ -1,4 +1,4 @@
-"""One tile of logits at a time: queries of one block against a stretch of keys."""
+"""One tile of logits at a time: queries of one block against a key range."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.attention.backends.tiled.band import KeyRange, Kind
 from posenc.attention.backends.tiled.memory import Memory, Skewed, add_product
 from posenc.attention.backends.tiled.operands import Operands
-from posenc.attention.backends.tiled.plan import Kind, Stretch
-from posenc.attention.backends.tiled.stock import Partial
+from posenc.attention.backends.tiled.sdpa_cpu import Partial
 from posenc.attention.views import strided_view
 
 __all__ = ["Dropout", "Tiles", "pieces", "with_column", "with_ones"]
@@ -40,20 +40,20 @@ class Dropout:
 class Tiles:
     """The tiles of some heads of one batch row.
 
-    With nothing but a line to add the logits are contiguous, so that all heads' products are one
+    With no term but an offset bias the logits are contiguous, so that all heads' products are one
     call; with more they are where the products with offsets are written. Where there are left terms
-    the line is one more of their features, which saves a pass over each tile.
+    the offset bias is one more of their features, which saves a pass over each tile.
 
     Args:
         x: operands of one batch row.
-        line: of offsets, with -inf where the band hides pairs, contiguous; None: nothing.
+        bias_by_offset: contiguous, with -inf where the band hides pairs; None: nothing to add.
         size: queries and keys of the largest tile.
         dropout: of weights; None: none.
         lane: a number that tells these heads from others, for the dropout.
     """
 
     x: Operands
-    line: Float[Tensor, "h W"] | None
+    bias_by_offset: Float[Tensor, "h W"] | None
     size: tuple[int, int]
     dropout: Dropout | None
     lane: int
@@ -62,10 +62,10 @@ class Tiles:
         x = self.x
         self.k, self.v, self.heads = x.k[0], x.v[0], x.k.shape[1]
         self.flat, self.product = Memory("logits", self.k), Memory("product", self.k)
-        self.scores, self.side = Skewed("logits askew", self.k), Skewed("right", self.k)
+        self.scores, self.side = Skewed("logits skewed", self.k), Skewed("right", self.k)
 
     def start(self, begin: int, end: int, block: Operands) -> None:
-        """Turn to queries ``begin`` to ``end``, counted from the last one.
+        """Begin the tiles of queries ``begin`` to ``end``, counted from the last one.
 
         Args:
             block: the operands with these queries alone.
@@ -73,42 +73,42 @@ class Tiles:
         self.begin, self.end, self.x = begin, end, block
         self.queries = self.q = block.q[0]
 
-    def chunks(self, stretch: Stretch) -> list[tuple[int, int]]:
-        """A stretch of keys as ranges of the size of a tile."""
-        starts = range(stretch.begin, stretch.end, self.size[1])
-        return [(start, min(start + self.size[1], stretch.end)) for start in starts]
+    def chunks(self, key_range: KeyRange) -> list[tuple[int, int]]:
+        """A key range as ranges of the size of a tile."""
+        starts = range(key_range.begin, key_range.end, self.size[1])
+        return [(start, min(start + self.size[1], key_range.end)) for start in starts]
 
-    def forward(self, stretches: list[Stretch]) -> Partial:
-        """Attention of the block over these stretches."""
+    def forward(self, key_ranges: list[KeyRange]) -> Partial:
+        """Attention of the block over these key_ranges."""
         heads, rows, width = self.heads, self.end - self.begin, self.v.shape[-1]
         output = self.q.new_zeros(heads, rows, width + 1)  # and the sum of the weights
-        highest = self.q.new_full((heads, rows, 1), -torch.inf)
-        for stretch in stretches:
-            for low, high in self.chunks(stretch):
-                weights = self.logits(low, high, stretch.kind)
-                above = torch.maximum(highest, weights.amax(-1, keepdim=True))
-                finite = above.masked_fill(above == -torch.inf, 0.0)
+        row_max = self.q.new_full((heads, rows, 1), -torch.inf)
+        for key_range in key_ranges:
+            for low, high in self.chunks(key_range):
+                weights = self.logits(low, high, key_range.kind)
+                new_max = torch.maximum(row_max, weights.amax(-1, keepdim=True))
+                finite = new_max.masked_fill(new_max == -torch.inf, 0.0)
                 weights.sub_(finite).exp_()
-                output.mul_((highest - finite).exp_())
-                highest = above
+                output.mul_((row_max - finite).exp_())
+                row_max = new_max
                 if self.dropout is not None:
                     output[..., width:] += weights.sum(-1, keepdim=True)
                     weights.mul_(self.dropout.factors(weights, self.lane, self.begin, low))
-                values = self.values(low, high, stretch.kind)
+                values = self.values(low, high, key_range.kind)
                 add_product(output[..., : values.shape[-1]], weights, values, self.product)
-                if self.x.value_rows is not None and stretch.kind == "near":
+                if self.x.value_rows is not None and key_range.kind == "near":
                     _, whole = self.scores.of(heads, rows, high - low, cleared=True)
                     vectors = self.window(self.x.value_rows, low, high)
                     add_product(output[..., :width], whole, vectors, self.product)
         sums = output[..., width:]
-        total = (highest + sums.log()).squeeze(-1)
+        lse = (row_max + sums.log()).squeeze(-1)
         output = output[..., :width] / sums.masked_fill(sums == 0, 1.0)
-        return Partial(output.unsqueeze(0), total.unsqueeze(0))
+        return Partial(output.unsqueeze(0), lse.unsqueeze(0))
 
     def bias(self, low: int, high: int) -> Float[Tensor, "H R C"] | None:
         """What is added to the products in a tile of many offsets, in the memory of the logits.
 
-        None where it is nothing but a line of offsets, if anything.
+        None where it is nothing but an offset bias, if anything.
         """
         x, rows, columns = self.x, self.end - self.begin, high - low
         if x.left is None and x.right is None and x.column is None:
@@ -116,11 +116,13 @@ class Tiles:
         tile, whole = self.scores.of(self.heads, rows, columns)
         if x.left is not None and x.left_rows is not None:
             left, vectors = x.left[0], self.window(x.left_rows, low, high)
-            if self.line is not None:
-                line = self.line[:, self.places(low, high)].expand(self.heads, -1)
-                left, vectors = with_ones(left), with_column(vectors, line)
+            if self.bias_by_offset is not None:
+                bias_by_offset = self.bias_by_offset[:, self.places(low, high)].expand(
+                    self.heads, -1
+                )
+                left, vectors = with_ones(left), with_column(vectors, bias_by_offset)
             torch.bmm(left, vectors.mT, out=whole)
-        elif self.line is not None:
+        elif self.bias_by_offset is not None:
             tile.copy_(self.hankel(low, high))
         else:
             tile.zero_()
@@ -141,7 +143,7 @@ class Tiles:
         start: Tensor | None
         if kind == "near":
             start = self.bias(low, high)
-            if start is None and self.line is not None:
+            if start is None and self.bias_by_offset is not None:
                 start = self.hankel(low, high)
         else:
             start = self.x.far_query(kind)[0].unsqueeze(-1)
@@ -158,11 +160,11 @@ class Tiles:
         return self.k[:, low:high]
 
     def hankel(self, low: int, high: int) -> Float[Tensor, "H R C"]:
-        """The line, read by a tile."""
-        assert self.line is not None
+        """The offset bias, read by a tile."""
+        assert self.bias_by_offset is not None
         size = (self.heads, self.end - self.begin, high - low)
-        step = 0 if self.line.shape[0] == 1 else self.line.shape[1]
-        return strided_view(self.line, size, (step, 1, 1), self.begin + low)
+        step = 0 if self.bias_by_offset.shape[0] == 1 else self.bias_by_offset.shape[1]
+        return strided_view(self.bias_by_offset, size, (step, 1, 1), self.begin + low)
 
     def places(self, low: int, high: int) -> slice:
         """Those of all offsets in a tile."""

@@ -23,10 +23,10 @@ from posenc.attention.backends.triton.form import (
     refuse_device,
     refuse_machine,
     refuse_single_query,
-    turns_of,
+    rotary_of,
 )
-from posenc.attention.backends.triton.marks import labels_of
 from posenc.attention.backends.triton.op import attention
+from posenc.attention.backends.triton.segments import segment_ids_of
 from posenc.attention.lowering import add_rows
 from posenc.attention.regular import read_offsets
 
@@ -67,7 +67,7 @@ class Triton(Backend):
             refusal = refuse_single_query(problem)
             if refusal is not None:
                 return refusal
-            how = "a kernel for one query, the keys in shares"
+            how = "a kernel for one query, the keys split"
             compute = partial(attend_single_query, problem)
         else:
             form = kernel_form(problem)
@@ -84,8 +84,8 @@ class Triton(Backend):
 
 def _attend(problem: Problem, form: KernelForm, *, lse: bool) -> Result:
     """Attention for a problem in the form that the kernels take."""
-    q, place, grid = problem.q, form.place, problem.grid
-    terms = read_offsets(form.lowered, place.offsets(), device=q.device)
+    q, band, grid = problem.q, form.band, problem.grid
+    terms = read_offsets(form.lowered, band.offsets(), device=q.device)
     factors = [
         [side.float().expand(*q.shape[:2], -1, -1) for side in (each.query, each.key)]
         for each in terms.factors
@@ -100,16 +100,16 @@ def _attend(problem: Problem, form: KernelForm, *, lse: bool) -> Result:
     orders: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
     causal, window = False, None
     if grid.marked or not form.ordered:
-        labels = labels_of(grid)
+        labels = segment_ids_of(grid)
     if not form.ordered:
         orders = grid.query.order.contiguous(), grid.key.order.contiguous()
         causal, window = grid.causal, grid.window
-    query_turn, key_turn, adjacent = turns_of(problem)
-    output, total = attention(
+    query_rotary, key_rotary, adjacent = rotary_of(problem)
+    output, row_lse = attention(
         q,
         problem.k,
         problem.v,
-        _cast(terms.line, torch.float32),
+        _cast(terms.bias_by_offset, torch.float32),
         _of_tokens(terms.left, q),
         _cast(terms.left_rows, q.dtype),
         _of_tokens(terms.right, q),
@@ -120,15 +120,15 @@ def _attend(problem: Problem, form: KernelForm, *, lse: bool) -> Result:
         key_factor,
         *labels,
         *orders,
-        query_turn,
-        key_turn,
-        [place.origin, place.first, place.last, int(causal), -1 if window is None else window],
+        query_rotary,
+        key_rotary,
+        [band.origin, band.first, band.last, int(causal), -1 if window is None else window],
         adjacent,
         problem.scale,
         problem.dropout,
         int(torch.randint(2**31 - 1, ()).item()) if problem.dropout else 0,
     )
-    return Result(output, add_rows(total, form.lowered) if lse else None)
+    return Result(output, add_rows(row_lse, form.lowered) if lse else None)
 
 
 def _cast(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Problem, Result
-from posenc.attention.backends.triton.form import turns_of
+from posenc.attention.backends.triton.form import rotary_of
 from posenc.attention.lowering import add_rows, repeat_heads
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore
 
@@ -22,8 +22,8 @@ def decode(
     bias: Tensor | None,
     bucket: Tensor | None,
     value_rows: Tensor | None,
-    query_turn: Tensor | None,
-    key_turn: Tensor | None,
+    query_rotary: Tensor | None,
+    key_rotary: Tensor | None,
     adjacent: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
@@ -31,15 +31,15 @@ def decode(
 
     Args:
         bias: ``[B, H, K]`` float32, -inf where hidden. bucket: ``[B, K]``, which of ``value_rows``
-            ``[h, N, E]`` each key adds to its value. query_turn, key_turn, adjacent: as in
+            ``[h, N, E]`` each key adds to its value. query_rotary, key_rotary, adjacent: as in
             ``Operands`` and ``Options``.
     """
-    from posenc.attention.backends.triton.shares import attend_in_shares
+    from posenc.attention.backends.triton.split_k import attend_split_k
 
     with torch.cuda.device(q.get_device()):
         # fmt: off
-        return attend_in_shares(
-            q, k, v, bias, bucket, value_rows, query_turn, key_turn, adjacent, scale
+        return attend_split_k(
+            q, k, v, bias, bucket, value_rows, query_rotary, key_rotary, adjacent, scale
         )
         # fmt: on
 
@@ -52,8 +52,8 @@ def _(
     bias: Tensor | None,
     bucket: Tensor | None,
     value_rows: Tensor | None,
-    query_turn: Tensor | None,
-    key_turn: Tensor | None,
+    query_rotary: Tensor | None,
+    key_rotary: Tensor | None,
     adjacent: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
@@ -85,8 +85,8 @@ def attend_single_query(problem: Problem, *, lse: bool) -> Result:
         bucket = value.bucket(problem.grid.offset[:, 0]).expand(batch, -1)
         rows = value.value.to(problem.v.dtype)
     q, k, v = problem.q, problem.k, problem.v
-    output, total = decode(q, k, v, bias, bucket, rows, *turns_of(problem), problem.scale)
-    return Result(output, add_rows(total, lowered or ()) if lse else None)
+    output, row_lse = decode(q, k, v, bias, bucket, rows, *rotary_of(problem), problem.scale)
+    return Result(output, add_rows(row_lse, lowered or ()) if lse else None)
 
 
 def _by_definition(problem: Problem) -> Float[Tensor, "b H K"] | None:

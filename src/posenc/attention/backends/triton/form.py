@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Problem, Unsupported
-from posenc.attention.backends.triton.marks import spacing
-from posenc.attention.backends.triton.place import Place
+from posenc.attention.backends.triton.band import Band
+from posenc.attention.backends.triton.segments import spacing
 from posenc.attention.lowering import lower
 from posenc.attention.regular import max_distance_of, reads_offsets
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore
@@ -26,7 +26,7 @@ __all__ = [
     "refuse_device",
     "refuse_machine",
     "refuse_single_query",
-    "turns_of",
+    "rotary_of",
 ]
 
 INSTALLED = importlib.util.find_spec("triton") is not None
@@ -45,12 +45,12 @@ class KernelForm:
 
     Args:
         lowered: its terms.
-        place: where pairs stand.
+        band: where pairs stand.
         ordered: what is visible follows from it, but for documents and padding.
     """
 
     lowered: tuple[StructuredScore, ...]
-    place: Place
+    band: Band
     ordered: bool
 
 
@@ -111,15 +111,15 @@ def kernel_form(problem: Problem) -> KernelForm | Unsupported:
     """
     grid, lowered = problem.grid, problem.lowered
     if lowered is not None and not any(reads_offsets(term) for term in lowered):
-        return _fitting(KernelForm(lowered, _place(problem, grid.shift, None), _ordered(grid)))
+        return _fitting(KernelForm(lowered, _band(problem, grid.shift, None), _ordered(grid)))
     if grid.query.axes != 1:
-        return Unsupported("positions on several axes are no line of offsets")
+        return Unsupported("positions on several axes have no single offset")
     shift, ordered = grid.shift, grid.shift is not None
     if shift is None:
         if _carries_more(grid):
-            return Unsupported("special tokens and signals do not fit in a line of offsets")
+            return Unsupported("special tokens and signals are no function of the offset")
         if torch.is_grad_enabled() and any(x.requires_grad for x in _marks(grid)):
-            return Unsupported("a line of offsets has no gradients for positions")
+            return Unsupported("an offset bias has no gradients for positions")
         if torch.compiler.is_compiling():
             return Unsupported(
                 "inside a compiled graph nothing tells whether tokens are one position apart"
@@ -132,11 +132,11 @@ def kernel_form(problem: Problem) -> KernelForm | Unsupported:
         lowered = _lower_on_sequences(problem, shift)
     if lowered is None:
         return Unsupported("the score or value part has no structured form on this grid")
-    place = _place(problem, shift, max_distance_of(lowered), ordered=ordered)
-    return _fitting(KernelForm(lowered, place, ordered))
+    band = _band(problem, shift, max_distance_of(lowered), ordered=ordered)
+    return _fitting(KernelForm(lowered, band, ordered))
 
 
-def turns_of(problem: Problem) -> tuple[Tensor | None, Tensor | None, bool]:
+def rotary_of(problem: Problem) -> tuple[Tensor | None, Tensor | None, bool]:
     """What is to be done to queries and keys as they are read, as in ``Operands``; the pairing."""
     rotation = problem.rotation
     if rotation is None:
@@ -148,13 +148,13 @@ def turns_of(problem: Problem) -> tuple[Tensor | None, Tensor | None, bool]:
     return query, key, rotation.pairing == "adjacent"
 
 
-def _place(
+def _band(
     problem: Problem, shift: int | None, max_distance: int | None, *, ordered: bool = True
-) -> Place:
+) -> Band:
     grid = problem.grid
     if shift is None:
-        return Place.anywhere()
-    return Place.of(
+        return Band.anywhere()
+    return Band.of(
         grid.query.length,
         grid.key.length,
         shift,

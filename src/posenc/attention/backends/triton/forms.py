@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from triton.language import constexpr
 
-from posenc.attention.backends.triton.kernels.arguments import Numbers, Table, Tokens, Turn
+from posenc.attention.backends.triton.kernels.arguments import Numbers, Rotary, Table, Tokens
 from posenc.attention.backends.triton.operands import Ends
 
 __all__ = [
@@ -19,9 +19,9 @@ __all__ = [
     "numbers",
     "padded",
     "precision_of",
+    "rotary",
     "table",
     "tokens",
-    "turn",
 ]
 
 
@@ -42,7 +42,7 @@ def table(x: Tensor) -> Table:
     return Table(x, head, constexpr(x.shape[-1]), constexpr(padded(x.shape[-1])))
 
 
-def turn(x: Tensor | None, width: int, *, adjacent: bool) -> Turn | None:
+def rotary(x: Tensor | None, width: int, *, adjacent: bool) -> Rotary | None:
     """Factors ``[b, h, L, 2T]`` for the pairs of heads of a width, cosines and then sines."""
     if x is None:
         return None
@@ -51,7 +51,7 @@ def turn(x: Tensor | None, width: int, *, adjacent: bool) -> Turn | None:
     )
     half = (width + 1) // 2
     pairs, block = constexpr(x.shape[-1] // 2), constexpr(padded(half))
-    return Turn(x, batch, head, step, pairs, constexpr(half), block, constexpr(adjacent))
+    return Rotary(x, batch, head, step, pairs, constexpr(half), block, constexpr(adjacent))
 
 
 def maybe(form: Callable[[Tensor], Any], x: Tensor | None) -> Any:

@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from posenc.attention.backends.triton.band import FAR
 from posenc.attention.backends.triton.forms import (
     by_row,
     low_and_high,
@@ -16,9 +17,9 @@ from posenc.attention.backends.triton.forms import (
     numbers,
     padded,
     precision_of,
+    rotary,
     table,
     tokens,
-    turn,
 )
 from posenc.attention.backends.triton.kernels import arguments
 from posenc.attention.backends.triton.kernels.configs import (
@@ -30,10 +31,9 @@ from posenc.attention.backends.triton.kernels.configs import (
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
-from posenc.attention.backends.triton.kernels.products import ends_kernel, inner_kernel
-from posenc.attention.backends.triton.marks import summary_of
+from posenc.attention.backends.triton.kernels.products import delta_kernel, ends_kernel
 from posenc.attention.backends.triton.operands import TENSORS, Ends, Operands, Options
-from posenc.attention.backends.triton.place import FAR
+from posenc.attention.backends.triton.segments import summary_of
 
 __all__ = ["Call"]
 
@@ -46,7 +46,7 @@ class Call:
     Args:
         x: operands. Features of each token have to lie together, and tables to be contiguous.
         options: its numbers.
-        gradient, output, total: that of the outputs, and what the forward pass gave; None in the
+        gradient, output, lse: that of the outputs, and results of the forward pass; None in the
             forward pass.
     """
 
@@ -57,9 +57,9 @@ class Call:
         *,
         gradient: Tensor | None = None,
         output: Tensor | None = None,
-        total: Tensor | None = None,
+        lse: Tensor | None = None,
     ) -> None:
-        self.x, self.options, self.gradient, self.total = x, options, gradient, total
+        self.x, self.options, self.gradient, self.lse = x, options, gradient, lse
         self.batch, self.heads, self.queries = x.q.shape[:3]
         self.keys = x.k.shape[2]
         beyond = (options.first < 0, options.last > x.entries - 1)
@@ -70,24 +70,24 @@ class Call:
         self.ended = self.has_first or self.has_last
         self.left, self.right = self._ends(x.left, x.left_rows), self._ends(x.right, x.right_rows)
         self.second = self._ends(gradient, x.value_rows)
-        self.inner = None
+        self.delta = None
         if gradient is not None and output is not None:
-            self.inner = _inner(gradient, output)
-        self.query_summary = summary_of(x.query_label, x.query_order, GRANULE)
-        self.key_summary = summary_of(x.key_label, x.key_order, GRANULE)
+            self.delta = _delta(gradient, output)
+        self.query_summary = summary_of(x.query_segment_ids, x.query_order, GRANULE)
+        self.key_summary = summary_of(x.key_segment_ids, x.key_order, GRANULE)
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """Output ``[B, H, Q, E]`` and totals ``[B, H, Q]``."""
+        """Output ``[B, H, Q, E]`` and LSE ``[B, H, Q]``."""
         x = self.x
         output = x.v.new_empty(*x.q.shape[:3], x.v.shape[-1])
-        total = x.q.new_empty(x.q.shape[:3], dtype=torch.float32)
+        lse = x.q.new_empty(x.q.shape[:3], dtype=torch.float32)
         forward_kernel[_blocks(self.queries, self.batch * self.heads)](
             **self._common(flip=False),
             output=tokens(output),
-            total=numbers(total),
+            lse=numbers(lse),
             edged=self._edged(flip=False),
         )
-        return output, total
+        return output, lse
 
     def tokens(self, *, flip: bool) -> tuple[Operands, Ends | None, Ends | None]:
         """Gradients of the queries and what is theirs, or, flipped, of the keys and values.
@@ -123,33 +123,35 @@ class Call:
             found = Operands(into, x.k, x.v, left=term, query_factor=factor)
         return found, sums, weights
 
-    def offsets(self, rows: str | None, *, line: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients of the line ``[H, N]`` and of one table, but what ``tokens`` sums at its ends.
+    def offsets(
+        self, rows: str | None, *, bias_wanted: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients of the offset bias ``[H, N]`` and of one table, without the sums at its ends.
 
         Args:
             rows: ``"left_rows"``, ``"right_rows"`` or ``"value_rows"``; None: none.
-            line: whether that of the line is wanted.
+            bias_wanted: whether that of the offset bias is wanted.
         """
         x = self.x
         given: Tensor | None = None if rows is None else getattr(x, rows)
         flip = rows in ("left_rows", "value_rows")
         block = diagonal_block(self._room())
-        place = self._place(flip=flip)
-        first, count = self._diagonals(place, flip=flip, block=block)
+        band = self._band(flip=flip)
+        first, count = self._diagonals(band, flip=flip, block=block)
         shared = given is not None and given.shape[0] == 1
-        heads = 1 if shared and not line else self.heads
+        heads = 1 if shared and not bias_wanted else self.heads
         splits = max(1, min(PROGRAMS // max(1, count * heads), 64))
         size = (splits, heads, count, 2 * block)
-        line_sum = x.q.new_empty(size, dtype=torch.float32) if line else None
+        bias_sum = x.q.new_empty(size, dtype=torch.float32) if bias_wanted else None
         row_sum = None
         if given is not None:
             row_sum = x.q.new_empty(*size, given.shape[-1], dtype=torch.float32)
         if count:
             common = self._common(flip=flip)
-            common["key"] += f" {rows} {line}"
+            common["key"] += f" {rows} {bias_wanted}"
             offsets_kernel[(count * heads * splits,)](
                 **common,
-                line_ptr=line_sum,
+                bias_ptr=bias_sum,
                 rows_ptr=row_sum,
                 first_diagonal=first,
                 diagonals=count,
@@ -160,13 +162,13 @@ class Call:
                 flip=flip,
                 block=block,
             )
-        middle = first * block + int(place.origin)
+        middle = first * block + int(band.origin)
         start = -(middle + count * block - 1) if flip else middle - (block - 1)
         found = None if row_sum is None else _joined(row_sum, start, x.entries, reverse=flip)
         if found is not None and shared:
             found = found.sum(0, keepdim=True)
         return (
-            None if line_sum is None else _joined(line_sum, start, x.entries, reverse=flip),
+            None if bias_sum is None else _joined(bias_sum, start, x.entries, reverse=flip),
             found,
         )
 
@@ -192,23 +194,23 @@ class Call:
         x, adjacent = self.x, self.options.adjacent
         queries = arguments.Side(
             tokens(x.q),
-            turn(x.query_turn, x.q.shape[-1], adjacent=adjacent),
+            rotary(x.query_rotary, x.q.shape[-1], adjacent=adjacent),
             maybe(tokens, self.gradient),
             maybe(tokens, x.left),
             *low_and_high(self.left, flip=flip),
             *low_and_high(self.second, flip=flip),
             maybe(tokens, x.query_factor),
             None,
-            maybe(numbers, self.total),
-            maybe(numbers, self.inner),
-            *by_row(x.query_label),
+            maybe(numbers, self.lse),
+            maybe(numbers, self.delta),
+            *by_row(x.query_segment_ids),
             *by_row(x.query_order),
             *by_row(self.query_summary),
             self.queries,
         )
         keys = arguments.Side(
             tokens(x.k),
-            turn(x.key_turn, x.k.shape[-1], adjacent=adjacent),
+            rotary(x.key_rotary, x.k.shape[-1], adjacent=adjacent),
             tokens(x.v),
             maybe(tokens, x.right),
             *low_and_high(self.right, flip=flip),
@@ -218,36 +220,36 @@ class Call:
             maybe(numbers, x.column),
             None,
             None,
-            *by_row(x.key_label),
+            *by_row(x.key_segment_ids),
             *by_row(x.key_order),
             *by_row(self.key_summary),
             self.keys,
         )
         return (keys, queries) if flip else (queries, keys)
 
-    def _place(self, *, flip: bool) -> arguments.Place:
+    def _band(self, *, flip: bool) -> arguments.Band:
         options, last = self.options, self.x.entries - 1
         low = (FAR if self.single else 0) if self.has_first else -FAR
         high = last if self.has_last else FAR
         if flip:
-            return arguments.Place(
+            return arguments.Band(
                 -options.origin, -options.last, -options.first, -high, -low, options.window
             )
-        return arguments.Place(
+        return arguments.Band(
             options.origin, options.first, options.last, low, high, options.window
         )
 
     def _edged(self, *, flip: bool) -> bool:
-        """Whether the first of the others is hidden from any of the own tokens by its place."""
-        place = self._place(flip=flip)
-        return bool(place.first > place.origin - ((self.keys if flip else self.queries) - 1))
+        """Whether the first of the others is hidden from any of the own tokens by the band."""
+        band = self._band(flip=flip)
+        return bool(band.first > band.origin - ((self.keys if flip else self.queries) - 1))
 
-    def _diagonals(self, place: arguments.Place, *, flip: bool, block: int) -> tuple[int, int]:
+    def _diagonals(self, band: arguments.Band, *, flip: bool, block: int) -> tuple[int, int]:
         """The first diagonal of tiles with visible pairs between the ends, and how many."""
-        first, last = max(place.first, place.low + 1), min(place.last, place.high - 1)
+        first, last = max(band.first, band.low + 1), min(band.last, band.high - 1)
         x_length, y_length = (self.keys, self.queries) if flip else (self.queries, self.keys)
-        least = -((place.origin + block - 1 - first) // block)
-        most = (last - place.origin + block - 1) // block
+        least = -((band.origin + block - 1 - first) // block)
+        most = (last - band.origin + block - 1) // block
         least = max(least, 1 - triton.cdiv(x_length, block))
         most = min(most, triton.cdiv(y_length, block) - 1)
         return least, max(0, most - least + 1)
@@ -256,12 +258,12 @@ class Call:
         """What all of the large kernels take."""
         x, options = self.x, self.options
         own, others = self._sides(flip=flip)
-        place = self._place(flip=flip)
+        band = self._band(flip=flip)
         exact, of_factors = precision_of(x.q.dtype)
         left, right = maybe(table, x.left_rows), maybe(table, x.right_rows)
         tables = arguments.Tables(
-            x.line,
-            0 if x.line is None else x.line.stride(0),
+            x.bias_by_offset,
+            0 if x.bias_by_offset is None else x.bias_by_offset.stride(0),
             *((right, left) if flip else (left, right)),
             maybe(table, x.value_rows),
             x.entries,
@@ -273,7 +275,7 @@ class Call:
             "x": own,
             "y": others,
             "tables": tables,
-            "place": place,
+            "band": band,
             "sizes": arguments.Sizes(self.batch, self.heads, self.heads // x.k.shape[1]),
             "dropout": dropout,
             "scale": options.scale,
@@ -314,11 +316,11 @@ def _blocks(length: int, lanes: int) -> Callable[[dict[str, Any]], tuple[int]]:
     return lambda chosen: (triton.cdiv(length, chosen["block_x"]) * lanes,)
 
 
-def _inner(a: Tensor, b: Tensor) -> Tensor:
+def _delta(a: Tensor, b: Tensor) -> Tensor:
     """``a[b, h, l] · b[b, h, l]``, in float32."""
     batch, heads, length = a.shape[:3]
     out = a.new_empty(batch, heads, length, dtype=torch.float32)
-    inner_kernel[(triton.cdiv(length, PRODUCTS_BLOCK) * batch * heads,)](
+    delta_kernel[(triton.cdiv(length, PRODUCTS_BLOCK) * batch * heads,)](
         tokens(a), tokens(b), numbers(out), length, heads, PRODUCTS_BLOCK
     )
     return out

@@ -1,6 +1,6 @@
 """The kernels as operators that autograd, ``torch.compile`` and checkpointing know.
 
-They take ``place = [origin, first, last, causal, window]``, as in ``Options``, -1 for no window.
+They take ``band = [origin, first, last, causal, window]``, as in ``Options``, -1 for no window.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["attention"]
 
 COUNT = len(TENSORS)
 
-BY_OFFSET = ("line", "left_rows", "right_rows", "value_rows")
+BY_OFFSET = ("bias_by_offset", "left_rows", "right_rows", "value_rows")
 
 
 @torch.library.custom_op("posenc::triton", mutates_args=())
@@ -34,7 +34,7 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    line: Tensor | None,
+    bias_by_offset: Tensor | None,
     left: Tensor | None,
     left_rows: Tensor | None,
     right: Tensor | None,
@@ -43,13 +43,13 @@ def attention(
     value_rows: Tensor | None,
     query_factor: Tensor | None,
     key_factor: Tensor | None,
-    query_label: Tensor | None,
-    key_label: Tensor | None,
+    query_segment_ids: Tensor | None,
+    key_segment_ids: Tensor | None,
     query_order: Tensor | None,
     key_order: Tensor | None,
-    query_turn: Tensor | None,
-    key_turn: Tensor | None,
-    place: Sequence[int],
+    query_rotary: Tensor | None,
+    key_rotary: Tensor | None,
+    band: Sequence[int],
     adjacent: bool,
     scale: float,
     dropout: float,
@@ -63,12 +63,13 @@ def attention(
 
     # fmt: off
     x = _ready(
-        q, k, v, line, left, left_rows, right, right_rows, column, value_rows, query_factor,
-        key_factor, query_label, key_label, query_order, key_order, query_turn, key_turn,
+        q, k, v, bias_by_offset, left, left_rows, right, right_rows, column, value_rows,
+        query_factor, key_factor, query_segment_ids, key_segment_ids, query_order, key_order,
+        query_rotary, key_rotary,
     )
     # fmt: on
     with torch.cuda.device(q.get_device()):
-        return Call(x, _options(place, adjacent, scale, dropout, seed)).forward()
+        return Call(x, _options(band, adjacent, scale, dropout, seed)).forward()
 
 
 @attention.register_fake
@@ -86,11 +87,11 @@ def _(
 def attention_backward(
     gradient: Tensor,
     output: Tensor,
-    total: Tensor,
+    lse: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    line: Tensor | None,
+    bias_by_offset: Tensor | None,
     left: Tensor | None,
     left_rows: Tensor | None,
     right: Tensor | None,
@@ -99,13 +100,13 @@ def attention_backward(
     value_rows: Tensor | None,
     query_factor: Tensor | None,
     key_factor: Tensor | None,
-    query_label: Tensor | None,
-    key_label: Tensor | None,
+    query_segment_ids: Tensor | None,
+    key_segment_ids: Tensor | None,
     query_order: Tensor | None,
     key_order: Tensor | None,
-    query_turn: Tensor | None,
-    key_turn: Tensor | None,
-    place: Sequence[int],
+    query_rotary: Tensor | None,
+    key_rotary: Tensor | None,
+    band: Sequence[int],
     adjacent: bool,
     scale: float,
     dropout: float,
@@ -115,25 +116,26 @@ def attention_backward(
     """Gradients of those operands that are there, in order.
 
     Args:
-        gradient: of the output; output, total: what ``attention`` gave.
-        wanted: whether those of the line and of the left, right and value rows are; they are empty
-            otherwise.
+        gradient: of the output; output, lse: what ``attention`` gave.
+        wanted: whether those of the offset bias and of the left, right and value rows are wanted;
+            the others are empty.
     """
     from posenc.attention.backends.triton.launch import Call
 
     # fmt: off
     x = _ready(
-        q, k, v, line, left, left_rows, right, right_rows, column, value_rows, query_factor,
-        key_factor, query_label, key_label, query_order, key_order, query_turn, key_turn,
+        q, k, v, bias_by_offset, left, left_rows, right, right_rows, column, value_rows,
+        query_factor, key_factor, query_segment_ids, key_segment_ids, query_order, key_order,
+        query_rotary, key_rotary,
     )
     # fmt: on
     with torch.cuda.device(q.get_device()):
         call = Call(
             x,
-            _options(place, adjacent, scale, dropout, seed),
+            _options(band, adjacent, scale, dropout, seed),
             gradient=_features_together(gradient),
             output=output,
-            total=total,
+            lse=lse,
         )
         found = _gradients(call, dict(zip(BY_OFFSET, wanted, strict=True)))
     present = [name for name in DIFFERENTIABLE if getattr(x, name) is not None]
@@ -144,7 +146,7 @@ def attention_backward(
 def _(
     gradient: Tensor,
     output: Tensor,
-    total: Tensor,
+    lse: Tensor,
     *given: Any,
 ) -> list[Tensor]:
     wanted = dict(zip(BY_OFFSET, given[-1], strict=True))
@@ -171,7 +173,7 @@ def _gradients(call: Call, wanted: dict[str, bool]) -> dict[str, Tensor]:
         "query_factor": of_queries.query_factor,
         "key_factor": of_keys.key_factor,
     }
-    line = wanted["line"]
+    bias_wanted = wanted["bias_by_offset"]
     sources = {
         "left_rows": (x.left, query_sums),
         "right_rows": (x.right, key_sums),
@@ -181,18 +183,18 @@ def _gradients(call: Call, wanted: dict[str, bool]) -> dict[str, Tensor]:
         rows: Tensor | None = getattr(x, name)
         if rows is None or vectors is None or not wanted[name]:
             continue
-        takes_line = line and name != "value_rows"
-        of_line, of_rows = call.offsets(name, line=takes_line)
-        if takes_line:
-            found["line"], line = of_line, False
+        takes_bias = bias_wanted and name != "value_rows"
+        of_bias, of_rows = call.offsets(name, bias_wanted=takes_bias)
+        if takes_bias:
+            found["bias_by_offset"], bias_wanted = of_bias, False
         if of_rows is not None:
             found[name] = _with_ends(of_rows, sums, vectors).to(rows.dtype)
-    if line:
-        found["line"], _ = call.offsets(None, line=True)
-    of_line = found.get("line")
-    if of_line is not None and query_sums is not None:
-        of_line[:, 0] += query_sums.first.sum((0, 2))
-        of_line[:, -1] += query_sums.last.sum((0, 2))
+    if bias_wanted:
+        found["bias_by_offset"], _ = call.offsets(None, bias_wanted=True)
+    of_bias = found.get("bias_by_offset")
+    if of_bias is not None and query_sums is not None:
+        of_bias[:, 0] += query_sums.first.sum((0, 2))
+        of_bias[:, -1] += query_sums.last.sum((0, 2))
     return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
@@ -208,9 +210,9 @@ def _with_ends(rows: Tensor, sums: Ends | None, vectors: Tensor) -> Tensor:
 
 
 def _options(
-    place: Sequence[int], adjacent: bool, scale: float, dropout: float, seed: int
+    band: Sequence[int], adjacent: bool, scale: float, dropout: float, seed: int
 ) -> Options:
-    origin, first, last, causal, window = place
+    origin, first, last, causal, window = band
     chosen = None if window < 0 else window
     return Options(origin, first, last, bool(causal), chosen, scale, dropout, seed, adjacent)
 
@@ -240,10 +242,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # read once: under checkpointing, reading computes it again
-    operands, (output, total) = saved[:COUNT], saved[COUNT:]
+    operands, (output, lse) = saved[:COUNT], saved[COUNT:]
     needed = dict(zip(TENSORS, ctx.needs_input_grad, strict=False))
     wanted = [needed[name] for name in BY_OFFSET]
-    found = iter(attention_backward(gradient, output, total, *operands, *ctx.rest, wanted))
+    found = iter(attention_backward(gradient, output, lse, *operands, *ctx.rest, wanted))
     gradients: list[Tensor | None] = []
     for name, operand in zip(TENSORS, operands, strict=True):
         given = next(found) if operand is not None and name in DIFFERENTIABLE else None

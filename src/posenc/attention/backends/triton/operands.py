@@ -17,23 +17,24 @@ class Operands:
 
     Args:
         q: ``[B, H, Q, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``; of one dtype, as are all
-            but the line, the column and the factors, which are float32.
-        line: ``[H, N]``, by entry.
+            but the offset bias, the column and the factors, which are float32.
+        bias_by_offset: ``[H, N]``, by entry.
         left: ``[B, H, Q, F]``; left_rows: ``[h, N, F]``, h = H or 1.
         right: ``[B, H, K, F]``; right_rows: ``[h, N, F]``.
         column: ``[B, H, K]``.
         value_rows: ``[h, N, E]``.
         query_factor: ``[B, H, Q, R]``; key_factor: ``[B, H, K, R]``.
-        query_label, key_label: ``[b, Q]`` and ``[b, K]``; pairs of different labels are hidden.
+        query_segment_ids, key_segment_ids: ``[b, Q]`` and ``[b, K]``; pairs of
+            different segments are hidden.
         query_order, key_order: likewise; what causality and windows go by. None: by place.
-        query_turn: ``[b, h, Q, 2T]``, h = H or 1, cosines and then sines of each pair of features
-            of the queries, float32; key_turn: ``[b, g, K, 2T]``. None: nothing is turned.
+        query_rotary: ``[b, h, Q, 2T]``, h = H or 1, cosines and then sines of each pair of features
+            of the queries, float32; key_rotary: ``[b, g, K, 2T]``. None: nothing is rotated.
     """
 
     q: Float[Tensor, "B H Q D"]
     k: Float[Tensor, "B G K D"]
     v: Float[Tensor, "B G K E"]
-    line: Float[Tensor, "H N"] | None = None
+    bias_by_offset: Float[Tensor, "H N"] | None = None
     left: Float[Tensor, "B H Q F"] | None = None
     left_rows: Float[Tensor, "h N F"] | None = None
     right: Float[Tensor, "B H K F"] | None = None
@@ -42,23 +43,23 @@ class Operands:
     value_rows: Float[Tensor, "h N E"] | None = None
     query_factor: Float[Tensor, "B H Q R"] | None = None
     key_factor: Float[Tensor, "B H K R"] | None = None
-    query_label: Int[Tensor, "b Q"] | None = None
-    key_label: Int[Tensor, "b K"] | None = None
+    query_segment_ids: Int[Tensor, "b Q"] | None = None
+    key_segment_ids: Int[Tensor, "b K"] | None = None
     query_order: Int[Tensor, "b Q"] | None = None
     key_order: Int[Tensor, "b K"] | None = None
-    query_turn: Float[Tensor, "b h Q 2*T"] | None = None
-    key_turn: Float[Tensor, "b g K 2*T"] | None = None
+    query_rotary: Float[Tensor, "b h Q 2*T"] | None = None
+    key_rotary: Float[Tensor, "b g K 2*T"] | None = None
 
     @property
     def entries(self) -> int:
         """How many entries what depends on the offset has; 1 where there is no such thing."""
-        tables = (self.line, self.left_rows, self.right_rows, self.value_rows)
+        tables = (self.bias_by_offset, self.left_rows, self.right_rows, self.value_rows)
         return max((table.shape[1] for table in tables if table is not None), default=1)
 
     @property
     def reads_offsets(self) -> bool:
         """Whether anything depends on the offset."""
-        tables = (self.line, self.left_rows, self.right_rows, self.value_rows)
+        tables = (self.bias_by_offset, self.left_rows, self.right_rows, self.value_rows)
         return any(table is not None for table in tables)
 
 
@@ -67,11 +68,11 @@ class Options:
     """Numbers of a problem.
 
     Args:
-        origin, first, last: as in ``Place``.
+        origin, first, last: as in ``Band``.
         causal, window: where marks say it token by token; False and None otherwise.
         scale: of the product of queries and keys.
         dropout, seed: of weights.
-        adjacent: pairs that are turned are neighbours; else halves apart.
+        adjacent: pairs that are rotated are neighbours; else halves apart.
     """
 
     origin: int
@@ -101,4 +102,4 @@ class Ends:
 
 
 TENSORS = tuple(field.name for field in fields(Operands))
-DIFFERENTIABLE = TENSORS[: TENSORS.index("query_label")]
+DIFFERENTIABLE = TENSORS[: TENSORS.index("query_segment_ids")]

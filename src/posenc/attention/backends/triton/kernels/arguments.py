@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 __all__ = [
+    "Band",
     "Dropout",
     "Gradients",
     "Numbers",
     "Own",
-    "Place",
+    "Rotary",
     "Side",
     "Sizes",
     "Table",
     "Tables",
     "Tokens",
-    "Turn",
 ]
 
 
@@ -38,7 +38,7 @@ class Tokens(NamedTuple):
     block: Any
 
 
-class Turn(NamedTuple):
+class Rotary(NamedTuple):
     """Factors of pairs of features, ``[B, H, L, 2 * pairs]``, cosines and then sines.
 
     Strides are 0 along axes that share them. ``half`` is how many pairs there would be if all
@@ -75,18 +75,21 @@ class Table(NamedTuple):
 class Side(NamedTuple):
     """Everything about the tokens of one side.
 
-    ``tokens`` are queries or keys, ``second`` values or the gradients of outputs; ``turn`` is what
-    is to be done to ``tokens`` as they are read. ``term`` is
-    multiplied with rows by entry; ``term_low`` and ``term_high`` are its products with the rows at
-    both ends, and ``second_low`` and ``second_high`` those of ``second`` with the values'.
-    ``factor`` holds low-rank columns, ``column`` a number for the logits of each key. ``total`` and
-    ``inner`` are what the gradients need of the queries. Pairs with different ``label`` are
-    hidden; ``order`` says who is ahead; ``summary`` has the least and greatest order and label of
-    each granule of tokens. The last three have a stride of their own from batch row to batch row.
+    Args:
+        tokens: queries or keys; second: values or the gradients of outputs.
+        rotary: rotates ``tokens`` as they are read.
+        term: multiplied with rows by entry; term_low, term_high: its products with the rows at both
+            ends; second_low, second_high: those of ``second`` with the values' rows.
+        factor: low-rank columns; column: a number for the logits of each key.
+        lse, delta: of the queries, for the gradients.
+        segment_ids: pairs of different ones are hidden; order: decides what is ahead; summary:
+            least and greatest order and segment of each granule of tokens. Each has a stride of its
+            own from batch row to batch row.
+        length: number of tokens.
     """
 
     tokens: Any
-    turn: Any
+    rotary: Any
     second: Any
     term: Any
     term_low: Any
@@ -95,10 +98,10 @@ class Side(NamedTuple):
     second_high: Any
     factor: Any
     column: Any
-    total: Any
-    inner: Any
-    label: Any
-    label_row: Any
+    lse: Any
+    delta: Any
+    segment_ids: Any
+    segment_ids_row: Any
     order: Any
     order_row: Any
     summary: Any
@@ -107,18 +110,18 @@ class Side(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What depends on the offset, by ``count`` entries: the line, and rows for the terms of x, for
+    """What depends on the offset, by ``count`` entries: the bias, and rows for the terms of x, for
     those of y, and for values."""
 
-    line: Any
-    line_head: Any
+    bias_by_offset: Any
+    bias_head: Any
     x: Any
     y: Any
     value: Any
     count: Any
 
 
-class Place(NamedTuple):
+class Band(NamedTuple):
     """Pairs stand at ``t = y - x + origin``; they are visible from ``first`` to ``last``.
 
     Up to ``low`` and from ``high`` on, all read the same entry. ``window`` counts steps of order.
@@ -151,7 +154,7 @@ class Own(NamedTuple):
     """What a program holds of its tokens of x, from token ``start`` on.
 
     ``b`` and ``h`` are its batch row and query head, ``lane`` a number for both. Of tokens that
-    are turned, ``tokens`` are the first members of all pairs and ``partners`` the second.
+    are rotated, ``tokens`` are the first members of all pairs and ``partners`` the second.
     """
 
     tokens: Any
@@ -160,8 +163,8 @@ class Own(NamedTuple):
     term: Any
     factor: Any
     column: Any
-    total: Any
-    inner: Any
+    lse: Any
+    delta: Any
     start: Any
     b: Any
     h: Any

@@ -11,7 +11,7 @@ __all__ = [
     "DIAGONAL_BLOCKS",
     "FORWARD",
     "GRANULE",
-    "KEYS_A_SHARE",
+    "KEYS_PER_SPLIT",
     "OFFSETS",
     "PROGRAMS",
     "TOKENS",
@@ -36,14 +36,14 @@ GRANULE = 16
 
 if triton.knobs.runtime.interpret:
     # Nothing to be measured; small blocks, so that small tests have many.
-    KEYS_A_SHARE = 16
+    KEYS_PER_SPLIT = 16
     PROGRAMS = 8
     DIAGONAL_BLOCKS = (16, 16)
     FORWARD = TOKENS = [_config(16, 16, 4, 1)]
     OFFSETS = [_config_of_warps(4, 1)]
     DECODE = [triton.Config({"block": 16})]
 else:
-    KEYS_A_SHARE = 256
+    KEYS_PER_SPLIT = 256
     PROGRAMS = 1024
     DIAGONAL_BLOCKS = (64, 32)
     FORWARD = [

@@ -1,4 +1,4 @@
-"""One query a row against many keys: shares of the keys side by side, then put together.
+"""One query a row against many keys: splits of the keys side by side, then put together.
 
 The query heads that share a key head are the rows of one tile, so that keys are read once.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Tokens, Turn
+from posenc.attention.backends.triton.kernels.arguments import Rotary, Tokens
 from posenc.attention.backends.triton.kernels.configs import DECODE
 from posenc.attention.backends.triton.kernels.logits import LOG2E
 from posenc.attention.backends.triton.kernels.memory import load_tokens, located, product
-from posenc.attention.backends.triton.kernels.turning import load_turned, located_turn
+from posenc.attention.backends.triton.kernels.rotary import load_rotated, located_rotary
 
 
 @triton.jit
@@ -22,29 +22,36 @@ def _of_row(q, b):
 
 
 @triton.jit
-def _turn_of_row(turn, b):
+def _rotary_of_row(rotary, b):
     """Its factors, likewise."""
-    pointer = turn.pointer + b * turn.row
-    return Turn(
-        pointer, turn.row, turn.head, turn.head, turn.pairs, turn.half, turn.block, turn.adjacent
+    pointer = rotary.pointer + b * rotary.row
+    return Rotary(
+        pointer,
+        rotary.row,
+        rotary.head,
+        rotary.head,
+        rotary.pairs,
+        rotary.half,
+        rotary.block,
+        rotary.adjacent,
     )
 
 
 @triton.autotune(configs=DECODE, key=["key"])
 @triton.jit
-def share_kernel(
+def split_kernel(
     q,
     k,
     v,
     bias,
     bucket,
     value_rows,
-    query_turn,
-    key_turn,
+    query_rotary,
+    key_rotary,
     partial_ptr,
-    total_ptr,
+    partial_lse_ptr,
     keys,
-    shares,
+    splits,
     key_heads,
     sharing,
     scale,
@@ -54,19 +61,19 @@ def share_kernel(
     precision: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Attention of ``ratio`` query heads over one share of the keys.
+    """Attention of ``ratio`` query heads over one split of the keys.
 
     Args:
         q: ``[B, H, 1, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``.
         bias: ``[B, H, K]``, or None.
         bucket: ``[B, 1, K]``, the row of ``value_rows`` (``[h, N, E]``) that each key adds.
-        query_turn, key_turn: factors of their pairs of features, or None.
-        partial_ptr: ``[B, H, shares, E]``; total_ptr: ``[B, H, shares]``.
-        key_heads: programs a batch row and share; ``sharing`` of them read the same key head.
+        query_rotary, key_rotary: factors of their pairs of features, or None.
+        partial_ptr: ``[B, H, splits, E]``; partial_lse_ptr: ``[B, H, splits]``.
+        key_heads: programs a batch row and split; ``sharing`` of them read the same key head.
         rows: ``ratio`` rounded up to what a product of matrices needs.
     """
-    share = tl.program_id(0) % shares
-    lane = tl.program_id(0) // shares
+    split = tl.program_id(0) % splits
+    lane = tl.program_id(0) // splits
     b = (lane // key_heads).to(tl.int64)
     group = lane % key_heads
     g = group // sharing
@@ -74,26 +81,26 @@ def share_kernel(
     h = group * ratio + row
     last_head = (group + 1) * ratio
     inside = h < last_head
-    if query_turn is None:
+    if query_rotary is None:
         own = load_tokens(_of_row(q, b), h, last_head)
         partners = None
     else:
-        own, partners = load_turned(_of_row(q, b), _turn_of_row(query_turn, b), h, inside)
-    each = tl.cdiv(tl.cdiv(keys, shares), block) * block
-    first = share * each
+        own, partners = load_rotated(_of_row(q, b), _rotary_of_row(query_rotary, b), h, inside)
+    each = tl.cdiv(tl.cdiv(keys, splits), block) * block
+    first = split * each
     last = tl.minimum(first + each, keys)
     output = tl.zeros([rows, v.block], tl.float32)
-    weight = tl.zeros([rows], tl.float32)
-    peak = weight - float("inf")
+    row_sum = tl.zeros([rows], tl.float32)
+    row_max = row_sum - float("inf")
     for start in range(first, last, block):
         at = start + tl.arange(0, block)
-        if key_turn is None:
+        if key_rotary is None:
             tokens = load_tokens(located(k, b, g), at, keys)
             logits = product(own, tl.trans(tokens), precision) * scale
         else:
             # fmt: off
-            tokens, others = load_turned(
-                located(k, b, g), located_turn(key_turn, b, g), at, at < keys
+            tokens, others = load_rotated(
+                located(k, b, g), located_rotary(key_rotary, b, g), at, at < keys
             )
             # fmt: on
             logits = product(own, tl.trans(tokens), precision)
@@ -104,14 +111,14 @@ def share_kernel(
             numbers = bias.pointer + b * bias.row + h.to(tl.int64)[:, None] * bias.head
             logits += tl.load(numbers + at[None, :], mask=inside[:, None] & seen, other=0.0)
         logits = tl.where(seen, logits * LOG2E, float("-inf"))
-        above = tl.maximum(peak, tl.max(logits, 1))
-        finite = tl.where(above == float("-inf"), 0.0, above)
+        new_max = tl.maximum(row_max, tl.max(logits, 1))
+        finite = tl.where(new_max == float("-inf"), 0.0, new_max)
         weights = tl.exp2(logits - finite[:, None])
-        shrink = tl.exp2(peak - finite)
-        peak = above
-        weight = weight * shrink + tl.sum(weights, 1)
+        rescale = tl.exp2(row_max - finite)
+        row_max = new_max
+        row_sum = row_sum * rescale + tl.sum(weights, 1)
         values = load_tokens(located(v, b, g), at, keys)
-        output = output * shrink[:, None] + product(weights.to(values.dtype), values, precision)
+        output = output * rescale[:, None] + product(weights.to(values.dtype), values, precision)
         if value_rows is not None:
             number = tl.load(bucket.pointer + b * bucket.row + at, mask=at < keys, other=0)
             feature = tl.arange(0, value_rows.block)
@@ -119,39 +126,39 @@ def share_kernel(
             pointers = table + number.to(tl.int64)[:, None] * value_rows.width + feature[None, :]
             added = tl.load(pointers, mask=(feature < value_rows.width)[None, :], other=0.0)
             output += product(weights.to(added.dtype), added, precision)
-    weight = tl.where(weight > 0, weight, 1.0)
-    output /= weight[:, None]
+    row_sum = tl.where(row_sum > 0, row_sum, 1.0)
+    output /= row_sum[:, None]
     heads = key_heads * ratio
-    place = (b * heads + h) * shares + share
+    place = (b * heads + h) * splits + split
     feature = tl.arange(0, v.block)
     into = partial_ptr + place[:, None] * v.width + feature[None, :]
     tl.store(into, output, mask=inside[:, None] & (feature < v.width)[None, :])
-    tl.store(total_ptr + place, peak + tl.log2(weight), mask=inside)
+    tl.store(partial_lse_ptr + place, row_max + tl.log2(row_sum), mask=inside)
 
 
 @triton.jit
-def together_kernel(
-    partial_ptr, total_ptr, out_ptr, lse_ptr, shares, width: tl.constexpr, block: tl.constexpr
+def combine_kernel(
+    partial_ptr, partial_lse_ptr, out_ptr, lse_ptr, splits, width: tl.constexpr, block: tl.constexpr
 ):
-    """The shares of one head ``[shares, width]``, by their totals (to the base of 2);
+    """The splits of one head ``[splits, width]``, weighted by their LSE (to the base of 2);
     stores their LSE, too."""
     lane = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, block)
     inside = feature < width
     output = tl.zeros([block], tl.float32)
-    weight = 0.0
-    peak = float("-inf")
-    for share in range(shares):
-        place = lane * shares + share
-        total = tl.load(total_ptr + place)
-        above = tl.maximum(peak, total)
-        finite = tl.where(above == float("-inf"), 0.0, above)
-        more, shrink = tl.exp2(total - finite), tl.exp2(peak - finite)
+    row_sum = 0.0
+    row_max = float("-inf")
+    for split in range(splits):
+        place = lane * splits + split
+        split_lse = tl.load(partial_lse_ptr + place)
+        new_max = tl.maximum(row_max, split_lse)
+        finite = tl.where(new_max == float("-inf"), 0.0, new_max)
+        more, rescale = tl.exp2(split_lse - finite), tl.exp2(row_max - finite)
         part = tl.load(partial_ptr + place * width + feature, mask=inside, other=0.0)
-        output = output * shrink + part * more
-        weight = weight * shrink + more
-        peak = above
-    weight = tl.where(weight > 0, weight, 1.0)
-    output /= weight
-    tl.store(lse_ptr + lane, (peak + tl.log2(weight)) / LOG2E)
+        output = output * rescale + part * more
+        row_sum = row_sum * rescale + more
+        row_max = new_max
+    row_sum = tl.where(row_sum > 0, row_sum, 1.0)
+    output /= row_sum
+    tl.store(lse_ptr + lane, (row_max + tl.log2(row_sum)) / LOG2E)
     tl.store(out_ptr + lane * width + feature, output.to(out_ptr.dtype.element_ty), mask=inside)

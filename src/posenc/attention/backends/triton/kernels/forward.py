@@ -26,8 +26,8 @@ from posenc.attention.backends.triton.kernels.memory import (
     product,
     store_tokens,
 )
-from posenc.attention.backends.triton.kernels.turning import load_side
-from posenc.attention.backends.triton.kernels.visibility import parts_of
+from posenc.attention.backends.triton.kernels.rotary import load_side
+from posenc.attention.backends.triton.kernels.visibility import visible_tile_ranges
 from posenc.attention.backends.triton.kernels.windows import rows_of_x, window_start
 
 
@@ -35,8 +35,8 @@ class _State(NamedTuple):
     """What a block of queries has gathered; low and high: weights at both ends of the tables."""
 
     output: Any
-    weight: Any
-    peak: Any
+    row_sum: Any
+    row_max: Any
     low: Any
     high: Any
 
@@ -51,7 +51,7 @@ def _walk(
     x,
     y,
     tables,
-    place,
+    band,
     sizes,
     dropout,
     scale,
@@ -64,7 +64,7 @@ def _walk(
     block_y: tl.constexpr,
 ):
     """Tiles ``begin`` to ``end``, all of one kind."""
-    output, weight, peak = state.output, state.weight, state.peak
+    output, row_sum, row_max = state.output, state.row_sum, state.row_max
     low, high = state.low, state.high
     g = own.h // sizes.group
     x_at = own.start + tl.arange(0, block_x)
@@ -77,25 +77,25 @@ def _walk(
             factor = load_tokens(located(y.factor, own.b, own.h), y_at, y.length)
         # fmt: off
         logits, _ = tile_logits(
-            own, far, k, partners, factor, x, y, tables, place, scale, y0, kind, masked, causal,
+            own, far, k, partners, factor, x, y, tables, band, scale, y0, kind, masked, causal,
             False, precision, factor_precision, block_x, block_y,
         )
         # fmt: on
-        above = tl.maximum(peak, tl.max(logits, 1))
-        finite = tl.where(above == float("-inf"), 0.0, above)
+        new_max = tl.maximum(row_max, tl.max(logits, 1))
+        finite = tl.where(new_max == float("-inf"), 0.0, new_max)
         weights = tl.exp2(logits - finite[:, None])
-        shrink = tl.exp2(peak - finite)
-        peak = above
-        weight = weight * shrink + tl.sum(weights, 1)
+        rescale = tl.exp2(row_max - finite)
+        row_max = new_max
+        row_sum = row_sum * rescale + tl.sum(weights, 1)
         if dropout is not None:
             weights *= kept(dropout, own.lane, x_at, y_at, block_x, block_y, False)
         v = load_tokens(located(y.second, own.b, g), y_at, y.length)
-        output = output * shrink[:, None] + product(weights.to(v.dtype), v, precision)
+        output = output * rescale[:, None] + product(weights.to(v.dtype), v, precision)
         if tables.value is not None:
-            low *= shrink
-            high *= shrink
+            low *= rescale
+            high *= rescale
             if kind == NEAR:
-                start = window_start(own.start, y0, place.origin, block_x, False)
+                start = window_start(own.start, y0, band.origin, block_x, False)
                 output += rows_of_x(
                     weights, tables.value, own.h, start, tables.count, precision, block_x, False
                 )
@@ -103,7 +103,7 @@ def _walk(
                 low += tl.sum(weights, 1)
             else:
                 high += tl.sum(weights, 1)
-    return _State(output, weight, peak, low, high)
+    return _State(output, row_sum, row_max, low, high)
 
 
 @triton.autotune(configs=FORWARD, key=["key"], prune_configs_by={"early_config_prune": fitting})
@@ -112,11 +112,11 @@ def forward_kernel(
     x,
     y,
     tables,
-    place,
+    band,
     sizes,
     dropout,
     output,
-    total,
+    lse,
     scale,
     key: tl.constexpr,
     edged: tl.constexpr,
@@ -150,10 +150,10 @@ def forward_kernel(
     if x.factor is not None:
         factor = load_tokens(located(x.factor, b, h), at, x.length)
     own = Own(tokens, partners, None, term, factor, None, None, None, x0, b, h, lane)
-    marked: tl.constexpr = y.label is not None
+    segmented: tl.constexpr = y.segment_ids is not None
     # fmt: off
-    begin, clear, near, far, edge, end = parts_of(
-        x, y, place, b, x0, causal, False, granule, block_x, block_y
+    begin, clear, near, far, edge, end = visible_tile_ranges(
+        x, y, band, b, x0, causal, False, granule, block_x, block_y
     )
     nothing = tl.zeros([block_x], tl.float32)
     state = _State(
@@ -162,27 +162,27 @@ def forward_kernel(
     )
     if edged:
         state = _walk(
-            state, begin, clear, own, None, x, y, tables, place, sizes, dropout, scale,
+            state, begin, clear, own, None, x, y, tables, band, sizes, dropout, scale,
             NEAR, True, causal, precision, factor_precision, block_x, block_y,
         )
     if has_low:
         number = far_numbers(x.term_low, tables, own, at, x.length, False, block_x)
         state = _walk(
-            state, clear, near, own, number, x, y, tables, place, sizes, dropout, scale,
-            LOW, marked, causal, precision, factor_precision, block_x, block_y,
+            state, clear, near, own, number, x, y, tables, band, sizes, dropout, scale,
+            LOW, segmented, causal, precision, factor_precision, block_x, block_y,
         )
     state = _walk(
-        state, near, far, own, None, x, y, tables, place, sizes, dropout, scale,
-        NEAR, marked, causal, precision, factor_precision, block_x, block_y,
+        state, near, far, own, None, x, y, tables, band, sizes, dropout, scale,
+        NEAR, segmented, causal, precision, factor_precision, block_x, block_y,
     )
     if has_high:
         number = far_numbers(x.term_high, tables, own, at, x.length, True, block_x)
         state = _walk(
-            state, far, edge, own, number, x, y, tables, place, sizes, dropout, scale,
-            HIGH, marked, causal, precision, factor_precision, block_x, block_y,
+            state, far, edge, own, number, x, y, tables, band, sizes, dropout, scale,
+            HIGH, segmented, causal, precision, factor_precision, block_x, block_y,
         )
     state = _walk(
-        state, edge, end, own, None, x, y, tables, place, sizes, dropout, scale,
+        state, edge, end, own, None, x, y, tables, band, sizes, dropout, scale,
         NEAR, True, causal, precision, factor_precision, block_x, block_y,
     )
     # fmt: on
@@ -192,8 +192,8 @@ def forward_kernel(
             result += state.low[:, None] * load_row(tables.value, h, 0)[None, :]
         if has_high:
             result += state.high[:, None] * load_row(tables.value, h, tables.count - 1)[None, :]
-    weight = tl.where(state.weight > 0, state.weight, 1.0)
-    result /= weight[:, None]
+    row_sum = tl.where(state.row_sum > 0, state.row_sum, 1.0)
+    result /= row_sum[:, None]
     store_tokens(located(output, b, h), result, at, x.length)
-    sums = (state.peak + tl.log2(weight)) / LOG2E
-    tl.store(numbers_of(total, b, h) + at, sums, mask=at < x.length)
+    sums = (state.row_max + tl.log2(row_sum)) / LOG2E
+    tl.store(numbers_of(lse, b, h) + at, sums, mask=at < x.length)

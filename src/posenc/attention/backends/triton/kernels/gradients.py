@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.arguments import Own
+from posenc.attention.backends.triton.kernels.backward_tile import tile_ds
 from posenc.attention.backends.triton.kernels.configs import TOKENS, fitting
 from posenc.attention.backends.triton.kernels.logits import HIGH, LOW, NEAR, far_numbers
 from posenc.attention.backends.triton.kernels.memory import (
@@ -19,16 +20,15 @@ from posenc.attention.backends.triton.kernels.memory import (
     product,
     store_tokens,
 )
-from posenc.attention.backends.triton.kernels.slopes import tile_slopes
-from posenc.attention.backends.triton.kernels.turning import load_side, store_gradients
-from posenc.attention.backends.triton.kernels.visibility import parts_of
+from posenc.attention.backends.triton.kernels.rotary import load_side, store_gradients
+from posenc.attention.backends.triton.kernels.visibility import visible_tile_ranges
 from posenc.attention.backends.triton.kernels.windows import rows_of_x, window_start
 
 
 class _State(NamedTuple):
     """What a block of x has gathered, as in ``Gradients``; a dummy where there is no such thing.
 
-    Of tokens that are turned, ``tokens`` are first members of pairs and ``partners`` second ones.
+    Of tokens that are rotated, ``tokens`` are first members of pairs and ``partners`` second ones.
     """
 
     tokens: Any
@@ -54,7 +54,7 @@ def _walk(
     x,
     y,
     tables,
-    place,
+    band,
     y_head,
     dropout,
     scale,
@@ -84,41 +84,41 @@ def _walk(
         if y.factor is not None:
             y_factor = load_tokens(located(y.factor, own.b, own.h), y_at, y.length)
         # fmt: off
-        weights, slopes, t = tile_slopes(
-            own, far, second_far, y_tokens, y_partners, y_second, y_factor, x, y, tables, place,
+        weights, ds, t = tile_ds(
+            own, far, second_far, y_tokens, y_partners, y_second, y_factor, x, y, tables, band,
             dropout, scale, y0, kind, masked, causal, flip, precision, factor_precision,
             block_x, block_y,
         )
         # fmt: on
-        tokens += product(slopes.to(y_tokens.dtype), y_tokens, precision)
-        if x.turn is not None:
-            partners += product(slopes.to(y_tokens.dtype), y_partners, precision)
+        tokens += product(ds.to(y_tokens.dtype), y_tokens, precision)
+        if x.rotary is not None:
+            partners += product(ds.to(y_tokens.dtype), y_partners, precision)
         if flip:
             second += product(weights.to(y_second.dtype), y_second, precision)
         if x.factor is not None:
-            factor += product(slopes, y_factor, factor_precision)
+            factor += product(ds, y_factor, factor_precision)
         if x.column is not None:
-            column += tl.sum(slopes, 1)
+            column += tl.sum(ds, 1)
         if kind == LOW:
-            low += tl.sum(slopes, 1)
+            low += tl.sum(ds, 1)
             weight_low += tl.sum(weights, 1)
         elif kind == HIGH:
-            high += tl.sum(slopes, 1)
+            high += tl.sum(ds, 1)
             weight_high += tl.sum(weights, 1)
         else:
             if has_low:
-                low += tl.sum(tl.where(t <= place.low, slopes, 0.0), 1)
-                weight_low += tl.sum(tl.where(t <= place.low, weights, 0.0), 1)
+                low += tl.sum(tl.where(t <= band.low, ds, 0.0), 1)
+                weight_low += tl.sum(tl.where(t <= band.low, weights, 0.0), 1)
             if has_high:
-                high += tl.sum(tl.where(t >= place.high, slopes, 0.0), 1)
-                weight_high += tl.sum(tl.where(t >= place.high, weights, 0.0), 1)
+                high += tl.sum(tl.where(t >= band.high, ds, 0.0), 1)
+                weight_high += tl.sum(tl.where(t >= band.high, weights, 0.0), 1)
             if tables.x is not None:
-                inside = slopes
+                inside = ds
                 if has_low:
-                    inside = tl.where(t <= place.low, 0.0, inside)
+                    inside = tl.where(t <= band.low, 0.0, inside)
                 if has_high:
-                    inside = tl.where(t >= place.high, 0.0, inside)
-                start = window_start(own.start, y0, place.origin, block_x, flip)
+                    inside = tl.where(t >= band.high, 0.0, inside)
+                start = window_start(own.start, y0, band.origin, block_x, flip)
                 term += rows_of_x(
                     inside, tables.x, own.h, start, tables.count, precision, block_x, flip
                 )
@@ -137,7 +137,7 @@ def gradients_kernel(
     x,
     y,
     tables,
-    place,
+    band,
     sizes,
     dropout,
     into,
@@ -154,7 +154,7 @@ def gradients_kernel(
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
-    """One block of x of one of its heads; keys meet all query heads that share them, in turn.
+    """One block of x of one of its heads; keys meet all query heads that share them, one by one.
 
     Args:
         into: where the gradients go, ``Gradients``.
@@ -169,34 +169,34 @@ def gradients_kernel(
     x0 = block * block_x
     at = x0 + tl.arange(0, block_x)
     heads = sizes.heads
-    inner = 1
+    members = 1
     if flip:
         heads = sizes.heads // sizes.group
-        inner = sizes.group
+        members = sizes.group
     lane = tl.program_id(0) // blocks
     b = (lane // heads).to(tl.int64)
     x_head = lane % heads
     tokens, partners = load_side(x, b, x_head, at)
     second = load_tokens(located(x.second, b, x_head), at, x.length)
-    marked: tl.constexpr = y.label is not None
+    segmented: tl.constexpr = y.segment_ids is not None
     # fmt: off
-    begin, clear, near, far, edge, end = parts_of(
-        x, y, place, b, x0, causal, flip, granule, block_x, block_y
+    begin, clear, near, far, edge, end = visible_tile_ranges(
+        x, y, band, b, x0, causal, flip, granule, block_x, block_y
     )
     # fmt: on
     nothing = tl.zeros([block_x], tl.float32)
     dummy = tl.zeros([1], tl.float32)
     partner_sum = dummy
-    if x.turn is not None:
-        token_sum = tl.zeros([block_x, x.turn.block], tl.float32)
-        partner_sum = tl.zeros([block_x, x.turn.block], tl.float32)
+    if x.rotary is not None:
+        token_sum = tl.zeros([block_x, x.rotary.block], tl.float32)
+        partner_sum = tl.zeros([block_x, x.rotary.block], tl.float32)
     else:
         token_sum = tl.zeros([block_x, x.tokens.block], tl.float32)
     second_sum = dummy
     if flip:
         second_sum = tl.zeros([block_x, x.second.block], tl.float32)
-    for turn in range(inner):
-        h = x_head * inner + turn
+    for member in range(members):
+        h = x_head * members + member
         y_head = h
         if not flip:
             y_head = h // sizes.group
@@ -213,15 +213,15 @@ def gradients_kernel(
         column = None
         if x.column is not None:
             column = load_numbers(numbers_of(x.column, b, h), at, x.length, 0.0)
-        total = None
+        lse = None
         delta = None
         if not flip:
-            total = load_numbers(numbers_of(x.total, b, h), at, x.length, float("inf"))
-            delta = load_numbers(numbers_of(x.inner, b, h), at, x.length, 0.0)
+            lse = load_numbers(numbers_of(x.lse, b, h), at, x.length, float("inf"))
+            delta = load_numbers(numbers_of(x.delta, b, h), at, x.length, 0.0)
         query_lane = (b * sizes.heads + h).to(tl.int32)
         # fmt: off
         own = Own(
-            tokens, partners, second, term, factor, column, total, delta, x0, b, h, query_lane
+            tokens, partners, second, term, factor, column, lse, delta, x0, b, h, query_lane
         )
         state = _State(
             token_sum, partner_sum, second_sum, term_sum, factor_sum, nothing, nothing, nothing,
@@ -229,7 +229,7 @@ def gradients_kernel(
         )
         if edged:
             state = _walk(
-                state, begin, clear, own, None, None, x, y, tables, place, y_head, dropout, scale,
+                state, begin, clear, own, None, None, x, y, tables, band, y_head, dropout, scale,
                 NEAR, True, has_low, has_high, causal, flip, precision, factor_precision,
                 block_x, block_y,
             )
@@ -239,13 +239,13 @@ def gradients_kernel(
             if x.second_low is not None:
                 second_far = load_numbers(numbers_of(x.second_low, b, h), at, x.length, 0.0)
             state = _walk(
-                state, clear, near, own, number, second_far, x, y, tables, place, y_head, dropout,
-                scale, LOW, marked, has_low, has_high, causal, flip, precision, factor_precision,
+                state, clear, near, own, number, second_far, x, y, tables, band, y_head, dropout,
+                scale, LOW, segmented, has_low, has_high, causal, flip, precision, factor_precision,
                 block_x, block_y,
             )
         state = _walk(
-            state, near, far, own, None, None, x, y, tables, place, y_head, dropout, scale,
-            NEAR, marked, has_low, has_high, causal, flip, precision, factor_precision,
+            state, near, far, own, None, None, x, y, tables, band, y_head, dropout, scale,
+            NEAR, segmented, has_low, has_high, causal, flip, precision, factor_precision,
             block_x, block_y,
         )
         if has_high:
@@ -254,12 +254,12 @@ def gradients_kernel(
             if x.second_high is not None:
                 second_far = load_numbers(numbers_of(x.second_high, b, h), at, x.length, 0.0)
             state = _walk(
-                state, far, edge, own, number, second_far, x, y, tables, place, y_head, dropout,
-                scale, HIGH, marked, has_low, has_high, causal, flip, precision, factor_precision,
-                block_x, block_y,
+                state, far, edge, own, number, second_far, x, y, tables, band, y_head, dropout,
+                scale, HIGH, segmented, has_low, has_high, causal, flip, precision,
+                factor_precision, block_x, block_y,
             )
         state = _walk(
-            state, edge, end, own, None, None, x, y, tables, place, y_head, dropout, scale,
+            state, edge, end, own, None, None, x, y, tables, band, y_head, dropout, scale,
             NEAR, True, has_low, has_high, causal, flip, precision, factor_precision,
             block_x, block_y,
         )
@@ -289,7 +289,7 @@ def gradients_kernel(
             tl.store(numbers_of(into.weight_high, b, h) + at, state.weight_high, mask=inside)
     # fmt: off
     store_gradients(
-        into.tokens, x.turn, token_sum * scale, partner_sum * scale, b, x_head, at, x.length
+        into.tokens, x.rotary, token_sum * scale, partner_sum * scale, b, x_head, at, x.length
     )
     # fmt: on
     if flip:

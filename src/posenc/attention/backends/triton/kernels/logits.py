@@ -1,7 +1,7 @@
 """Logits of one tile.
 
 Pairs read entry ``n = clip(t, 0, count - 1)`` of everything that depends on the offset, with t as
-in ``Place``; entry ``clip(-t, …)`` where ``flip``. A tile wholly at or beyond the first or last
+in ``Band``; entry ``clip(-t, …)`` where ``flip``. A tile wholly at or beyond the first or last
 entry reads just that one, and one number a token is all that is added.
 """
 
@@ -34,9 +34,9 @@ def far_numbers(numbers, tables, own, at, length, last: tl.constexpr, block: tl.
     found = tl.zeros([block], tl.float32)
     if numbers is not None:
         found += load_numbers(numbers_of(numbers, own.b, own.h), at, length, 0.0)
-    if tables.line is not None:
-        line = tables.line + own.h.to(tl.int64) * tables.line_head
-        found += tl.load(line + (tables.count - 1 if last else 0))
+    if tables.bias_by_offset is not None:
+        biases = tables.bias_by_offset + own.h.to(tl.int64) * tables.bias_head
+        found += tl.load(biases + (tables.count - 1 if last else 0))
     return found
 
 
@@ -50,7 +50,7 @@ def tile_logits(
     x,
     y,
     tables,
-    place,
+    band,
     scale,
     y0,
     kind: tl.constexpr,
@@ -70,18 +70,18 @@ def tile_logits(
     """
     y_at = y0 + tl.arange(0, block_y)
     x_at = own.start + tl.arange(0, block_x)
-    t = y_at[None, :] - x_at[:, None] + place.origin
+    t = y_at[None, :] - x_at[:, None] + band.origin
     logits = product(own.tokens, tl.trans(y_tokens), precision)
-    if x.turn is not None:
+    if x.rotary is not None:
         logits += product(own.partners, tl.trans(y_partners), precision)
     logits *= scale
     if x.factor is not None:
         logits += product(own.factor, tl.trans(y_factor), factor_precision)
     if kind == NEAR:
-        start = window_start(own.start, y0, place.origin, block_x, flip)
-        if tables.line is not None:
+        start = window_start(own.start, y0, band.origin, block_x, flip)
+        if tables.bias_by_offset is not None:
             entry = clip(-t if flip else t, 0, tables.count - 1)
-            logits += tl.load(tables.line + own.h.to(tl.int64) * tables.line_head + entry)
+            logits += tl.load(tables.bias_by_offset + own.h.to(tl.int64) * tables.bias_head + entry)
         if tables.x is not None:
             tl.static_assert(block_x == block_y)
             logits += window_of_x(
@@ -106,7 +106,7 @@ def tile_logits(
         logits += own.column[:, None]
     logits *= LOG2E
     if masked:
-        seen = visible(t, x, y, place, own.b, x_at, y_at, causal, flip)
+        seen = visible(t, x, y, band, own.b, x_at, y_at, causal, flip)
         logits = tl.where(seen, logits, float("-inf"))
     return logits, t
 

@@ -1,7 +1,7 @@
 """Gradients of what depends on the offset, one diagonal of square tiles a program.
 
 All tiles of a diagonal meet the same window of entries, so that a program sums over batch rows and
-tiles in its registers, and no two programs write to the same place. Neighbouring windows overlap;
+tiles in its registers, and no two programs write to the same memory. Neighbouring windows overlap;
 they are added afterwards. Pairs at an end of the tables are left out where ``gradients_kernel``
 has summed them up already.
 """
@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.arguments import Own
+from posenc.attention.backends.triton.kernels.backward_tile import tile_ds
 from posenc.attention.backends.triton.kernels.configs import OFFSETS
 from posenc.attention.backends.triton.kernels.logits import NEAR
 from posenc.attention.backends.triton.kernels.memory import (
@@ -21,8 +22,7 @@ from posenc.attention.backends.triton.kernels.memory import (
     numbers_of,
     product,
 )
-from posenc.attention.backends.triton.kernels.slopes import tile_slopes
-from posenc.attention.backends.triton.kernels.turning import load_side
+from posenc.attention.backends.triton.kernels.rotary import load_side
 from posenc.attention.backends.triton.kernels.visibility import tiles_meet
 from posenc.attention.backends.triton.kernels.windows import roll_x, roll_y
 
@@ -33,10 +33,10 @@ def offsets_kernel(
     x,
     y,
     tables,
-    place,
+    band,
     sizes,
     dropout,
-    line_ptr,
+    bias_ptr,
     rows_ptr,
     first_diagonal,
     diagonals,
@@ -58,7 +58,7 @@ def offsets_kernel(
     """Sums over a share of the tiles of one diagonal, of one head or of all.
 
     Args:
-        line_ptr: ``[splits, heads_apart, diagonals, 2 * block]``.
+        bias_ptr: ``[splits, heads_apart, diagonals, 2 * block]``.
         rows_ptr: ``[splits, heads_apart, diagonals, 2 * block, width]``; of the term of y, or,
             where ``of_values``, of the values, whose tokens are the gradients of the outputs.
         first_diagonal: number of the first, counted in tiles of y less tiles of x.
@@ -75,9 +75,9 @@ def offsets_kernel(
     each = sizes.heads // heads_apart
     items = sizes.batch * each * tiles
     share = tl.cdiv(items, splits)
-    line_sum = tl.zeros([1, 1], tl.float32)
-    if line_ptr is not None:
-        line_sum = tl.zeros([block, block], tl.float32)
+    bias_sum = tl.zeros([1, 1], tl.float32)
+    if bias_ptr is not None:
+        bias_sum = tl.zeros([block, block], tl.float32)
     first_sum = tl.zeros([1, 1], tl.float32)
     second_sum = tl.zeros([1, 1], tl.float32)
     if rows_ptr is not None:
@@ -99,8 +99,8 @@ def offsets_kernel(
         x_at = x0 + tl.arange(0, block)
         y_at = y0 + tl.arange(0, block)
         meet = True
-        if x.label is not None:
-            meet = tiles_meet(x, y, place, b, x0, y0, causal, flip, granule, block, block)
+        if x.segment_ids is not None:
+            meet = tiles_meet(x, y, band, b, x0, y0, causal, flip, granule, block, block)
         if meet:
             tokens, partners = load_side(x, b, x_head, x_at)
             second = load_tokens(located(x.second, b, x_head), x_at, x.length)
@@ -115,32 +115,32 @@ def offsets_kernel(
             column = None
             if x.column is not None:
                 column = load_numbers(numbers_of(x.column, b, h), x_at, x.length, 0.0)
-            total = None
-            inner = None
+            lse = None
+            delta = None
             if not flip:
-                total = load_numbers(numbers_of(x.total, b, h), x_at, x.length, float("inf"))
-                inner = load_numbers(numbers_of(x.inner, b, h), x_at, x.length, 0.0)
+                lse = load_numbers(numbers_of(x.lse, b, h), x_at, x.length, float("inf"))
+                delta = load_numbers(numbers_of(x.delta, b, h), x_at, x.length, 0.0)
             lane = (b * sizes.heads + h).to(tl.int32)
             y_tokens, y_partners = load_side(y, b, y_head, y_at)
             y_second = load_tokens(located(y.second, b, y_head), y_at, y.length)
             # fmt: off
             own = Own(
-                tokens, partners, second, term, x_factor, column, total, inner, x0, b, h, lane
+                tokens, partners, second, term, x_factor, column, lse, delta, x0, b, h, lane
             )
-            weights, slopes, t = tile_slopes(
-                own, None, None, y_tokens, y_partners, y_second, y_factor, x, y, tables, place,
+            weights, ds, t = tile_ds(
+                own, None, None, y_tokens, y_partners, y_second, y_factor, x, y, tables, band,
                 dropout, scale, y0, NEAR, True, causal, flip, precision, factor_precision,
                 block, block,
             )
             # fmt: on
-            source = weights if of_values else slopes
+            source = weights if of_values else ds
             source = tl.where((x_at < x.length)[:, None], source, 0.0)
             if has_low:
-                source = tl.where(t <= place.low, 0.0, source)
+                source = tl.where(t <= band.low, 0.0, source)
             if has_high:
-                source = tl.where(t >= place.high, 0.0, source)
-            if line_ptr is not None:
-                line_sum += source
+                source = tl.where(t >= band.high, 0.0, source)
+            if bias_ptr is not None:
+                bias_sum += source
             if rows_ptr is not None:
                 if of_values:
                     vectors = y_second
@@ -151,10 +151,10 @@ def offsets_kernel(
                 second_sum += product(second.to(vectors.dtype), vectors, precision)
     half = tl.arange(0, block)
     into = ((split * heads_apart + head).to(tl.int64) * diagonals + number) * (2 * block) + half
-    if line_ptr is not None:
-        first, second = roll_x(line_sum, block, flip)
-        tl.store(line_ptr + into, tl.sum(first, 0))
-        tl.store(line_ptr + into + block, tl.sum(second, 0))
+    if bias_ptr is not None:
+        first, second = roll_x(bias_sum, block, flip)
+        tl.store(bias_ptr + into, tl.sum(first, 0))
+        tl.store(bias_ptr + into + block, tl.sum(second, 0))
     if rows_ptr is not None:
         column_at = tl.arange(0, row_block)
         inside = (column_at < width)[None, :]

@@ -14,7 +14,7 @@ from posenc.attention.backends.triton.kernels.memory import (
 
 
 @triton.jit
-def inner_kernel(a, b, out, length, heads, block: tl.constexpr):
+def delta_kernel(a, b, out, length, heads, block: tl.constexpr):
     """``out[b, h, l] = a[b, h, l] · b[b, h, l]``."""
     blocks = tl.cdiv(length, block)
     lane = tl.program_id(0) // blocks

@@ -1,6 +1,6 @@
 """Which tiles hold visible pairs, which of them need no mask, and which pairs are visible.
 
-Pairs stand at ``t = y - x + origin``, see ``Place``. Documents, padding and orders are marked
+Pairs stand at ``t = y - x + origin``, see ``Band``. Documents, padding and orders are marked
 token by token; granules of tokens are summed up, so that tiles without visible pairs are left out.
 """
 
@@ -13,21 +13,21 @@ from posenc.attention.backends.triton.kernels.memory import clip
 
 
 @triton.jit
-def stretches(x0, x_length, y_length, place, block_x: tl.constexpr, block_y: tl.constexpr):
-    """Where the tiles of a block of x begin, turn from one kind into another, and end.
+def tile_ranges(x0, x_length, y_length, band, block_x: tl.constexpr, block_y: tl.constexpr):
+    """Ranges of the tiles that a block of x meets, by kind.
 
     Six numbers of tiles: those before the second and from the fifth on may hold hidden pairs;
     between, the third and fourth end those at the low entry and begin those at the high one.
     """
-    start = x0 - place.origin
-    last = tl.minimum(x0 + block_x, x_length) - 1 - place.origin
-    begin = tl.maximum(place.first + start, 0) // block_y
-    end = tl.minimum(tl.maximum(place.last + last + 1, 0), y_length)
+    start = x0 - band.origin
+    last = tl.minimum(x0 + block_x, x_length) - 1 - band.origin
+    begin = tl.maximum(band.first + start, 0) // block_y
+    end = tl.minimum(tl.maximum(band.last + last + 1, 0), y_length)
     end = tl.maximum((end + block_y - 1) // block_y, begin)
-    clear = (tl.maximum(place.first + last, 0) + block_y - 1) // block_y
-    edge = tl.minimum(tl.maximum(place.last + start + 1, 0), y_length) // block_y
-    near = tl.maximum(place.low + start + 1, 0) // block_y
-    far = (tl.maximum(place.high + last, 0) + block_y - 1) // block_y
+    clear = (tl.maximum(band.first + last, 0) + block_y - 1) // block_y
+    edge = tl.minimum(tl.maximum(band.last + start + 1, 0), y_length) // block_y
+    near = tl.maximum(band.low + start + 1, 0) // block_y
+    far = (tl.maximum(band.high + last, 0) + block_y - 1) // block_y
     clear = clip(clear, begin, end)
     edge = clip(edge, clear, end)
     near = clip(near, clear, edge)
@@ -37,32 +37,32 @@ def stretches(x0, x_length, y_length, place, block_x: tl.constexpr, block_y: tl.
 
 @triton.jit
 def _summary(pointer, at, count):
-    """Least and greatest order and label of granules."""
+    """Least and greatest order and segment of granules."""
     inside = at < count
     order_least = tl.load(pointer + at * 4, mask=inside, other=2**60)
     order_most = tl.load(pointer + at * 4 + 1, mask=inside, other=-(2**60))
-    label_least = tl.load(pointer + at * 4 + 2, mask=inside, other=2**60)
-    label_most = tl.load(pointer + at * 4 + 3, mask=inside, other=-(2**60))
-    return order_least, order_most, label_least, label_most
+    segment_least = tl.load(pointer + at * 4 + 2, mask=inside, other=2**60)
+    segment_most = tl.load(pointer + at * 4 + 3, mask=inside, other=-(2**60))
+    return order_least, order_most, segment_least, segment_most
 
 
 @triton.jit
 def _block_summary(side, b, x0, block: tl.constexpr, granule: tl.constexpr):
     at = x0 // granule + tl.arange(0, block // granule)
     pointer = side.summary + b * side.summary_row
-    order_least, order_most, label_least, label_most = _summary(
+    order_least, order_most, segment_least, segment_most = _summary(
         pointer, at, tl.cdiv(side.length, granule)
     )
     return (
         tl.min(order_least, 0),
         tl.max(order_most, 0),
-        tl.min(label_least, 0),
-        tl.max(label_most, 0),
+        tl.min(segment_least, 0),
+        tl.max(segment_most, 0),
     )
 
 
 @triton.jit
-def _meet(mine, theirs, place, causal: tl.constexpr, flip: tl.constexpr):
+def _meet(mine, theirs, band, causal: tl.constexpr, flip: tl.constexpr):
     """Whether any pair of two sets of tokens may be visible, by their summaries."""
     meet = (theirs[2] <= mine[3]) & (mine[2] <= theirs[3])
     if flip:  # mine are the keys
@@ -73,8 +73,8 @@ def _meet(mine, theirs, place, causal: tl.constexpr, flip: tl.constexpr):
         farthest = theirs[1] - mine[0]
     if causal:
         meet = meet & (nearest <= 0)
-    if place.window is not None:
-        meet = meet & (nearest < place.window) & (farthest > -place.window)
+    if band.window is not None:
+        meet = meet & (nearest < band.window) & (farthest > -band.window)
     return meet
 
 
@@ -84,7 +84,7 @@ def narrowed(
     end,
     x,
     y,
-    place,
+    band,
     b,
     x0,
     causal: tl.constexpr,
@@ -93,7 +93,7 @@ def narrowed(
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
-    """The range of tiles, without those at both ends that marks hide wholly."""
+    """The range of tiles, without those at both ends that segments or order hide wholly."""
     mine = _block_summary(x, b, x0, block_x, granule)
     count = tl.cdiv(y.length, granule)
     pointer = y.summary + b * y.summary_row
@@ -102,7 +102,7 @@ def narrowed(
     most = -1
     for start in range(0, count, chunk):
         at = start + tl.arange(0, chunk)
-        meet = _meet(mine, _summary(pointer, at, count), place, causal, flip)
+        meet = _meet(mine, _summary(pointer, at, count), band, causal, flip)
         least = tl.minimum(least, tl.min(tl.where(meet, at, count), 0))
         most = tl.maximum(most, tl.max(tl.where(meet, at, -1), 0))
     begin = tl.maximum(begin, least * granule // block_y)
@@ -111,10 +111,10 @@ def narrowed(
 
 
 @triton.jit
-def parts_of(
+def visible_tile_ranges(
     x,
     y,
-    place,
+    band,
     b,
     x0,
     causal: tl.constexpr,
@@ -123,11 +123,11 @@ def parts_of(
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
-    """``stretches``, without what marks hide wholly at both ends."""
-    begin, clear, near, far, edge, end = stretches(x0, x.length, y.length, place, block_x, block_y)
-    if y.label is not None:
+    """``tile_ranges``, without what segments or order hide wholly at both ends."""
+    begin, clear, near, far, edge, end = tile_ranges(x0, x.length, y.length, band, block_x, block_y)
+    if y.segment_ids is not None:
         begin, end = narrowed(
-            begin, end, x, y, place, b, x0, causal, flip, granule, block_x, block_y
+            begin, end, x, y, band, b, x0, causal, flip, granule, block_x, block_y
         )
         clear = clip(clear, begin, end)
         near = clip(near, begin, end)
@@ -140,7 +140,7 @@ def parts_of(
 def tiles_meet(
     x,
     y,
-    place,
+    band,
     b,
     x0,
     y0,
@@ -153,16 +153,18 @@ def tiles_meet(
     """Whether any pair of one tile may be visible."""
     mine = _block_summary(x, b, x0, block_x, granule)
     theirs = _block_summary(y, b, y0, block_y, granule)
-    return _meet(mine, theirs, place, causal, flip)
+    return _meet(mine, theirs, band, causal, flip)
 
 
 @triton.jit
-def visible(t, x, y, place, b, x_at, y_at, causal: tl.constexpr, flip: tl.constexpr):
+def visible(t, x, y, band, b, x_at, y_at, causal: tl.constexpr, flip: tl.constexpr):
     """Which pairs ``[x, y]`` of a tile may see each other."""
-    seen = (t >= place.first) & (t <= place.last) & (y_at < y.length)[None, :]
-    if x.label is not None:
-        mine = tl.load(x.label + b * x.label_row + x_at, mask=x_at < x.length, other=0)
-        theirs = tl.load(y.label + b * y.label_row + y_at, mask=y_at < y.length, other=0)
+    seen = (t >= band.first) & (t <= band.last) & (y_at < y.length)[None, :]
+    if x.segment_ids is not None:
+        mine = tl.load(x.segment_ids + b * x.segment_ids_row + x_at, mask=x_at < x.length, other=0)
+        theirs = tl.load(
+            y.segment_ids + b * y.segment_ids_row + y_at, mask=y_at < y.length, other=0
+        )
         seen = seen & (mine[:, None] == theirs[None, :])
     if x.order is not None:
         mine = tl.load(x.order + b * x.order_row + x_at, mask=x_at < x.length, other=0)
@@ -172,6 +174,6 @@ def visible(t, x, y, place, b, x_at, y_at, causal: tl.constexpr, flip: tl.conste
             ahead = -ahead
         if causal:
             seen = seen & (ahead <= 0)
-        if place.window is not None:
-            seen = seen & (ahead < place.window) & (ahead > -place.window)
+        if band.window is not None:
+            seen = seen & (ahead < band.window) & (ahead > -band.window)
     return seen

@@ -2,7 +2,7 @@
 
 Queries are counted from the last, ``r = Q - 1 - i``, so that ``c = r + j`` is the place of a pair's
 offset among all offsets, and a tile of any quantity that depends on the offset alone is a Hankel
-matrix: a view of a line of numbers with both strides 1.
+matrix: a view of a vector with both strides 1.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Literal
 
 from posenc.grid import Grid
 
-__all__ = ["Band", "Kind", "Stretch"]
+__all__ = ["Band", "KeyRange", "Kind"]
 
 Kind = Literal["near", "behind", "ahead"]
 
 LEAST = 64
-"""Fewer keys than this are not worth a stretch of their own."""
+"""Fewer keys than this are not worth a key range of their own."""
 
 
 @dataclass(frozen=True)
-class Stretch:
+class KeyRange:
     """Keys ``begin`` to ``end`` (exclusive) for one block of queries.
 
     ``kind`` is ``"behind"`` or ``"ahead"`` where every pair is visible and in the outermost bucket
@@ -109,7 +109,7 @@ class Band:
         """Whether each of these queries sees each of these keys."""
         return begin + low >= self.first and end - 1 + high - 1 <= self.last
 
-    def stretches(self, begin: int, end: int) -> list[Stretch]:
+    def key_ranges(self, begin: int, end: int) -> list[KeyRange]:
         """What these queries see, in order of the keys."""
         low, high = self.seen(begin, end)
         first, last = max(low, self.first - begin), min(high, self.last - (end - 1) + 1)
@@ -121,14 +121,14 @@ class Band:
         found, at = [], low
         if self.behind is not None and first + LEAST <= behind:
             if first > at:
-                found.append(Stretch(at, first, "near"))
-            found.append(Stretch(first, behind, "behind"))
+                found.append(KeyRange(at, first, "near"))
+            found.append(KeyRange(first, behind, "behind"))
             at = behind
         if self.ahead is not None and max(ahead, at) + LEAST <= last:
             if max(ahead, at) > at:
-                found.append(Stretch(at, ahead, "near"))
-            found.append(Stretch(max(ahead, at), last, "ahead"))
+                found.append(KeyRange(at, ahead, "near"))
+            found.append(KeyRange(max(ahead, at), last, "ahead"))
             at = last
         if at < high:
-            found.append(Stretch(at, high, "near"))
+            found.append(KeyRange(at, high, "near"))
         return found

@@ -11,7 +11,7 @@ from posenc.attention.backends.triton.kernels.windows import window_of_x, window
 
 
 @triton.jit
-def tile_slopes(
+def tile_ds(
     own,
     far,
     second_far,
@@ -22,7 +22,7 @@ def tile_slopes(
     x,
     y,
     tables,
-    place,
+    band,
     dropout,
     scale,
     y0,
@@ -44,42 +44,42 @@ def tile_slopes(
     """
     # fmt: off
     logits, t = tile_logits(
-        own, far, y_tokens, y_partners, y_factor, x, y, tables, place, scale, y0, kind, masked,
+        own, far, y_tokens, y_partners, y_factor, x, y, tables, band, scale, y0, kind, masked,
         causal, flip, precision, factor_precision, block_x, block_y,
     )
     # fmt: on
     x_at = own.start + tl.arange(0, block_x)
     y_at = y0 + tl.arange(0, block_y)
     if flip:
-        total = load_numbers(numbers_of(y.total, own.b, own.h), y_at, y.length, float("inf"))
-        total = tl.where(total == float("-inf"), float("inf"), total)[None, :]
-        inner = load_numbers(numbers_of(y.inner, own.b, own.h), y_at, y.length, 0.0)[None, :]
+        lse = load_numbers(numbers_of(y.lse, own.b, own.h), y_at, y.length, float("inf"))
+        lse = tl.where(lse == float("-inf"), float("inf"), lse)[None, :]
+        delta = load_numbers(numbers_of(y.delta, own.b, own.h), y_at, y.length, 0.0)[None, :]
     else:
-        total = tl.where(own.total == float("-inf"), float("inf"), own.total)[:, None]
-        inner = own.inner[:, None]
-    weights = tl.exp2(logits - total * LOG2E)
-    slopes = product(own.second, tl.trans(y_second), precision)
+        lse = tl.where(own.lse == float("-inf"), float("inf"), own.lse)[:, None]
+        delta = own.delta[:, None]
+    weights = tl.exp2(logits - lse * LOG2E)
+    ds = product(own.second, tl.trans(y_second), precision)
     if tables.value is not None:
         if kind == NEAR:
-            start = window_start(own.start, y0, place.origin, block_x, flip)
+            start = window_start(own.start, y0, band.origin, block_x, flip)
             if flip:
-                slopes += window_of_y(
+                ds += window_of_y(
                     y_second, tables.value, own.h, start, tables.count, precision, block_x, flip
                 )
             else:
-                slopes += window_of_x(
+                ds += window_of_x(
                     own.second, tables.value, own.h, start, tables.count, precision, block_x, flip
                 )
         elif flip:
             numbers = y.second_low if kind == LOW else y.second_high
             numbers = load_numbers(numbers_of(numbers, own.b, own.h), y_at, y.length, 0.0)
-            slopes += numbers[None, :]
+            ds += numbers[None, :]
         else:
-            slopes += second_far[:, None]
+            ds += second_far[:, None]
     used = weights
     if dropout is not None:
         factors = kept(dropout, own.lane, x_at, y_at, block_x, block_y, flip)
-        slopes *= factors
+        ds *= factors
         used = weights * factors
-    slopes = weights * (slopes - inner)
-    return used, slopes, t
+    ds = weights * (ds - delta)
+    return used, ds, t

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["FAR", "Place"]
+__all__ = ["FAR", "Band"]
 
 FAR = 2**30
 """Farther than any two tokens are apart."""
 
 
 @dataclass(frozen=True)
-class Place:
+class Band:
     """Pair (i, j) stands at ``t = j - i + origin`` and reads entry ``clip(t, 0, count - 1)``.
 
     Args:
-        origin: see above.
+        origin: see new_max.
         first, last: smallest and largest visible place.
         count: entries.
         lowest: offset of entry 0.
@@ -31,7 +31,7 @@ class Place:
     lowest: int
 
     @classmethod
-    def anywhere(cls) -> Place:
+    def anywhere(cls) -> Band:
         """Of pairs that read nothing, and whose visibility is marked token by token."""
         return cls(0, -FAR, FAR, 1, 0)
 
@@ -45,7 +45,7 @@ class Place:
         causal: bool,
         window: int | None,
         max_distance: int | None,
-    ) -> Place:
+    ) -> Band:
         """Of tokens one position apart on both sides.
 
         Args:

@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["Spacing", "labels_of", "spacing", "summary_of"]
+__all__ = ["Spacing", "segment_ids_of", "spacing", "summary_of"]
 
 
 @dataclass(frozen=True)
@@ -28,34 +28,34 @@ class Spacing:
     ordered: bool
 
 
-def labels_of(grid: Grid) -> tuple[Tensor, Tensor]:
-    """A number a token of each side, ``[B|1, L]``: pairs of different numbers are hidden.
+def segment_ids_of(grid: Grid) -> tuple[Tensor, Tensor]:
+    """The segment of each token of each side, ``[B|1, L]``: pairs of different numbers are hidden.
 
     Padding has a number that no token of the other side has.
     """
     least = torch.iinfo(torch.int64).min
-    query, key = (_labels(side, least + i) for i, side in enumerate((grid.query, grid.key)))
+    query, key = (_segment_ids(side, least + i) for i, side in enumerate((grid.query, grid.key)))
     return query, key
 
 
-def _labels(layout: Layout, padding: int) -> Tensor:
+def _segment_ids(layout: Layout, padding: int) -> Tensor:
     labels = torch.zeros_like(layout.order) if layout.document is None else layout.document
     if layout.valid is not None:
         labels = labels.masked_fill(~layout.valid, padding)
     return labels.contiguous()
 
 
-def summary_of(label: Tensor | None, order: Tensor | None, granule: int) -> Tensor | None:
-    """Least and greatest order and label of each granule of real tokens: ``[b, n, 4]``."""
-    if label is None:
+def summary_of(segment_ids: Tensor | None, order: Tensor | None, granule: int) -> Tensor | None:
+    """Least and greatest order and segment of each granule of real tokens: ``[b, n, 4]``."""
+    if segment_ids is None:
         return None
     large = 2**60
-    order = torch.zeros_like(label) if order is None else order
-    rows = max(len(label), len(order))
-    missing = -label.shape[1] % granule
-    real = torch.nn.functional.pad(label > torch.iinfo(torch.int64).min + 1, (0, missing))
+    order = torch.zeros_like(segment_ids) if order is None else order
+    rows = max(len(segment_ids), len(order))
+    missing = -segment_ids.shape[1] % granule
+    real = torch.nn.functional.pad(segment_ids > torch.iinfo(torch.int64).min + 1, (0, missing))
     found = []
-    for values in (order, label):
+    for values in (order, segment_ids):
         each = torch.nn.functional.pad(values, (0, missing))
         least = each.masked_fill(~real, large).view(len(each), -1, granule).amin(-1)
         most = each.masked_fill(~real, -large).view(len(each), -1, granule).amax(-1)

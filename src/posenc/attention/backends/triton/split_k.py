@@ -10,25 +10,25 @@ from posenc.attention.backends.triton.forms import (
     numbers,
     padded,
     precision_of,
+    rotary,
     table,
     tokens,
-    turn,
 )
-from posenc.attention.backends.triton.kernels.configs import KEYS_A_SHARE, PROGRAMS
-from posenc.attention.backends.triton.kernels.decode import share_kernel, together_kernel
+from posenc.attention.backends.triton.kernels.configs import KEYS_PER_SPLIT, PROGRAMS
+from posenc.attention.backends.triton.kernels.decode import combine_kernel, split_kernel
 
-__all__ = ["attend_in_shares"]
+__all__ = ["attend_split_k"]
 
 
-def attend_in_shares(
+def attend_split_k(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
     bucket: Tensor | None,
     value_rows: Tensor | None,
-    query_turn: Tensor | None,
-    key_turn: Tensor | None,
+    query_rotary: Tensor | None,
+    key_rotary: Tensor | None,
     adjacent: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
@@ -39,25 +39,25 @@ def attend_in_shares(
     # Query heads that read rows of their own cannot share a tile.
     programs = key_heads if value_rows is None or len(value_rows) == 1 else heads
     ratio = heads // programs
-    shares = max(1, min(PROGRAMS // (batch * programs), triton.cdiv(keys, KEYS_A_SHARE)))
-    partial = q.new_empty(batch, heads, shares, width, dtype=torch.float32)
-    total = q.new_empty(batch, heads, shares, dtype=torch.float32)
+    splits = max(1, min(PROGRAMS // (batch * programs), triton.cdiv(keys, KEYS_PER_SPLIT)))
+    partial = q.new_empty(batch, heads, splits, width, dtype=torch.float32)
+    partial_lse = q.new_empty(batch, heads, splits, dtype=torch.float32)
     precision, _ = precision_of(q.dtype)
     kind = [q.dtype, q.shape[-1], width, ratio, bias is None, value_rows is None]
-    kind += [] if key_turn is None else [key_turn.shape[-1], adjacent]
-    share_kernel[(batch * programs * shares,)](
+    kind += [] if key_rotary is None else [key_rotary.shape[-1], adjacent]
+    split_kernel[(batch * programs * splits,)](
         tokens(q),
         tokens(k),
         tokens(v),
         None if bias is None else numbers(bias if bias.stride(-1) == 1 else bias.contiguous()),
         None if bucket is None else numbers(bucket.contiguous().unsqueeze(1)),
         None if value_rows is None else table(value_rows.contiguous()),
-        turn(query_turn, q.shape[-1], adjacent=adjacent),
-        turn(key_turn, k.shape[-1], adjacent=adjacent),
+        rotary(query_rotary, q.shape[-1], adjacent=adjacent),
+        rotary(key_rotary, k.shape[-1], adjacent=adjacent),
         partial,
-        total,
+        partial_lse,
         keys,
-        shares,
+        splits,
         programs,
         programs // key_heads,
         scale,
@@ -68,5 +68,7 @@ def attend_in_shares(
     )
     output = v.new_empty(batch, heads, 1, width)
     lse = q.new_empty(batch, heads, 1, dtype=torch.float32)
-    together_kernel[(batch * heads,)](partial, total, output, lse, shares, width, padded(width))
+    combine_kernel[(batch * heads,)](
+        partial, partial_lse, output, lse, splits, width, padded(width)
+    )
     return output, lse

@@ -1,4 +1,4 @@
-"""Queries and keys whose pairs of features are turned as they are read, and gradients back.
+"""Queries and keys whose pairs of features are rotated as they are read, and gradients back.
 
 Members of pairs are kept apart: products are sums of two of half the width, and nothing has to be
 moved between registers.
@@ -9,61 +9,68 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Turn
+from posenc.attention.backends.triton.kernels.arguments import Rotary
 from posenc.attention.backends.triton.kernels.memory import load_tokens, located, store_tokens
 
 
 @triton.jit
-def located_turn(turn, b, h):
+def located_rotary(rotary, b, h):
     """The factors of one batch row and head."""
-    pointer = turn.pointer + b.to(tl.int64) * turn.row + h.to(tl.int64) * turn.head
-    return Turn(
-        pointer, turn.row, turn.head, turn.step, turn.pairs, turn.half, turn.block, turn.adjacent
+    pointer = rotary.pointer + b.to(tl.int64) * rotary.row + h.to(tl.int64) * rotary.head
+    return Rotary(
+        pointer,
+        rotary.row,
+        rotary.head,
+        rotary.step,
+        rotary.pairs,
+        rotary.half,
+        rotary.block,
+        rotary.adjacent,
     )
 
 
 @triton.jit
-def _members(turn, width: tl.constexpr):
+def _members(rotary, width: tl.constexpr):
     """Features that are first and second members of pairs, ``[block]``; ``width`` for none.
 
-    Those that are not turned are paired as well; the last may be left without a partner.
+    Those that are not rotated are paired as well; the last may be left without a partner.
     """
-    column = tl.arange(0, turn.block)
-    if turn.adjacent:
+    column = tl.arange(0, rotary.block)
+    if rotary.adjacent:
         first = 2 * column
         second = first + 1
     else:
         first = column
-        second = column + turn.half
-        if turn.pairs != turn.half:
-            first = tl.where(column < turn.pairs, column, column + turn.pairs)
-            second = tl.where(column < turn.pairs, column + turn.pairs, second)
-    if turn.half != turn.block:
-        first = tl.where(column < turn.half, first, width)
-        second = tl.where(column < turn.half, second, width)
+        second = column + rotary.half
+        if rotary.pairs != rotary.half:
+            first = tl.where(column < rotary.pairs, column, column + rotary.pairs)
+            second = tl.where(column < rotary.pairs, column + rotary.pairs, second)
+    if rotary.half != rotary.block:
+        first = tl.where(column < rotary.half, first, width)
+        second = tl.where(column < rotary.half, second, width)
     return first, second
 
 
 @triton.jit
-def _factors(turn, at, inside):
-    """Cosines and sines ``[N, block]`` of located factors; 1 and 0 for what is not turned."""
-    column = tl.arange(0, turn.block)
+def _factors(rotary, at, inside):
+    """Cosines and sines ``[N, block]`` of located factors; 1 and 0 for what is not rotated."""
+    column = tl.arange(0, rotary.block)
     mask = inside[:, None]
-    if turn.pairs != turn.block:
-        mask = mask & (column < turn.pairs)[None, :]
-    place = turn.pointer + at.to(tl.int64)[:, None] * turn.step + column[None, :]
+    if rotary.pairs != rotary.block:
+        mask = mask & (column < rotary.pairs)[None, :]
+    place = rotary.pointer + at.to(tl.int64)[:, None] * rotary.step + column[None, :]
     cosine = tl.load(place, mask=mask, other=1.0)
-    return cosine, tl.load(place + turn.pairs, mask=mask, other=0.0)
+    return cosine, tl.load(place + rotary.pairs, mask=mask, other=0.0)
 
 
 @triton.jit
-def load_turned(tokens, turn, at, inside):
-    """First and second members ``[N, block]`` of the pairs of located tokens, turned."""
-    first_at, second_at = _members(turn, tokens.width)
+def load_rotated(tokens, rotary, at, inside):
+    """First and second members ``[N, block]`` of the pairs of located tokens, rotated."""
+    first_at, second_at = _members(rotary, tokens.width)
     place = tokens.pointer + at.to(tl.int64)[:, None] * tokens.step
     first_mask = inside[:, None]
     second_mask = inside[:, None]
-    if tokens.width != 2 * turn.block:
+    if tokens.width != 2 * rotary.block:
         first_mask = first_mask & (first_at < tokens.width)[None, :]
         second_mask = second_mask & (second_at < tokens.width)[None, :]
     first = tl.load(place + first_at[None, :], mask=first_mask, other=0.0)
@@ -71,34 +78,34 @@ def load_turned(tokens, turn, at, inside):
     kind = first.dtype
     first = first.to(tl.float32)
     second = second.to(tl.float32)
-    cosine, sine = _factors(turn, at, inside)
+    cosine, sine = _factors(rotary, at, inside)
     return (first * cosine - second * sine).to(kind), (first * sine + second * cosine).to(kind)
 
 
 @triton.jit
 def load_side(side, b, h, at):
     """Tokens of a side as they enter products: themselves and None, or members of pairs."""
-    if side.turn is None:
+    if side.rotary is None:
         found = (load_tokens(located(side.tokens, b, h), at, side.length), None)
     else:
         # Not given names, which would make what is known when it is compiled known no more.
         # fmt: off
-        found = load_turned(
-            located(side.tokens, b, h), located_turn(side.turn, b, h), at, at < side.length
+        found = load_rotated(
+            located(side.tokens, b, h), located_rotary(side.rotary, b, h), at, at < side.length
         )
         # fmt: on
     return found
 
 
 @triton.jit
-def store_gradients(into, turn, value, partners, b, h, at, length):
-    """Write gradients of tokens as ``load_side`` gave them, turned back if they were turned."""
-    if turn is None:
+def store_gradients(into, rotary, value, partners, b, h, at, length):
+    """Write gradients of tokens as ``load_side`` gave them, rotated back if they were rotated."""
+    if rotary is None:
         store_tokens(located(into, b, h), value, at, length)
     else:
         inside = at < length
-        cosine, sine = _factors(located_turn(turn, b, h), at, inside)
-        first_at, second_at = _members(turn, into.width)
+        cosine, sine = _factors(located_rotary(rotary, b, h), at, inside)
+        first_at, second_at = _members(rotary, into.width)
         kind = into.pointer.dtype.element_ty
         start = into.pointer + b.to(tl.int64) * into.row + h.to(tl.int64) * into.head
         place = start + at.to(tl.int64)[:, None] * into.step
