@@ -123,7 +123,7 @@ class Grid:
         return mask
 
     @property
-    def marked(self) -> bool:
+    def segmented(self) -> bool:
         """True if documents or padding may mask pairs (known without reading the device)."""
         return any(
             mark is not None
@@ -156,7 +156,7 @@ class Grid:
     @property
     def dense(self) -> bool:
         """True if every query is known to attend to every key."""
-        if self.marked:
+        if self.segmented:
             return False
         if not self.causal and self.window is None:
             return True

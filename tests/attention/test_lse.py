@@ -54,9 +54,9 @@ def test_outputs_over_parts_of_the_keys_are_joined_by_it(name: str, backend: str
     q, k, v = inputs(9, 12)
     query, key = Layout.sequence(9), Layout.sequence(12)
     grid = Grid(query, key, True)
-    whole, lse = attend(q, k, v, grid, encoding, backend=backend, return_lse=True)
-    assert lse.dtype == torch.float32
-    assert lse.requires_grad == (backend == "reference")
+    whole, whole_lse = attend(q, k, v, grid, encoding, backend=backend, return_lse=True)
+    assert whole_lse.dtype == torch.float32
+    assert whole_lse.requires_grad == (backend == "reference")
     outputs, sums = [], []
     for a, b in HALVES:
         part = Grid(query, key.slice(a, b), True)
@@ -65,8 +65,8 @@ def test_outputs_over_parts_of_the_keys_are_joined_by_it(name: str, backend: str
         outputs.append(output)
         sums.append(lse)
     assert sums[1][:, :, :5].isneginf().all()  # the first queries see none of the second part
-    torch.testing.assert_close(torch.stack(sums).logsumexp(0), lse)
-    weights = (torch.stack(sums) - lse).exp().unsqueeze(-1)
+    torch.testing.assert_close(torch.stack(sums).logsumexp(0), whole_lse)
+    weights = (torch.stack(sums) - whole_lse).exp().unsqueeze(-1)
     torch.testing.assert_close((torch.stack(outputs) * weights).sum(0), whole, atol=1e-5, rtol=1e-5)
     plain = attend(q, k, v, grid, encoding, backend=backend)
     torch.testing.assert_close(whole, plain, atol=1e-6, rtol=1e-6)

@@ -129,7 +129,7 @@ def test_equals_reference(name: str, grid: str) -> None:
     encoding = made_for(name, where)
     q, k, v = inputs(where)
     if "sdpa" in explain(q, k, v, where, encoding).refusals:
-        assert where.marked or where.shift is None
+        assert where.segmented or where.shift is None
         assert name not in ("nope", "rope", "low rank")
         return
     assert explain(q, k, v, where, encoding).backend == "sdpa"

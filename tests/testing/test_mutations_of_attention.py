@@ -130,7 +130,7 @@ MUTATIONS = [
         ordered("one more head"),
     ),
     Mutation(preference, "<= SMALL", "< SMALL", ordered("few")),
-    Mutation(preference, "problem.grid.marked", "False", ordered("packed")),
+    Mutation(preference, "problem.grid.segmented", "False", ordered("packed")),
     Mutation(
         preference, "ranks > problem", "ranks >= problem", ordered("as many columns as features")
     ),

@@ -24,13 +24,13 @@ __all__ = ["Explanation", "attend", "explain", "transformed"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """What ``attend`` would do, and why.
+    """The backend that ``attend`` takes, and the reasons.
 
     Args:
-        backend: the name of the one that would run.
-        how: what it would do, in a sentence.
-        rule: what the order in which backends were tried depended on.
-        refusals: why others could not; under ``auto``, of all that there are.
+        backend: its name.
+        how: how it computes the call, in a sentence.
+        rule: the rule that set the order in which backends were tried.
+        refusals: reasons of the backends that cannot; of all of them under ``"auto"``.
     """
 
     backend: str
@@ -174,7 +174,7 @@ def explain(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> Explanation:
-    """What ``attend`` would do with the same arguments, and why. Computes no attention.
+    """Explain which backend ``attend`` takes for the same arguments. Computes no attention.
 
     Raises: as ``attend``.
     """
@@ -216,7 +216,7 @@ def _no_lse(q: Float[Tensor, "B H Q D"]) -> Float[Tensor, "B H Q"]:
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What autocast would make of the operands; positions and biases are kept out of it."""
+    """Operands cast as autocast would cast them; positions and biases are kept out of it."""
     device = q.device.type
     if device == "meta" or not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
         return q, k, v

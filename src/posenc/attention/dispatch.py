@@ -113,12 +113,12 @@ def _plan(backend: Backend, call: AttentionCall) -> Plan | Unsupported:
 
 
 def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, list[str]]:
-    """A reason, and the names of the backends in the order to be tried.
+    """The rule that applies, and the names of the backends in the order to be tried.
 
     Args:
         device: where the tensors are.
-        pose: the problem with queries and keys transformed, which is asked for only where the
-            rules look at it.
+        pose: makes the problem with queries and keys transformed; called only where a rule needs
+            it.
     """
     if device.type != "cpu":
         # Triton comes after what is known to be fast, until it has been measured on a GPU.
@@ -134,7 +134,7 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
             return "few logits, under a transform of torch.func", ["reference"]
         return "few logits", ["sdpa", "reference"]
     lowered = problem.lowered or ()
-    if problem.grid.marked:
+    if problem.grid.segmented:
         return "documents or padding in a large problem", ["tiled", "sdpa", "reference"]
     ranks = sum(term.query.shape[-1] for term in lowered if isinstance(term, LowRank))
     if ranks > problem.q.shape[-1]:

@@ -75,14 +75,14 @@ def add_rows(
 
 
 def reads_tokens(term: StructuredScore) -> bool:
-    """Whether a term may hang on queries or keys: on all but tables and values, it may."""
+    """True if a term may depend on queries or keys: all but tables and values may."""
     if isinstance(term, LowRank):
         return True
     return any(part is not None for part in (term.left, term.right, term.row, term.column))
 
 
 def is_constant_table(term: StructuredScore) -> bool:
-    """Whether a term is a table by offset alone, whose values need no gradient."""
+    """True if a term is nothing but a table, whose entries need no gradient."""
     if isinstance(term, LowRank) or term.table is None:
         return False
     if term.table.requires_grad and torch.is_grad_enabled():

@@ -23,12 +23,12 @@ __all__ = ["Attention", "Context"]
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What cross-attention looks at, projected once for all queries to come.
+    """Keys and values of cross-attention, projected once for all later queries.
 
     Args:
         keys: ``[B, G, K, D]``, untransformed.
         values: ``[B, G, K, D]``.
-        layout: where they stand, with what the encoding has observed.
+        layout: their positions, with the signals that the encoding has observed.
     """
 
     keys: Float[Tensor, "B G K D"]
@@ -204,7 +204,7 @@ class Attention(nn.Module):
         return merged
 
     def _may_keep_transformed(self, cache: LayerCache) -> bool:
-        """Whether the cache holds transformed keys, or may: each depends on its position alone.
+        """True if transformed keys are cached or can be: each depends on its position alone.
 
         A transform with parameters may change between calls, and where queries see both sides it
         may read all keys; then, and where more or wider keys would have to be kept, they are
@@ -218,7 +218,7 @@ class Attention(nn.Module):
         return next(transform.parameters(), None) is None
 
     def project(self, context: Float[Tensor, "B K C"], layout: Layout) -> Context:
-        """Keys and values of ``context``, which stands at ``layout``."""
+        """Keys and values of ``context``, whose positions are in ``layout``."""
         context = zero_invalid(context, layout)
         if self.merged is None:
             keys, values = self._projected(context, "key"), self._projected(context, "value")

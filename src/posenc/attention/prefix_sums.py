@@ -1,4 +1,4 @@
-"""What linear attention computes: sums over the keys a query sees, a chunk at a time."""
+"""Linear attention by prefix sums over the visible keys, a chunk at a time."""
 
 from __future__ import annotations
 
@@ -121,11 +121,11 @@ def weighted_means(
     The keys of the row's last document are then in the state, as those of the past were.
     """
     document = torch.zeros_like(grid.key.order[:1])
-    if not grid.marked and not grid.causal:
+    if not grid.segmented and not grid.causal:
         _absorb(keys, document, state)
         return _read(queries, document[:, :1], state, None)
     aligned = grid.shift == 0 and grid.query.length == grid.key.length
-    if not grid.marked and aligned:
+    if not grid.segmented and aligned:
         return _scan(queries, keys, document, chunk, state)
     return _scan_events(queries, keys, grid, chunk, state)
 
@@ -182,7 +182,7 @@ def _pick(x: Float[Tensor, "B H L D"], index: Int[Tensor, "b N"]) -> Float[Tenso
 def _read(
     queries: Queries, document: Int[Tensor, "b L"], state: LinearState, keys: Keys | None
 ) -> Float[Tensor, "B H L E"]:
-    """What queries read from the state, and from the keys of their own chunk up to their own."""
+    """Output of a chunk of queries, from the state and the keys of their own chunk."""
     above = below = queries.turned.new_zeros(())
     past, here = _weights(document, state.memory, keys)
     if state.memory is not None:

@@ -60,7 +60,7 @@ class Regular:
 def read_offsets(
     lowered: Iterable[StructuredScore], grid: Grid, *, device: torch.device
 ) -> Regular:
-    """The terms at every offset of a grid that is regular.
+    """Read the terms at every offset of a regular grid.
 
     Gradients flow back into tables and rows through the reading.
 
@@ -88,14 +88,14 @@ def read_offsets(
 
 
 def max_distance_of(lowered: Iterable[StructuredScore]) -> int | None:
-    """The distance from which on nothing that depends on the offset changes; None: not known."""
+    """Distance beyond which no term changes with the offset; None: not known."""
     distances = [term.max_distance for term in lowered if reads_offsets(term)]
     known = [max_distance for max_distance in distances if max_distance is not None]
     return max(known, default=0) if len(known) == len(distances) else None
 
 
 def reads_offsets(term: StructuredScore) -> TypeGuard[BucketedTerms]:
-    """Whether a term depends on the offset, rather than on one of two tokens at a time."""
+    """True if a term depends on the offset; False if only on single tokens."""
     if isinstance(term, LowRank):
         return False
     parts = (term.table, term.left, term.right, term.value)

@@ -1,4 +1,4 @@
-"""PyTorch's FlexAttention, told by a function of each pair what to add to its logit.
+"""PyTorch's FlexAttention, with a function that adds the bias of each pair to its logit.
 
 What depends on the offset is read from tables by the pair's entry, which follows from the places of
 its tokens in a sequence or an image. Vectors of tokens are multiplied with all rows beforehand.
@@ -96,7 +96,7 @@ def _run(problem: Problem, *, lse: bool) -> Result:
 
 
 def _learns(problem: Problem) -> bool:
-    """Whether anything that is read pair by pair needs a gradient."""
+    """True if anything that is read pair by pair needs a gradient."""
     if not torch.is_grad_enabled():
         return False
     found: list[Tensor | None] = []
@@ -109,7 +109,7 @@ def _learns(problem: Problem) -> bool:
 
 
 def refuse_terms(lowered: tuple[StructuredScore, ...] | None, grid: Grid) -> Unsupported | None:
-    """Why terms cannot be told pair by pair; None if they can."""
+    """The reason why terms cannot be read pair by pair; None if they can."""
     if lowered is None:
         return Unsupported("the score or value part has no structured form on this grid")
     groups = [term for term in lowered if isinstance(term, BucketedTerms)]
@@ -174,7 +174,7 @@ class Entries:
 
 
 def score_mod(problem: Problem) -> Mod | None:
-    """What turns the product of a pair into its logit; None where that is all."""
+    """The function from the product of a pair to its logit; None for the identity."""
     entries = Entries.of(problem.grid)
     mods: list[Mod] = []
     for term in problem.lowered or ():
@@ -238,7 +238,7 @@ _MASKS: WeakKeyDictionary[
 
 
 def _block_mask(grid: Grid) -> BlockMask:
-    """Which blocks hold visible pairs, found once for each pair of layouts."""
+    """Mask of the blocks with visible pairs, computed once for each pair of layouts."""
     known = _MASKS.setdefault(grid.query, WeakKeyDictionary()).setdefault(grid.key, {})
     kind = (grid.causal, grid.window)
     if kind not in known:

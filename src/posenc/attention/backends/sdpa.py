@@ -72,7 +72,7 @@ def _unsupported(problem: Problem) -> Unsupported | None:
             return Unsupported("only the CPU kernel reads a table through an unaligned view")
         if problem.grid.shift is None:
             return Unsupported("a table can be viewed as a bias over regular layouts only")
-        if problem.grid.marked:
+        if problem.grid.segmented:
             return Unsupported("documents and padding do not fit in a table of offsets")
     return None
 
@@ -119,8 +119,8 @@ def _low_rank(term: object) -> bool:
 
 
 def _plainly_causal(grid: Grid) -> bool:
-    """Whether the kernel's own causal flag (key index ≤ query index) says the same as the grid."""
-    return grid.causal and grid.window is None and grid.shift == 0 and not grid.marked
+    """True if the kernel's own causal flag (key index ≤ query index) equals the grid's mask."""
+    return grid.causal and grid.window is None and grid.shift == 0 and not grid.segmented
 
 
 def _widen(
@@ -151,7 +151,7 @@ def _attend_masked(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, lse: bo
     grid = problem.grid
     if grid.dense or _plainly_causal(grid):
         return _kernel(q, k, v, problem, causal=not grid.dense, lse=lse)
-    if q.device.type == "cpu" and grid.shift is not None and not grid.marked:
+    if q.device.type == "cpu" and grid.shift is not None and not grid.segmented:
         line = torch.zeros_like(grid.line(device=q.device), dtype=torch.float32)
         return _attend_line(q, k, v, line.unsqueeze(0), problem, lse=lse)
     mask = grid.visible

@@ -31,7 +31,7 @@ tokens with heads of 64, on one core."""
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """What linear attention makes of queries and keys before their product: φ ≥ 0.
+    """Feature map φ ≥ 0 of linear attention, for queries and keys before their product.
 
     Args:
         query: φ(q), up to a factor a query, which cancels.

@@ -25,7 +25,7 @@ __all__ = [
 
 
 def within_lengths(lengths: Int[Tensor, "*dims"], keys: int) -> Bool[Tensor, "*rest q K"]:
-    """Which of ``keys`` keys are among the first ``lengths``, for ``masked_softmax``.
+    """Mask of the first ``lengths`` of ``keys`` keys, for ``masked_softmax``.
 
     Args:
         lengths: ``[B]``, valid keys of each row, or ``[B, Q]``, of each query; 0 or more.
@@ -49,7 +49,7 @@ def within_lengths(lengths: Int[Tensor, "*dims"], keys: int) -> Bool[Tensor, "*r
 
 
 class ScoringFunction(nn.Module, ABC):
-    """How well a key fits a query: vectors to logits ``[..., Q, K]``."""
+    """Scoring function: vectors of queries and keys to logits ``[..., Q, K]``."""
 
     @abstractmethod
     def forward(

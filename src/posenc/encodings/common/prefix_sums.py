@@ -40,7 +40,7 @@ class Ranks:
     def of(cls, grid: Grid) -> Ranks:
         """The ranks of a grid's keys and queries; does not synchronize with the device."""
         places, query_places = _places(grid.key, grid.query)
-        if grid.key.start is not None and not grid.marked:
+        if grid.key.start is not None and not grid.segmented:
             before, query_until = places - grid.key.start, query_places - grid.key.start + 1
             return cls(None, before, before + 1, query_until.clamp(0, grid.key.length))
         ordered, arrangement = places.sort(dim=-1, stable=True)

@@ -105,7 +105,7 @@ class Window:
             widest = [max(pair) for pair in zip(query.extent, key.extent, strict=True)]
             if widest[0] <= self.height and widest[1] <= self.width:
                 return True
-            if not grid.marked and not grid.causal and grid.window is None:
+            if not grid.segmented and not grid.causal and grid.window is None:
                 raise self._refusal(f"{widest[0] - 1} by {widest[1] - 1}")
         positions = query.positions
         if not has_values(positions) or positions.device.type != "cpu":

@@ -71,7 +71,7 @@ def join_queries(results: Sequence[Result]) -> Result:
 
 
 class Compute(Protocol):
-    """A computation that only has to be told whether the LSE is wanted."""
+    """A computation whose only open choice is whether to return the LSE."""
 
     def __call__(self, *, lse: bool) -> Result: ...
 
@@ -89,7 +89,7 @@ class Plan:
     compute: Compute
 
     def describe(self) -> str:
-        """How it is computed, in a sentence without a full stop."""
+        """Description of the computation, in a sentence without a full stop."""
         return self.description
 
     def run(self, *, lse: bool = False) -> Result:
@@ -122,10 +122,10 @@ class Backend(ABC):
     name: str
 
     lse_has_gradient: bool = False
-    """Whether the LSE can be differentiated."""
+    """True if the LSE can be differentiated."""
 
     fuse_rotations: bool = False
-    """Whether it takes queries and keys that are yet to be rotated."""
+    """True if the backend rotates queries and keys itself."""
 
     def unavailable(self, device: torch.device) -> Unsupported | None:
         """The reason why this machine cannot run it on ``device``; None if it can.
@@ -136,7 +136,7 @@ class Backend(ABC):
 
     @abstractmethod
     def plan(self, problem: Problem) -> Plan | Unsupported:
-        """How to compute a problem, or the reason why this backend cannot.
+        """Plan the computation of a problem, or give the reason why this backend cannot.
 
         Reads shapes, dtypes and other facts known on the host; of tensors, the values of a layout
         at most, once. Computes no attention.

@@ -70,11 +70,11 @@ def _regular(problem: Problem) -> bool:
     grid = problem.grid
     if is_transformed():
         return False
-    return grid.shift is not None and not grid.marked and problem.lowered is not None
+    return grid.shift is not None and not grid.segmented and problem.lowered is not None
 
 
 def _images(problem: Problem) -> bool:
-    """Whether tables between whole images are all there is, on the device of the fused kernel."""
+    """True if tables between whole images are the only terms, on the fused kernel's device."""
     if problem.q.device.type != "cpu" or problem.dropout or is_transformed():
         return False
     if problem.q.shape[-1] != problem.v.shape[-1]:
@@ -83,12 +83,12 @@ def _images(problem: Problem) -> bool:
 
 
 def _runs(problem: Problem) -> dict[tuple[Run, ...], list[int]] | None:
-    """Documents of a marked grid that the structured form serves one by one.
+    """Documents of a segmented grid, each of which is regular.
 
     None where there are none at all, so that gradients of zero reach all that is given.
     """
     grid = problem.grid
-    alone = grid.shift is not None and not grid.marked
+    alone = grid.shift is not None and not grid.segmented
     if alone or is_transformed() or problem.dropout or problem.q.device.type != "cpu":
         return None
     if not _lowerable(problem):
@@ -165,13 +165,13 @@ def _contiguous(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _wants_sums(bias_by_offset: Tensor | None, terms: Regular) -> bool:
-    """Whether the backward pass will want sums of gradients of logits a query."""
+    """True if the backward pass needs the sum of the logits' gradients of each query."""
     given = (bias_by_offset, terms.left, terms.left_rows)
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
 
 
 def _widen(q: Tensor, k: Tensor, v: Tensor, terms: Regular) -> tuple[Tensor, Tensor, Tensor]:
-    """Low-rank terms as extra columns; then all of one width, which the fused kernel wants."""
+    """Low-rank terms as extra columns; then all of one width, as the fused kernel requires."""
     size = (*q.shape[:2], -1, -1)
     q = torch.cat([q, *(f.query.to(q).expand(size) for f in terms.factors)], dim=-1)
     k = torch.cat([k, *(f.key.to(k).expand(size) for f in terms.factors)], dim=-1)

@@ -1,4 +1,4 @@
-"""Which keys a block of queries meets, and how: nothing, one bucket, or all kinds of offsets.
+"""The visible band of a regular grid, and its key ranges for a block of queries.
 
 Queries are counted from the last, ``r = Q - 1 - i``, so that ``c = r + j`` is the place of a pair's
 offset among all offsets, and a tile of any quantity that depends on the offset alone is a Hankel
@@ -18,7 +18,7 @@ __all__ = ["Band", "KeyRange", "Kind"]
 Kind = Literal["near", "behind", "ahead"]
 
 LEAST = 64
-"""Fewer keys than this are not worth a key range of their own."""
+"""Fewest keys of a key range of its own kind."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Band:
 
     @property
     def whole(self) -> bool:
-        """Whether every query sees every key."""
+        """True if every query sees every key."""
         return self.first <= 0 and self.last >= self.queries + self.keys - 2
 
     def blocks(self, size: int) -> Iterator[tuple[int, int]]:
@@ -106,11 +106,11 @@ class Band:
         return max(0, self.first - (end - 1)), min(self.keys, self.last - begin + 1)
 
     def clear(self, begin: int, end: int, low: int, high: int) -> bool:
-        """Whether each of these queries sees each of these keys."""
+        """True if each of these queries sees each of these keys."""
         return begin + low >= self.first and end - 1 + high - 1 <= self.last
 
     def key_ranges(self, begin: int, end: int) -> list[KeyRange]:
-        """What these queries see, in order of the keys."""
+        """Key ranges that these queries see, in order of the keys."""
         low, high = self.seen(begin, end)
         first, last = max(low, self.first - begin), min(high, self.last - (end - 1) + 1)
         behind, ahead = last, first

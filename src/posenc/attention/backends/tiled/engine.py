@@ -159,7 +159,7 @@ def _side_by_side(x: Operands, lanes: Sequence[_Lane]) -> bool:
 
 
 def _one_call(x: Operands, band: Band, lanes: Sequence[_Lane], dropout: Dropout | None) -> bool:
-    """Whether one call of the fused kernel does everything."""
+    """True if one call of the fused kernel computes everything."""
     if not (fused(x, dropout) and x.table_only and band.whole):
         return False
     return all(lane.band == band for lane in lanes)

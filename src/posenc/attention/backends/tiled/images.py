@@ -40,10 +40,10 @@ FEW = 2**24
 
 
 def serves_images(grid: Grid, lowered: Sequence[StructuredScore] | None) -> bool:
-    """Whether all there is are tables over the offsets between whole images that see each other."""
+    """True if tables over the offsets between whole, fully visible images are the only terms."""
     sides = (grid.query, grid.key)
     plain = all(side.extent is not None and side.special is None for side in sides)
-    if not plain or grid.marked or grid.causal or grid.window is not None or not lowered:
+    if not plain or grid.segmented or grid.causal or grid.window is not None or not lowered:
         return False
     return all(isinstance(term, BucketedTerms) and _table_only(term) for term in lowered)
 

@@ -25,7 +25,7 @@ SHARE = 0.25
 
 
 def serves(x: Operands, band: Band, dropout: Dropout | None) -> bool:
-    """Whether that is worth while."""
+    """True if few keys are near, so that this is faster than tiles over all keys."""
     if not (fused(x, dropout) and x.table_only) or band.behind is None or band.ahead is None:
         return False
     return passes.TILE[0] + band.ahead - band.behind <= SHARE * band.keys

@@ -1,4 +1,4 @@
-"""What the tiled backend computes with: everything in one dtype."""
+"""Operands of the tiled backend, all of one dtype."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Operands:
 
     @property
     def table_only(self) -> bool:
-        """Whether an offset bias is the only term, if there is any."""
+        """True if an offset bias is the only term, or there is none."""
         others = (self.left, self.right, self.column, self.value_rows)
         return all(other is None for other in others)
 
@@ -96,7 +96,7 @@ class Operands:
         return next(x.shape[1] for x in read if x is not None) - 1
 
     def far_query(self, kind: Kind) -> Float[Tensor, "B H R"]:
-        """What is added to the logits of a block's queries against keys far on one side."""
+        """Bias of a block's queries against keys far on one side."""
         added = self.q.new_zeros(self.q.shape[:3])
         if self.bias_by_offset is not None:
             added = added + self.bias_by_offset[:, self.far_place(kind)].unsqueeze(-1)
@@ -106,14 +106,14 @@ class Operands:
         return added
 
     def far_right(self, kind: Kind, begin: int, end: int) -> Float[Tensor, "B H C"]:
-        """What the right rows of the outermost bucket add to the logits of far keys."""
+        """Bias of far keys by the right rows of the outermost bucket."""
         assert self.right is not None
         assert self.right_rows is not None
         row = self.right_rows[:, self.far_place(kind)].unsqueeze(-1)
         return (self.right[:, :, begin:end] @ row).squeeze(-1)
 
     def far_key(self, kind: Kind, begin: int, end: int) -> Tensor | None:
-        """All that is added to the logits of far keys, ``[B, H, C]``; None: nothing."""
+        """Bias of far keys, ``[B, H, C]``; None: nothing."""
         added = None if self.column is None else self.column[:, :, begin:end]
         if self.right is not None:
             product = self.far_right(kind, begin, end)
@@ -121,7 +121,7 @@ class Operands:
         return added
 
     def far_value(self, kind: Kind) -> Tensor | None:
-        """What is added to the values of far keys on one side, ``[h, 1, E]``; None: nothing."""
+        """Value row of far keys on one side, ``[h, 1, E]``; None: nothing."""
         if self.value_rows is None:
             return None
         return self.value_rows[:, self.far_place(kind)].unsqueeze(1)

@@ -37,13 +37,13 @@ BLOCK = 512
 """Queries a block where an offset bias is all there is to add, and hides pairs."""
 
 TILE = (256, 1024)
-"""Queries and keys a tile of our own; the same in both directions, as the dropout wants it. With
+"""Queries and keys a tile of our own; the same in both directions, as dropout requires. With
 anything but an offset bias to add, a block has as many queries."""
 
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What the backward pass needs beside the operands.
+    """Results of the forward pass that the backward pass needs.
 
     Args:
         whole: output and LSE over all keys.
@@ -65,7 +65,7 @@ class Saved:
 
 
 def fused(x: Operands, dropout: Dropout | None) -> bool:
-    """Whether the fused kernel can be used at all."""
+    """True if the fused kernel can be used at all."""
     return x.q.device.type == "cpu" and dropout is None and x.q.shape[-1] == x.v.shape[-1]
 
 
@@ -99,11 +99,11 @@ class Pass:
             self.bias = x.masked_bias(band)
 
     def sdpa_cpu_serves(self, key_range: KeyRange) -> bool:
-        """Whether the fused kernel can do a key range, forward."""
+        """True if the fused kernel can compute a key range, forward."""
         return self.use_sdpa_cpu and (key_range.kind != "near" or self.x.value_rows is None)
 
     def mask(self, begin: int, end: int, key_range: KeyRange) -> Tensor | None:
-        """What the fused kernel adds to the logits of a key_range: always a view."""
+        """The fused kernel's mask for a key range: always a view."""
         low, high = key_range.begin, key_range.end
         if key_range.kind != "near":
             key = self.x.far_key(key_range.kind, low, high)

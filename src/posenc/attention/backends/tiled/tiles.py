@@ -23,7 +23,7 @@ as there are queries, but a product of many keys computes all that any of them m
 
 
 class Dropout:
-    """Which weights are dropped: the same in both directions, since each tile has its own seed."""
+    """Dropout of weights; the same in both directions, since each tile has its own seed."""
 
     def __init__(self, probability: float, seed: int) -> None:
         self.probability, self.seed = probability, seed
@@ -106,9 +106,9 @@ class Tiles:
         return Partial(output.unsqueeze(0), lse.unsqueeze(0))
 
     def bias(self, low: int, high: int) -> Float[Tensor, "H R C"] | None:
-        """What is added to the products in a tile of many offsets, in the memory of the logits.
+        """Bias of a tile of many offsets, in the memory of the logits.
 
-        None where it is nothing but an offset bias, if anything.
+        None where an offset bias is the only term, or there is none.
         """
         x, rows, columns = self.x, self.end - self.begin, high - low
         if x.left is None and x.right is None and x.column is None:
@@ -156,7 +156,7 @@ class Tiles:
         return tile.baddbmm_(self.queries, self.keys(low, high).mT, beta=beta)
 
     def keys(self, low: int, high: int) -> Float[Tensor, "H C N"]:
-        """What is multiplied with the queries."""
+        """Keys of a tile, as they are multiplied with the queries."""
         return self.k[:, low:high]
 
     def hankel(self, low: int, high: int) -> Float[Tensor, "H R C"]:
@@ -177,7 +177,7 @@ class Tiles:
         return rows[:, self.places(low, high)].expand(self.heads, -1, -1)
 
     def values(self, low: int, high: int, kind: Kind) -> Float[Tensor, "H C N"]:
-        """What weights are multiplied with: with ones behind, unless there is dropout."""
+        """Values of a tile, with a feature of ones unless there is dropout."""
         values, far = self.v[:, low:high], None
         if kind != "near":
             far = self.x.far_value(kind)

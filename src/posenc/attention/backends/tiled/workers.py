@@ -77,7 +77,7 @@ def _setters() -> tuple[Callable[[int], object], ...]:
 
 @cache
 def _can_limit_threads() -> bool:
-    """Whether a thread can be kept on one core without any other noticing: tried on a new one."""
+    """True if a thread can be limited to one core without effect on others; tried on a new one."""
     if not _setters():
         return False
     seen: list[int] = []

@@ -99,7 +99,7 @@ def _attend(problem: Problem, form: KernelForm, *, lse: bool) -> Result:
     labels: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
     orders: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
     causal, window = False, None
-    if grid.marked or not form.ordered:
+    if grid.segmented or not form.ordered:
         labels = segment_ids_of(grid)
     if not form.ordered:
         orders = grid.query.order.contiguous(), grid.key.order.contiguous()

@@ -1,4 +1,4 @@
-"""Where pairs stand, which of them are visible, and which entries of a table they read."""
+"""The visible band of pairs, and the table entries that they read."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from posenc.layout import Layout
 __all__ = ["FAR", "Band"]
 
 FAR = 2**30
-"""Farther than any two tokens are apart."""
+"""More than the distance of any two tokens."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """Pair (i, j) stands at ``t = j - i + origin`` and reads entry ``clip(t, 0, count - 1)``.
+    """Pair (i, j) lies on diagonal ``t = j - i + origin`` and reads entry ``clip(t, 0, count-1)``.
 
     Args:
         origin: see new_max.
-        first, last: smallest and largest visible place.
+        first, last: smallest and largest visible diagonal.
         count: entries.
         lowest: offset of entry 0.
     """
@@ -32,7 +32,7 @@ class Band:
 
     @classmethod
     def anywhere(cls) -> Band:
-        """Of pairs that read nothing, and whose visibility is marked token by token."""
+        """For pairs that read no entry and whose visibility is given token by token."""
         return cls(0, -FAR, FAR, 1, 0)
 
     @classmethod
@@ -46,11 +46,11 @@ class Band:
         window: int | None,
         max_distance: int | None,
     ) -> Band:
-        """Of tokens one position apart on both sides.
+        """For tokens one position apart on both sides.
 
         Args:
             shift: position of the first key less that of the first query.
-            causal, window: as a grid's; False and None where marks say it token by token.
+            causal, window: as a grid's; False and None where it is given token by token.
             max_distance: offsets beyond it read what it reads; None: each offset its own.
         """
         smallest, largest = shift - (queries - 1), shift + keys - 1
@@ -67,5 +67,5 @@ class Band:
         return cls(shift - lowest, first - lowest, last - lowest, highest - lowest + 1, lowest)
 
     def offsets(self) -> Grid:
-        """A grid whose line of offsets is that of the entries."""
+        """A grid whose offsets are those of the entries."""
         return Grid(Layout.sequence(1), Layout.sequence(self.count, start=self.lowest))

@@ -1,4 +1,4 @@
-"""One query a row against many keys: every term is then a number a key, and values a row a key."""
+"""One query a row against many keys: all terms become one bias a key and one value row a key."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _by_definition(problem: Problem) -> Float[Tensor, "b H K"] | None:
 
 
 def _bias(term: StructuredScore, problem: Problem) -> Float[Tensor, "b H K"] | None:
-    """What a term adds to the logit of every key; None: the same to all, or nothing."""
+    """Bias of every key by one term; None: the same for all, or none."""
     if isinstance(term, LowRank):
         return (term.query.float() @ term.key.float().mT).squeeze(2)
     bucket = None

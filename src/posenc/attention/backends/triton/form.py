@@ -32,7 +32,7 @@ __all__ = [
 INSTALLED = importlib.util.find_spec("triton") is not None
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether kernels run on CPU tensors, slowly, for tests."""
+"""True if Triton interprets kernels on CPU tensors, slowly, for tests."""
 
 WIDEST = 256
 
@@ -55,7 +55,7 @@ class KernelForm:
 
 
 def refuse_machine(device: torch.device) -> Unsupported | None:
-    """Why this machine cannot run the kernels on a device; None if it can."""
+    """The reason why this machine cannot run the kernels on a device; None if it can."""
     if not INSTALLED:
         return Unsupported("Triton is not installed")
     if device.type == "cuda" and torch.version.hip is None:
@@ -68,7 +68,7 @@ def refuse_machine(device: torch.device) -> Unsupported | None:
 
 
 def refuse_device(problem: Problem) -> Unsupported | None:
-    """Why the kernels cannot run on tensors of this kind on any machine; None if they can."""
+    """The reason why no machine can run the kernels on tensors of this kind; None if it can."""
     device, dtype = problem.q.device, problem.q.dtype
     if is_transformed():
         return Unsupported("its kernels are unknown to torch.func and forward-mode differentiation")
@@ -83,7 +83,7 @@ def refuse_device(problem: Problem) -> Unsupported | None:
 
 
 def is_single_query(problem: Problem) -> bool:
-    """Whether it is one query a row, nothing of which needs a gradient or is dropped."""
+    """True for one query a row without gradients and dropout."""
     if problem.q.shape[2] != 1 or problem.dropout:
         return False
     if not torch.is_grad_enabled():
@@ -94,7 +94,7 @@ def is_single_query(problem: Problem) -> bool:
 
 
 def refuse_single_query(problem: Problem) -> Unsupported | None:
-    """Why the kernel for one query cannot do it; None if it can."""
+    """The reason why the kernel for one query cannot compute it; None if it can."""
     score, value = problem.encoding.score, problem.encoding.value
     if score is not None and score.replaces_product:
         return Unsupported("the score part replaces the product of queries and keys")
@@ -137,7 +137,7 @@ def kernel_form(problem: Problem) -> KernelForm | Unsupported:
 
 
 def rotary_of(problem: Problem) -> tuple[Tensor | None, Tensor | None, bool]:
-    """What is to be done to queries and keys as they are read, as in ``Operands``; the pairing."""
+    """Rotary factors of queries and keys, as in ``Operands``, and whether pairs are adjacent."""
     rotation = problem.rotation
     if rotation is None:
         return None, None, False

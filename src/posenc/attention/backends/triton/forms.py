@@ -76,7 +76,7 @@ def padded(width: int) -> int:
 
 
 def precision_of(dtype: torch.dtype) -> tuple[str, str]:
-    """How products of this dtype are computed, and those of float32 factors beside them.
+    """Precision of products of this dtype, and of those of float32 factors beside them.
 
     Three products in TF32 err about as little as one in float32, and take tensor cores.
     """

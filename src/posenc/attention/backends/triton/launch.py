@@ -90,7 +90,7 @@ class Call:
         return output, lse
 
     def tokens(self, *, flip: bool) -> tuple[Operands, Ends | None, Ends | None]:
-        """Gradients of the queries and what is theirs, or, flipped, of the keys and values.
+        """dQ and gradients of the queries' terms; or dK, dV and the keys' terms' if ``flip``.
 
         With the sums of the gradients of logits, and of weights, over the pairs at both ends.
         """
@@ -173,7 +173,7 @@ class Call:
         )
 
     def _ends(self, vectors: Tensor | None, rows: Tensor | None) -> Ends | None:
-        """Products of vectors with the first and last row, where anything may want them."""
+        """Products of vectors with the first and last row, where any pair may read them."""
         if not self.ended or vectors is None or rows is None:
             return None
         length = vectors.shape[2]
@@ -240,7 +240,7 @@ class Call:
         )
 
     def _edged(self, *, flip: bool) -> bool:
-        """Whether the first of the others is hidden from any of the own tokens by the band."""
+        """True if the band hides the first token of the other side from any of the own tokens."""
         band = self._band(flip=flip)
         return bool(band.first > band.origin - ((self.keys if flip else self.queries) - 1))
 
@@ -255,7 +255,7 @@ class Call:
         return least, max(0, most - least + 1)
 
     def _common(self, *, flip: bool) -> dict[str, Any]:
-        """What all of the large kernels take."""
+        """Arguments that all of the large kernels take."""
         x, options = self.x, self.options
         own, others = self._sides(flip=flip)
         band = self._band(flip=flip)
@@ -296,7 +296,7 @@ class Call:
         return room(width, x.q.element_size(), len(vectors) - 2)
 
     def _key(self, precision: str) -> str:
-        """What kind of problem it is, for the choice of tiles: all that their memory hangs on."""
+        """Key of the autotuner: all that the memory of tiles depends on."""
         found = [str(self.x.q.dtype), precision]
         for name in TENSORS:
             x: Tensor | None = getattr(self.x, name)
@@ -304,8 +304,8 @@ class Call:
                 wide = x.dim() == 4 or name.endswith("_rows")
                 found.append(f"{name} {padded(x.shape[-1])}" if wide else name)
         options = self.options
-        marks = options.causal, options.window is not None, options.dropout > 0, options.adjacent
-        return " ".join([*found, *map(str, marks)])
+        kind = options.causal, options.window is not None, options.dropout > 0, options.adjacent
+        return " ".join([*found, *map(str, kind)])
 
 
 def _empty(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the kernels compute with: a record of tensors, and one of numbers."""
+"""Operands of the kernels: a record of tensors, and one of numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["DIFFERENTIABLE", "TENSORS", "Ends", "Operands", "Options"]
 
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """Queries, keys, values, terms and marks of one problem.
+    """Queries, keys, values, terms and segments of one problem.
 
     Args:
         q: ``[B, H, Q, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``; of one dtype, as are all
@@ -52,13 +52,13 @@ class Operands:
 
     @property
     def entries(self) -> int:
-        """How many entries what depends on the offset has; 1 where there is no such thing."""
+        """Number of entries of the tables by offset; 1 where there are none."""
         tables = (self.bias_by_offset, self.left_rows, self.right_rows, self.value_rows)
         return max((table.shape[1] for table in tables if table is not None), default=1)
 
     @property
     def reads_offsets(self) -> bool:
-        """Whether anything depends on the offset."""
+        """True if anything depends on the offset."""
         tables = (self.bias_by_offset, self.left_rows, self.right_rows, self.value_rows)
         return any(table is not None for table in tables)
 
@@ -69,7 +69,7 @@ class Options:
 
     Args:
         origin, first, last: as in ``Band``.
-        causal, window: where marks say it token by token; False and None otherwise.
+        causal, window: where segments or orders are given token by token; False and None otherwise.
         scale: of the product of queries and keys.
         dropout, seed: of weights.
         adjacent: pairs that are rotated are neighbours; else halves apart.

@@ -1,4 +1,4 @@
-"""Documents, padding and order as the kernels read them, token by token."""
+"""Segments (documents and padding) and order as the kernels read them, token by token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Spacing", "segment_ids_of", "spacing", "summary_of"]
 
 @dataclass(frozen=True)
 class Spacing:
-    """How positions follow from the places of tokens, within each document.
+    """Spacing of tokens within each document.
 
     Args:
         shift: key position less query position is ``j - i + shift`` for all tokens i and j that
@@ -68,7 +68,7 @@ _KNOWN = WeakKeyDictionary()
 
 
 def spacing(grid: Grid) -> Spacing | None:
-    """How a grid's documents are spaced; None where not all tokens of one are one step apart.
+    """Spacing of a grid's documents; None where not all tokens of one are one step apart.
 
     Reads the layouts' values, which waits for the device, once for each pair of layouts.
     """

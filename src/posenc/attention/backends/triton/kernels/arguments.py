@@ -1,4 +1,4 @@
-"""What kernels are given, bundled. Absent things are None.
+"""Arguments of the kernels, bundled. Absent ones are None.
 
 Kernels know two sides. Each program owns ``block_x`` tokens of one, *x*, and walks over those of
 the other, *y*, in tiles of ``block_y``. Where ``flip``, x are the keys and y the queries.
@@ -110,8 +110,8 @@ class Side(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What depends on the offset, by ``count`` entries: the bias, and rows for the terms of x, for
-    those of y, and for values."""
+    """Tables of ``count`` entries by offset: biases ``[h, count]``, and rows for the terms of x,
+    for those of y, and for values."""
 
     bias_by_offset: Any
     bias_head: Any
@@ -122,7 +122,7 @@ class Tables(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Pairs stand at ``t = y - x + origin``; they are visible from ``first`` to ``last``.
+    """Pairs lie on diagonal ``t = y - x + origin``; those from ``first`` to ``last`` are visible.
 
     Up to ``low`` and from ``high`` on, all read the same entry. ``window`` counts steps of order.
     """
@@ -151,7 +151,7 @@ class Dropout(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a program holds of its tokens of x, from token ``start`` on.
+    """A program's own tokens of x, from token ``start`` on.
 
     ``b`` and ``h`` are its batch row and query head, ``lane`` a number for both. Of tokens that
     are rotated, ``tokens`` are the first members of all pairs and ``partners`` the second.
@@ -172,8 +172,8 @@ class Own(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Where those of one side go. ``low`` and ``high``: sums of the logits' gradients over all
-    pairs at both ends of the tables, a token; ``weight_low`` and ``weight_high``: of the weights.
+    """Outputs for the gradients of one side. ``low`` and ``high``: sums of ds over all pairs at
+    both ends of the tables, a token; ``weight_low`` and ``weight_high``: of the weights.
     """
 
     tokens: Any

@@ -86,7 +86,7 @@ def fitting(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]
 
 
 def room(width: int, itemsize: int, unrolled: int) -> int:
-    """What a token of a tile takes, roughly in bytes, with so many unrolled tables."""
+    """Rough size in bytes of a token of a tile, with so many unrolled tables."""
     return 2 * width * itemsize * (1 + 2 * unrolled)
 
 

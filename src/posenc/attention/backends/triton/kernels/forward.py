@@ -32,7 +32,7 @@ from posenc.attention.backends.triton.kernels.windows import rows_of_x, window_s
 
 
 class _State(NamedTuple):
-    """What a block of queries has gathered; low and high: weights at both ends of the tables."""
+    """Sums of a block of queries so far; low and high: weights at both ends of the tables."""
 
     output: Any
     row_sum: Any

@@ -26,7 +26,7 @@ from posenc.attention.backends.triton.kernels.windows import rows_of_x, window_s
 
 
 class _State(NamedTuple):
-    """What a block of x has gathered, as in ``Gradients``; a dummy where there is no such thing.
+    """Sums of a block of x so far, as in ``Gradients``; a dummy where there is no such thing.
 
     Of tokens that are rotated, ``tokens`` are first members of pairs and ``partners`` second ones.
     """

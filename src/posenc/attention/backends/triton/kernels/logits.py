@@ -30,7 +30,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def far_numbers(numbers, tables, own, at, length, last: tl.constexpr, block: tl.constexpr):
-    """What is added to the logits of each token of x in tiles at one end of the tables."""
+    """Bias ``[x]`` of tokens of x in tiles at one end of the tables."""
     found = tl.zeros([block], tl.float32)
     if numbers is not None:
         found += load_numbers(numbers_of(numbers, own.b, own.h), at, length, 0.0)

@@ -33,7 +33,7 @@ def located(tokens, b, h):
 
 @triton.jit
 def numbers_of(numbers, b, h):
-    """Where the numbers of one batch row and head begin."""
+    """Pointer to the numbers of one batch row and head."""
     return numbers.pointer + b.to(tl.int64) * numbers.row + h.to(tl.int64) * numbers.head
 
 

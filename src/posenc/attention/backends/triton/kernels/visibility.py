@@ -1,7 +1,7 @@
-"""Which tiles hold visible pairs, which of them need no mask, and which pairs are visible.
+"""Ranges of tiles with visible pairs, and the mask of a tile.
 
-Pairs stand at ``t = y - x + origin``, see ``Band``. Documents, padding and orders are marked
-token by token; granules of tokens are summed up, so that tiles without visible pairs are left out.
+Pairs lie on diagonal ``t = y - x + origin``, see ``Band``. Segments and orders are given token by
+token and summarised by granules of tokens, so that tiles without visible pairs are skipped.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _block_summary(side, b, x0, block: tl.constexpr, granule: tl.constexpr):
 
 @triton.jit
 def _meet(mine, theirs, band, causal: tl.constexpr, flip: tl.constexpr):
-    """Whether any pair of two sets of tokens may be visible, by their summaries."""
+    """True if any pair of two sets of tokens may be visible, by their summaries."""
     meet = (theirs[2] <= mine[3]) & (mine[2] <= theirs[3])
     if flip:  # mine are the keys
         nearest = mine[0] - theirs[1]
@@ -150,7 +150,7 @@ def tiles_meet(
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
-    """Whether any pair of one tile may be visible."""
+    """True if any pair of one tile may be visible."""
     mine = _block_summary(x, b, x0, block_x, granule)
     theirs = _block_summary(y, b, y0, block_y, granule)
     return _meet(mine, theirs, band, causal, flip)
@@ -158,7 +158,7 @@ def tiles_meet(
 
 @triton.jit
 def visible(t, x, y, band, b, x_at, y_at, causal: tl.constexpr, flip: tl.constexpr):
-    """Which pairs ``[x, y]`` of a tile may see each other."""
+    """Mask ``[x, y]`` of the visible pairs of a tile."""
     seen = (t >= band.first) & (t <= band.last) & (y_at < y.length)[None, :]
     if x.segment_ids is not None:
         mine = tl.load(x.segment_ids + b * x.segment_ids_row + x_at, mask=x_at < x.length, other=0)

@@ -55,7 +55,7 @@ def unroll_y(first, second, block: tl.constexpr, flip: tl.constexpr):
 
 @triton.jit
 def roll_x(tile, block: tl.constexpr, flip: tl.constexpr):
-    """What ``unroll_x`` reads as it: both halves ``[x, half]``, zero where nothing is read."""
+    """Inverse of ``unroll_x``: both halves ``[x, half]``, zero where nothing is read."""
     x = tl.arange(0, block)[:, None]
     other = tl.arange(0, block)[None, :]
     if flip:
@@ -70,7 +70,7 @@ def roll_x(tile, block: tl.constexpr, flip: tl.constexpr):
 
 @triton.jit
 def roll_y(tile, block: tl.constexpr, flip: tl.constexpr):
-    """What ``unroll_y`` reads as it: both halves ``[half, y]``, zero where nothing is read."""
+    """Inverse of ``unroll_y``: both halves ``[half, y]``, zero where nothing is read."""
     other = tl.arange(0, block)[:, None]
     y = tl.arange(0, block)[None, :]
     if flip:
