@@ -76,7 +76,7 @@ def check(encoding: Encoding, grid: Grid) -> None:
         if not parameter.any():  # what starts at zero would hide mistakes
             torch.nn.init.normal_(parameter)
     given = inputs(grid)
-    problem = AttentionCall(*given, grid, encoding, 0.0, None).transformed()
+    problem = AttentionCall(*given, grid, encoding).transformed()
     assert refuse_terms(problem.lowered, grid) is None
     plan = Flex().plan(problem)
     assert isinstance(plan, Plan)
@@ -140,7 +140,7 @@ def test_refuses_with_the_reason(
 def test_refuses_gradients_in_no_fixed_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "DEVICE", "cpu")
     grid = GRIDS["dense"]
-    problem = AttentionCall(*inputs(grid), grid, T5[False], 0.0, None).transformed()
+    problem = AttentionCall(*inputs(grid), grid, T5[False]).transformed()
     assert isinstance(Flex().plan(problem), Plan)
     torch.use_deterministic_algorithms(True)
     try:

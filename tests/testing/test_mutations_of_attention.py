@@ -103,7 +103,7 @@ MUTATIONS = [
         test_api.test_causal_only_encodings_need_a_causal_grid,
     ),
     # The form that backends are given.
-    Mutation(AttentionCall.__init__, "if scale is None else scale", "", scaled),
+    Mutation(AttentionCall.logit_scale, "self.scale is not None", "False", scaled),
     Mutation(
         AttentionCall.transformed,
         "repeat_heads(v, k.shape[1])",

@@ -15,8 +15,7 @@ from posenc.attention.dispatch import choose, refusals
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
-from posenc.grid import Grid, zero_invalid_signals
-from posenc.layout.padding import zero_invalid
+from posenc.grid import Grid
 from posenc.runtime import without_autocast
 
 __all__ = ["Explanation", "attend", "explain", "transformed"]
@@ -119,7 +118,8 @@ def attend(
         BackendRefusal: when the backend that was asked for does not support the call.
         UnknownNameError: when there is no backend of that name.
     """
-    validate(q, k, v, grid, encoding, dropout=dropout, scale=scale)
+    call = AttentionCall(q, k, v, grid, encoding, dropout, scale)
+    validate(call)
     if return_lse and encoding.score is not None and encoding.score.replaces_softmax:
         raise ArgumentError(
             "return_lse",
@@ -127,16 +127,16 @@ def attend(
             got=True,
             remedy="Its weights have no sum that they are divided by.",
         )
-    q, k, v = _autocast(q, k, v)
+    call = call.autocast()
     with without_autocast(q.device):
         if not (q.shape[0] and q.shape[2] and k.shape[2]):
-            nothing = _nothing(q, k, v)
-            return (nothing, _no_lse(q)) if return_lse else nothing
-        choice = choose(_call(q, k, v, grid, encoding, dropout, scale), backend)
+            empty = _empty_result(call)
+            return empty if return_lse else empty[0]
+        choice = choose(call.without_padding(), backend)
         output, lse = choice.plan.run(lse=return_lse)
         if lse is None:
             return output
-        lse = lse.to(torch.promote_types(q.dtype, torch.float32))
+        lse = lse.to(torch.promote_types(call.q.dtype, torch.float32))
         return output, lse if choice.backend.lse_has_gradient else lse.detach()
 
 
@@ -154,13 +154,14 @@ def transformed(
     Raises:
         ArgumentError: as ``attend``.
     """
-    validate(q, k, v, grid, encoding, dropout=0.0, scale=None)
+    call = AttentionCall(q, k, v, grid, encoding)
+    validate(call)
     if encoding.query_key is None:
         return q, k
     with torch.autocast(q.device.type, enabled=False):
-        q, k, v = _autocast(q, k, v)
-        turned: tuple[Tensor, Tensor] = encoding.query_key(q, k, grid)
-        return turned
+        call = call.autocast()
+        rotated: tuple[Tensor, Tensor] = encoding.query_key(call.q, call.k, grid)
+        return rotated
 
 
 def explain(
@@ -178,47 +179,20 @@ def explain(
 
     Raises: as ``attend``.
     """
-    validate(q, k, v, grid, encoding, dropout=dropout, scale=scale)
-    q, k, v = _autocast(q, k, v)
+    call = AttentionCall(q, k, v, grid, encoding, dropout, scale)
+    validate(call)
+    call = call.autocast()
     with without_autocast(q.device):
-        call = _call(q, k, v, grid, encoding, dropout, scale)
+        call = call.without_padding()
         choice = choose(call, backend)
         refused = choice.refusals | (refusals(call) if backend == "auto" else {})
         return Explanation(choice.backend.name, choice.plan.describe(), choice.rule, refused)
 
 
-def _call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    grid: Grid,
-    encoding: Encoding,
-    dropout: float,
-    scale: float | None,
-) -> AttentionCall:
-    """The call with zeros at invalid tokens, so that no backend meets what padding holds."""
-    q = zero_invalid(q, grid.query, dim=2)
-    k, v = (zero_invalid(x, grid.key, dim=2) for x in (k, v))
-    return AttentionCall(q, k, v, zero_invalid_signals(grid), encoding, dropout, scale)
-
-
-def _nothing(
-    q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], v: Float[Tensor, "B G K E"]
-) -> Float[Tensor, "B H Q E"]:
-    """The output without batch rows, queries or keys: empty or zero, with gradients of zero."""
+def _empty_result(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Output and LSE without batch rows, queries or keys: empty or zero, gradients of zero."""
+    q, k, v = call.q, call.k, call.v
     zero = 0.0 * (q.sum() + k.sum() + v.sum())
-    return v.new_zeros(*q.shape[:3], v.shape[3]) + zero
-
-
-def _no_lse(q: Float[Tensor, "B H Q D"]) -> Float[Tensor, "B H Q"]:
-    """LSE over no keys."""
-    return q.new_full(q.shape[:3], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
-
-
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Operands cast as autocast would cast them; positions and biases are kept out of it."""
-    device = q.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
-        return q, k, v
-    dtype = torch.get_autocast_dtype(device)
-    return q.to(dtype), k.to(dtype), v.to(dtype)
+    output = v.new_zeros(*q.shape[:3], v.shape[3]) + zero
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return output, q.new_full(q.shape[:3], -torch.inf, dtype=wide)

@@ -1,45 +1,66 @@
-"""One call of ``attend``, in the form that each backend takes."""
+"""One call of ``attend``, and the problem that it is to each backend."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Problem
 from posenc.attention.lowering import lower, reads_tokens, repeat_heads
 from posenc.encoding import Encoding, Rotation
-from posenc.grid import Grid
+from posenc.grid import Grid, zero_invalid_signals
+from posenc.layout.padding import zero_invalid
 
 __all__ = ["AttentionCall"]
 
 
+@dataclass(eq=False)
 class AttentionCall:
-    """A validated call of ``attend``, and the problem that it is to each backend.
+    """The arguments of ``attend``; problems are made from them once, when first needed.
 
-    Queries and keys come transformed; a backend that fuses gets them as they are, with the
-    rotation, where that is all there is to do. Either form is made when a backend first asks.
+    Backends get queries and keys after the query_key part. One that fuses rotations gets them
+    before it, with the rotation, where the part is nothing but a rotation.
 
-    Args: as ``attend``; scale: None for the encoding's own.
+    Args: as ``attend``.
     """
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        grid: Grid,
-        encoding: Encoding,
-        dropout: float,
-        scale: float | None,
-    ) -> None:
-        self.q, self.k, self.v, self.grid, self.encoding = q, k, v, grid, encoding
-        self.dropout = dropout
-        self.scale = encoding.default_scale(q.shape[-1]) if scale is None else scale
-        self._transformed: Problem | None = None
-        self._fused: tuple[Problem | None] | None = None
+    q: Float[Tensor, "B H Q D"]
+    k: Float[Tensor, "B G K D"]
+    v: Float[Tensor, "B G K E"]
+    grid: Grid
+    encoding: Encoding
+    dropout: float = 0.0
+    scale: float | None = None
+    _transformed: Problem | None = field(default=None, init=False, repr=False)
+    _fused: tuple[Problem | None] | None = field(default=None, init=False, repr=False)
+
+    def autocast(self) -> AttentionCall:
+        """The call with operands cast as autocast casts them; positions and biases are not."""
+        device = self.q.device.type
+        if device == "meta" or not torch.is_autocast_enabled(device):
+            return self
+        if self.q.dtype == torch.float64:
+            return self
+        dtype = torch.get_autocast_dtype(device)
+        return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
+
+    def without_padding(self) -> AttentionCall:
+        """The call with zeros at invalid tokens, so that no backend reads what they hold."""
+        q = zero_invalid(self.q, self.grid.query, dim=2)
+        k, v = (zero_invalid(x, self.grid.key, dim=2) for x in (self.k, self.v))
+        return replace(self, q=q, k=k, v=v, grid=zero_invalid_signals(self.grid))
+
+    def logit_scale(self) -> float:
+        """Factor of the logits: as given, or the encoding's default."""
+        if self.scale is not None:
+            return self.scale
+        return self.encoding.default_scale(self.q.shape[-1])
 
     def problem(self, backend: Backend) -> Problem:
-        """The problem as this backend takes it."""
+        """The problem in the form that a backend takes."""
         if backend.fuse_rotations:
             if self._fused is None:
                 self._fused = (self._fused_problem(),)
@@ -58,10 +79,10 @@ class AttentionCall:
         return self._transformed
 
     def _fused_problem(self) -> Problem | None:
-        """The problem with the rotation yet to be done; None where it has to come first.
+        """The problem with queries and keys yet to be rotated; None where that has to come first.
 
-        That is so where its angles are learned, for kernels give no gradients of them, and where
-        score parts read the queries or keys as it leaves them.
+        That is so where the angles need gradients, which kernels do not give, and where score parts
+        read rotated queries or keys.
         """
         transform = self.encoding.query_key
         if transform is None:
@@ -78,6 +99,6 @@ class AttentionCall:
         return problem
 
     def _problem(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Problem:
-        grid, encoding, scale = self.grid, self.encoding, self.scale
+        grid, encoding, scale = self.grid, self.encoding, self.logit_scale()
         lowered = lower(encoding, q, k, grid, scale=scale)
         return Problem(q, k, v, grid, encoding, scale, self.dropout, lowered, rotation)

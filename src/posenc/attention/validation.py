@@ -1,4 +1,4 @@
-"""The one place where the arguments of attention are checked."""
+"""Checks of the arguments of attention."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor
 
+from posenc.attention.call import AttentionCall
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -13,21 +14,14 @@ from posenc.grid import Grid
 __all__ = ["require_fit", "validate"]
 
 
-def validate(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    grid: Grid,
-    encoding: Encoding,
-    *,
-    dropout: float,
-    scale: float | None,
-) -> None:
+def validate(call: AttentionCall) -> None:
     """Check ranks, shapes, dtypes, devices and options of one call of ``attend``.
 
     Raises:
         ArgumentError: naming the argument, what was expected, what came, and the remedy.
     """
+    q, k, v, grid, encoding = call.q, call.k, call.v, call.grid, call.encoding
+    dropout, scale = call.dropout, call.scale
     _check_tensors(q, k, v)
     _check_grid(q, k, grid)
     if not isinstance(encoding, Encoding):

@@ -205,7 +205,7 @@ def _served(name: str, entry: Entry, device: str, *, training: bool) -> dict[str
         seen = encoding.observe(torch.zeros(1, length, SIZES["dim"]), layout)
         grid = Grid.of(seen, causal=claims.serves(1))
         x = torch.zeros(shape)
-        call = AttentionCall(x, x, x, grid, encoding, 0.0, None)
+        call = AttentionCall(x, x, x, grid, encoding)
         refusals = {}
         for label, backend in BACKENDS.items():
             problem = call.problem(backend)

@@ -9,6 +9,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from posenc.attention.api import attend
+from posenc.attention.call import AttentionCall
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding, ScoreTerm
 from posenc.errors import ArgumentError, UnknownNameError
@@ -76,7 +77,7 @@ def attend_complex(
         scale = encoding.default_scale(q.shape[-1])
     queries, keys, values = side_by_side(q), side_by_side(k), side_by_side(v)
     if product == "modulus":
-        validate(queries, keys, values, grid, encoding, dropout=dropout, scale=scale)
+        validate(AttentionCall(queries, keys, values, grid, encoding, dropout, scale))
         encoding = _with_modulus(encoding)
     output = attend(
         queries,

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.attention.call import AttentionCall
 from posenc.attention.lowering import repeat_heads
 from posenc.attention.prefix_sums import Keys, LinearState, Queries, weighted_means
 from posenc.attention.validation import require_fit, validate
@@ -103,7 +104,7 @@ def attend_linear(
             attention has no place for, or a state where it makes no sense.
         UnknownNameError: for other ``features``.
     """
-    validate(q, k, v, grid, encoding, dropout=0.0, scale=None)
+    validate(AttentionCall(q, k, v, grid, encoding))
     _require_linear(grid, encoding, chunk, state)
     if features not in FEATURES:
         raise UnknownNameError.of("feature map", features, FEATURES)
