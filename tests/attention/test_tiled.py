@@ -333,12 +333,12 @@ def test_the_operators_are_well_registered(causal: int, heads_last: bool) -> Non
             False,
         ),
     )
-    given = (q.detach(), k.detach(), v.detach(), line.detach(), *[None] * 6, 0.4)
-    saved = torch.ops.posenc.tiled(*given, [0, causal, -1, -1], 0.0, 0, bool(causal), False)
-    rest = ([0, causal, -1, -1], 0.0, 0, bool(causal))
+    given = [q.detach(), k.detach(), v.detach(), line.detach(), *[None] * 6]
+    rest = (0.4, [0, causal, -1, -1], 0.0, 0, bool(causal))
+    saved = torch.ops.posenc.tiled(*given, *rest, False)
     torch.library.opcheck(
         torch.ops.posenc.tiled_backward.default,
-        (torch.randn_like(q.detach()), list(saved), *given, *rest),
+        (torch.randn_like(q.detach()), list(saved), given, *rest),
     )
 
 

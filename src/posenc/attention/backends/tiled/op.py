@@ -7,6 +7,7 @@ window or no such distance.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from posenc.attention.backends.tiled.tiles import Dropout
 
 __all__ = ["tiled"]
 
-TERMS = ("bias_by_offset", "left", "left_rows", "right", "right_rows", "column", "value_rows")
+TENSORS = tuple(field.name for field in fields(Operands) if field.name != "scale")
+COUNT, BIAS = len(TENSORS), TENSORS.index("bias_by_offset")
 
 
 @torch.library.custom_op("posenc::tiled", mutates_args=())
@@ -102,16 +104,7 @@ def _(
 def tiled_backward(
     gradient: Tensor,
     saved: Sequence[Tensor],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias_by_offset: Tensor | None,
-    left: Tensor | None,
-    left_rows: Tensor | None,
-    right: Tensor | None,
-    right_rows: Tensor | None,
-    column: Tensor | None,
-    value_rows: Tensor | None,
+    operands: Sequence[Tensor | None],
     scale: float,
     band: Sequence[int],
     dropout: float,
@@ -121,57 +114,49 @@ def tiled_backward(
     """Gradients of q, k, v and of the terms that are there, in order.
 
     Args:
-        gradient: of the output; saved: what ``tiled`` returned.
+        gradient: of the output; saved: results of ``tiled``; operands: of ``tiled``, in its order.
         bias_wanted: whether that of the offset bias is wanted; it is empty otherwise.
     """
-    x = Operands(
-        q, k, v, bias_by_offset, left, left_rows, right, right_rows, column, value_rows, scale
-    )
+    given: dict[str, Any] = dict(zip(TENSORS, operands, strict=True))
+    x = Operands(**given, scale=scale)
     output, lse, *ahead = saved
     whole = Partial(output, lse)
     into = engine.backward(
         x,
-        _band(q, k, band),
+        _band(x.q, x.k, band),
         Saved(whole, Partial(*ahead) if ahead[1].numel() else None),
         gradient,
         _dropout(dropout, seed),
         bias_wanted=bias_wanted,
     )
-    found = [into.q.mul_(scale), into.k, into.v]
-    for name in TERMS:
-        if getattr(x, name) is not None:
-            given: Tensor | None = getattr(into, name)
-            found.append(q.new_empty(0) if given is None else given)
-    return [x.contiguous() for x in found]
+    into.q.mul_(scale)
+    gradients = [getattr(into, name) for name, operand in given.items() if operand is not None]
+    return [x.q.new_empty(0) if made is None else made.contiguous() for made in gradients]
 
 
 @tiled_backward.register_fake
 def _(
-    gradient: Tensor,
-    saved: Sequence[Tensor],
-    *given: Any,
+    gradient: Tensor, saved: Sequence[Tensor], operands: Sequence[Tensor | None], *rest: Any
 ) -> list[Tensor]:
-    tensors = [tensor for tensor in given[:10] if tensor is not None]
-    found = [tensor.new_empty(tensor.shape) for tensor in tensors]
-    if given[3] is not None and not given[-1]:
-        found[3] = tensors[0].new_empty(0)
-    return found
+    made = [x.new_empty(x.shape) for x in operands if x is not None]
+    if operands[BIAS] is not None and not rest[-1]:
+        made[BIAS] = gradient.new_empty(0)
+    return made
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, (scale, band, dropout, seed, bias_wanted, _) = inputs[:10], inputs[10:]
-    ctx.save_for_backward(*tensors, *output)
-    ctx.rest = (scale, band, dropout, seed, bias_wanted)
+    operands, (*ctx.rest, _) = inputs[:COUNT], inputs[COUNT:]
+    ctx.save_for_backward(*operands, *output)
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    kept = ctx.saved_tensors
-    tensors, saved = kept[:10], list(kept[10:])
-    found = iter(tiled_backward(gradient, saved, *tensors, *ctx.rest))
-    gradients = [None if tensor is None else next(found) for tensor in tensors]
+    kept = ctx.saved_tensors  # read once: under checkpointing, reading computes it again
+    operands, saved = list(kept[:COUNT]), list(kept[COUNT:])
+    made = iter(tiled_backward(gradient, saved, operands, *ctx.rest))
+    gradients = [None if operand is None else next(made) for operand in operands]
     if not ctx.rest[-1]:
-        gradients[3] = None
+        gradients[BIAS] = None
     return (*gradients, None, None, None, None, None, None)
 
 

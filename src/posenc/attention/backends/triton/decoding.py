@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -45,18 +47,7 @@ def decode(
 
 
 @decode.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    bucket: Tensor | None,
-    value_rows: Tensor | None,
-    query_rotary: Tensor | None,
-    key_rotary: Tensor | None,
-    adjacent: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     output = v.new_empty(*q.shape[:3], v.shape[-1])
     return output, q.new_empty(q.shape[:3], dtype=torch.float32)
 

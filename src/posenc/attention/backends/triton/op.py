@@ -88,24 +88,7 @@ def attention_backward(
     gradient: Tensor,
     output: Tensor,
     lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias_by_offset: Tensor | None,
-    left: Tensor | None,
-    left_rows: Tensor | None,
-    right: Tensor | None,
-    right_rows: Tensor | None,
-    column: Tensor | None,
-    value_rows: Tensor | None,
-    query_factor: Tensor | None,
-    key_factor: Tensor | None,
-    query_segment_ids: Tensor | None,
-    key_segment_ids: Tensor | None,
-    query_order: Tensor | None,
-    key_order: Tensor | None,
-    query_rotary: Tensor | None,
-    key_rotary: Tensor | None,
+    operands: Sequence[Tensor | None],
     band: Sequence[int],
     adjacent: bool,
     scale: float,
@@ -116,20 +99,15 @@ def attention_backward(
     """Gradients of those operands that are there, in order.
 
     Args:
-        gradient: of the output; output, lse: what ``attention`` gave.
+        gradient: of the output; output, lse: results of ``attention``.
+        operands: of ``attention``, in its order.
         wanted: whether those of the offset bias and of the left, right and value rows are wanted;
             the others are empty.
     """
     from posenc.attention.backends.triton.launch import Call
 
-    # fmt: off
-    x = _ready(
-        q, k, v, bias_by_offset, left, left_rows, right, right_rows, column, value_rows,
-        query_factor, key_factor, query_segment_ids, key_segment_ids, query_order, key_order,
-        query_rotary, key_rotary,
-    )
-    # fmt: on
-    with torch.cuda.device(q.get_device()):
+    x = _ready(*operands)
+    with torch.cuda.device(x.q.get_device()):
         call = Call(
             x,
             _options(band, adjacent, scale, dropout, seed),
@@ -139,7 +117,7 @@ def attention_backward(
         )
         found = _gradients(call, dict(zip(BY_OFFSET, wanted, strict=True)))
     present = [name for name in DIFFERENTIABLE if getattr(x, name) is not None]
-    return [found.get(name, q.new_empty(0)) for name in present]
+    return [found.get(name, x.q.new_empty(0)) for name in present]
 
 
 @attention_backward.register_fake
@@ -147,13 +125,13 @@ def _(
     gradient: Tensor,
     output: Tensor,
     lse: Tensor,
-    *given: Any,
+    operands: Sequence[Tensor | None],
+    *rest: Any,
 ) -> list[Tensor]:
-    wanted = dict(zip(BY_OFFSET, given[-1], strict=True))
-    operands = zip(DIFFERENTIABLE, given[: len(DIFFERENTIABLE)], strict=True)
+    wanted = dict(zip(BY_OFFSET, rest[-1], strict=True))
     return [
         x.new_empty(x.shape) if wanted.get(name, True) else x.new_empty(0)
-        for name, x in operands
+        for name, x in zip(DIFFERENTIABLE, operands, strict=False)
         if x is not None
     ]
 
@@ -242,10 +220,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # read once: under checkpointing, reading computes it again
-    operands, (output, lse) = saved[:COUNT], saved[COUNT:]
+    operands, (output, lse) = list(saved[:COUNT]), saved[COUNT:]
     needed = dict(zip(TENSORS, ctx.needs_input_grad, strict=False))
     wanted = [needed[name] for name in BY_OFFSET]
-    found = iter(attention_backward(gradient, output, lse, *operands, *ctx.rest, wanted))
+    found = iter(attention_backward(gradient, output, lse, operands, *ctx.rest, wanted))
     gradients: list[Tensor | None] = []
     for name, operand in zip(TENSORS, operands, strict=True):
         given = next(found) if operand is not None and name in DIFFERENTIABLE else None
