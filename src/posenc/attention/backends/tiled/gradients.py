@@ -46,11 +46,11 @@ class BackwardTiles(Tiles):
             into: where gradients are summed up, those of these queries alone.
         """
         self.start(begin, end, block)
-        self.gradient, self.into = gradient[0], into
+        self.gradient, self.into = gradient[0], into  # [H, R, E]
         # What is taken from every logit and from every gradient of a weight: one more feature.
         lse = whole.lse[0].masked_fill(whole.lse[0] == -torch.inf, torch.inf)
-        self.queries = with_column(self.q, -lse)
-        self.delta = (self.gradient * whole.output[0]).sum(-1)
+        self.queries = with_column(self.q, -lse)  # [H, R, D + 1]
+        self.delta = (self.gradient * whole.output[0]).sum(-1)  # [H, R]
         self.gradients = self.gradient
         if self.dropout is None:
             self.gradients = with_column(self.gradient, -self.delta)
@@ -82,7 +82,7 @@ class BackwardTiles(Tiles):
     def _backward(self, low: int, high: int, kind: Kind) -> Float[Tensor, "H R C"]:
         """One tile; returns the gradients of its logits."""
         into, gradient = self.into, self.gradient
-        weights = self.logits(low, high, kind).exp_()
+        weights = self.logits(low, high, kind).exp_()  # [H, R, C]
         found = self._weight_gradients(low, high, kind)
         kept = weights
         if self.dropout is not None:

@@ -135,9 +135,9 @@ class _Image:
                     gathered[:, :, place] += each
 
     def _own_backward(self, whole: Partial, gradient: Tensor, into: Sequence[Tensor]) -> None:
-        delta = (gradient * whole.output).sum(-1, keepdim=True)
-        queries = torch.cat([self.q, -whole.lse.unsqueeze(-1)], dim=-1)[0]
-        gradients = torch.cat([gradient, -delta], dim=-1)[0]
+        delta = (gradient * whole.output).sum(-1, keepdim=True)  # [1, H, Q, 1]
+        queries = torch.cat([self.q, -whole.lse.unsqueeze(-1)], dim=-1)[0]  # [H, Q, D + 1]
+        gradients = torch.cat([gradient, -delta], dim=-1)[0]  # [H, Q, E + 1]
         keys, values = (torch.nn.functional.pad(x, (0, 1), value=1.0)[0] for x in (self.k, self.v))
         q, k, plain = self.q[0], self.k[0], gradient[0]
         room, sums = Memory("ds", q), _TableSums(self)
@@ -145,9 +145,9 @@ class _Image:
             at = slice(begin * self.columns, end * self.columns)
             for low, high in self.key_ranges():
                 to = slice(low * self.key_columns, high * self.key_columns)
-                weights = self.bias(begin, end, low, high)
+                weights = self.bias(begin, end, low, high)  # [H, R, C]
                 weights.baddbmm_(queries[:, at], keys[:, to].mT).exp_()
-                ds = room.of(*weights.shape)
+                ds = room.of(*weights.shape)  # [H, R, C]
                 ds.baddbmm_(gradients[:, at], values[:, to].mT, beta=0.0).mul_(weights)
                 into[2][0, :, to].baddbmm_(weights.mT, plain[:, at])
                 into[0][0, :, at].baddbmm_(ds, k[:, to])

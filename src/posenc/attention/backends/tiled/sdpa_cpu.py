@@ -64,8 +64,8 @@ def join(parts: list[Partial]) -> Partial:
     """Attention over the keys of all parts together."""
     if len(parts) == 1:
         return parts[0]
-    all_lse = torch.stack([part.lse for part in parts])
-    lse = torch.logsumexp(all_lse, dim=0)
+    all_lse = torch.stack([part.lse for part in parts])  # [parts, B, H, R]
+    lse = torch.logsumexp(all_lse, dim=0)  # [B, H, R]
     weights = (all_lse - lse.masked_fill(lse == -torch.inf, 0.0)).exp().unsqueeze(-1)
     output = parts[0].output * weights[0]
     for part, weight in zip(parts[1:], weights[1:], strict=True):

@@ -60,7 +60,7 @@ class Tiles:
 
     def __post_init__(self) -> None:
         x = self.x
-        self.k, self.v, self.heads = x.k[0], x.v[0], x.k.shape[1]
+        self.k, self.v, self.heads = x.k[0], x.v[0], x.k.shape[1]  # [H, K, D], [H, K, E]
         self.flat, self.product = Memory("logits", self.k), Memory("product", self.k)
         self.scores, self.side = Skewed("logits skewed", self.k), Skewed("right", self.k)
 
@@ -71,7 +71,7 @@ class Tiles:
             block: the operands with these queries alone.
         """
         self.begin, self.end, self.x = begin, end, block
-        self.queries = self.q = block.q[0]
+        self.queries = self.q = block.q[0]  # [H, R, D]
 
     def chunks(self, key_range: KeyRange) -> list[tuple[int, int]]:
         """A key range as ranges of the size of a tile."""
@@ -82,10 +82,10 @@ class Tiles:
         """Attention of the block over these key_ranges."""
         heads, rows, width = self.heads, self.end - self.begin, self.v.shape[-1]
         output = self.q.new_zeros(heads, rows, width + 1)  # and the sum of the weights
-        row_max = self.q.new_full((heads, rows, 1), -torch.inf)
+        row_max = self.q.new_full((heads, rows, 1), -torch.inf)  # [H, R, 1]
         for key_range in key_ranges:
             for low, high in self.chunks(key_range):
-                weights = self.logits(low, high, key_range.kind)
+                weights = self.logits(low, high, key_range.kind)  # [H, R, C]
                 new_max = torch.maximum(row_max, weights.amax(-1, keepdim=True))
                 finite = new_max.masked_fill(new_max == -torch.inf, 0.0)
                 weights.sub_(finite).exp_()
@@ -100,8 +100,8 @@ class Tiles:
                     _, whole = self.scores.of(heads, rows, high - low, cleared=True)
                     vectors = self.window(self.x.value_rows, low, high)
                     add_product(output[..., :width], whole, vectors, self.product)
-        sums = output[..., width:]
-        lse = (row_max + sums.log()).squeeze(-1)
+        sums = output[..., width:]  # [H, R, 1]
+        lse = (row_max + sums.log()).squeeze(-1)  # [H, R]
         output = output[..., :width] / sums.masked_fill(sums == 0, 1.0)
         return Partial(output.unsqueeze(0), lse.unsqueeze(0))
 

@@ -57,29 +57,29 @@ def tile_ds(
     else:
         lse = tl.where(own.lse == float("-inf"), float("inf"), own.lse)[:, None]
         delta = own.delta[:, None]
-    weights = tl.exp2(logits - lse * LOG2E)
-    ds = product(own.second, tl.trans(y_second), precision)
+    weights = tl.exp2(logits - lse * LOG2E)  # [x, y]
+    dp = product(own.second, tl.trans(y_second), precision)  # [x, y]
     if tables.value is not None:
         if kind == NEAR:
             start = window_start(own.start, y0, band.origin, block_x, flip)
             if flip:
-                ds += window_of_y(
+                dp += window_of_y(
                     y_second, tables.value, own.h, start, tables.count, precision, block_x, flip
                 )
             else:
-                ds += window_of_x(
+                dp += window_of_x(
                     own.second, tables.value, own.h, start, tables.count, precision, block_x, flip
                 )
         elif flip:
             numbers = y.second_low if kind == LOW else y.second_high
             numbers = load_numbers(numbers_of(numbers, own.b, own.h), y_at, y.length, 0.0)
-            ds += numbers[None, :]
+            dp += numbers[None, :]
         else:
-            ds += second_far[:, None]
+            dp += second_far[:, None]
     used = weights
     if dropout is not None:
         factors = kept(dropout, own.lane, x_at, y_at, block_x, block_y, flip)
-        ds *= factors
+        dp *= factors
         used = weights * factors
-    ds = weights * (ds - delta)
+    ds = weights * (dp - delta)
     return used, ds, t

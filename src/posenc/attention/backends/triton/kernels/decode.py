@@ -91,7 +91,7 @@ def split_kernel(
     last = tl.minimum(first + each, keys)
     output = tl.zeros([rows, v.block], tl.float32)
     row_sum = tl.zeros([rows], tl.float32)
-    row_max = row_sum - float("inf")
+    row_max = row_sum - float("inf")  # [rows]
     for start in range(first, last, block):
         at = start + tl.arange(0, block)
         if key_rotary is None:
@@ -111,13 +111,13 @@ def split_kernel(
             numbers = bias.pointer + b * bias.row + h.to(tl.int64)[:, None] * bias.head
             logits += tl.load(numbers + at[None, :], mask=inside[:, None] & seen, other=0.0)
         logits = tl.where(seen, logits * LOG2E, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(logits, 1))
+        new_max = tl.maximum(row_max, tl.max(logits, 1))  # [rows]
         finite = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weights = tl.exp2(logits - finite[:, None])
+        weights = tl.exp2(logits - finite[:, None])  # [rows, block]
         rescale = tl.exp2(row_max - finite)
         row_max = new_max
         row_sum = row_sum * rescale + tl.sum(weights, 1)
-        values = load_tokens(located(v, b, g), at, keys)
+        values = load_tokens(located(v, b, g), at, keys)  # [block, E]
         output = output * rescale[:, None] + product(weights.to(values.dtype), values, precision)
         if value_rows is not None:
             number = tl.load(bucket.pointer + b * bucket.row + at, mask=at < keys, other=0)

@@ -64,7 +64,7 @@ def _walk(
     block_y: tl.constexpr,
 ):
     """Tiles ``begin`` to ``end``, all of one kind."""
-    output, row_sum, row_max = state.output, state.row_sum, state.row_max
+    output, row_sum, row_max = state.output, state.row_sum, state.row_max  # [x, E], [x], [x]
     low, high = state.low, state.high
     g = own.h // sizes.group
     x_at = own.start + tl.arange(0, block_x)
@@ -81,15 +81,15 @@ def _walk(
             False, precision, factor_precision, block_x, block_y,
         )
         # fmt: on
-        new_max = tl.maximum(row_max, tl.max(logits, 1))
+        new_max = tl.maximum(row_max, tl.max(logits, 1))  # [x]
         finite = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weights = tl.exp2(logits - finite[:, None])
+        weights = tl.exp2(logits - finite[:, None])  # [x, y]
         rescale = tl.exp2(row_max - finite)
         row_max = new_max
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         if dropout is not None:
             weights *= kept(dropout, own.lane, x_at, y_at, block_x, block_y, False)
-        v = load_tokens(located(y.second, own.b, g), y_at, y.length)
+        v = load_tokens(located(y.second, own.b, g), y_at, y.length)  # [y, E]
         output = output * rescale[:, None] + product(weights.to(v.dtype), v, precision)
         if tables.value is not None:
             low *= rescale

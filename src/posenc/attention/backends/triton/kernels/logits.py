@@ -70,8 +70,8 @@ def tile_logits(
     """
     y_at = y0 + tl.arange(0, block_y)
     x_at = own.start + tl.arange(0, block_x)
-    t = y_at[None, :] - x_at[:, None] + band.origin
-    logits = product(own.tokens, tl.trans(y_tokens), precision)
+    t = y_at[None, :] - x_at[:, None] + band.origin  # [x, y]
+    logits = product(own.tokens, tl.trans(y_tokens), precision)  # [x, y]
     if x.rotary is not None:
         logits += product(own.partners, tl.trans(y_partners), precision)
     logits *= scale

@@ -133,7 +133,7 @@ def offsets_kernel(
                 block, block,
             )
             # fmt: on
-            source = weights if of_values else ds
+            source = weights if of_values else ds  # [x, y]
             source = tl.where((x_at < x.length)[:, None], source, 0.0)
             if has_low:
                 source = tl.where(t <= band.low, 0.0, source)
