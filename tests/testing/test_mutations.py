@@ -258,7 +258,7 @@ BUGS = [
     ),
     Bug(
         "the view of the table is off by one",
-        _wrap(sdpa, "offset_line", lambda f, term, grid: f(term, grid).roll(1, -1)),
+        _wrap(sdpa, "bias_by_offset", lambda f, term, grid: f(term, grid).roll(1, -1)),
         law("backends_agree", "alibi"),
     ),
     Bug(

@@ -179,25 +179,25 @@ MUTATIONS = [
         equals_reference("alibi", "causal"),
     ),
     Mutation(
-        sdpa._attend_line,
+        sdpa._attend_biased,
         "begin + first - shift)",
         "begin + first - shift + 1)",
         equals_reference("nope", "causal window"),
     ),
     Mutation(
-        sdpa._attend_line,
+        sdpa._attend_biased,
         "end + last - shift)",
         "end + last - shift - 1)",
         equals_reference("nope", "causal window"),
     ),
     Mutation(
-        sdpa._attend_line,
+        sdpa._attend_biased,
         "queries - end + low)",
         "low)",
         equals_reference("alibi", "several blocks"),
     ),
     Mutation(
-        sdpa._attend_line,
+        sdpa._attend_biased,
         "Result(output.flip(2)",
         "Result(output",
         equals_reference("alibi", "dense"),
@@ -243,8 +243,8 @@ MUTATIONS = [
     ),
     Mutation(
         sdpa._attend,
-        "found.output[..., : problem.v.shape[-1]]",
-        "found.output",
+        "result.output[..., : problem.v.shape[-1]]",
+        "result.output",
         test_sdpa.test_values_of_another_width,
     ),
     Mutation(

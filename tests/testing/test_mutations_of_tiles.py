@@ -187,7 +187,7 @@ BUGS: dict[str, tuple[Plant, Check]] = {
         fine_differences("tiled"),
     ),
     "the fused kernel reads a table in bfloat16": (
-        wrap(sdpa, "offset_line", lambda f, *given: _coarse(f(*given))),
+        wrap(sdpa, "bias_by_offset", lambda f, *given: _coarse(f(*given))),
         fine_differences("sdpa"),
     ),
     "dropout is the same in all batch rows": (

@@ -13,9 +13,9 @@ from posenc.grid import Grid
 
 __all__ = [
     "add_rows",
+    "bias_by_offset",
     "is_constant_table",
     "lower",
-    "offset_line",
     "reads_tokens",
     "repeat_heads",
 ]
@@ -54,11 +54,11 @@ def lower(
     return lowered
 
 
-def offset_line(group: BucketedTerms, grid: Grid) -> Float[Tensor, "H offsets"]:
+def bias_by_offset(group: BucketedTerms, grid: Grid) -> Float[Tensor, "H offsets"]:
     """A group's table read at every offset of a regular grid, ascending: ``[H, Q + K - 1]``."""
     assert group.table is not None  # callers choose groups that have one
-    line = grid.line_offsets(device=group.table.device)
-    return group.table[:, group.bucket(line.unsqueeze(-1))]
+    offsets = grid.line_offsets(device=group.table.device)
+    return group.table[:, group.bucket(offsets.unsqueeze(-1))]
 
 
 def add_rows(

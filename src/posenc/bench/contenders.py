@@ -248,24 +248,24 @@ class Flex(Contender):
         def run() -> Tensor:
             lowered = _lowered(call)
             assert lowered is not None  # refused otherwise
-            line = read_offsets(lowered, call.grid, device=call.q.device).bias_by_offset
-            assert line is not None  # refused otherwise
+            bias = read_offsets(lowered, call.grid, device=call.q.device).bias_by_offset
+            assert bias is not None  # refused otherwise
             q, k, v = call.inputs
             if self.forward_only(call) is not None:  # then it refuses what wants a gradient
-                q, k, v, line = (x.detach() for x in (q, k, v, line))
-            output: Tensor = compiled(q, k, v, line, block_mask, call.scale)
+                q, k, v, bias = (x.detach() for x in (q, k, v, bias))
+            output: Tensor = compiled(q, k, v, bias, block_mask, call.scale)
             return output
 
         return Prepared(run, call.wanted, call.weight)
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor, line: Tensor, block_mask: Any, scale: float) -> Any:
+def _flex(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, block_mask: Any, scale: float) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     last = q.shape[2] - 1
 
     def add(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + line[h, j - i + last]
+        return score + bias[h, j - i + last]
 
     return flex_attention(q, k, v, score_mod=add, block_mask=block_mask, scale=scale)
 

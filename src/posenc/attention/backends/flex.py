@@ -79,7 +79,7 @@ def _unsupported(problem: Problem) -> Unsupported | None:
 def _run(problem: Problem, *, lse: bool) -> Result:
     from torch.nn.attention.flex_attention import AuxRequest
 
-    found = _kernels()[0](
+    result = _kernels()[0](
         problem.q,
         problem.k,
         problem.v,
@@ -90,8 +90,8 @@ def _run(problem: Problem, *, lse: bool) -> Result:
         return_aux=AuxRequest(lse=True) if lse else None,
     )
     if not lse:
-        return Result(found, None)
-    output, aux = found
+        return Result(result, None)
+    output, aux = result
     return Result(output, add_rows(aux.lse, problem.lowered or ()))
 
 
@@ -99,13 +99,13 @@ def _learns(problem: Problem) -> bool:
     """True if anything that is read pair by pair needs a gradient."""
     if not torch.is_grad_enabled():
         return False
-    found: list[Tensor | None] = []
+    tensors: list[Tensor | None] = []
     for term in problem.lowered or ():
         if isinstance(term, BucketedTerms):
             products = [part for part in (term.left, term.right) if part is not None]
-            found += [term.table, term.column]
-            found += [x for part in products for x in (part.tokens, part.rows)]
-    return any(x is not None and x.requires_grad for x in found)
+            tensors += [term.table, term.column]
+            tensors += [x for part in products for x in (part.tokens, part.rows)]
+    return any(x is not None and x.requires_grad for x in tensors)
 
 
 def refuse_terms(lowered: tuple[StructuredScore, ...] | None, grid: Grid) -> Unsupported | None:
@@ -199,8 +199,8 @@ def _by_offset(group: BucketedTerms, entries: Entries, problem: Problem) -> list
     bucket = group.bucket(entries.offsets(problem.q.device))
     mods: list[Mod] = []
     if group.table is not None:
-        line = group.table[:, bucket].float()
-        mods.append(lambda score, b, h, i, j: score + line[h, entries.entry(i, j)])
+        bias = group.table[:, bucket].float()
+        mods.append(lambda score, b, h, i, j: score + bias[h, entries.entry(i, j)])
     if group.left is not None:
         left = _products(group.left, problem)
         mods.append(lambda score, b, h, i, j: score + left[b, h, i, bucket[entries.entry(i, j)]])

@@ -1,8 +1,8 @@
 """PyTorch's own fused kernel, wherever an encoding can be put in the form it takes.
 
 A bias that depends on the offset alone is a Toeplitz matrix. With the queries in reversed order it
-is a Hankel matrix, whose entry (r, j) is ``line[r + j]``: a view of the line of offsets with both
-strides 1. The CPU kernel takes that view as its mask, so that no Q×K bias is ever written.
+is a Hankel matrix, whose entry (r, j) is ``bias[r + j]``: a view of the biases of all offsets with
+both strides 1. The CPU kernel takes that view as its mask, so that no Q×K bias is ever written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from posenc.attention.backends.common.base import (
 )
 from posenc.attention.backends.common.definition import lse_by_definition
 from posenc.attention.flash_cpu import flash_forward
-from posenc.attention.lowering import is_constant_table, offset_line, repeat_heads
+from posenc.attention.lowering import bias_by_offset, is_constant_table, repeat_heads
 from posenc.attention.views import strided_view
 from posenc.encoding import BucketedTerms, LowRank
 from posenc.grid import Grid
@@ -101,13 +101,13 @@ def _run(problem: Problem, *, lse: bool) -> Result:
 def _attend(problem: Problem, *, lse: bool) -> Result:
     lowered = problem.lowered or ()
     factors = [term for term in lowered if isinstance(term, LowRank)]
-    tables = [offset_line(t, problem.grid) for t in lowered if isinstance(t, BucketedTerms)]
+    tables = [bias_by_offset(t, problem.grid) for t in lowered if isinstance(t, BucketedTerms)]
     q, k, v = _widen(problem, factors)
     if tables:
-        found = _attend_line(q, k, v, torch.stack(tables).sum(0), problem, lse=lse)
+        result = _attend_biased(q, k, v, torch.stack(tables).sum(0), problem, lse=lse)
     else:
-        found = _attend_masked(q, k, v, problem, lse=lse)
-    return Result(found.output[..., : problem.v.shape[-1]], found.lse)
+        result = _attend_masked(q, k, v, problem, lse=lse)
+    return Result(result.output[..., : problem.v.shape[-1]], result.lse)
 
 
 def _constant_table(term: object) -> bool:
@@ -147,43 +147,43 @@ def _pad(x: Float[Tensor, "*dims D"], width: int) -> Float[Tensor, "*dims W"]:
 
 
 def _attend_masked(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, lse: bool) -> Result:
-    """Attention without a bias, with the cheapest mask that says what the grid says."""
+    """Attention without a bias, with the cheapest mask that equals the mask of the grid."""
     grid = problem.grid
     if grid.dense or _plainly_causal(grid):
         return _kernel(q, k, v, problem, causal=not grid.dense, lse=lse)
     if q.device.type == "cpu" and grid.shift is not None and not grid.segmented:
-        line = torch.zeros_like(grid.line(device=q.device), dtype=torch.float32)
-        return _attend_line(q, k, v, line.unsqueeze(0), problem, lse=lse)
+        bias = torch.zeros_like(grid.line(device=q.device), dtype=torch.float32)
+        return _attend_biased(q, k, v, bias.unsqueeze(0), problem, lse=lse)
     mask = grid.visible
     if q.device.type == "cpu":
         return _masked(_kernel(q, k, v, problem, mask=mask, lse=lse), ~mask.any(-1))
     # Elsewhere a row that sees nothing may come out as NaN: let it see all, then clear it.
     empty = ~mask.any(dim=-1, keepdim=True)
-    found = _kernel(q, k, v, problem, mask=mask | empty, lse=lse)
-    return found._replace(output=found.output.masked_fill(empty, 0.0))
+    result = _kernel(q, k, v, problem, mask=mask | empty, lse=lse)
+    return result._replace(output=result.output.masked_fill(empty, 0.0))
 
 
-def _attend_line(
+def _attend_biased(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    line: Float[Tensor, "h offsets"],
+    bias: Float[Tensor, "h offsets"],
     problem: Problem,
     *,
     lse: bool,
 ) -> Result:
-    """Attention with ``line[h, j - i + Q - 1]`` added to the logits of a regular grid."""
+    """Attention with ``bias[h, j - i + Q - 1]`` added to the logits of a regular grid."""
     grid = problem.grid
     queries, keys = q.shape[2], k.shape[2]
     shift = grid.require_shift()
     first, last = _visible_offsets(grid, shift)
     # The kernel reads a float32 mask beside half-precision queries, and float64 beside float64.
-    line = line.detach().to(torch.promote_types(q.dtype, torch.float32))
-    line = _drop_negligible(line, q, k, problem)
+    bias = bias.detach().to(torch.promote_types(q.dtype, torch.float32))
+    bias = _drop_negligible(bias, q, k, problem)
     if not grid.dense:
         offsets = grid.line(device=q.device)
-        line = line.masked_fill((offsets < first) | (offsets > last), -torch.inf)
-    line = line.contiguous()
+        bias = bias.masked_fill((offsets < first) | (offsets > last), -torch.inf)
+    bias = bias.contiguous()
     parts = []
     for begin, end in _blocks(queries, one_sided=grid.causal or grid.window is not None):
         low = max(0, begin + first - shift)
@@ -192,8 +192,8 @@ def _attend_line(
             parts.append(_nothing(q[:, :, begin:end], k, v, lse=lse))
             continue
         # Row r of the reversed block is query end-1-r, so the pair (r, j) is at r + j + Q - end.
-        size = (1, line.shape[0], end - begin, high - low)
-        view = strided_view(line, size, (0, line.shape[1], 1, 1), queries - end + low)
+        size = (1, bias.shape[0], end - begin, high - low)
+        view = strided_view(bias, size, (0, bias.shape[1], 1, 1), queries - end + low)
         part = (q[:, :, begin:end].flip(2), k[:, :, low:high], v[:, :, low:high])
         output, sums = _kernel(*part, problem, mask=view, lse=lse)
         parts.append(Result(output.flip(2), None if sums is None else sums.flip(2)))
@@ -202,11 +202,11 @@ def _attend_line(
     return _masked(join_queries(parts), empty)
 
 
-def _masked(found: Result, empty: Bool[Tensor, "*b Q"]) -> Result:
+def _masked(result: Result, empty: Bool[Tensor, "*b Q"]) -> Result:
     """LSE of -inf for queries that see no key, where the kernel has 0."""
-    if found.lse is None:
-        return found
-    return found._replace(lse=found.lse.masked_fill(empty, -torch.inf))
+    if result.lse is None:
+        return result
+    return result._replace(lse=result.lse.masked_fill(empty, -torch.inf))
 
 
 def _nothing(q: Tensor, k: Tensor, v: Tensor, *, lse: bool) -> Result:
@@ -218,29 +218,29 @@ def _nothing(q: Tensor, k: Tensor, v: Tensor, *, lse: bool) -> Result:
 
 
 def _drop_negligible(
-    line: Float[Tensor, "h offsets"], q: Tensor, k: Tensor, problem: Problem
+    bias: Float[Tensor, "h offsets"], q: Tensor, k: Tensor, problem: Problem
 ) -> Float[Tensor, "h offsets"]:
-    """The line with -inf where no weight can matter.
+    """The bias with -inf where no weight can matter.
 
     Weights so small that they are subnormal slow the kernel down several times. A row that sees
-    its own position has a logit of at least ``line[0] - B`` there, B = scale · max‖q‖ · max‖k‖,
-    and at offset Δ none above ``line[Δ] + B``: its weight is at most e^(line[Δ] - line[0] + 2B).
+    its own position has a logit of at least ``bias[0] - B`` there, B = scale · max‖q‖ · max‖k‖,
+    and at offset Δ none above ``bias[Δ] + B``: its weight is at most e^(bias[Δ] - bias[0] + 2B).
     Where that is below eps³, all such weights together change an output by less than K · eps³ of
     the largest value: far below the rounding of the result for any K that fits in memory.
     """
     grid = problem.grid
     shift, queries, keys = grid.require_shift(), grid.query.length, grid.key.length
     if shift > 0 or queries > shift + keys:
-        return line  # some query does not see its own position
+        return bias  # some query does not see its own position
     if torch.compiler.is_exporting():
-        return line  # a saving on this kernel, which the program may not run on
-    limit = 3 * math.log(torch.finfo(line.dtype).eps)
-    if has_values(line) and float(line.min() - line.max()) > limit:
-        return line
-    longest_query, longest_key = (x.detach().norm(dim=-1).amax().to(line.dtype) for x in (q, k))
+        return bias  # a saving on this kernel, which the program may not run on
+    limit = 3 * math.log(torch.finfo(bias.dtype).eps)
+    if has_values(bias) and float(bias.min() - bias.max()) > limit:
+        return bias
+    longest_query, longest_key = (x.detach().norm(dim=-1).amax().to(bias.dtype) for x in (q, k))
     largest = problem.scale * longest_query * longest_key
-    here = line.narrow(1, queries - 1 - shift, 1)
-    return line.masked_fill(line - here + 2 * largest < limit, -torch.inf)
+    here = bias.narrow(1, queries - 1 - shift, 1)
+    return bias.masked_fill(bias - here + 2 * largest < limit, -torch.inf)
 
 
 def _blocks(queries: int, *, one_sided: bool) -> list[tuple[int, int]]:
