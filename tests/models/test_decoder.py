@@ -116,7 +116,9 @@ def test_other_dtypes(encoding: str, dtype: torch.dtype) -> None:
     assert (got.float() - expected).abs().max() <= tolerance * scale
 
 
-@pytest.mark.parametrize("encoding", NAMES)
+@pytest.mark.parametrize(
+    "encoding", ["learned", "floater", "rope", "t5", "deberta", "shaw", "forgetting", "nope"]
+)
 def test_compiled_equals_eager(encoding: str) -> None:
     model, text = make(encoding), tokens()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
