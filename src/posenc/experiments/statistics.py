@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy import stats
+from scipy import special
 
 from posenc.experiments.results import Metric
 
@@ -72,7 +72,7 @@ def estimate(values: Iterable[float]) -> Estimate | None:
     if count == 1:
         return Estimate(mean, None, 1)
     variance = math.fsum((value - mean) ** 2 for value in numbers) / (count - 1)
-    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1))
+    quantile = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2))
     return Estimate(mean, quantile * math.sqrt(variance / count), count)
 
 
