@@ -127,6 +127,6 @@ def test_it_costs_nothing_without_padding() -> None:
 
 @pytest.mark.parametrize("name", ["rope", "cope", "fire"])
 def test_the_law_bites(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posenc.attention.api.zero_invalid", lambda x, layout, *, dim: x)
+    monkeypatch.setattr("posenc.attention.call.zero_invalid", lambda x, layout, *, dim: x)
     with pytest.raises(LawBroken, match=r"invalid_tokens_hold_anything: .* is off by nan"):
         LAWS["invalid_tokens_hold_anything"](Subject.of_entry(name, ENCODINGS[name]))
