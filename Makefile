@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-extend test fuzz-attention fuzz-files fuzz-options test-onnx check docs format bench gpu-test gpu-bench wheel lock clean
+.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention fuzz-files fuzz-options test-onnx check docs format bench gpu-test gpu-bench wheel lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -40,14 +40,26 @@ $(VENV)/.installed-bench: requirements-bench.lock $(VENV)/.installed-test
 	@$(PIP) -r requirements-bench.lock
 	@touch $@
 
-demo: $(VENV)/.installed ## compare encodings on the shipped text; prints where the report is
+# The kernels' own name follows from sources, processor and PyTorch: this asks whether it is there.
+$(VENV)/.kernels: $(wildcard src/posenc/attention/backends/native/csrc/*) $(VENV)/.installed
+	@$(BIN)/python -m posenc.attention.backends.native
+	@touch $@
+
+kernels: $(VENV)/.kernels ## build the CPU kernels, once
+
+demo: $(VENV)/.installed $(VENV)/.kernels ## compare encodings on the shipped text; prints where the report is
 	$(BIN)/posenc compare --out posenc-demo --replace
 
 demo-extend: $(VENV)/.installed ## stretch a small model by every method; prints where the report is
 	rm -rf posenc-demo-extend
 	$(BIN)/posenc extend --method all --factor 2 --finetune-steps 20 --out posenc-demo-extend
 
-test: check ## run format, lint, types and the whole suite
+test-sanitized: $(VENV)/.installed-test ## the CPU kernels under address and undefined-behaviour sanitizers
+	POSENC_KERNEL_FLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" \
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so) $$($${CXX:-g++} -print-file-name=libstdc++.so)" OMP_NUM_THREADS=2 \
+	$(BIN)/python scripts/sanitized_kernels.py
+
+test: check $(VENV)/.kernels ## run format, lint, types and the whole suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not onnx" --durations=10
 
 fuzz-files: $(VENV)/.installed-test ## damage files that posenc reads, in many ways; it must say so
@@ -65,7 +77,7 @@ format: $(VENV)/.installed-test ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.installed-bench ## time attention with encodings against attention without
+bench: $(VENV)/.installed-bench $(VENV)/.kernels ## time attention with encodings against attention without
 	$(BIN)/posenc bench --out benchmarks/results
 	$(BIN)/python benchmarks/import_time.py
 
@@ -81,7 +93,7 @@ test-onnx: $(VENV)/.installed-test ## run every encoding that ONNX can express i
 gpu-test: $(VENV)/.installed-test ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -q -m gpu -rs
 
-gpu-bench: $(VENV)/.installed-bench ## the same on a CUDA device
+gpu-bench: $(VENV)/.installed-bench $(VENV)/.kernels ## the same on a CUDA device
 	$(BIN)/posenc bench --device cuda --out benchmarks/results
 
 wheel: $(VENV)/.installed-test ## build the wheel and the source archive into dist/

@@ -17,11 +17,12 @@ from posenc.attention.backends.common.base import (
     join_queries,
 )
 from posenc.attention.backends.tiled.blockwise import attend_blockwise
-from posenc.attention.backends.tiled.images import image_table, serves_images, tiled_image
+from posenc.attention.backends.tiled.images import tiled_image
 from posenc.attention.backends.tiled.op import tiled
-from posenc.attention.backends.tiled.runs import Run, regular_runs
+from posenc.attention.images import image_table, serves_images
 from posenc.attention.lowering import add_rows, lower, repeat_heads
 from posenc.attention.regular import Regular, read_offsets
+from posenc.attention.runs import Run, regular_runs
 from posenc.runtime import is_transformed
 
 __all__ = ["Tiled"]

@@ -24,10 +24,8 @@ from posenc.attention.backends.tiled.sdpa_cpu import (
 )
 from posenc.attention.backends.tiled.workers import side_by_side
 from posenc.attention.views import strided_view
-from posenc.encoding import BucketedTerms, StructuredScore
-from posenc.grid import Grid
 
-__all__ = ["image_table", "serves_images", "tiled_image"]
+__all__ = ["tiled_image"]
 
 TILE = (256, 2048)
 """Queries and keys, about, of a piece of the bias."""
@@ -37,36 +35,6 @@ LANES = 4
 
 FEW = 2**24
 """Logits in all up to which all cores share each operator: to wake a thread would take longer."""
-
-
-def serves_images(grid: Grid, lowered: Sequence[StructuredScore] | None) -> bool:
-    """True if tables over the offsets between whole, fully visible images are the only terms."""
-    sides = (grid.query, grid.key)
-    plain = all(side.extent is not None and side.special is None for side in sides)
-    if not plain or grid.segmented or grid.causal or grid.window is not None or not lowered:
-        return False
-    return all(isinstance(term, BucketedTerms) and _table_only(term) for term in lowered)
-
-
-def _table_only(group: BucketedTerms) -> bool:
-    others = (group.left, group.right, group.column, group.value)
-    return group.table is not None and all(other is None for other in others)
-
-
-def image_table(
-    lowered: Sequence[StructuredScore], grid: Grid, *, device: torch.device
-) -> Float[Tensor, "H Y X"]:
-    """The sum of the tables at every offset (Δy, Δx), both ascending."""
-    (rows, columns), (key_rows, key_columns) = grid.query.extent, grid.key.extent  # type: ignore[misc]
-    down = torch.arange(1 - rows, key_rows, device=device, dtype=torch.float32)
-    across = torch.arange(1 - columns, key_columns, device=device, dtype=torch.float32)
-    offsets = torch.stack(torch.meshgrid(down, across, indexing="ij"), dim=-1)
-    tables = [
-        group.table[:, group.bucket(offsets)]
-        for group in lowered
-        if isinstance(group, BucketedTerms) and group.table is not None
-    ]
-    return torch.stack(tables).sum(0)
 
 
 class _Image:

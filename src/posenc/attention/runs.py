@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["Run", "regular_runs"]
+__all__ = ["Run", "regular_runs", "run_intervals"]
 
 
 @dataclass(frozen=True)
@@ -115,3 +116,30 @@ def _match(queries: dict[int, _Span], keys: dict[int, _Span]) -> tuple[Run, ...]
             return None
         runs.append(Run((query.begin, query.end), (key.begin, key.end), int(query.position), shift))
     return tuple(runs)
+
+
+def run_intervals(grid: Grid) -> Int[Tensor, "3 b Q"] | None:
+    """For each query the first key that it sees, the last plus one, and its key 0's offset.
+
+    The offset of key j is j plus the last number. A query that sees none has an empty interval.
+    None where documents are in pieces or not regular, see ``regular_runs``.
+    """
+    runs = regular_runs(grid)
+    if runs is None:
+        return None
+    rows, i = sum(len(members) for members in runs.values()), torch.arange(grid.query.length)
+    intervals = torch.zeros(3, rows, grid.query.length, dtype=torch.int64)
+    for documents, members in runs.items():
+        for number, run in enumerate(documents):
+            base = run.shift - run.key[0] + run.query[0] - i
+            first, end = run.key
+            low = first + 0 * i if grid.window is None else 1 - base - grid.window
+            high = end + 0 * i if grid.window is None else grid.window - base
+            if grid.causal:
+                high = high.minimum(1 - base)
+            here = slice(*run.query)
+            part = torch.stack([low.clamp(first, end), high.clamp(first, end), base])
+            if not number:  # tokens of no document go on as if they were of the first
+                intervals[2, members] = base
+            intervals[:, members, here] = part[:, None, here]
+    return intervals.to(torch.int32)

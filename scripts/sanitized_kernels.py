@@ -1,0 +1,60 @@
+"""Build the CPU kernels with sanitizers and run them over awkward shapes: make test-sanitized."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+import posenc
+from posenc import Grid, Layout
+from posenc.attention import attend
+from posenc.attention.backends.native.build import build
+from posenc.encoding import Encoding
+
+OPTIONS: dict[str, dict[str, int]] = {
+    "nope": {},
+    "kerple": {"heads": 2},
+    "shaw": {"head_dim": 20, "max_distance": 5},
+    "transformer_xl": {"dim": 32, "heads": 2, "head_dim": 20},
+    "deberta": {"dim": 32, "heads": 2, "head_dim": 20, "max_distance": 40, "buckets": 16},
+}
+
+
+def run(encoding: Encoding, grid: Grid, dtype: torch.dtype, dropout: float) -> None:
+    """Forward and backward once."""
+    rows = max(2, grid.query.batch)
+    lengths = (grid.query.length, grid.key.length, grid.key.length)
+    q, k, v = (
+        torch.randn(rows, heads, n, 20, dtype=dtype, requires_grad=True)
+        for heads, n in zip((2, 1, 1), lengths, strict=True)
+    )
+    attend(q, k, v, grid, encoding, backend="native", dropout=dropout).float().sum().backward()
+
+
+def main() -> None:
+    build()
+    for name, options in OPTIONS.items():
+        encoding = posenc.create(name, **options)
+        for n in (1, 63, 65, 600):
+            keys = Layout.sequence(n)
+            for grid in (
+                Grid.of(keys, causal=True),
+                Grid.of(keys, window=7),
+                Grid(keys.slice(n // 2, n), keys),
+                Grid(
+                    Layout.sequence(n, start=0), Layout.sequence(n, start=n - n // 3), causal=True
+                ),
+            ):
+                for dtype in (torch.float32, torch.float64, torch.bfloat16):
+                    run(encoding.to(torch.promote_types(dtype, torch.float32)), grid, dtype, 0.0)
+                run(encoding.float(), grid, torch.float32, 0.2)
+        encoding.float()
+        run(encoding, Grid.of(Layout.packed([20, 1, 44]), causal=True), torch.float32, 0.0)
+        run(encoding, Grid.of(Layout.padded([65, 20], side="left")), torch.float32, 0.0)
+    swin = posenc.create("swin", heads=2, window=(5, 7))
+    run(swin, Grid.of(Layout.image(5, 7)), torch.float32, 0.0)
+    sys.stdout.write("no errors\n")
+
+
+main()

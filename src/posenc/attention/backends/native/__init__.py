@@ -1,0 +1,147 @@
+"""Compiled CPU kernels for attention with structured terms, forward and backward."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from posenc.attention.backends.common.base import Backend, Plan, Problem, Result, Unsupported
+from posenc.attention.backends.native.build import missing
+from posenc.attention.backends.native.op import native
+from posenc.attention.backends.native.operands import (
+    Operands,
+    domain_of,
+    image_operands,
+    operands,
+    terms_of,
+)
+from posenc.attention.images import serves_images
+from posenc.attention.lowering import add_rows, repeat_heads
+from posenc.attention.runs import run_intervals
+from posenc.encoding import StructuredScore
+from posenc.runtime import is_transformed
+
+__all__ = ["Native"]
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class Native(Backend):
+    """Online softmax over tiles, in C++, with terms read by spans of the offset.
+
+    Regular grids, documents and padding in whole stretches, and tables between whole images.
+    Gradients of everything, dropout included; no second derivatives. Results are the same for any
+    number of threads.
+    """
+
+    name = "native"
+
+    def unavailable(self, device: torch.device) -> Unsupported | None:
+        if device.type != "cpu":
+            return Unsupported("its kernels run on CPUs alone")
+        reason = missing()
+        return None if reason is None else Unsupported(reason)
+
+    def plan(self, problem: Problem) -> Plan | Unsupported:
+        if is_transformed():
+            return Unsupported("its kernels know no transforms of torch.func")
+        if torch.compiler.is_exporting():
+            return Unsupported("other runtimes do not have its kernels")
+        if problem.q.dtype not in DTYPES:
+            return Unsupported(f"its kernels do not take {problem.q.dtype}")
+        grid = problem.grid
+        if serves_images(grid, problem.lowered):
+            return Plan("compiled tiles with the table of image offsets", partial(_images, problem))
+        if grid.shift is not None and not grid.segmented:
+            return _plan(problem, None)
+        if torch.compiler.is_compiling():
+            return Unsupported("inside a compiled graph it takes regular layouts only")
+        intervals = run_intervals(grid)
+        if intervals is None:
+            return Unsupported("its tokens are not whole stretches of consecutive positions")
+        return _plan(problem, intervals)
+
+
+def _plan(problem: Problem, intervals: Tensor | None) -> Plan | Unsupported:
+    domain = domain_of(problem.grid, intervals)
+    terms = terms_of(problem, domain)
+    if terms is None:
+        return Unsupported("its score or value part has no structured form")
+    how = "compiled tiles, terms read by spans of the offset (memory linear in the length)"
+    return Plan(how, partial(_attend, problem, terms, domain, intervals))
+
+
+def _attend(
+    problem: Problem,
+    terms: tuple[StructuredScore, ...],
+    domain: tuple[int, int],
+    intervals: Tensor | None,
+    *,
+    lse: bool,
+) -> Result:
+    queries, keys = problem.q.shape[2], problem.k.shape[2]
+    if intervals is None:
+        shift = problem.grid.require_shift()
+        reach = (shift - queries + 1, shift + keys - 1)
+    else:
+        shift, reach = 0, (int(intervals[2].min()), int(intervals[2].max()) + keys - 1)
+    return _run(problem, terms, operands(terms, problem, domain, reach), shift, intervals, lse=lse)
+
+
+def _images(problem: Problem, *, lse: bool) -> Result:
+    assert problem.lowered is not None
+    x = image_operands(problem.lowered, problem)
+    rows, columns = problem.grid.query.extent  # type: ignore[misc]
+    shift = (rows - 1) * (x.period + x.jump) + columns - 1
+    return _run(problem, problem.lowered, x, shift, None, lse=lse)
+
+
+def _run(
+    problem: Problem,
+    terms: tuple[StructuredScore, ...],
+    x: Operands,
+    shift: int,
+    intervals: Tensor | None,
+    *,
+    lse: bool,
+) -> Result:
+    q, k, v, scale, grid = problem.q, problem.k, problem.v, problem.scale, problem.grid
+    if x.factors:
+        size = (len(q), problem.heads, -1, -1)
+        q = torch.cat([q * scale, *(f.query.to(q).expand(size) for f in x.factors)], dim=-1)
+        k, v = repeat_heads(k, problem.heads), repeat_heads(v, problem.heads)
+        k = torch.cat([k, *(f.key.to(k).expand(size) for f in x.factors)], dim=-1)
+        scale = 1.0
+    graded = torch.is_grad_enabled()
+    output, sums = native(
+        q,
+        k,
+        v,
+        x.line,
+        x.column,
+        x.left,
+        x.left_rows,
+        x.right,
+        x.right_rows,
+        x.value_rows,
+        x.bucket,
+        intervals,
+        scale,
+        [
+            shift,
+            int(grid.causal),
+            -1 if grid.window is None else grid.window,
+            x.first,
+            x.period,
+            x.jump,
+        ],
+        problem.dropout,
+        int(torch.randint(2**31, ()).item()) if problem.dropout else 0,
+        [graded and term is not None and term.requires_grad for term in (x.line, x.column)],
+    )
+    return Result(output, add_rows(sums, terms) if lse else None)
+
+
+ENTRY = Native()

@@ -1,0 +1,23 @@
+"""``python -m posenc.attention.backends.native``: build the kernels."""
+
+from __future__ import annotations
+
+import sys
+
+from posenc.attention.backends.native.build import build, missing
+from posenc.errors import BackendRefusal
+
+
+def main(arguments: list[str]) -> int:
+    """Build; without ``--require`` it is no failure if that cannot be done: ``tiled`` serves."""
+    try:
+        build()
+        reason = missing()
+    except BackendRefusal as error:
+        reason = str(error)
+    if reason is not None:
+        sys.stdout.write(f"posenc's CPU kernels cannot be used: {reason}\n")
+    return int(reason is not None and "--require" in arguments)
+
+
+sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,212 @@
+// Gradients of everything, from the log-sum-exp of the forward pass.
+#pragma once
+#include "tile.h"
+namespace posenc::NUMBER {
+class Backward {
+ public:
+  explicit Backward(const Problem& x) : x_(x), dropout_(x.dropout, x.seed) {
+    ld_ = round_up(std::min(x.keys, KEY_TILE), PANEL) + 16;
+    width_ = round_up(x.dim, VL), value_width_ = round_up(x.value_dim, VL);
+  }
+  // Queries [first, last) of the batch rows [begin, end) of one head; part: of the sums of rows.
+  void run(index h, Range batch, Range queries, index part, index split) {
+    logits_.begin_head(x_, h);
+    const index slot = part * x_.heads + h;
+    line_ = x_.line_gradient ? x_.line_gradient + slot * x_.line_count : nullptr;
+    begin_rows(d_left_, x_.left, left_width_);
+    begin_rows(d_right_, x_.right, right_width_);
+    if (x_.value_rows) begin(d_value_, value_width_);
+    for (index b = batch.begin; b < batch.end; ++b) {
+      logits_.begin_row(x_, b, h, true);
+      begin_row(b, h, split);
+      for (index i = queries.begin; i < queries.end; i += 128)
+        run_tile(b, h, i, std::min<index>(128, queries.end - i));
+      end_row(b, h, split);
+    }
+    if (x_.left.rows) write(d_left_, left_width_, x_.left.features, x_.left.rows_gradient, slot);
+    if (x_.right.rows) write(d_right_, right_width_, x_.right.features, x_.right.rows_gradient, slot);
+    if (x_.value_rows) write(d_value_, value_width_, x_.value_dim, x_.value_gradient, slot);
+  }
+
+ private:
+  void begin_rows(Scratch& scratch, const Term& term, index& width) {
+    if (!term.rows) return;
+    width = round_up(term.features, VL);
+    begin(scratch, width);
+  }
+  void begin(Scratch& scratch, index width) {
+    const index n = round_up(x_.map.buckets, PANEL) * width;
+    fill(scratch.of(n), 0, n);
+  }
+  void write(Scratch& scratch, index width, index features, real* to, index slot) {
+    const real* from = scratch.of(0);
+    to += slot * x_.map.buckets * features;
+    for (index n = 0; n < x_.map.buckets; ++n) std::copy_n(from + n * width, features, to + n * features);
+  }
+  void begin_row(index b, index h, index split) {
+    real* panels = panels_.of(round_up(x_.keys, PANEL) * x_.value_dim);
+    pack_transposed(logits_.v.data, logits_.v.ld, x_.keys, x_.value_dim, panels);
+    v_panels_ = panels;
+    dk_ = dk_scratch_.of(x_.keys * width_);
+    dv_ = dv_scratch_.of(x_.keys * value_width_);
+    fill(dk_, 0, x_.keys * width_);
+    fill(dv_, 0, x_.keys * value_width_);
+    column_ = nullptr;
+    if (x_.column_gradient) {
+      column_ = x_.column_gradient + ((split * x_.batch + b) * x_.heads + h) * x_.keys;
+      fill(column_, 0, x_.keys);
+    }
+    if (x_.right.rows) {
+      right_ = right_scratch_.of(x_.keys * right_width_);
+      fill(right_, 0, x_.keys * right_width_);
+    }
+  }
+  void end_row(index b, index h, index split) {
+    RightTerm& right = logits_.right;
+    if (x_.right.rows) {
+      for (index t = 0; right.cached && t < index(right.sums.size()); ++t) flush_right(t);
+      Tokens to = x_.right.tokens_gradient;
+      to.data += split * x_.right_split * index(sizeof(real));
+      for (index j = 0; j < x_.keys; ++j)
+        write_row(to, row_of(to, b, h, j), right_ + j * right_width_, 1, x_.right.features);
+    }
+    Tokens dk = x_.dk, dv = x_.dv;
+    dk.data += split * x_.dk_split * (dk.type == REAL ? index(sizeof(real)) : 2);
+    dv.data += split * x_.dv_split * (dv.type == REAL ? index(sizeof(real)) : 2);
+    for (index j = 0; j < x_.keys; ++j) {
+      write_row(dk, row_of(dk, b, h, j), dk_ + j * width_, 1, x_.dim);
+      write_row(dv, row_of(dv, b, h, j), dv_ + j * value_width_, 1, x_.value_dim);
+    }
+  }
+  void flush_right(index tile) {
+    RightTerm& right = logits_.right;
+    const BucketTile& sums = right.sums[right.cached ? tile : 0];
+    const index j = tile * KEY_TILE;
+    sums.times_rows(right.rows, right_ + j * right_width_, right_width_);
+    sums.transposed_times(right.keys().at(j), right.keys().ld, d_right_.of(0), right_width_);
+  }
+  void run_tile(index b, index h, index first, index n) {
+    logits_.begin_tile(x_, b, h, first, n);
+    QueryTile& tile = logits_.tile;
+    real* s = s_.of(n * ld_);
+    real* ds = ds_.of(n * ld_);
+    real* dq = dq_.of(n * width_);
+    fill(dq, 0, n * width_);
+    const Rows g = read_rows(x_.gradient, b, h, first, n, x_.value_dim, 1, g_scratch_);
+    const Rows out = read_rows(x_.out, b, h, first, n, x_.value_dim, 1, out_scratch_);
+    delta_ = delta_scratch_.of(n);
+    lse_ = x_.lse + (b * x_.heads + h) * x_.queries + first;
+    for (index i = 0; i < n; ++i) {
+      vec total{};
+      for (index d = 0; d < value_width_; d += VL) total += load(g.at(i) + d) * load(out.at(i) + d);
+      delta_[i] = sum(total);
+    }
+    if (x_.left.rows) d_left_tile_.begin(logits_.left_rows, n);
+    if (x_.value_rows) {
+      weights_.begin(logits_.value_rows, n);
+      g_rows_.begin(logits_.value_rows, n);
+    }
+    for (index j = tile.keys.begin / KEY_TILE * KEY_TILE; j < tile.keys.end; j += KEY_TILE) {
+      tile.choose(x_, j);
+      if (tile.offsets.begin >= tile.offsets.end) continue;
+      logits_.multiply(x_, s, ld_);
+      for_panels([&](index at, index, Range m) {
+        gemm(m.size(), PANEL, x_.value_dim, {g.at(m.begin), g.ld, 1}, v_panels_ + (j + at) * x_.value_dim,
+             PANEL, ds + m.begin * ld_ + at, ld_, false);
+      });
+      prepare_buckets(g);
+      for (index i = 0; i < n; ++i) row(b, h, i, s + i * ld_, ds + i * ld_);
+      if (x_.right.rows) {
+        logits_.right.collect(x_, tile, ds, ld_);
+        if (!logits_.right.cached) flush_right(j / KEY_TILE);
+      }
+      for_panels([&](index at, index keys, Range m) {
+        const real* p = s + m.begin * ld_ + at;
+        const real* d = ds + m.begin * ld_ + at;
+        gemm(m.size(), width_, keys, {d, ld_, 1}, logits_.k.at(j + at), logits_.k.ld,
+             dq + m.begin * width_, width_, true);
+        gemm(keys, width_, m.size(), {d, 1, ld_}, logits_.q.at(m.begin), logits_.q.ld,
+             dk_ + (j + at) * width_, width_, true);
+        gemm(keys, value_width_, m.size(), {p, 1, ld_}, g.at(m.begin), g.ld,
+             dv_ + (j + at) * value_width_, value_width_, true);
+      });
+    }
+    for (index i = 0; i < n; ++i)
+      write_row(x_.dq, row_of(x_.dq, b, h, first + i), dq + i * width_, real(x_.scale), x_.dim);
+    if (x_.left.rows) end_left(b, h, first, n);
+    if (x_.value_rows) weights_.transposed_times(g.data, g.ld, d_value_.of(0), value_width_);
+  }
+  void end_left(index b, index h, index first, index n) {
+    real* dx = dx_.of(n * left_width_);
+    fill(dx, 0, n * left_width_);
+    d_left_tile_.times_rows(logits_.left_rows, dx, left_width_);
+    const Tokens& to = x_.left.tokens_gradient;
+    for (index i = 0; i < n; ++i)
+      write_row(to, row_of(to, b, h, first + i), dx + i * left_width_, 1, x_.left.features);
+    d_left_tile_.transposed_times(logits_.left_tokens.data, logits_.left_tokens.ld, d_left_.of(0),
+                                  left_width_);
+  }
+  void prepare_buckets(Rows g) {
+    if (!x_.map.bucket) return;
+    const Range n = logits_.buckets(x_);
+    if (x_.left.rows) d_left_tile_.clear(n.begin, n.end);
+    if (x_.value_rows) {
+      weights_.clear(n.begin, n.end);
+      g_rows_.multiply(logits_.value_rows, {g.data, g.ld, 1}, n.begin, n.end);
+    }
+  }
+  // Weights and gradients of the logits of one row, from logits and gradients of weights.
+  void row(index b, index h, index i, real* s, real* ds) {
+    const QueryTile& tile = logits_.tile;
+    const Range see = tile.seen(i), all{tile.panels.begin * PANEL, tile.panels.end * PANEL};
+    if (!see.size()) {
+      fill(s + all.begin, 0, all.size());
+      return fill(ds + all.begin, 0, all.size());
+    }
+    const index offset = tile.j0 + see.begin + tile.base[i], n = see.size();
+    logits_.add_terms(x_, s, i, see);
+    if (x_.value_rows) spread(x_.map, g_rows_.row(i), offset, ds + see.begin, n);
+    const index from = see.begin / VL * VL, to = round_up(see.end, VL);
+    const vec lse = splat(lse_[i]), delta = splat(delta_[i]);
+    const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + tile.i0 + i);
+    for (index t = from; t < to; t += VL) {
+      const vec p = exponential(masked(load(s + t), t, see) - lse);
+      vec dp = load(ds + t), dropped = p;
+      if (x_.dropout > 0) {
+        const vec factor = dropout_.at(seed, tile.j0 + t);
+        dp *= factor, dropped *= factor;
+      }
+      const ivec hidden = p == 0;  // what lies there may be anything
+      store(s + t, dropped);
+      store(ds + t, hidden ? vec{} : p * (dp - delta));
+    }
+    for (real* x : {s, ds}) {
+      fill(x + all.begin, 0, from - all.begin);
+      fill(x + to, 0, all.end - to);
+    }
+    if (line_) Line::collect(x_, ds, tile.j0, see.begin, see.end, tile.base[i], line_);
+    if (column_) add_range(column_ + tile.j0 + see.begin, ds + see.begin, n);
+    if (x_.left.rows) collect(x_.map, ds + see.begin, offset, d_left_tile_.row(i), n);
+    if (x_.value_rows) collect(x_.map, s + see.begin, offset, weights_.row(i), n);
+  }
+  template <class F>
+  void for_panels(F f) {
+    const QueryTile& tile = logits_.tile;
+    for (index p = tile.panels.begin; p < tile.panels.end; ++p)
+      if (tile.panel_rows[p].size())
+        f(p * PANEL, std::min<index>(PANEL, tile.width - p * PANEL), tile.panel_rows[p]);
+  }
+
+  const Problem& x_;
+  Dropout dropout_;
+  index ld_, width_, value_width_, left_width_ = 0, right_width_ = 0;
+  Logits logits_;
+  BucketTile d_left_tile_, weights_, g_rows_;
+  Scratch s_, ds_, dq_, dx_, g_scratch_, out_scratch_, delta_scratch_, panels_;
+  Scratch dk_scratch_, dv_scratch_, right_scratch_, d_left_, d_right_, d_value_;
+  const real* v_panels_ = nullptr;
+  real *dk_ = nullptr, *dv_ = nullptr, *right_ = nullptr, *line_ = nullptr, *column_ = nullptr;
+  real* delta_ = nullptr;
+  const real* lse_ = nullptr;
+};
+}  // namespace posenc

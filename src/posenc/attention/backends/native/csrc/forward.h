@@ -1,0 +1,105 @@
+// Output and log-sum-exp, by online softmax over tiles of keys.
+#pragma once
+#include "tile.h"
+namespace posenc::NUMBER {
+class Forward {
+ public:
+  explicit Forward(const Problem& x) : x_(x), dropout_(x.dropout, x.seed) {
+    ld_ = round_up(std::min(x.keys, KEY_TILE), PANEL) + 16;
+    width_ = round_up(x.value_dim, VL);
+  }
+  // Queries [first, last) of the batch rows [begin, end) of one head.
+  void run(index h, Range batch, Range queries) {
+    logits_.begin_head(x_, h);
+    const index size = x_.queries >= 768 ? 256 : 128;
+    for (index b = batch.begin; b < batch.end; ++b) {
+      logits_.begin_row(x_, b, h, false);
+      for (index i = queries.begin; i < queries.end; i += size)
+        run_tile(b, h, i, std::min(size, queries.end - i));
+    }
+  }
+
+ private:
+  void run_tile(index b, index h, index first, index n) {
+    logits_.begin_tile(x_, b, h, first, n);
+    QueryTile& tile = logits_.tile;
+    real* s = s_.of(n * ld_);
+    real* out = out_.of(n * width_);
+    real* row_max = row_max_.of(n);
+    real* row_sum = row_sum_.of(n);
+    fill(out, 0, n * width_);
+    fill(row_max, -INFINITY, n);
+    fill(row_sum, 0, n);
+    if (x_.value_rows) weights_.begin(logits_.value_rows, n);
+    for (index j = tile.keys.begin / KEY_TILE * KEY_TILE; j < tile.keys.end; j += KEY_TILE) {
+      tile.choose(x_, j);
+      if (tile.offsets.begin >= tile.offsets.end) continue;
+      logits_.multiply(x_, s, ld_);
+      if (x_.value_rows) {
+        const Range k = logits_.buckets(x_);
+        weights_.clear(k.begin, k.end);
+      }
+      for (index i = 0; i < n; ++i) softmax_row(b, h, i, s + i * ld_, row_max[i], row_sum[i], out + i * width_);
+      for (index p = tile.panels.begin; p < tile.panels.end; ++p) {
+        const Range m = tile.panel_rows[p];
+        const index from = p * PANEL, keys = std::min<index>(PANEL, tile.width - from);
+        if (m.size())
+          gemm(m.size(), width_, keys, {s + m.begin * ld_ + from, ld_, 1},
+               logits_.v.at(j + from), logits_.v.ld, out + m.begin * width_, width_, true);
+      }
+    }
+    if (x_.value_rows) weights_.times_rows(logits_.value_rows, out, width_);
+    for (index i = 0; i < n; ++i) {
+      const bool empty = row_sum[i] == 0;
+      write_row(x_.out, row_of(x_.out, b, h, first + i), out + i * width_, empty ? 0 : 1 / row_sum[i],
+                x_.value_dim);
+      x_.lse[(b * x_.heads + h) * x_.queries + first + i] =
+          empty ? real(-INFINITY) : row_max[i] + std::log(row_sum[i]);
+    }
+  }
+  void softmax_row(index b, index h, index i, real* s, real& row_max, real& row_sum, real* out) {
+    const QueryTile& tile = logits_.tile;
+    const Range see = tile.seen(i), all{tile.panels.begin * PANEL, tile.panels.end * PANEL};
+    if (!see.size()) return fill(s + all.begin, 0, all.size());
+    logits_.add_terms(x_, s, i, see);
+    const index from = see.begin / VL * VL, to = round_up(see.end, VL);
+    vec m = splat(-INFINITY);
+    for (index t = from; t < to; t += VL) {
+      const vec v = masked(load(s + t), t, see);
+      store(s + t, v);
+      m = v > m ? v : m;
+    }
+    const real next = std::max(row_max, largest(m));
+    const vec level = splat(next == -INFINITY ? real(0) : next);
+    vec total{};
+    for (index t = from; t < to; t += VL) {
+      const vec p = exponential(load(s + t) - level);
+      total += p;
+      store(s + t, p);
+    }
+    const real shrink = row_max == next ? real(1) : std::exp(row_max - next);
+    row_sum = row_sum * shrink + sum(total);
+    if (shrink != 1) {
+      scale_range(out, shrink, width_);
+      if (x_.value_rows) weights_.scale_row(i, shrink);
+    }
+    row_max = next;
+    if (x_.dropout > 0) {
+      const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + tile.i0 + i);
+      for (index t = from; t < to; t += VL)
+        store(s + t, load(s + t) * dropout_.at(seed, tile.j0 + t));
+    }
+    fill(s + all.begin, 0, from - all.begin);
+    fill(s + to, 0, all.end - to);
+    if (x_.value_rows)
+      collect(x_.map, s + see.begin, tile.j0 + see.begin + tile.base[i], weights_.row(i), see.size());
+  }
+
+  const Problem& x_;
+  Dropout dropout_;
+  index ld_, width_;
+  Logits logits_;
+  BucketTile weights_;
+  Scratch s_, out_, row_max_, row_sum_;
+};
+}  // namespace posenc

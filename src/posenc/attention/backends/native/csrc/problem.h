@@ -1,0 +1,165 @@
+// The arguments of a call, as library.py lays them out: every field is eight bytes wide.
+#pragma once
+#include <memory>
+#include <new>
+#include "vec.h"
+namespace posenc::NUMBER {
+enum Type : index { REAL = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+
+// [batch, heads, tokens, features], features contiguous; strides in elements, 0 where shared.
+struct Tokens {
+  char* data;
+  index type, batch, head, token;
+};
+struct Span {
+  int32_t first, last, bucket, step;  // offsets less the map's first, both inclusive; step 0 or 1
+};
+// Buckets of the offsets first … first + count - 1; each differs from the last by 0 or 1.
+struct Map {
+  const int32_t* bucket;   // PAD more entries before and after
+  const int32_t* span_of;  // index of each offset's span
+  const Span* spans;
+  index first, count, buckets;
+};
+// tokens[b, h, t] . rows[h, bucket]; the same for gradients, whose rows are [parts, H, N, F].
+struct Term {
+  Tokens tokens, tokens_gradient;
+  const real* rows;
+  real* rows_gradient;
+  index rows_head, features;
+};
+struct Problem {
+  index batch, heads, groups, queries, keys, dim, value_dim;
+  index threads, chunks, splits;
+  double scale, dropout;
+  index seed;
+  Tokens q, k, v, out;
+  real* lse;            // [B, H, Q]
+  const int32_t* low;   // [B|1, Q]: the keys low … high - 1 are visible,
+  const int32_t* high;  // and the offset of key j is j + base
+  const int32_t* base;
+  index rows_batch;     // stride of the three
+  const real* line;     // [H|1, W] bias by offset
+  real* line_gradient;  // [parts, H, W]
+  index line_head, line_first, line_count;
+  index period, jump;   // image rows of keys: that many keys, after each the offset jumps
+  const real* column;   // [B|1, H, K]
+  real* column_gradient;  // [splits, B, H, K]
+  index column_batch, column_head;
+  Map map;
+  Term left, right;
+  const real* value_rows;  // [H|1, N, E]
+  real* value_gradient;    // [parts, H, N, E]
+  index value_head;
+  Tokens gradient, dq, dk, dv;  // dk, dv and right's tokens' are [splits, B, H, K, .]
+  index dk_split, dv_split, right_split;
+};
+
+inline float from_bfloat16(uint16_t x) {
+  const uint32_t bits = uint32_t(x) << 16;
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+inline uint16_t to_bfloat16(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline char* row_of(const Tokens& x, index b, index h, index t) {
+  return x.data + (b * x.batch + h * x.head + t * x.token) * (x.type == REAL ? sizeof(real) : 2);
+}
+// n features times `by` to p, zeros up to `width`.
+inline void read_row(const Tokens& x, const char* from, real by, index n, index width, real* p) {
+  if (x.type == REAL) {
+    const real* r = reinterpret_cast<const real*>(from);
+    for (index d = 0; d < n; ++d) p[d] = r[d] * by;
+  } else if (x.type == BFLOAT16) {
+    const uint16_t* r = reinterpret_cast<const uint16_t*>(from);
+    for (index d = 0; d < n; ++d) p[d] = from_bfloat16(r[d]) * by;
+  } else {
+    const _Float16* r = reinterpret_cast<const _Float16*>(from);
+    for (index d = 0; d < n; ++d) p[d] = real(r[d]) * by;
+  }
+  for (index d = n; d < width; ++d) p[d] = 0;
+}
+inline void write_row(const Tokens& x, char* to, const real* p, real by, index n) {
+  if (x.type == REAL) {
+    real* r = reinterpret_cast<real*>(to);
+    for (index d = 0; d < n; ++d) r[d] = p[d] * by;
+  } else if (x.type == BFLOAT16) {
+    uint16_t* r = reinterpret_cast<uint16_t*>(to);
+    for (index d = 0; d < n; ++d) r[d] = to_bfloat16(float(p[d] * by));
+  } else {
+    _Float16* r = reinterpret_cast<_Float16*>(to);
+    for (index d = 0; d < n; ++d) r[d] = _Float16(p[d] * by);
+  }
+}
+
+// Scratch of one thread, which grows and is never cleared.
+class Scratch {
+ public:
+  real* of(index n) {
+    if (n > size_) {
+      data_.reset(static_cast<real*>(::operator new((n + 2 * PAD) * sizeof(real), std::align_val_t(64))));
+      size_ = n;
+    }
+    return data_.get() + PAD;
+  }
+
+ private:
+  struct Free {
+    void operator()(real* p) const { ::operator delete(p, std::align_val_t(64)); }
+  };
+  std::unique_ptr<real, Free> data_;
+  index size_ = -1;
+};
+
+// Tokens of one head as rows of `real`; a view where they are stored so.
+struct Rows {
+  const real* data = nullptr;
+  index ld = 0;
+  const real* at(index t) const { return data + t * ld; }
+};
+inline Rows read_rows(const Tokens& x, index b, index h, index first, index count, index features,
+                      real by, Scratch& scratch) {
+  const index width = round_up(features, VL);
+  if (x.type == REAL && by == 1 && width == features)
+    return {reinterpret_cast<const real*>(row_of(x, b, h, first)), x.token};
+  real* to = scratch.of(count * width);
+  for (index t = 0; t < count; ++t)
+    read_row(x, row_of(x, b, h, first + t), by, features, width, to + t * width);
+  return {to, width};
+}
+
+// Weights of a call's dropout: 0, or 1 / (1 - probability).
+class Dropout {
+ public:
+  Dropout(double probability, index seed)
+      : keep_(real(1 / (1 - probability))), seed_(seed), limit_(uint32_t(probability * 4294967295.0)) {}
+  // What vectors of keys from j on are multiplied by, in the row that row_seed is for.
+  uint32_t row_seed(index row) const {
+    uint64_t x = seed_ + 0x9e3779b97f4a7c15ull * uint64_t(row + 1);
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return uint32_t(x ^ (x >> 31));
+  }
+  vec at(uint32_t row, index j) const {
+    vec factor;
+    for (int l = 0; l < VL; ++l) {
+      uint32_t x = uint32_t(j + l) * 0x9e3779b1u ^ row;
+      x = (x ^ (x >> 16)) * 0x7feb352du;
+      x = (x ^ (x >> 15)) * 0x846ca68bu;
+      factor[l] = (x ^ (x >> 16)) >= limit_ ? keep_ : real(0);
+    }
+    return factor;
+  }
+
+ private:
+  real keep_;
+  uint64_t seed_;
+  uint32_t limit_;
+};
+}  // namespace posenc

@@ -1,0 +1,233 @@
+// Logits of a tile of queries against a tile of keys, with all their summands.
+#pragma once
+#include "terms.h"
+namespace posenc::NUMBER {
+constexpr index KEY_TILE = 512;
+constexpr index CACHED = index(1) << 24;  // numbers: products of all keys with all buckets, if fewer
+
+struct Range {
+  index begin, end;
+  index size() const { return end > begin ? end - begin : 0; }
+};
+
+// Some queries of one batch row, and the keys that each sees.
+class QueryTile {
+ public:
+  void set(const Problem& x, index b, index first, index count) {
+    const index at = b * x.rows_batch + first;
+    i0 = first, rows = count, low_ = x.low + at, high_ = x.high + at, base = x.base + at;
+    keys = {x.keys, 0};
+    even = true;
+    for (index i = 0; i < rows; ++i) {
+      if (low_[i] < high_[i]) {
+        keys.begin = std::min<index>(keys.begin, low_[i]);
+        keys.end = std::max<index>(keys.end, high_[i]);
+      }
+      even &= base[i] == base[0] - i;
+    }
+  }
+  // Choose the keys from j to j + KEY_TILE.
+  void choose(const Problem& x, index j) {
+    j0 = j, width = std::min(KEY_TILE, x.keys - j);
+    panels = {std::max<index>(0, (keys.begin - j) / PANEL),
+              (std::min(keys.end - j, width) + PANEL - 1) / PANEL};
+    for (index p = panels.begin; p < panels.end; ++p) panel_rows[p] = {rows, 0};
+    offsets = {INT32_MAX, INT32_MIN};
+    for (index i = 0; i < rows; ++i) {
+      const Range see = seen(i);
+      if (!see.size()) continue;
+      for (index p = see.begin / PANEL; p <= (see.end - 1) / PANEL; ++p)
+        panel_rows[p] = {std::min(panel_rows[p].begin, i), i + 1};
+      offsets.begin = std::min<index>(offsets.begin, j0 + see.begin + base[i]);
+      offsets.end = std::max<index>(offsets.end, j0 + see.end + base[i]);
+    }
+  }
+  // The keys that row i sees, from the tile's first.
+  Range seen(index i) const {
+    return {std::max<index>(0, low_[i] - j0), std::min<index>(width, high_[i] - j0)};
+  }
+  index i0, rows, j0, width;
+  Range keys, panels, offsets;
+  Range panel_rows[KEY_TILE / PANEL];  // that see any key of the panel
+  const int32_t* base;
+  bool even;  // base falls by one from row to row
+
+ private:
+  const int32_t *low_, *high_;
+};
+
+// The right term of one head: products of keys with buckets, kept for all keys or for one tile.
+class RightTerm {
+ public:
+  void begin(const Problem& x, index b, index h, bool gradient) {
+    keys_ = read_rows(x.right.tokens, b, h, 0, x.keys, x.right.features, 1, keys_scratch_);
+    const index count = (x.keys + KEY_TILE - 1) / KEY_TILE;
+    cached = count == 1 || x.keys * x.map.buckets <= CACHED;
+    products.resize(cached ? count : 1);
+    sums.resize(gradient ? products.size() : 0);
+    for (index t = 0; cached && t < count; ++t) restart(x, t);
+  }
+  void restart(const Problem& x, index tile) {
+    const index n = std::min(KEY_TILE, x.keys - tile * KEY_TILE);
+    products[cached ? tile : 0].begin(rows, n);
+    if (!sums.empty()) sums[cached ? tile : 0].begin(rows, n);
+  }
+  // s[i, j] += right[j, bucket] for a chosen tile.
+  void add(const Problem& x, const QueryTile& t, real* s, index ld) {
+    BucketTile& product = products[slot(t)];
+    if (!cached) restart(x, t.j0 / KEY_TILE);
+    const Range n = buckets(x, t);
+    product.multiply(rows, {keys_.at(t.j0), keys_.ld, 1}, n.begin, n.end);
+    if (!t.even) return each_pair(x, t, [&](index i, index j, index k) { s[i * ld + j] += product.row(j)[k]; });
+    const index width = round_up(t.rows, VL);
+    real* strip = strip_.of(VL * width);
+    for (index j = t.panels.begin * PANEL; j < std::min(t.width, t.panels.end * PANEL); j += VL) {
+      fill(strip, 0, VL * width);
+      for (index l = 0; l < std::min<index>(VL, t.width - j); ++l)
+        spread(x.map, product.row(j + l), t.j0 + j + l + t.base[t.rows - 1], strip + l * width, t.rows);
+      turn(t, strip, width, [&](index i, vec v) { store(s + i * ld + j, load(s + i * ld + j) + v); });
+    }
+  }
+  // The gradient of add: sums of ds by key and bucket.
+  void collect(const Problem& x, const QueryTile& t, const real* ds, index ld) {
+    BucketTile& into = sums[slot(t)];
+    const Range n = buckets(x, t);
+    into.clear(n.begin, n.end);
+    if (!t.even) return each_pair(x, t, [&](index i, index j, index k) { into.row(j)[k] += ds[i * ld + j]; });
+    const index width = round_up(t.rows, VL);
+    real* strip = strip_.of(VL * width);
+    for (index j = t.panels.begin * PANEL; j < std::min(t.width, t.panels.end * PANEL); j += VL) {
+      const Range see = t.panel_rows[j / PANEL];
+      for (index r = 0; r < width; r += VL) {
+        vec block[VL];
+        for (int l = 0; l < VL; ++l) {
+          const index i = t.rows - 1 - r - l;
+          block[l] = i >= see.begin && i < see.end ? load(ds + i * ld + j) : vec{};
+        }
+        transpose(block);
+        for (int l = 0; l < VL; ++l) store(strip + l * width + r, block[l]);
+      }
+      if (!see.size()) continue;
+      const index r = t.rows - see.end;
+      for (index l = 0; l < std::min<index>(VL, t.width - j); ++l)
+        NUMBER::collect(x.map, strip + l * width + r, t.j0 + j + l + t.base[see.end - 1],
+                        into.row(j + l), see.size());
+    }
+  }
+  index slot(const QueryTile& t) const { return cached ? t.j0 / KEY_TILE : 0; }
+  Rows keys() const { return keys_; }
+  BucketRows rows;
+  std::vector<BucketTile> products, sums;
+  bool cached = false;
+
+ private:
+  static Range buckets(const Problem& x, const QueryTile& t) {
+    return {x.map.bucket[t.offsets.begin - x.map.first], x.map.bucket[t.offsets.end - 1 - x.map.first]};
+  }
+  template <class F>
+  void each_pair(const Problem& x, const QueryTile& t, F f) {
+    for (index i = 0; i < t.rows; ++i) {
+      const Range see = t.seen(i);
+      for (index j = see.begin; j < see.end; ++j)
+        f(i, j, index(x.map.bucket[t.j0 + j + t.base[i] - x.map.first]));
+    }
+  }
+  // Calls f(i, vector over VL keys) for every row i, from strips over the rows from last to first.
+  template <class F>
+  static void turn(const QueryTile& t, const real* strip, index width, F f) {
+    for (index r = 0; r < t.rows; r += VL) {
+      vec block[VL];
+      for (int l = 0; l < VL; ++l) block[l] = load(strip + l * width + r);
+      transpose(block);
+      for (int l = 0; l < VL && r + l < t.rows; ++l) f(t.rows - 1 - r - l, block[l]);
+    }
+  }
+  Scratch keys_scratch_, strip_;
+  Rows keys_;
+};
+
+// What forward and backward share: the operands of one head, and the logits of a tile.
+class Logits {
+ public:
+  void begin_head(const Problem& x, index h) {
+    if (x.left.rows) left_rows.set(x.left.rows + h * x.left.rows_head, x.map.buckets, x.left.features);
+    if (x.right.rows)
+      right.rows.set(x.right.rows + h * x.right.rows_head, x.map.buckets, x.right.features);
+    if (x.value_rows)
+      value_rows.set(x.value_rows + h * x.value_head, x.map.buckets, x.value_dim);
+    if (x.line) line_.set(x, x.line_head ? h : 0);
+  }
+  void begin_row(const Problem& x, index b, index h, bool gradient) {
+    group = h / (x.heads / x.groups);
+    k = read_rows(x.k, b, group, 0, x.keys, x.dim, 1, k_scratch_);
+    v = read_rows(x.v, b, group, 0, x.keys, x.value_dim, 1, v_scratch_);
+    const index count = round_up(x.keys, PANEL);
+    real* panels = panels_.of(count * x.dim);
+    pack_transposed(k.data, k.ld, x.keys, x.dim, panels);
+    k_panels = panels;
+    if (x.right.rows) right.begin(x, b, h, gradient);
+    if (x.column) {
+      real* to = column_.of(x.keys + 2 * PAD) + PAD;
+      std::copy_n(x.column + b * x.column_batch + h * x.column_head, x.keys, to);
+      fill(to + x.keys, 0, PAD);
+      fill(to - PAD, 0, PAD);
+      column = to;
+    }
+  }
+  void begin_tile(const Problem& x, index b, index h, index first, index rows) {
+    tile.set(x, b, first, rows);
+    q = read_rows(x.q, b, h, first, rows, x.dim, real(x.scale), q_scratch_);
+    if (x.left.rows) {
+      left_tokens = read_rows(x.left.tokens, b, h, first, rows, x.left.features, 1, left_scratch_);
+      left.begin(left_rows, rows);
+    }
+  }
+  // Buckets of the chosen tile's visible pairs.
+  Range buckets(const Problem& x) const {
+    return {x.map.bucket[tile.offsets.begin - x.map.first],
+            x.map.bucket[tile.offsets.end - 1 - x.map.first]};
+  }
+  // Products and right term of the chosen tile.
+  void multiply(const Problem& x, real* s, index ld) {
+    for (index p = tile.panels.begin; p < tile.panels.end; ++p) {
+      const Range m = tile.panel_rows[p];
+      if (m.size())
+        gemm(m.size(), PANEL, x.dim, {q.at(m.begin), q.ld, 1}, k_panels + (tile.j0 + p * PANEL) * x.dim,
+             PANEL, s + m.begin * ld + p * PANEL, ld, false);
+    }
+    if (x.right.rows && tile.offsets.begin < tile.offsets.end) right.add(x, tile, s, ld);
+    if (x.left.rows && tile.offsets.begin < tile.offsets.end) {
+      const Range n = buckets(x);
+      left.multiply(left_rows, {left_tokens.data, left_tokens.ld, 1}, n.begin, n.end);
+    }
+  }
+  // The other summands of row i, for the keys [a, b) of the tile. Whole vectors from a on.
+  void add_terms(const Problem& x, real* s, index i, Range see) {
+    const index j = tile.j0 + see.begin, n = see.size();
+    if (x.line) line_.add(x, s, tile.j0, see.begin, see.end, tile.base[i]);
+    if (x.left.rows) spread(x.map, left.row(i), j + tile.base[i], s + see.begin, n);
+    if (column)
+      for (index t = 0; t < n; t += VL)
+        store(s + see.begin + t, load(s + see.begin + t) + load(column + j + t));
+  }
+  QueryTile tile;
+  index group = 0;
+  Rows q, k, v, left_tokens;
+  const real *k_panels = nullptr, *column = nullptr;
+  BucketRows left_rows, value_rows;
+  BucketTile left;
+  RightTerm right;
+
+ private:
+  Line line_;
+  Scratch q_scratch_, k_scratch_, v_scratch_, left_scratch_, panels_, column_;
+};
+
+// s with -inf for lanes outside [a, b), at t.
+inline vec masked(vec s, index t, Range see) {
+  if (t >= see.begin && t + VL <= see.end) return s;
+  const ivec at = iota() + isplat(lane(t));
+  const vec nothing = splat(-INFINITY);
+  return (at >= isplat(lane(see.begin))) & (at < isplat(lane(see.end))) ? s : nothing;
+}
+}  // namespace posenc

@@ -1,0 +1,161 @@
+// Vectors of `real` (float, or double with -DPOSENC_DOUBLE) by GCC's vector extensions.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define VECTOR_BYTES 64
+#elif defined(__AVX__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+#ifdef POSENC_DOUBLE
+#define NUMBER float64
+#else
+#define NUMBER float32
+#endif
+namespace posenc::NUMBER {
+#ifdef POSENC_DOUBLE
+using real = double;
+using lane = int64_t;
+#else
+using real = float;
+using lane = int32_t;
+#endif
+using index = int64_t;
+constexpr int VL = VECTOR_BYTES / sizeof(real);      // lanes
+constexpr int NV = VECTOR_BYTES == 64 ? 4 : 2;       // vectors across a register tile
+constexpr int MR = 6;                                // rows of a register tile
+constexpr int PANEL = 64;                            // columns of a packed panel
+constexpr int PAD = 64;                              // readable entries before and after a row
+typedef real vec __attribute__((vector_size(VECTOR_BYTES)));
+typedef real vec_u __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
+typedef lane ivec __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t ivec32 __attribute__((vector_size(VL * 4)));
+typedef int32_t ivec32_u __attribute__((vector_size(VL * 4), aligned(4), may_alias));
+
+inline index round_up(index n, index to) { return (n + to - 1) / to * to; }
+inline vec splat(real x) { return x - vec{}; }
+inline ivec isplat(lane x) { return x - ivec{}; }
+inline vec load(const real* p) { return *reinterpret_cast<const vec_u*>(p); }
+inline void store(real* p, vec x) { *reinterpret_cast<vec_u*>(p) = x; }
+inline ivec load_indices(const int32_t* p) {
+  return __builtin_convertvector(*reinterpret_cast<const ivec32_u*>(p), ivec);
+}
+inline ivec iota() {
+  ivec x;
+  for (int l = 0; l < VL; ++l) x[l] = l;
+  return x;
+}
+// The first n lanes, the others zero; reads and writes no more.
+inline vec load_n(const real* p, index n) {
+#if VECTOR_BYTES == 64 && !defined(POSENC_DOUBLE)
+  return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+#elif VECTOR_BYTES == 64
+  return (vec)_mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p);
+#else
+  vec x{};
+  for (index l = 0; l < n; ++l) x[l] = p[l];
+  return x;
+#endif
+}
+inline void store_n(real* p, vec x, index n) {
+#if VECTOR_BYTES == 64 && !defined(POSENC_DOUBLE)
+  _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)x);
+#elif VECTOR_BYTES == 64
+  _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), (__m512d)x);
+#else
+  for (index l = 0; l < n; ++l) p[l] = x[l];
+#endif
+}
+inline real sum(vec x) {
+  real s = 0;
+  for (int l = 0; l < VL; ++l) s += x[l];
+  return s;
+}
+inline real largest(vec x) {
+  real s = x[0];
+  for (int l = 1; l < VL; ++l) s = s > x[l] ? s : x[l];
+  return s;
+}
+// dst[0, n) += src[0, n)
+inline void add_range(real* dst, const real* src, index n) {
+  index t = 0;
+  for (; t + VL <= n; t += VL) store(dst + t, load(dst + t) + load(src + t));
+  if (t < n) store_n(dst + t, load_n(dst + t, n - t) + load_n(src + t, n - t), n - t);
+}
+inline real sum_range(const real* src, index n) {
+  if (n < 8) {
+    real s = 0;
+    for (index t = 0; t < n; ++t) s += src[t];
+    return s;
+  }
+  vec total{};
+  index t = 0;
+  for (; t + VL <= n; t += VL) total += load(src + t);
+  if (t < n) total += load_n(src + t, n - t);
+  return sum(total);
+}
+inline void scale_range(real* x, real by, index n) {
+  index t = 0;
+  for (; t + VL <= n; t += VL) store(x + t, load(x + t) * by);
+  for (; t < n; ++t) x[t] *= by;
+}
+inline void fill(real* p, real x, index n) { std::fill(p, p + n, x); }
+
+// e^x; 0 below the smallest normal number, NaN for NaN.
+inline vec exponential(vec x) {
+#ifdef POSENC_DOUBLE
+  constexpr real shift = 6755399441055744.0, lowest = -708.0;  // 1.5 * 2^52
+  constexpr real ln2_high = 6.93145751953125e-1, ln2_low = 1.42860682030941723212e-6;
+  constexpr int mantissa = 52, bias = 1023;
+#else
+  constexpr real shift = 12582912.f, lowest = -87.3f;  // 1.5 * 2^23
+  constexpr real ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
+  constexpr int mantissa = 23, bias = 127;
+#endif
+  const vec t = x * real(1.44269504088896341) + shift, n = t - shift;
+  const vec r = (x - n * ln2_high) - n * ln2_low;
+#ifdef POSENC_DOUBLE
+  vec p = splat(1.0 / 6227020800.0);
+  constexpr double c[] = {479001600., 39916800., 3628800., 362880., 40320., 5040., 720., 120., 24., 6., 2., 1., 1.};
+  for (double each : c) p = p * r + 1.0 / each;
+#else
+  vec p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.f;
+#endif
+  const ivec bits = ((ivec)t + isplat(bias)) << mantissa;
+  return x < lowest ? vec{} : p * (vec)bits;
+}
+
+// Transpose VL vectors of VL lanes in place.
+template <int H>
+inline void transpose_stage(vec* x) {
+  ivec low, high;
+  for (int l = 0; l < VL; ++l) {
+    low[l] = l & H ? l - H + VL : l;
+    high[l] = l & H ? l + VL : l + H;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < VL; ++i)
+    if (!(i & H)) {
+      const vec a = x[i], b = x[i + H];
+      x[i] = __builtin_shuffle(a, b, low);
+      x[i + H] = __builtin_shuffle(a, b, high);
+    }
+}
+inline void transpose(vec* x) {
+  transpose_stage<1>(x);
+  if constexpr (VL > 2) transpose_stage<2>(x);
+  if constexpr (VL > 4) transpose_stage<4>(x);
+  if constexpr (VL > 8) transpose_stage<8>(x);
+}
+}  // namespace posenc

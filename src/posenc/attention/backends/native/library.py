@@ -1,0 +1,126 @@
+"""The compiled kernels, and how their arguments lie in memory (csrc/problem.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["Library", "Map", "Problem", "Term", "Tokens"]
+
+PAD = 64
+"""Entries of a bucket map that kernels may read before and after it."""
+
+_PROCESS = os.getpid()
+
+TYPES = {torch.float32: 0, torch.float64: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class Tokens(ctypes.Structure):
+    """``[batch, heads, tokens, features]``, features contiguous."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("type", ctypes.c_int64),
+        ("batch", ctypes.c_int64),
+        ("head", ctypes.c_int64),
+        ("token", ctypes.c_int64),
+    ]
+
+    @classmethod
+    def of(cls, x: Tensor) -> Tokens:
+        """Of a tensor of that shape; dimensions of one element are read again and again."""
+        strides = (0 if n == 1 else stride for n, stride in zip(x.shape, x.stride(), strict=True))
+        return cls(x.data_ptr(), TYPES[x.dtype], *tuple(strides)[:3])
+
+
+class Map(ctypes.Structure):
+    """Buckets of consecutive offsets, and their spans."""
+
+    _fields_ = [
+        ("bucket", ctypes.c_void_p),
+        ("span_of", ctypes.c_void_p),
+        ("spans", ctypes.c_void_p),
+        ("first", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("buckets", ctypes.c_int64),
+    ]
+
+
+class Term(ctypes.Structure):
+    """Tokens times the rows of buckets, and room for the gradients of both."""
+
+    _fields_ = [
+        ("tokens", Tokens),
+        ("tokens_gradient", Tokens),
+        ("rows", ctypes.c_void_p),
+        ("rows_gradient", ctypes.c_void_p),
+        ("rows_head", ctypes.c_int64),
+        ("features", ctypes.c_int64),
+    ]
+
+
+def _numbers(*names: str) -> list[tuple[str, type]]:
+    return [(name, ctypes.c_int64) for name in names]
+
+
+class Problem(ctypes.Structure):
+    """All arguments of a kernel."""
+
+    _fields_ = [
+        *_numbers("batch", "heads", "groups", "queries", "keys", "dim", "value_dim"),
+        *_numbers("threads", "chunks", "splits"),
+        ("scale", ctypes.c_double),
+        ("dropout", ctypes.c_double),
+        *_numbers("seed"),
+        *((name, Tokens) for name in ("q", "k", "v", "out")),
+        *((name, ctypes.c_void_p) for name in ("lse", "low", "high", "base")),
+        *_numbers("rows_batch"),
+        ("line", ctypes.c_void_p),
+        ("line_gradient", ctypes.c_void_p),
+        *_numbers("line_head", "line_first", "line_count", "period", "jump"),
+        ("column", ctypes.c_void_p),
+        ("column_gradient", ctypes.c_void_p),
+        *_numbers("column_batch", "column_head"),
+        ("map", Map),
+        ("left", Term),
+        ("right", Term),
+        ("value_rows", ctypes.c_void_p),
+        ("value_gradient", ctypes.c_void_p),
+        *_numbers("value_head"),
+        *((name, Tokens) for name in ("gradient", "dq", "dk", "dv")),
+        *_numbers("dk_split", "dv_split", "right_split"),
+    ]
+
+
+class Library:
+    """The shared object at ``path``.
+
+    Raises:
+        OSError: where it cannot be loaded, or was built of other sources than these.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._loaded = ctypes.CDLL(str(path))
+        size = self._loaded.posenc_size
+        size.restype = ctypes.c_int64
+        if size() != ctypes.sizeof(Problem):
+            raise OSError(f"{path} was built of other sources")
+
+    def call(self, name: str, problem: Problem, dtype: torch.dtype) -> None:
+        """Run ``"forward"`` or ``"backward"``, without the interpreter's lock.
+
+        Raises:
+            MemoryError: where scratch memory cannot be had.
+        """
+        # OpenMP's threads do not survive a fork: a child computes on its own thread alone.
+        forked = os.getpid() != _PROCESS
+        problem.threads = 1 if forked else torch.get_num_threads()
+        kind = "float64" if dtype == torch.float64 else "float32"
+        function: Callable[[object], int] = getattr(self._loaded, f"posenc_{name}_{kind}")
+        if function(ctypes.byref(problem)):
+            raise MemoryError(f"no memory for the scratch of posenc's {name} kernel")

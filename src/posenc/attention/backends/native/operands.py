@@ -1,0 +1,176 @@
+"""The structured form of a problem, as the kernels take it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.attention.backends.common.base import Problem
+from posenc.attention.images import image_table
+from posenc.attention.lowering import lower
+from posenc.attention.regular import reads_offsets
+from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
+from posenc.errors import ArgumentError
+from posenc.grid import Grid
+from posenc.layout import Layout
+from posenc.layout.integers import exact_dtype
+from posenc.runtime import has_values
+
+__all__ = ["Operands", "domain_of", "image_operands", "operands", "terms_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """All terms of a problem.
+
+    Args:
+        first: the offset of the first entry of ``line`` and ``bucket``.
+        line, column, left, left_rows, right, right_rows, value_rows, bucket: see ``op.native``.
+        factors: low-rank terms.
+        period, jump: of images, see ``op.native``.
+    """
+
+    first: int
+    line: Float[Tensor, "h W"] | None = None
+    column: Float[Tensor, "b H K"] | None = None
+    left: Float[Tensor, "B H Q F"] | None = None
+    left_rows: Float[Tensor, "h N F"] | None = None
+    right: Float[Tensor, "B H K F"] | None = None
+    right_rows: Float[Tensor, "h N F"] | None = None
+    value_rows: Float[Tensor, "h N E"] | None = None
+    bucket: Int[Tensor, "W"] | None = None
+    factors: tuple[LowRank, ...] = ()
+    period: int = 0
+    jump: int = 0
+
+
+def domain_of(grid: Grid, intervals: Int[Tensor, "3 b Q"] | None) -> tuple[int, int]:
+    """The smallest and the largest offset of a visible pair; any, where there is none."""
+    if intervals is None:
+        shift, queries, keys = grid.require_shift(), grid.query.length, grid.key.length
+        first, last = shift - queries + 1, shift + keys - 1
+        if grid.window is not None:
+            first, last = max(first, 1 - grid.window), min(last, grid.window - 1)
+        if grid.causal:
+            last = min(last, 0)
+        return (first, last) if first <= last else (shift, shift)
+    low, high, base = intervals.long()
+    seen = low < high
+    if not bool(seen.any()):
+        return int(base.min()), int(base.min())
+    return int((low + base)[seen].min()), int((high - 1 + base)[seen].max())
+
+
+def terms_of(problem: Problem, domain: tuple[int, int]) -> tuple[StructuredScore, ...] | None:
+    """The structured form; of documents, where each has one, that of a sequence with all offsets.
+
+    None where there is none.
+    """
+    score = problem.encoding.score
+    if problem.lowered is not None or (score is not None and score.replaces_product):
+        return problem.lowered
+    grid, (first, last), queries = problem.grid, domain, problem.q.shape[2]
+    if grid.query.signal is not None or grid.key.signal is not None:
+        return None
+    device, start = problem.q.device, max(0, -first - queries + 1)
+    query = Layout.sequence(queries, start, device=device)
+    shift = max(0, first + queries - 1 + start)
+    key = Layout.sequence(max(1, last - (shift - start) + 1), shift, device=device)
+    wide = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
+    try:
+        sequence = Grid(_wide(query, wide), _wide(key, wide), grid.causal, grid.window)
+        return lower(problem.encoding, problem.q, problem.k, sequence, scale=problem.scale)
+    except ArgumentError:  # an offset that no document has may be out of a table's range
+        return None
+
+
+def _wide(layout: Layout, dtype: torch.dtype) -> Layout:
+    return replace(layout, positions=layout.positions.to(dtype))
+
+
+def operands(
+    terms: Sequence[StructuredScore],
+    problem: Problem,
+    domain: tuple[int, int],
+    reach: tuple[int, int],
+) -> Operands:
+    """The terms at the offsets of ``domain``; buckets go on beyond it, as far as ``reach``."""
+    first, last = domain
+    groups = [term for term in terms if isinstance(term, BucketedTerms)]
+    device = problem.q.device
+    dtype = exact_dtype(first, last, device)
+    offsets = torch.arange(first, last + 1, device=device).to(dtype).unsqueeze(-1)
+    buckets = [(g, g.bucket(offsets)) for g in groups if reads_offsets(g)]
+    tables = [g.table.index_select(1, n) for g, n in buckets if g.table is not None]
+    columns = [g.column for g in groups if g.column is not None]
+    heads, size = problem.heads, (problem.q.shape[0], problem.heads, -1, -1)
+    parts = [(g, n) for g, n in buckets if any(x is not None for x in (g.left, g.right, g.value))]
+    rowed, maps = [g for g, _ in parts], [n for _, n in parts]
+    bucket, shared = None, len(rowed) == 1 or _same(maps)
+    if rowed:
+        bucket = maps[0] if shared else torch.arange(last - first + 1, device=device)
+    read = [None if shared else n for n in maps]
+    pairs = list(zip(rowed, read, strict=True))
+    left, left_rows = _stacked([(g.left, at) for g, at in pairs], size)
+    right, right_rows = _stacked([(g.right, at) for g, at in pairs], size)
+    values = [_read(g.value, at) for g, at in pairs if g.value is not None]
+    if bucket is not None and right is not None:
+        # Hidden pairs are read too.
+        ends = (domain[0] - reach[0], reach[1] - domain[1])
+        before, after = bucket[:1].expand(ends[0]), bucket[-1:].expand(ends[1])
+        bucket, bucket_first = torch.cat([before, bucket, after]), reach[0]
+        tables = [torch.nn.functional.pad(table, ends) for table in tables]
+    else:
+        bucket_first = first
+    return Operands(
+        first=bucket_first,
+        line=_sum(tables),
+        column=_sum([column.expand(-1, heads, -1) for column in columns]),
+        left=left,
+        left_rows=left_rows,
+        right=right,
+        right_rows=right_rows,
+        value_rows=_sum(values),
+        bucket=bucket,
+        factors=tuple(term for term in terms if isinstance(term, LowRank)),
+    )
+
+
+def image_operands(terms: Sequence[StructuredScore], problem: Problem) -> Operands:
+    """Tables of the offsets between the cells of two images, one image row after the other."""
+    table = image_table(terms, problem.grid, device=problem.q.device)
+    (_, columns), (_, key_columns) = problem.grid.query.extent, problem.grid.key.extent  # type: ignore[misc]
+    return Operands(first=0, line=table.flatten(1), period=key_columns, jump=columns - 1)
+
+
+def _read(rows: Tensor, at: Tensor | None) -> Tensor:
+    return rows if at is None else rows.index_select(1, at)
+
+
+def _stacked(
+    products: Sequence[tuple[TokenTableProduct | None, Tensor | None]],
+    size: tuple[int, int, int, int],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Several products as one, their features side by side."""
+    given = [(x.tokens.expand(size), _read(x.rows, at)) for x, at in products if x is not None]
+    if not given:
+        return None, None
+    if len(given) == 1:
+        return given[0]
+    heads = max(len(rows) for _, rows in given)
+    rows = [rows.expand(heads, -1, -1) for _, rows in given]
+    return torch.cat([tokens for tokens, _ in given], dim=-1), torch.cat(rows, dim=-1)
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor | None:
+    return sum(tensors[1:], tensors[0]) if tensors else None
+
+
+def _same(maps: Sequence[Tensor]) -> bool:
+    if not all(map(has_values, maps)):
+        return False
+    return all(torch.equal(maps[0], other) for other in maps[1:])

@@ -1,0 +1,70 @@
+"""Spans of an offset-to-bucket map: stretches on which the bucket is constant or rises by one.
+
+T5 has at most 32 of them, Shaw three, an unclipped table one. A kernel then reads the product of a
+token with the rows of buckets by contiguous additions, one a span, instead of by a gather.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+__all__ = ["Spans", "spans_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """A bucket map over consecutive offsets, its buckets numbered in the order they are met.
+
+    A bucket that is left and met again has a number for each time, so that the number of an offset
+    is that of the offset before it, or one more.
+
+    Args:
+        buckets: ``[N]`` int64, the map's own bucket of each number.
+        number: ``[W]`` int32, the number of each offset.
+        spans: ``[S, 4]`` int32: the first and the last offset (0 … W - 1), the first's number, and
+            the step, 1 where the number rises with the offset and 0 where it is constant.
+        span_of: ``[W]`` int32, the span of each offset.
+        whole: whether ``buckets`` is 0, 1, …, N - 1.
+    """
+
+    buckets: Int[Tensor, "N"]
+    number: Int[Tensor, "W"]
+    spans: Int[Tensor, "S 4"]
+    span_of: Int[Tensor, "W"]
+    whole: bool
+
+
+def spans_of(bucket: Int[Tensor, "W"]) -> Spans:
+    """Spans of the buckets of W consecutive offsets; kept for the maps met last."""
+    bucket = bucket.detach().to("cpu", torch.int64).contiguous()
+    return _spans(ctypes.string_at(bucket.data_ptr(), 8 * len(bucket)))
+
+
+@lru_cache(maxsize=64)
+def _spans(content: bytes) -> Spans:
+    bucket = torch.frombuffer(bytearray(content), dtype=torch.int64)
+    begins = torch.ones_like(bucket, dtype=torch.bool)
+    torch.ne(bucket[1:], bucket[:-1], out=begins[1:])
+    number, first = begins.cumsum(0) - 1, begins.nonzero().flatten()
+    last = torch.cat([first[1:], torch.tensor([len(bucket)])]) - 1
+    single = first == last
+    # Runs of one offset that follow one another are one rising span.
+    opens = torch.ones_like(single)
+    opens[1:] = ~(single[1:] & single[:-1])
+    start = opens.nonzero().flatten()
+    end = torch.cat([start[1:], torch.tensor([len(first)])]) - 1
+    spans = torch.stack([first[start], last[end], start, single[start].long()], dim=1)
+    buckets = bucket[first]
+    return Spans(
+        buckets,
+        number.to(torch.int32),
+        spans.to(torch.int32).contiguous(),
+        torch.repeat_interleave(last[end] - first[start] + 1).to(torch.int32),
+        torch.equal(buckets, torch.arange(len(buckets))),
+    )

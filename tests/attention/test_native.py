@@ -1,0 +1,314 @@
+"""The compiled kernels against the reference, in values and in all gradients."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc.attention import attend, explain
+from posenc.attention.backends.native import Native
+from posenc.attention.backends.native import build as building
+from posenc.encoding import Encoding
+from posenc.errors import BackendRefusal
+from posenc.grid import Grid
+from posenc.layout import Layout
+
+built = pytest.mark.skipif(
+    building.missing() is not None, reason=f"kernels are not built; {building.COMMAND}"
+)
+
+METHODS: dict[str, dict[str, object]] = {
+    "nope": {},
+    "rope": {"head_dim": 24},
+    "alibi": {"heads": 4},
+    "t5": {"heads": 4},
+    "shaw": {"head_dim": 24, "max_distance": 5},
+    "transformer_xl": {"dim": 32, "heads": 4, "head_dim": 24},
+    "deberta": {"dim": 32, "heads": 4, "head_dim": 24, "max_distance": 40, "buckets": 16},
+    "tupe": {"dim": 32, "heads": 4, "head_dim": 24, "max_length": 2000},
+    "contextual": {"head_dim": 24},
+}
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Memory that is not written holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def _encoding(name: str, *, causal: bool = False) -> Encoding:
+    torch.manual_seed(3)
+    one_way = {"causal": causal} if name in ("t5", "tupe") else {}
+    encoding = posenc.create(name, **METHODS[name], **one_way)
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return encoding
+
+
+def _inputs(
+    queries: int, keys: int, *, heads: int = 4, groups: int = 2, rows: int = 2, width: int = 24
+) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(5)
+    shapes = ((heads, queries), (groups, keys), (groups, keys))
+    q, k, v = (torch.randn(rows, n, size, width, requires_grad=True) for n, size in shapes)
+    return q, k, v
+
+
+def _both(
+    inputs: tuple[Tensor, Tensor, Tensor], grid: Grid, encoding: Encoding, backend: str
+) -> list[Tensor]:
+    """Output, LSE and all gradients."""
+    wanted = [*inputs, *encoding.parameters()]
+    output, lse = attend(*inputs, grid, encoding, backend=backend, return_lse=True)
+    weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view(output.shape)
+    found = torch.autograd.grad((output * weight).sum(), wanted, allow_unused=True)
+    gradients = [
+        torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)
+    ]
+    return [output, lse, *gradients]
+
+
+def _agree(got: list[Tensor], expected: list[Tensor], tolerance: float = 2e-5) -> None:
+    for one, other in zip(got, expected, strict=True):
+        bound = tolerance * max(1.0, float(other.detach().nan_to_num(neginf=0.0).abs().max()))
+        torch.testing.assert_close(one, other, rtol=0, atol=bound, check_dtype=False)
+
+
+def _check(
+    name: str, grid: Grid, *, dtype: torch.dtype = torch.float32, tolerance: float = 2e-5
+) -> None:
+    encoding = _encoding(name, causal=grid.causal)
+    rows = max(2, grid.query.batch)
+    inputs = _inputs(grid.query.length, grid.key.length, rows=rows)
+    wide = encoding.double()
+    doubles = [x.detach().double().requires_grad_() for x in inputs]
+    expected = _both((doubles[0], doubles[1], doubles[2]), grid, wide, "reference")
+    encoding = wide.to(torch.promote_types(dtype, torch.float32))
+    given = [x.detach().to(dtype).requires_grad_() for x in inputs]
+    got = _both((given[0], given[1], given[2]), grid, encoding, "native")
+    _agree([x.double() for x in got], expected, tolerance)
+
+
+@built
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [(1, 1), (1, 65), (63, 63), (65, 65), (30, 65), (40, 600)])
+@pytest.mark.parametrize("name", METHODS)
+def test_values_and_gradients(name: str, size: tuple[int, int], causal: bool) -> None:
+    keys = Layout.sequence(size[1])
+    _check(name, Grid(keys.slice(size[1] - size[0], size[1]), keys, causal=causal))
+
+
+@built
+@pytest.mark.parametrize("name", METHODS)
+def test_windows_documents_and_padding(name: str) -> None:
+    for causal in (False, True):
+        _check(name, Grid.of(Layout.sequence(70), causal=causal, window=6))
+        _check(name, Grid.of(Layout.packed([20, 1, 44]), causal=causal))
+        _check(name, Grid.of(Layout.padded([65, 20], side="left"), causal=causal, window=9))
+        _check(name, Grid.of(Layout.padded([40, 65]), causal=causal))
+
+
+@built
+@pytest.mark.parametrize("name", ["shaw", "deberta", "transformer_xl", "t5"])
+def test_queries_that_see_no_key(name: str) -> None:
+    queries, keys = Layout.sequence(20, start=0), Layout.sequence(30, start=12)
+    _check(name, Grid(queries, keys, causal=True))
+    _check(name, Grid(queries, Layout.sequence(30, start=60), causal=False, window=4))
+
+
+@built
+@pytest.mark.parametrize("size", [(1100, 1100), (300, 1100)])
+@pytest.mark.parametrize("name", ["shaw", "deberta", "t5"])
+def test_many_tiles(name: str, size: tuple[int, int]) -> None:
+    keys = Layout.sequence(size[1])
+    encoding = _encoding(name, causal=size[0] == 300).double()
+    inputs = _inputs(*size, heads=4, groups=1, rows=1, width=24)
+    q, k, v = (x.detach().double().requires_grad_() for x in inputs)
+    grid = Grid(keys.slice(size[1] - size[0], size[1]), keys, causal=size[0] == 300)
+    _agree(
+        _both((q, k, v), grid, encoding, "native"),
+        _both((q, k, v), grid, encoding, "reference"),
+        1e-9,
+    )
+
+
+@built
+@pytest.mark.parametrize("cells", [(5, 7), (16, 16)])
+def test_tables_of_images(cells: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    encoding = posenc.create("swin", heads=4, window=cells)
+    torch.nn.init.normal_(next(encoding.parameters()))
+    grid = Grid.of(Layout.image(*cells))
+    inputs = _inputs(grid.query.length, grid.key.length)
+    _agree(
+        _both(inputs, grid, encoding, "native"), _both(inputs, grid, encoding, "reference"), 1e-4
+    )
+
+
+@built
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["rope", "t5", "shaw", "deberta"])
+def test_half_precision(name: str, dtype: torch.dtype) -> None:
+    _check(name, Grid.of(Layout.sequence(65), causal=True), dtype=dtype, tolerance=0.04)
+
+
+@built
+def test_rows_of_any_stride() -> None:
+    encoding, grid = _encoding("shaw"), Grid.of(Layout.sequence(33), causal=True)
+    packed = torch.randn(2, 33, 3, 4, 24)
+    q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+    expected = attend(*(x.contiguous() for x in (q, k, v)), grid, encoding, backend="native")
+    assert torch.equal(attend(q, k, v, grid, encoding, backend="native"), expected)
+    expanded = k[:, :1].expand(-1, 4, -1, -1)
+    torch.testing.assert_close(
+        attend(q, expanded, v, grid, encoding, backend="native"),
+        attend(q, expanded.contiguous(), v, grid, encoding, backend="reference"),
+    )
+
+
+@built
+def test_dropout_keeps_the_mean_and_its_mask_is_that_of_the_backward_pass() -> None:
+    grid = Grid.of(Layout.sequence(65), causal=True)
+    q, k, v = (x.detach().double() for x in _inputs(65, 65, groups=4))
+    encoding = _encoding("shaw").double()
+    plain = attend(q, k, v, grid, encoding, backend="native")
+    torch.manual_seed(1)
+    many = [attend(q, k, v, grid, encoding, backend="native", dropout=0.3) for _ in range(200)]
+    assert float((torch.stack(many).mean(0) - plain).detach().abs().mean()) < 0.05
+
+    def seeded(x: Tensor) -> Tensor:
+        torch.manual_seed(2)
+        return attend(x, k, v, grid, encoding, backend="native", dropout=0.3).sin().sum()
+
+    x, step = q.requires_grad_(), torch.randn_like(q)
+    (gradient,) = torch.autograd.grad(seeded(x), x)
+    with torch.no_grad():
+        difference = (seeded(x + 1e-6 * step) - seeded(x - 1e-6 * step)) / 2e-6
+    torch.testing.assert_close((gradient * step).sum(), difference, rtol=1e-5, atol=1e-6)
+
+
+@built
+def test_results_are_the_same_for_any_number_of_threads_and_in_many_at_once() -> None:
+    grid = Grid.of(Layout.sequence(600))
+    inputs = _inputs(600, 600, heads=2, groups=1, rows=1)
+    encoding = posenc.create("shaw", head_dim=24, max_distance=30)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = _both(inputs, grid, encoding, "native")
+        torch.set_num_threads(3)
+        found: list[list[Tensor]] = []
+
+        def work() -> None:
+            found.append(_both(inputs, grid, encoding, "native"))
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 8
+    for each in found:
+        assert all(torch.equal(a, b) for a, b in zip(each, alone, strict=True))
+
+
+@built
+def test_a_forked_process_computes_too() -> None:
+    script = (
+        "import multiprocessing, torch, posenc\n"
+        "from posenc import Grid, Layout, attend\n"
+        "torch.set_num_threads(2)\n"
+        "grid = Grid.of(Layout.sequence(300))\n"
+        "q = torch.randn(1, 4, 300, 16)\n"
+        "def run(_=None): return attend(q, q, q, grid, posenc.create('nope'), backend='native')\n"
+        "expected = run()\n"
+        "def child(): raise SystemExit(0 if torch.equal(run(), expected) else 3)\n"
+        "process = multiprocessing.get_context('fork').Process(target=child)\n"
+        "process.start(); process.join(60)\n"
+        "print(process.exitcode)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "0", done.stderr
+
+
+@built
+def test_compiles() -> None:
+    encoding, grid = _encoding("shaw"), Grid.of(Layout.sequence(33), causal=True)
+    inputs = _inputs(33, 33)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, grid, encoding, backend="native")
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    got = torch.autograd.grad(compiled(*inputs).sin().sum(), inputs)
+    for one, other in zip(got, torch.autograd.grad(run(*inputs).sin().sum(), inputs), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@built
+def test_explain_names_it() -> None:
+    inputs, grid = _inputs(33, 33), Grid.of(Layout.sequence(33))
+    assert "compiled" in explain(*inputs, grid, _encoding("shaw"), backend="native").how
+
+
+def test_without_kernels_it_says_how_to_build_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(building, "path", lambda: tmp_path / "none.so")
+    reason = Native().unavailable(torch.device("cpu"))
+    assert reason is not None
+    assert building.COMMAND in reason.reason
+    (tmp_path / "none.so").write_text("not a library")
+    reason = Native().unavailable(torch.device("cpu"))
+    assert reason is not None
+    assert "cannot be loaded" in reason.reason
+
+
+def test_without_a_compiler_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(building, "path", lambda: tmp_path / "none.so")
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+    with pytest.raises(BackendRefusal, match="Install GCC"):
+        building.build(quiet=True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["lock"]
+
+
+@built
+def test_processes_at_once_build_once(tmp_path: Path) -> None:
+    """Two processes with a compiler that only counts its calls."""
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *-dM*) echo "#define __GNUC__ 12"; exit;; esac\n'
+        f"echo call >> {tmp_path}/calls\n"
+        'while [ "$1" != -o ]; do shift; done\nsleep 0.2; echo built > "$2"\n'
+    )
+    compiler.chmod(0o755)
+    environment = {**os.environ, "CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path)}
+    script = "from posenc.attention.backends.native.build import build; print(build(quiet=True))"
+    command = [sys.executable, "-c", script]
+    both = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    files = {process.communicate()[0].strip() for process in both}
+    assert len(files) == 1
+    assert Path(files.pop()).read_text() == "built\n"
+    assert len((tmp_path / "calls").read_text().splitlines()) == 3, "two objects, one linking"
