@@ -304,7 +304,7 @@ MUTATIONS = [
     ),
     Mutation(statistics.paired_difference, "a.keys() & b.keys()", "a.keys()", pairs_by_seed),
     Mutation(statistics.held, "break", "continue", holds_up_to_the_first_loss),
-    Mutation(statistics.estimate, "count - 1))", "count))", interval),
+    Mutation(statistics.estimate, "stdtrit(count - 1,", "stdtrit(count,", interval),
     Mutation(statistics.estimate, "/ (count - 1)", "/ count", interval),
     Mutation(
         statistics.change,
