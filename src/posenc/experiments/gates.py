@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from posenc.experiments.results import Comparison, Metric
-from posenc.experiments.statistics import Estimate
+from posenc.experiments.results import Comparison
 from posenc.experiments.tasks import TASKS
 from posenc.experiments.verdicts import LEARNED_NOTHING, Row
-from posenc.experiments.wording import amount, listed
+from posenc.experiments.wording import listed, sentence
 
 __all__ = ["gated", "reason", "unsure"]
 
 MORE = 4
-"""So many times the steps are advised where nothing was learned, and a part of them where too
-much was."""
+"""Factor of the steps advised where nothing was learned; divisor where too much was."""
 
 
 def reason(comparison: Comparison, row: Row) -> str:
@@ -24,98 +22,76 @@ def reason(comparison: Comparison, row: Row) -> str:
 
 
 def unsure(comparison: Comparison, rows: Sequence[Row]) -> Iterable[str]:
-    """Rows with an interval too wide, or of which recall says nothing."""
+    """Sentences on rows whose interval is too wide, or of which recall says nothing."""
     train = comparison.train_length
     for row in rows:
         if row.verdict != "unsure":
             continue
-        label = row.subject.label
-        metrics = {"predicts": comparison.headline, "finds": comparison.metric("recall")}
-        for name, metric in metrics.items():
-            values = row.values if name == "predicts" else row.recall
-            verdict = getattr(row, name)
-            if metric is None or verdict not in ("unsure", "unlearned", "untestable"):
+        for verdict, metric, values in (
+            (row.predicts, comparison.headline, row.values),
+            (row.finds, comparison.metric("recall"), row.recall),
+        ):
+            facts = {"label": row.subject.label, "metric": metric, "advice": _longer(comparison)}
+            if metric is None:
                 continue
             if verdict == "unsure":
-                before, after = (amount(values[n], metric) for n in (train, max(values)))
-                yield (
-                    f"Unsure: {label}, whose seeds do not agree: {before} → {after} at "
-                    f"{max(values)}. Use more seeds (--seeds), or train "
-                    f"longer{_longer(comparison)}."
+                last = max(values)
+                yield sentence(
+                    "disagreeing", before=values[train], after=values[last], last=last, **facts
                 )
             elif verdict == "unlearned":
-                yield (
-                    f"Unsure: {label}. It predicts as well at {max(row.values)} as at {train}, but "
-                    f"has not learned to find anything: {amount(values[train], metric)} at "
-                    f"{train}, where {_asked(metric)}. Near context alone may do for its "
-                    f"predictions; train longer{_longer(comparison)}."
+                yield sentence(
+                    "finding_nothing",
+                    last=max(row.values),
+                    train=train,
+                    value=values[train],
+                    **facts,
                 )
-            else:
-                yield f"Unsure: {label}, which could not be asked to find anything at {train}."
+            elif verdict == "untestable":
+                yield (
+                    f"Unsure: {row.subject.label}, which could not be asked to find anything at "
+                    f"{train}."
+                )
 
 
 def gated(comparison: Comparison, rows: Sequence[Row], longest: int) -> Iterable[str]:
-    """Rows without a verdict, a sentence or two for each gate."""
+    """Sentences on rows without a verdict, for each gate."""
     metric, train = comparison.headline, comparison.train_length
 
     def stopped(gate: str) -> list[Row]:
         return [row for row in rows if row.gate == gate]
 
-    yield from _unfinished(stopped("unfinished"))
-    yield from _unlearned(comparison, stopped("unlearned"))
+    def values(rows: Sequence[Row]) -> list[object]:
+        return [(row.subject.label, row.values[train]) for row in rows]
+
+    if unfinished := stopped("unfinished"):
+        names = listed([row.subject.label for row in unfinished])
+        yield f"Not finished: {names}. Continue with --resume."
+    if unlearned := stopped("unlearned"):
+        told = values(unlearned)
+        yield sentence("unlearned", values=told, metric=metric, advice=_longer(comparison))
     if over := stopped("overfitted"):
-        told = _each(over, lambda row: row.values[train], metric)
-        seen = _each(over, lambda row: row.seen, metric)
-        fewer = _steps(comparison, lambda steps: steps // MORE)
-        yield (
-            f"No verdict, overfitted: {told} on what was held out, but {seen} on what it was "
-            f"trained on. Give more data (--text) or train for fewer steps{fewer}."
+        yield sentence(
+            "overfitted",
+            held_out=values(over),
+            seen=[(row.subject.label, row.seen) for row in over if row.seen is not None],
+            metric=metric,
+            advice=_steps(comparison, lambda steps: steps // MORE),
         )
     for row in stopped("tied"):
-        yield (
-            f"No verdict on {row.subject.label}: it cannot be told from {row.tied_with}, the "
-            f"control, at {train} or at {max(row.values)}, so that nothing here is due to its "
-            f"positions. Train longer{_longer(comparison)}, or use more seeds (--seeds)."
+        yield sentence(
+            "tied",
+            label=row.subject.label,
+            control=row.tied_with,
+            train=train,
+            last=max(row.values),
+            advice=_longer(comparison),
         )
     yield from _untestable([row for row in rows if row.gate in ("untestable", *LEARNED_NOTHING)])
     beyond = {x: why for row in rows for x, why in row.refusals.items() if x > longest}
     if beyond:
         first = min(beyond)
         yield f"Nothing could be tested at {first}: {beyond[first]}."
-
-
-def _unfinished(rows: Sequence[Row]) -> Iterable[str]:
-    if rows:
-        names = listed([row.subject.label for row in rows])
-        yield f"Not finished: {names}. Continue with --resume."
-
-
-def _unlearned(comparison: Comparison, rows: Sequence[Row]) -> Iterable[str]:
-    metric, train = comparison.headline, comparison.train_length
-    if rows:
-        told = _each(rows, lambda row: row.values[train], metric)
-        yield (
-            f"Not learned, so no verdict: {told} at the training length, where {_asked(metric)}. "
-            f"Train longer{_longer(comparison)}."
-        )
-
-
-def _asked(metric: Metric) -> str:
-    """The level at which something counts as learned."""
-
-    def shown(value: float) -> str:
-        return amount(Estimate(value, None, 1), metric, unit=False)
-
-    told = []
-    if metric.learned is not None:
-        told.append(
-            f"{metric.rule} gives {shown(metric.learned)}"
-            if metric.rule
-            else f"{shown(metric.learned)} is asked for"
-        )
-    if metric.chance is not None:
-        told.append(f"a guess gives {shown(metric.chance)}")
-    return " and ".join(told)
 
 
 def _untestable(rows: Sequence[Row]) -> Iterable[str]:
@@ -129,25 +105,13 @@ def _untestable(rows: Sequence[Row]) -> Iterable[str]:
         yield f"{listed(labels)} could not be tested at {length}: {why}."
 
 
-def _each(rows: Sequence[Row], value: Callable[[Row], Estimate | None], metric: Metric) -> str:
-    """Names with their values, the unit once."""
-    values = [(row.subject.label, value(row)) for row in rows]
-    return "; ".join(
-        f"{label} {amount(one, metric, unit=label == values[0][0])}"
-        for label, one in values
-        if one is not None
-    )
-
-
-def _longer(comparison: Comparison) -> str:
-    """An option for more steps, in brackets: four times as many, or the task's own if more."""
+def _longer(comparison: Comparison) -> tuple[int, int] | None:
+    """Steps to advise, four times as many or the task's own if more, and those there were."""
     entry = TASKS.get(comparison.task)
     usual = 0 if entry is None else entry.defaults.steps
     return _steps(comparison, lambda steps: max(MORE * steps, usual))
 
 
-def _steps(comparison: Comparison, change: Callable[[int], int]) -> str:
+def _steps(comparison: Comparison, change: Callable[[int], int]) -> tuple[int, int] | None:
     steps = comparison.provenance.settings.get("steps")
-    if not isinstance(steps, int):
-        return ""
-    return f" (--steps {max(1, change(steps))}; these had {steps})"
+    return (max(1, change(steps)), steps) if isinstance(steps, int) else None

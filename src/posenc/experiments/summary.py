@@ -10,7 +10,7 @@ from posenc.experiments.gates import gated, unsure
 from posenc.experiments.results import Comparison, Metric
 from posenc.experiments.statistics import Estimate, compared, held, paired_difference
 from posenc.experiments.verdicts import LEARNED_NOTHING, Row, judged, longest_measured
-from posenc.experiments.wording import amount, listed
+from posenc.experiments.wording import amount, listed, sentence
 
 __all__ = ["Summary", "summarise"]
 
@@ -53,9 +53,9 @@ def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
         yield "Nothing has been measured yet."
         return
     if longest == train:
-        yield from _at_one_length(comparison, rows)
+        yield _at_one_length(comparison, rows)
         yield from gated(comparison, rows, longest)
-        yield _certainty(comparison)
+        yield sentence("certainty", seeds=comparison.most_seeds, complete=comparison.complete)
         return
     candidates = [row for row in rows if row.subject.role == "candidate"]
     factor = longest / train
@@ -76,20 +76,13 @@ def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
     yield from _best(comparison, candidates, longest)
     yield from _most_found(comparison, rows)
     yield from _references(comparison, rows, longest)
-    yield _certainty(comparison)
+    yield sentence("certainty", seeds=comparison.most_seeds, complete=comparison.complete)
 
 
-def _at_one_length(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
-    length, metric = comparison.train_length, comparison.headline
-    measured = [row for row in rows if length in row.values]
-    yield (
-        "At the training length, the only one tested, from best to worst: "
-        + "; ".join(
-            f"{row.subject.label} {amount(row.values[length], metric, unit=row is measured[0])}"
-            for row in measured
-        )
-        + "."
-    )
+def _at_one_length(comparison: Comparison, rows: tuple[Row, ...]) -> str:
+    length = comparison.train_length
+    values = [(row.subject.label, row.values[length]) for row in rows if length in row.values]
+    return sentence("one_length", values=values, metric=comparison.headline)
 
 
 def _change(row: Row, metric: Metric, train: int, longest: int, *, unit: bool) -> str:
@@ -135,16 +128,14 @@ def _best(comparison: Comparison, rows: Sequence[Row], longest: int) -> Iterable
         return
     best = [row for row in ranked if row.rank == ranked[0].rank]
     others = [row for row in ranked if row.rank != ranked[0].rank]
-    names = listed([row.subject.label for row in best])
-    at = f"at {longest} {comparison.length_unit}"
-    if any(row.recall for row in rows):
-        at += " in what it predicts"
-    if not others:
-        yield f"{at.capitalize()} the seeds do not tell {names} apart."
-        return
-    lead = _gap(comparison, others[0], best[0], longest)
-    together = "" if len(best) == 1 else ", which the seeds do not tell apart"
-    yield f"Best {at}: {names}{together}, {lead} ahead of {others[0].subject.label}."
+    predicts = " in what it predicts" if any(row.recall for row in rows) else ""
+    yield sentence(
+        "best",
+        labels=[row.subject.label for row in best],
+        others=[row.subject.label for row in others],
+        lead=_gap(comparison, others[0], best[0], longest) if others else "",
+        at=f"at {longest} {comparison.length_unit}{predicts}",
+    )
 
 
 def _gap(comparison: Comparison, worse: Row, better: Row, length: int) -> str:
@@ -171,19 +162,16 @@ def _most_found(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
         return
     there = [row for row in found if longest in row.recall]
     ordered = sorted(there, key=lambda row: -row.recall[longest].mean)
-    told = ", ".join(
-        f"{row.subject.label} {amount(row.recall[longest], metric, unit=False)}" for row in ordered
-    )
-    guess = "" if metric.chance is None else f"; a guess {metric.chance:.1%}"
-    yield f"{metric.label} at {longest} {comparison.length_unit}: {told}{guess}."
+    values = [(row.subject.label, row.recall[longest]) for row in ordered]
+    at = f"at {longest} {comparison.length_unit}"
+    yield sentence("recall", metric=metric, at=at, values=values)
 
 
 def _references(comparison: Comparison, rows: tuple[Row, ...], longest: int) -> Iterable[str]:
-    metric, unit = comparison.headline, comparison.length_unit
+    metric = comparison.headline
     for row in rows:
         if longest not in row.values or row.subject.role == "candidate":
             continue
-        value = f"{amount(row.values[longest], metric)} at {longest} {unit}"
         mine = comparison.values(row.subject.name, metric.key, longest)
         ahead = [
             other.subject.label
@@ -193,14 +181,12 @@ def _references(comparison: Comparison, rows: tuple[Row, ...], longest: int) -> 
             and compared(metric, comparison.values(other.subject.name, metric.key, longest), mine)
             == "better"
         ]
-        beaten = f"beaten by {listed(ahead)}" if ahead else "beaten by no candidate"
-        kind = "baseline" if row.subject.role == "baseline" else "control"
-        yield f"The {kind} {row.subject.label} reaches {value}, {beaten}."
-
-
-def _certainty(comparison: Comparison) -> str:
-    seeds = comparison.most_seeds
-    if seeds == 1:
-        return "One seed only: how much of this is chance cannot be said; use at least three."
-    count = f"{seeds} seeds" if comparison.complete else f"up to {seeds} seeds"
-    return f"All ± are 95 % intervals over {count}."
+        yield sentence(
+            "reference",
+            role=row.subject.role,
+            label=row.subject.label,
+            value=row.values[longest],
+            metric=metric,
+            at=f"at {longest} {comparison.length_unit}",
+            ahead=ahead,
+        )

@@ -1,13 +1,35 @@
-"""Values and lists of names in the sentences of a comparison."""
+"""Sentences of a comparison from templates, and the values and lists of names in them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from posenc.experiments.results import Metric
 from posenc.experiments.statistics import Estimate
 
-__all__ = ["amount", "listed"]
+__all__ = ["amount", "listed", "sentence"]
+
+
+def sentence(name: str, **facts: Any) -> str:
+    """A sentence (or a few) by the macro of this name in ``templates/sentences.jinja``."""
+    text: str = getattr(_templates().get_template("sentences.jinja").module, name)(**facts)
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+@cache
+def _templates() -> Environment:
+    made = Environment(
+        loader=PackageLoader("posenc.experiments"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"amount": amount, "exactly": _exactly, "listed": listed}
+    return made
 
 
 def amount(value: Estimate, metric: Metric, *, unit: bool = True) -> str:
@@ -15,13 +37,17 @@ def amount(value: Estimate, metric: Metric, *, unit: bool = True) -> str:
 
     Args:
         value: of the metric.
-        metric: which one.
+        metric: decides form and unit.
         unit: with its unit.
     """
     form, fine = (".1%", ".1%") if metric.is_share else (".3g", ".2g")
     spread = "" if value.half_width is None else f" ± {value.half_width:{fine}}"
     of = metric.unit.removeprefix("share").strip() if unit else ""
     return f"{value.mean:{form}}{spread} {of}".strip()
+
+
+def _exactly(value: float, metric: Metric) -> str:
+    return amount(Estimate(value, None, 1), metric, unit=False)
 
 
 def listed(names: Sequence[str]) -> str:
