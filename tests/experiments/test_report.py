@@ -169,7 +169,7 @@ def test_charts_only_of_what_was_measured() -> None:
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
-    with pytest.raises(OutputError, match="holds something"):
+    with pytest.raises(OutputError, match="which is in use"):
         write_report(sample(), tmp_path)
     assert (tmp_path / "mine").read_text() == "x"
     report = tmp_path / "report"
