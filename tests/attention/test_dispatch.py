@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ def columns(count: int) -> LowRank:
 
 
 TABLE = BucketedTerms(bucket=lambda offsets: offsets[..., 0].long(), table=torch.zeros(1, 1))
+COLUMN = replace(TABLE, column=torch.zeros(1, 4, 600))
 SIDE = 512
 """Queries and keys of four heads with just ``SMALL`` logits."""
 
@@ -53,11 +55,13 @@ CASES = {
     "table": (problem(600, LONG - 1, lowered=(TABLE,)), "many logits"),
     "long table": (problem(600, LONG, lowered=(columns(1), TABLE)), "a long table"),
     "long without table": (problem(600, LONG, lowered=(columns(1),)), "many logits"),
+    "column": (problem(600, 600, lowered=(COLUMN,)), "terms by offset"),
     "unstructured": (problem(600, LONG, lowered=None), "many logits"),
 }
 ORDER = {
     "few logits": ["sdpa", "reference"],
     "many logits": ["sdpa", "tiled", "reference"],
+    "terms by offset": ["native", "sdpa", "tiled", "reference"],
 }
 
 

@@ -12,7 +12,8 @@ import torch
 
 from posenc.attention.backends.common.base import Backend, Plan, Problem, Unsupported
 from posenc.attention.call import AttentionCall
-from posenc.encoding import LowRank
+from posenc.attention.lowering import is_constant_table
+from posenc.encoding import LowRank, StructuredScore
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.registration import Registry
 from posenc.runtime import is_transformed
@@ -141,4 +142,11 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
         return "more extra columns than features", ["tiled", "sdpa", "reference"]
     if keys >= LONG and any(not isinstance(term, LowRank) for term in lowered):
         return "a long table, which may fade out", ["tiled", "sdpa", "reference"]
+    if problem.q.dtype == torch.float32 and any(map(_is_learned, lowered)):
+        rule = "terms by offset that are learned or read tokens"
+        return rule, ["native", "sdpa", "tiled", "reference"]
     return "many logits", ["sdpa", "tiled", "reference"]
+
+
+def _is_learned(term: StructuredScore) -> bool:
+    return not (isinstance(term, LowRank) or is_constant_table(term))
