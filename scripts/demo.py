@@ -21,7 +21,7 @@ def table(rows: list[Mapping[str, str]]) -> str:
     lengths = [length for length in lengths if length.isdigit()]
     last = lengths[-1]
     head = f"trained at {lengths[0]} bytes; bits per byte at | {' | '.join(lengths)}"
-    lines = [f"| {head} | needles found at {last} | verdict |", "|---" * (len(lengths) + 3) + "|"]
+    lines = [f"| {head} | recall at {last} | verdict |", "|---" * (len(lengths) + 3) + "|"]
     for row in rows:
         losses = [_cell(row, f"loss@{length}", 1, 2) or "cannot" for length in lengths]
         found = _cell(row, f"recall@{last}", 100, 0)

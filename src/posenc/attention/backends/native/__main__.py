@@ -13,7 +13,7 @@ def main(arguments: list[str]) -> int:
     try:
         build()
         reason = missing()
-    except BackendRefusal as error:
+    except (BackendRefusal, OSError, RuntimeError) as error:  # no compiler, or no folder for them
         reason = str(error)
     if reason is not None:
         sys.stdout.write(f"posenc's CPU kernels cannot be used: {reason}\n")
