@@ -76,5 +76,5 @@ def test_without_fullgraph_the_error_itself_is_raised() -> None:
     def run(x: Tensor) -> Tensor:
         return encoding.embed(x, Layout.sequence(9))
 
-    with pytest.raises(posenc.errors.LengthError, match="what the learned table holds"):
+    with pytest.raises(posenc.errors.LengthError, match="range of the learned table"):
         run(torch.zeros(1, 9, 8))

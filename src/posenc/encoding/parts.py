@@ -200,6 +200,9 @@ class ScoreTerm(Part, ABC):
     by_position: ClassVar[bool] = False
     """True if ``forward`` depends on positions only, not on queries, keys or signals."""
 
+    reads_layout: ClassVar[bool] = False
+    """True if ``lower`` reads positions or counts of tokens, not only offsets, queries and keys."""
+
     keys_by_keys: ClassVar[bool] = False
     """True if ``forward`` allocates K×K matrices, whatever the number of queries."""
 

@@ -23,7 +23,7 @@ __all__ = ["RopeMixed"]
 class RopeMixed(Rotary):
     """RoPE-Mixed: a learned frequency vector across the image for each pair and head.
 
-    Pair t of head h is rotated by ``y · θ^y_ht + x · θ^x_ht``.
+    ``angle_ht = y · θ^y_ht + x · θ^x_ht``, by which pair t of head h is rotated.
 
     ``(y, x)`` is a position in cells, any reals; θ ``[2, H, D/2]`` in radians per cell, learned.
     Initially, as in the paper's code, the first D/4 pairs have magnitudes ``base^(-4t/D)``,

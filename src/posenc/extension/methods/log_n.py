@@ -113,6 +113,8 @@ class LogN(QueryKeyTransform):
 class LogNScore(ScoreTerm):
     """A score part times κ; see ``log_n``."""
 
+    reads_layout = True
+
     def __init__(self, inner: ScoreTerm, *, length: float) -> None:
         super().__init__()
         self.inner, self.length = inner, length

@@ -332,12 +332,11 @@ def _write(
 def _shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
     """Consecutive tensors in groups of at most ``limit`` bytes (or one tensor)."""
     shards: list[dict[str, Tensor]] = [{}]
-    size = 0
+    filled = 0
     for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
-        if shards[-1] and size + size > limit:
+        if shards[-1] and filled + tensor.nbytes > limit:
             shards.append({})
-            size = 0
+            filled = 0
         shards[-1][name] = tensor
-        size += size
+        filled += tensor.nbytes
     return shards

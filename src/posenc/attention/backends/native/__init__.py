@@ -27,6 +27,8 @@ __all__ = ["Native"]
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
+ON_CPU = Unsupported("its kernels run on CPUs alone")
+
 
 class Native(Backend):
     """Online softmax over tiles, in C++, with terms read by spans of the offset.
@@ -40,11 +42,13 @@ class Native(Backend):
 
     def unavailable(self, device: torch.device) -> Unsupported | None:
         if device.type != "cpu":
-            return Unsupported("its kernels run on CPUs alone")
+            return ON_CPU
         reason = missing()
         return None if reason is None else Unsupported(reason)
 
     def plan(self, problem: Problem) -> Plan | Unsupported:
+        if problem.q.device.type != "cpu":
+            return ON_CPU
         if is_transformed():
             return Unsupported("its kernels know no transforms of torch.func")
         if torch.compiler.is_exporting():

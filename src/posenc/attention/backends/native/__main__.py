@@ -20,4 +20,5 @@ def main(arguments: list[str]) -> int:
     return int(reason is not None and "--require" in arguments)
 
 
-sys.exit(main(sys.argv[1:]))
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

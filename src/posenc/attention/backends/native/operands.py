@@ -76,6 +76,8 @@ def terms_of(problem: Problem, domain: tuple[int, int]) -> tuple[StructuredScore
     grid, (first, last), queries = problem.grid, domain, problem.q.shape[2]
     if grid.query.signal is not None or grid.key.signal is not None:
         return None
+    if score is not None and score.reads_layout:
+        return None
     device, start = problem.q.device, max(0, -first - queries + 1)
     query = Layout.sequence(queries, start, device=device)
     shift = max(0, first + queries - 1 + start)
