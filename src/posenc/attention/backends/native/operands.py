@@ -117,8 +117,8 @@ def operands(
         bucket = maps[0] if shared else torch.arange(last - first + 1, device=device)
     read = [None if shared else n for n in maps]
     pairs = list(zip(rowed, read, strict=True))
-    left, left_rows = _stacked([(g.left, at) for g, at in pairs], size)
-    right, right_rows = _stacked([(g.right, at) for g, at in pairs], size)
+    left, left_rows = _stacked([(g.left, at) for g, at in pairs], size, problem.q.dtype)
+    right, right_rows = _stacked([(g.right, at) for g, at in pairs], size, problem.q.dtype)
     values = [_read(g.value, at) for g, at in pairs if g.value is not None]
     if bucket is not None and right is not None:
         # Hidden pairs are read too.
@@ -156,9 +156,21 @@ def _read(rows: Tensor, at: Tensor | None) -> Tensor:
 def _stacked(
     products: Sequence[tuple[TokenTableProduct | None, Tensor | None]],
     size: tuple[int, int, int, int],
+    dtype: torch.dtype,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Several products as one, their features side by side."""
-    given = [(x.tokens.expand(size), _read(x.rows, at)) for x, at in products if x is not None]
+    """Several products as one, their features side by side; tokens in the dtype of the kernel.
+
+    Narrow tokens stay narrow: the kernel widens them.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    given = [
+        (
+            (x.tokens.to(wide) if x.tokens.dtype != dtype else x.tokens).expand(size),
+            _read(x.rows, at),
+        )
+        for x, at in products
+        if x is not None
+    ]
     if not given:
         return None, None
     if len(given) == 1:
