@@ -1,4 +1,4 @@
-"""What ``import posenc`` adds to ``import torch``, in fresh processes.
+"""Time that ``import posenc`` adds to ``import torch``, in fresh processes.
 
 python benchmarks/import_time.py [--rounds 9]
 """

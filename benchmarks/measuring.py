@@ -1,4 +1,4 @@
-"""What the scripts here have in common: how they keep their results."""
+"""Results of the scripts here, written to files."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def compare(name: str, out: Path, workers: int) -> None:
 
 
 def command(name: str) -> str:
-    """What a reader types to get the run."""
+    """The command line of the run."""
     return f"posenc compare --task {RUNS[name].task} {RUNS[name].arguments}".strip()
 
 

@@ -33,7 +33,7 @@ BROUGHT_BY_TORCH = ("nvidia-", "cuda-")
 
 
 def build_requirements() -> list[str]:
-    """What builds posenc, so that installing it in place needs no network."""
+    """Build requirements of posenc, so that installing it in place needs no network."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return [*project["build-system"]["requires"], "editables"]
 

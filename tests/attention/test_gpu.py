@@ -305,7 +305,7 @@ def test_long_sequences_in_one_call(name: str) -> None:
 def test_tensors_of_more_than_two_billion_numbers() -> None:
     """Places in memory do not fit in 32 bits: the last head against the definition."""
     if torch.cuda.get_device_properties(0).total_memory < 40 * 2**30:
-        pytest.skip("needs 40 GiB")
+        pytest.skip("needs a device with 40 GiB of memory")
     heads, queries = 2**31 // (LONG * 128) + 2, 32
     layout = Layout.sequence(LONG, device=DEVICE)
     grid = Grid(layout.slice(LONG - queries, LONG), layout, causal=True)

@@ -56,7 +56,7 @@ class Images:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Where images are, and what a model is given of them.
+    """Path of images, and their preparation for a model.
 
     Whole images are resized to the size asked for, whatever their shape, as transformers does for
     ViT; by bilinear interpolation, smoothed where they become smaller.

@@ -1,4 +1,4 @@
-"""What stretching a model was found to do."""
+"""Results of measuring stretched models."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Claimed:
-    """What a method says of itself.
+    """Claims of a method.
 
     Args:
         summary, expect, training, cost: see ``Extension``.
@@ -168,7 +168,7 @@ class Claimed:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What was found of one method.
+    """Results of one method.
 
     Args:
         key: as it was written; ``direct`` and ``window`` are the baselines.
@@ -271,7 +271,7 @@ class Study:
 
     @property
     def deciding(self) -> Metric:
-        """What methods are ranked by."""
+        """The metric that methods are ranked by."""
         return self.metrics[0]
 
     @property
@@ -285,7 +285,7 @@ class Study:
         return any(each.tuned is not None for each in self.findings)
 
     def of(self, key: str) -> Findings | None:
-        """What was found of one method."""
+        """Results of one method."""
         return next((each for each in self.findings if each.key == key), None)
 
     def ranked(self, *, tuned: bool = False) -> list[tuple[Findings, Reading]]:

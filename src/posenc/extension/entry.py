@@ -21,7 +21,7 @@ CONTEXT = ("factor", "length")
 
 @dataclass(frozen=True, kw_only=True)
 class ExtensionClaims:
-    """What a method promises; tests hold it to this.
+    """Claims of a method, held by tests.
 
     Args:
         identity_at_one: stretched by 1 it changes nothing.

@@ -111,7 +111,7 @@ def advice(
     length: float | None = None,
     **options: object,
 ) -> tuple[str, ...]:
-    """What to know before the encoding is stretched like this: sentences, maybe none.
+    """Advice on stretching the encoding like this: sentences, maybe none.
 
     YaRN's ramp, for one, is meant for thousands of tokens: at a short trained length its defaults
     do something else than their names say, and this tells what, and which values to use.
@@ -179,7 +179,7 @@ def _assign(options: Mapping[str, object], names: Sequence[str]) -> dict[str, di
 def _arguments(
     name: str, context: Mapping[str, float | None], options: Mapping[str, object]
 ) -> dict[str, Any]:
-    """What the method takes of the context, and its options."""
+    """The arguments that the method takes from the context, and its options."""
     arguments = dict(options)
     for parameter, description in EXTENSIONS[name].parameters().items():
         if parameter in CONTEXT and context[parameter] is not None:

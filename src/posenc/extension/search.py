@@ -84,7 +84,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Found:
-    """Where a search stands.
+    """State of a search.
 
     Args:
         best: of all so far.
@@ -292,7 +292,7 @@ def _resumed(state: Path | str | None, told: dict[str, Any]) -> list[Tried]:
 
 
 def _tried(factors: object, losses: object) -> list[Tried] | None:
-    """What was tried, from JSON values; None where these are others."""
+    """Candidates tried so far, from JSON values; None if they do not fit."""
     if not (isinstance(factors, list) and isinstance(losses, list) and len(factors) == len(losses)):
         return None
 

@@ -45,7 +45,7 @@ def test_split_has_the_published_sizes() -> None:
 def test_split_is_the_published_one_line_for_line(part: int, name: str) -> None:
     file = PUBLISHED / f"tasks_{name}_length.txt"
     if not file.exists():
-        pytest.skip("the published files are not here")
+        pytest.skip("needs the published SCAN files, which are not shipped")
     lines = file.read_text().splitlines()
     ours = {f"IN: {command} OUT: {' '.join(told)}" for command, told in split()[part].items()}
     assert len(lines) == len(ours)

@@ -334,7 +334,7 @@ class Deberta(ScoreTerm):
     def _tables(
         self, low: int, high: int, device: torch.device
     ) -> tuple[Float[Tensor, "H N D"], Float[Tensor, "H N D"]]:
-        """What each bucket from ``low`` to ``high`` adds to products with queries and with keys.
+        """Rows of the buckets ``low`` to ``high``, for products with queries and with keys.
 
         One group for both terms: of the 2S + 1 buckets each term finds two in one row.
         """

@@ -146,7 +146,7 @@ class ImageSuite:
         return str(length) if height == width else f"{height}×{width}"
 
     def _metrics(self) -> tuple[Metric, ...]:
-        """What can be measured, the deciding first."""
+        """The metrics, the deciding one first."""
         right = Metric(
             key="right",
             name="accuracy",

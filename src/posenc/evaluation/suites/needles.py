@@ -1,4 +1,4 @@
-"""What a stretched model is asked besides its loss: to find a needle, and to copy what is near."""
+"""Tests of a stretched model beside its loss: finding a needle, and copying near tokens."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class RetrievalSuite:
         }
 
     def _hits(self, model: nn.Module, length: int, limit: int | None) -> Bool[Tensor, "P N"]:
-        """Which passages' documents come first."""
+        """True for passages whose document ranks first."""
         rest = self._vectors(model, self._cut(self._rest(length), limit))
         found = []
         for passage in self._passages(length):

@@ -64,7 +64,7 @@ def llama3(
 def llama3_advice(
     encoding: Encoding, *, length: float, low: float = 1.0, high: float = 4.0
 ) -> tuple[str, ...]:
-    """What the ramp does to the pairs of a rope trained at ``length``."""
+    """Effect of the ramp on the pairs of a rope trained at ``length``."""
     return ramp_advice(encoding, length=length, alpha=low, beta=high)
 
 

@@ -95,7 +95,7 @@ def require_ramp(alpha: float, beta: float) -> None:
 def ramp_advice(
     encoding: Encoding, *, length: float, alpha: float = 1.0, beta: float = 32.0
 ) -> tuple[str, ...]:
-    """What the ramp does to the pairs of a rope trained at ``length``, and where it misbehaves."""
+    """Effect of the ramp on the pairs of a rope trained at ``length``, with warnings."""
     rope = require_rope(encoding, "the ramp")
     turns = rotations(rope, require_length(length))
     require_ramp(alpha, beta)

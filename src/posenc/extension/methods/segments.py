@@ -127,7 +127,7 @@ class Segments(nn.Module):
         return output
 
     def starts(self, count: int) -> list[int]:
-        """Where the segments of an input of ``count`` tokens begin."""
+        """First tokens of the segments of an input of ``count`` tokens."""
         last = max(0, count - self.length)
         return [*range(0, last, self.length - self.overlap), last]
 

@@ -115,7 +115,7 @@ def yarn_advice(
     beta: float = 32.0,
     truncate: bool = True,
 ) -> tuple[str, ...]:
-    """What the ramp does to the pairs of a rope trained at ``length``, and where it misbehaves."""
+    """Effect of the ramp on the pairs of a rope trained at ``length``, with warnings."""
     rope = require_unstretched(require_rope(encoding, "yarn"), "yarn")
     low, high = _bounds(rope, require_length(length), alpha, beta, truncate=truncate)
     pairs = rope.rotated // 2
