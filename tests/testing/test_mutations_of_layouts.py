@@ -8,8 +8,9 @@ import pytest
 
 from posenc import Grid, Layout, create
 from posenc.attention import Attention, LayerCache, cache
-from tests import test_layout, test_standalone
 from tests.attention import test_cache
+from tests.encoding import test_standalone
+from tests.layout import test_layout
 from tests.testing.mutations import Check, Mutation, law, require_caught
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.encoding.heads import SomeHeadsScore, SomeHeadsTransform, SomeHeadsValue, range_of
@@ -16,6 +15,7 @@ from posenc.encoding.parts import (
     ValueTerm,
 )
 from posenc.encoding.standalone import Standalone
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.display import table_html
@@ -157,13 +157,7 @@ class Encoding(Standalone, nn.Module):
         """True if any part requires a causal mask."""
         return any(part.causal_only for part in self.parts())
 
-    def embed(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def embed(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         """``x`` after the embedding part, if there is one.
 
         Features of invalid tokens are replaced by zeros first.
@@ -173,7 +167,7 @@ class Encoding(Standalone, nn.Module):
         embedded: Tensor = self.embedding(zero_invalid(x, layout), layout, tokens=tokens)
         return embedded
 
-    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
+    def observe(self, x: Features, layout: Layout) -> Layout:
         """The layout with the signals that the attention parts compute from ``x``.
 
         Features of invalid tokens are replaced by zeros first.

@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.encoding.lowered import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
 from posenc.encoding.parts import Part, Projection
+from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredTerms
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.lowered import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
 
 __all__ = ["HeadRange", "SomeHeadsScore", "SomeHeadsTransform", "SomeHeadsValue", "range_of"]
 
@@ -112,7 +113,7 @@ class SomeHeads(Part):
         claims = {name: getattr(whole, name) for name in CLAIMS if hasattr(whole, name)}
         self.__dict__.update(claims, heads=heads.end - heads.begin)
 
-    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
+    def observe(self, x: Features, layout: Layout) -> Layout:
         observed: Layout = self.whole.observe(x, layout)
         return observed
 
@@ -124,7 +125,7 @@ class SomeHeadsTransform(SomeHeads):
     """Some heads of a query_key part; keys are expanded to one head per query head."""
 
     def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+        self, q: Queries, k: Keys, grid: Grid
     ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H K E"]]:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         q, k = self.whole(self.range.fill(q), self.range.fill(k), grid)
@@ -134,25 +135,11 @@ class SomeHeadsTransform(SomeHeads):
 class SomeHeadsScore(SomeHeads):
     """Some heads of a score part."""
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "b H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         score: Tensor = self.whole(self.range.fill(q), self.range.fill(k), grid, scale=scale)
         return self.range.cut(score)
 
-    def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> tuple[StructuredScore, ...] | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         terms = self.whole.lower(self.range.fill(q), self.range.fill(k), grid, scale=scale)
         return None if terms is None else tuple(self.range.cut_term(term) for term in terms)
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ClassVar, Protocol
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.encoding.lowered import BucketedTerms, Pairing, Rotation
+from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredTerms, TokenIds
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.lowered import BucketedTerms, Pairing, Rotation, StructuredScore
 
 __all__ = [
     "EmbeddingEncoding",
@@ -98,7 +99,7 @@ class Part(Hooked):
     """Required query heads, head width, model width and causal flag; None: any. Attention raises
     an error for others."""
 
-    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
+    def observe(self, x: Features, layout: Layout) -> Layout:
         """The layout with a per-token signal computed from the layer's input; unchanged by default.
 
         ``forward`` reads it from ``grid.query.signal`` and ``grid.key.signal``; it is cached with
@@ -123,13 +124,7 @@ class EmbeddingEncoding(Part, ABC):
     """Number of preceding tokens that it reads (a causal convolution)."""
 
     @abstractmethod
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         """The encoded token vectors, in the dtype of ``x``.
 
         Args:
@@ -156,16 +151,14 @@ class QueryKeyTransform(Part, ABC):
 
     @abstractmethod
     def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+        self, q: Queries, k: Keys, grid: Grid
     ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B G K E"]]:
         """The transformed queries and keys, in their own dtypes.
 
         Keys keep G heads, or are expanded to H if their transform depends on the query head.
         """
 
-    def lower(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> Rotation | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
         """The transform as a rotation, for fused kernels; None if it is not one.
 
         Also None if keys are expanded to more heads.
@@ -207,27 +200,13 @@ class ScoreTerm(Part, ABC):
     """True if ``forward`` allocates K×K matrices, whatever the number of queries."""
 
     @abstractmethod
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "b H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         """The term (the whole logit if ``replaces_product``), as defined in the paper.
 
         May allocate Q×K. Keys have H heads.
         """
 
-    def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> tuple[StructuredScore, ...] | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         """The structured form for fast backends; None if there is none."""
         return None
 

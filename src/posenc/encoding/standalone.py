@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding.parts import Part, QueryKeyTransform, ScoreTerm, ValueTerm
+from posenc.encoding.tensors import Scores
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -27,7 +28,7 @@ class Standalone:
     score: ScoreTerm | None
     value: ValueTerm | None
 
-    def bias(self, grid: Grid, *, scale: float | None = None) -> Float[Tensor, "b H Q K"]:
+    def bias(self, grid: Grid, *, scale: float | None = None) -> Scores:
         """Bias that the score part adds to the scaled logits, ``[B|1, H, Q, K]`` float32 or 64.
 
         It does not include the mask (``grid.visible``) nor the query_key part (``cos_sin``).

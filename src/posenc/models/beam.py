@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.generation import LanguageModel, check_prompt
@@ -48,7 +49,7 @@ class Beams:
 @torch.no_grad()
 def beam_search(
     model: LanguageModel,
-    prompt: Int[Tensor, "B L"],
+    prompt: TokenIds,
     *,
     beams: int,
     max_new_tokens: int,

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.attention import Attention, Context, LayerCache
+from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
 from posenc.layout.padding import zero_invalid
@@ -47,7 +48,7 @@ class FeedForward(nn.Module):
         self.input = nn.Linear(dim, gates * hidden, bias=bias)
         self.output = nn.Linear(hidden, dim, bias=bias)
 
-    def forward(self, x: Float[Tensor, "B L C"]) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features) -> Features:
         x = self.input(x)
         if self.activation == "swiglu":
             gate, value = x.chunk(2, dim=-1)
@@ -153,13 +154,13 @@ class Block(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "B L C"],
+        x: Features,
         layout: Layout,
         *,
         cache: LayerCache | None = None,
-        source: Float[Tensor, "B L C"] | None = None,
+        source: Features | None = None,
         context: Context | SourceContext | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    ) -> Features:
         """``x`` after all layers.
 
         Args:

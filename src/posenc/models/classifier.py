@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.checkpoint import SavedModel
@@ -47,9 +48,7 @@ class TextClassifier(SavedModel):
         nn.init.normal_(self.output.weight, std=config.dim**-0.5)
         nn.init.zeros_(self.output.bias)
 
-    def forward(
-        self, tokens: Int[Tensor, "B L"], layout: Layout | None = None
-    ) -> Float[Tensor, "B classes"]:
+    def forward(self, tokens: TokenIds, layout: Layout | None = None) -> Float[Tensor, "B classes"]:
         """Logits of the classes, ``[B, classes]``; as ``Encoder``."""
         x = self.encoder(tokens, layout)
         if layout is None or layout.valid is None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.attention.extra.complex import side_by_side
 from posenc.encoding import Encoding
+from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
 from posenc.models.block import Block
@@ -212,9 +213,7 @@ class SequenceClassifier(SavedModel):
                 remedy="Use body='transformer', or another encoding.",
             )
 
-    def forward(
-        self, tokens: Int[Tensor, "B L"], layout: Layout | None = None
-    ) -> Float[Tensor, "B N"]:
+    def forward(self, tokens: TokenIds, layout: Layout | None = None) -> Float[Tensor, "B N"]:
         """Logits ``[B, classes]``.
 
         Args:

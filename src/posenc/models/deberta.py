@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.checkpoint import SavedModel
@@ -104,11 +105,7 @@ class Deberta(SavedModel):
         self.head = MaskedLMHead(config)
 
     def forward(
-        self,
-        tokens: Int[Tensor, "B L"],
-        layout: Layout | None = None,
-        *,
-        types: Int[Tensor, "B L"] | None = None,
+        self, tokens: TokenIds, layout: Layout | None = None, *, types: TokenIds | None = None
     ) -> Float[Tensor, "B L V"]:
         """Logits of the token at each position, ``[B, L, vocabulary]``.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from posenc.attention import Cache, LayerCache
 from posenc.encoding import Encoding
+from posenc.encoding.tensors import TokenIds
 from posenc.layout import Layout
 from posenc.models.block import Block
 from posenc.models.checkpoint import SavedModel
@@ -123,11 +124,7 @@ class Decoder(SavedModel):
         return [block.attention.encoding for block in blocks]
 
     def forward(
-        self,
-        tokens: Int[Tensor, "B L"],
-        layout: Layout | None = None,
-        *,
-        cache: Cache | None = None,
+        self, tokens: TokenIds, layout: Layout | None = None, *, cache: Cache | None = None
     ) -> Float[Tensor, "B L V"]:
         """Logits of the next token at every position, ``[B, L, vocabulary]``.
 

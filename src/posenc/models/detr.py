@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import EmbeddingEncoding, Encoding, QueryKeyTransform
 from posenc.encoding.parts import Projection
+from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.embedding.fourier import Fourier
 from posenc.encodings.embedding.gaussian_fourier import GaussianFourier
 from posenc.encodings.embedding.learned2d import Learned2d
@@ -56,9 +56,7 @@ class AtAttention(QueryKeyTransform):
         """Refer to the layer's projections."""
         self._attached = (query, key)  # a tuple, to stay out of the state dict
 
-    def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         if self._attached is None:
             raise ArgumentError(
                 "encoding",

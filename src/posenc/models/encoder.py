@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.block import Activation, Block
@@ -118,12 +119,8 @@ class Encoder(SavedModel):
         draw_blocks(self.blocks)
 
     def forward(
-        self,
-        tokens: Int[Tensor, "B L"],
-        layout: Layout | None = None,
-        *,
-        types: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+        self, tokens: TokenIds, layout: Layout | None = None, *, types: TokenIds | None = None
+    ) -> Features:
         """Token vectors after the last block, ``[B, L, C]``.
 
         Args:
@@ -142,9 +139,7 @@ class Encoder(SavedModel):
             x = block(x, layout)
         return self.finish(x, layout)
 
-    def embed(
-        self, tokens: Int[Tensor, "B L"], layout: Layout, *, types: Tensor | None = None
-    ) -> Float[Tensor, "B L C"]:
+    def embed(self, tokens: TokenIds, layout: Layout, *, types: Tensor | None = None) -> Features:
         """Input of the first block.
 
         Raises:
@@ -168,7 +163,7 @@ class Encoder(SavedModel):
         embedded: Tensor = self.dropout(x)
         return embedded
 
-    def finish(self, x: Float[Tensor, "B L C"], layout: Layout) -> Float[Tensor, "B L C"]:
+    def finish(self, x: Features, layout: Layout) -> Features:
         """Output of the last block, normalised if the blocks are pre-norm."""
         if self.norm is None or not self.config.norm_first:
             return x
@@ -232,11 +227,7 @@ class MaskedLM(SavedModel):
         self.head = MaskedLMHead(config)
 
     def forward(
-        self,
-        tokens: Int[Tensor, "B L"],
-        layout: Layout | None = None,
-        *,
-        types: Int[Tensor, "B L"] | None = None,
+        self, tokens: TokenIds, layout: Layout | None = None, *, types: TokenIds | None = None
     ) -> Float[Tensor, "B L V"]:
         """Logits of the token at each position, ``[B, L, vocabulary]``; as ``Encoder``."""
         x = self.encoder(tokens, layout, types=types)

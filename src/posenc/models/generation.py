@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from posenc.attention import Cache
+from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
@@ -104,7 +105,7 @@ Sampling = Greedy | Sample
 @torch.no_grad()
 def generate(
     model: LanguageModel,
-    prompt: Int[Tensor, "B L"],
+    prompt: TokenIds,
     *,
     max_new_tokens: int,
     sampling: Sampling | None = None,

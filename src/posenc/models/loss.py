@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 
 __all__ = ["token_loss"]
@@ -13,7 +14,7 @@ __all__ = ["token_loss"]
 
 def token_loss(
     logits: Float[Tensor, "B L V"],
-    targets: Int[Tensor, "B L"],
+    targets: TokenIds,
     *,
     valid: Bool[Tensor, "b L"] | None = None,
     smoothing: float = 0.0,

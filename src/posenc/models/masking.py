@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
+from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 
 __all__ = ["Masked", "mask_tokens"]
@@ -22,12 +23,12 @@ class Masked:
         chosen: ``[B, L]``, positions to predict: ``token_loss(…, valid=chosen)``.
     """
 
-    inputs: Int[Tensor, "B L"]
+    inputs: TokenIds
     chosen: Bool[Tensor, "B L"]
 
 
 def mask_tokens(
-    tokens: Int[Tensor, "B L"],
+    tokens: TokenIds,
     *,
     mask_token: int,
     vocabulary: int,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Complex
 from torch import Tensor, nn
 
+from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
 
@@ -42,7 +43,7 @@ class BatchNorm(nn.Module):
     def extra_repr(self) -> str:
         return f"{len(self.weight)}, momentum={self.momentum:g}, eps={self.eps:g}"
 
-    def forward(self, x: Float[Tensor, "B L C"], layout: Layout) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout) -> Features:
         """``x`` normalised (padding with the same statistics)."""
         mean, variance = self.mean, self.variance
         if self.training:
@@ -127,7 +128,7 @@ def make_norm(kind: Norm, dim: int, *, eps: float | None = None) -> nn.Module:
     raise UnknownNameError.of("norm", kind, ("rms", "layer", "batch", "complex"))
 
 
-def normalize(norm: nn.Module, x: Float[Tensor, "B L C"], layout: Layout) -> Tensor:
+def normalize(norm: nn.Module, x: Features, layout: Layout) -> Tensor:
     """``norm`` of ``x``; ``BatchNorm`` also gets the layout."""
     normal: Tensor = norm(x, layout) if isinstance(norm, BatchNorm) else norm(x)
     return normal

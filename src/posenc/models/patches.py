@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
 
 __all__ = ["Patches", "pad_images"]
@@ -40,7 +41,7 @@ class Patches(nn.Module):
 
     def forward(
         self, images: Float[Tensor, "B P Y X"], valid: Bool[Tensor, "b Y X"] | None = None
-    ) -> tuple[Float[Tensor, "B L C"], tuple[int, int], Bool[Tensor, "b h w"] | None]:
+    ) -> tuple[Features, tuple[int, int], Bool[Tensor, "b h w"] | None]:
         """Tokens of the patches in raster order, (rows, columns), and the patches' mask.
 
         Args:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention import Cache
+from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.decoder import Decoder
@@ -17,7 +18,7 @@ __all__ = ["in_segments"]
 
 def in_segments(
     model: Decoder,
-    tokens: Int[Tensor, "B L"],
+    tokens: TokenIds,
     *,
     segment: int,
     memory: int,
@@ -60,12 +61,7 @@ def in_segments(
 
 
 def _segments(
-    model: Decoder,
-    tokens: Tensor,
-    segment: int,
-    memory: int,
-    layout: Layout | None,
-    cache: Cache,
+    model: Decoder, tokens: Tensor, segment: int, memory: int, layout: Layout | None, cache: Cache
 ) -> Iterator[Tensor]:
     for begin in range(0, tokens.shape[1], segment):
         end = begin + segment

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.attention import Attention, LayerCache
 from posenc.encoding import Encoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
 from posenc.models.block import Activation, Block, FeedForward
@@ -279,11 +279,11 @@ def check_tokens(name: str, tokens: Tensor) -> None:
 
 def embed(
     encoding: Encoding,
-    x: Float[Tensor, "B L C"],
+    x: Features,
     layout: Layout,
-    tokens: Int[Tensor, "B L"] | None,
+    tokens: TokenIds | None,
     cache: LayerCache | None = None,
-) -> Float[Tensor, "B L C"]:
+) -> Features:
     """Token vectors after the embedding part of ``encoding``, unless it enters every layer."""
     if encoding.embedding is None or encoding.embedding.every_layer:
         return x

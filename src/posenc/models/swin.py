@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding
+from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.checkpoint import SavedModel
@@ -99,11 +100,8 @@ class SwinStage(nn.Module):
         draw_blocks(self.blocks)
 
     def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        extent: tuple[int, int],
-        valid: Bool[Tensor, "b h w"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+        self, x: Features, extent: tuple[int, int], valid: Bool[Tensor, "b h w"] | None = None
+    ) -> Features:
         """Token vectors after the last block.
 
         Args:
@@ -132,10 +130,7 @@ class PatchMerging(nn.Module):
         nn.init.normal_(self.projection.weight, std=(4 * dim) ** -0.5)
 
     def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        extent: tuple[int, int],
-        valid: Bool[Tensor, "b h w"] | None = None,
+        self, x: Features, extent: tuple[int, int], valid: Bool[Tensor, "b h w"] | None = None
     ) -> tuple[Float[Tensor, "B M 2*C"], tuple[int, int], Bool[Tensor, "b hh ww"] | None]:
         """Tokens, extent and mask at half the size, rounded up."""
         height, width = extent
@@ -223,11 +218,8 @@ class Swin(SavedModel):
         return make_encodings(shape, config.encoding, options, layers=depth, causal=False)
 
     def forward(
-        self,
-        images: Float[Tensor, "B P Y X"],
-        *,
-        valid: Bool[Tensor, "b Y X"] | None = None,
-    ) -> Float[Tensor, "B N"] | Float[Tensor, "B L C"]:
+        self, images: Float[Tensor, "B P Y X"], *, valid: Bool[Tensor, "b Y X"] | None = None
+    ) -> Float[Tensor, "B N"] | Features:
         """Logits ``[B, classes]``, from the mean of all valid tokens.
 
         Without a classifier: normalised vectors of the last stage's tokens, ``[B, L, C]``.
@@ -249,7 +241,7 @@ class Swin(SavedModel):
 
     def features(
         self, images: Float[Tensor, "B P Y X"], *, valid: Bool[Tensor, "b Y X"] | None = None
-    ) -> tuple[Float[Tensor, "B L C"], tuple[int, int], Bool[Tensor, "b h w"] | None]:
+    ) -> tuple[Features, tuple[int, int], Bool[Tensor, "b h w"] | None]:
         """Normalised vectors of the last stage, its (height, width), and its mask."""
         x, extent, cells = self.patches(images, valid)
         layout = Layout.image(*extent, valid=cells, device=x.device)

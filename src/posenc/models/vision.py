@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding
+from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.layout import Layout
 from posenc.models.block import Activation
@@ -169,7 +170,7 @@ class ImageEncoder(nn.Module):
         layout: Layout | None = None,
         *,
         valid: Bool[Tensor, "b Y X"] | None = None,
-    ) -> tuple[Float[Tensor, "B L C"], Layout]:
+    ) -> tuple[Features, Layout]:
         """Token vectors after the last block, ``[B, L, C]``, and their layout.
 
         Args:
@@ -261,7 +262,7 @@ class VisionTransformer(SavedModel):
         return logits
 
 
-def mean_of_real(x: Float[Tensor, "B L C"], layout: Layout) -> Float[Tensor, "B C"]:
+def mean_of_real(x: Features, layout: Layout) -> Float[Tensor, "B C"]:
     """Mean over valid tokens; 0 if there are none."""
     if layout.valid is None:
         return x.mean(1)

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
@@ -73,11 +74,11 @@ class Windows:
         height, width = (-(-e // w) for e, w in zip(self.extent, self.window, strict=True))
         return height, width
 
-    def split(self, x: Float[Tensor, "B L C"]) -> Float[Tensor, "rows cells C"]:
+    def split(self, x: Features) -> Float[Tensor, "rows cells C"]:
         """The image's tokens, in raster order, as ``[B · windows, cells of a window, C]``."""
         return self._split(x.unflatten(1, self.extent)).flatten(0, 1)  # type: ignore[no-untyped-call]
 
-    def join(self, rows: Float[Tensor, "rows cells C"]) -> Float[Tensor, "B L C"]:
+    def join(self, rows: Float[Tensor, "rows cells C"]) -> Features:
         """The reverse of ``split``."""
         (down, across), (height, width) = self.counts, self.window
         image = rows.view(-1, down, across, height, width, rows.shape[-1]).transpose(2, 3)

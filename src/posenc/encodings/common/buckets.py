@@ -5,13 +5,13 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posenc.encoding.tensors import Queries
+
 __all__ = ["gather_rows", "sum_by_bucket"]
 
 
 def gather_rows(
-    tokens: Float[Tensor, "B H Q D"],
-    rows: Float[Tensor, "h N D"],
-    buckets: Int[Tensor, "b Q K"],
+    tokens: Queries, rows: Float[Tensor, "h N D"], buckets: Int[Tensor, "b Q K"]
 ) -> Float[Tensor, "B H Q K"]:
     """``tokens[b, h, i] · rows[h, buckets[b, i, j]]``."""
     products = tokens @ rows.to(tokens).mT
@@ -21,10 +21,8 @@ def gather_rows(
 
 
 def sum_by_bucket(
-    weights: Float[Tensor, "B H Q K"],
-    rows: Float[Tensor, "h N D"],
-    buckets: Int[Tensor, "b Q K"],
-) -> Float[Tensor, "B H Q D"]:
+    weights: Float[Tensor, "B H Q K"], rows: Float[Tensor, "h N D"], buckets: Int[Tensor, "b Q K"]
+) -> Queries:
     """``Σ_j weights[b, h, i, j] · rows[h, buckets[b, i, j]]``."""
     sums = weights.new_zeros(*weights.shape[:-1], rows.shape[-2])
     sums = sums.scatter_add(-1, buckets.unsqueeze(1).expand_as(weights), weights)

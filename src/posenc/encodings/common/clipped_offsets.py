@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Natural, Width, checked
+from posenc.encoding.tensors import BucketIndex, Offsets
 
 __all__ = ["ClippedTable", "clipped_bucket"]
 
@@ -37,11 +38,11 @@ class ClippedTable(nn.Module):
         """The rows."""
         return self.rows
 
-    def bucket(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+    def bucket(self, offset: Offsets) -> BucketIndex:
         """Row of each offset Δ ``[..., 1]``: ``clip(round(Δ), -k, k) + k``."""
         return clipped_bucket(offset, self.max_distance)
 
 
-def clipped_bucket(offset: Float[Tensor, "*dims A"], limit: int) -> Int[Tensor, "*dims"]:
+def clipped_bucket(offset: Offsets, limit: int) -> BucketIndex:
     """``clip(round(Δ), -limit, limit) + limit`` of each offset Δ ``[..., 1]``."""
     return offset[..., 0].round().clamp(-limit, limit).long() + limit

@@ -6,11 +6,11 @@ import math
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from posenc.arguments import Count, checked
 from posenc.encoding import QueryKeyTransform
+from posenc.encoding.tensors import Keys, Queries
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
@@ -53,9 +53,7 @@ class CosineLogits(QueryKeyTransform):
     def extra_repr(self) -> str:
         return f"heads={len(self.log_scale)}"
 
-    def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         if q.shape[1] != len(self.log_scale):
             raise ArgumentError(
                 "q",

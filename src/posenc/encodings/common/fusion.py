@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
 
 __all__ = ["Fusion", "fuse"]
@@ -15,9 +16,7 @@ __all__ = ["Fusion", "fuse"]
 Fusion = Literal["add", "multiply"]
 
 
-def fuse(
-    x: Float[Tensor, "B L C"], vectors: Float[Tensor, "b L C"], fusion: Fusion
-) -> Float[Tensor, "B L C"]:
+def fuse(x: Features, vectors: Float[Tensor, "b L C"], fusion: Fusion) -> Features:
     """``x + vectors`` or ``x · vectors``, computed in float32 or better, in ``x``'s dtype.
 
     Raises:

@@ -6,11 +6,20 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
-from posenc.encoding import BucketedTerms, ScoreTerm, StructuredScore
+from posenc.encoding import BucketedTerms, ScoreTerm
+from posenc.encoding.tensors import (
+    BucketIndex,
+    Features,
+    Keys,
+    Offsets,
+    Queries,
+    Scores,
+    StructuredTerms,
+)
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.signals import require_signal
@@ -54,7 +63,7 @@ class GatedDecay(ScoreTerm, ABC):
     def steps(self, gates: Float[Tensor, "B L H"]) -> Float[Tensor, "B L H"]:
         """Each token's addend to the running sum, from the linear map of the layer's input."""
 
-    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
+    def observe(self, x: Features, layout: Layout) -> Layout:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return replace(layout, signal=self.steps(self.gate(wide)))
 
@@ -65,26 +74,12 @@ class GatedDecay(ScoreTerm, ABC):
             steps = steps.masked_fill(~grid.key.valid.unsqueeze(1), 0.0)
         return Ranks.of(grid).running(steps)
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "b H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         row, column = self.sums(grid)
         wide = torch.promote_types(q.dtype, torch.float32)
         return (row.unsqueeze(-1) - column.unsqueeze(-2)).to(wide)
 
-    def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> tuple[StructuredScore, ...] | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         row, column = self.sums(grid)
         # Relative to the first query, sums near the diagonal are small and keep their precision.
         start = row[..., :1].detach()
@@ -93,5 +88,5 @@ class GatedDecay(ScoreTerm, ABC):
         return (BucketedTerms(_one_bucket, row=row, column=column, max_distance=0),)
 
 
-def _one_bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+def _one_bucket(offset: Offsets) -> BucketIndex:
     return torch.zeros_like(offset[..., 0], dtype=torch.int64)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import QueryKeyTransform
+from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.rotation import repeat_keys, require_width
 from posenc.errors import ArgumentError
@@ -74,9 +75,7 @@ class MatrixRotary(QueryKeyTransform, ABC):
         exponents = torch.einsum("bla,ahnij->bhlnij", positions, skew).contiguous()
         return torch.matrix_exp(exponents).to(layout.positions.dtype)
 
-    def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B H K D"]]:
+    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         require_width(q, self.head_dim)
         # Not under autocast: bfloat16 exponents of a few turns are off by radians.
         with without_autocast(q.device):

@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding import BucketedTerms, ScoreTerm, StructuredScore
+from posenc.encoding import BucketedTerms, ScoreTerm
+from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.grid import Grid
 
 __all__ = ["OffsetBias"]
@@ -28,30 +29,16 @@ class OffsetBias(ScoreTerm, ABC):
     def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, H * dims]:
         """The bias of every head at any real offsets, in float32 or better."""
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "b H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         return self.bias(grid.offset[..., 0]).transpose(0, 1)
 
-    def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> tuple[StructuredScore, ...] | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         if grid.shift is None:
             return None
         offsets = grid.line(device=q.device)
         first = grid.require_shift() - (grid.query.length - 1)
 
-        def bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+        def bucket(offset: Offsets) -> BucketIndex:
             return offset[..., 0].long() - first
 
         dtype = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)

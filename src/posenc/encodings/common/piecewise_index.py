@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.errors import ArgumentError, UnknownNameError
 
 __all__ = ["METHODS", "Buckets", "Method", "Piecewise", "buckets_of"]
@@ -65,7 +66,7 @@ class Piecewise:
             least.append(middle)
         return least
 
-    def of(self, x: Float[Tensor, "*dims"]) -> Int[Tensor, "*dims"]:
+    def of(self, x: Float[Tensor, "*dims"]) -> BucketIndex:
         """g of any real numbers, ``-last … last``."""
         boundaries = torch.tensor(self.boundaries(), dtype=x.dtype, device=x.device)
         size = torch.bucketize(x.abs(), boundaries, right=True)
@@ -85,7 +86,7 @@ class Buckets(ABC):
         self.piecewise = piecewise
 
     @abstractmethod
-    def of(self, back: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+    def of(self, back: Offsets) -> BucketIndex:
         """Bucket of each Δ' = (row, column) of the query less that of the key, in cells."""
 
     def reverse(self, rows: Float[Tensor, "h N *dims"]) -> Float[Tensor, "h N *dims"]:
@@ -101,7 +102,7 @@ class TokenTableProduct(Buckets):
         self.side = 2 * piecewise.last + 1
         self.count = self.side**2
 
-    def of(self, back: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+    def of(self, back: Offsets) -> BucketIndex:
         index = self.piecewise.of(back[..., :2]) + self.piecewise.last
         return index[..., 0] * self.side + index[..., 1]
 
@@ -114,7 +115,7 @@ class Along(Buckets):
         self.axis = axis
         self.count = 2 * piecewise.last + 1
 
-    def of(self, back: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+    def of(self, back: Offsets) -> BucketIndex:
         return self.piecewise.of(back[..., self.axis]) + self.piecewise.last
 
 
@@ -125,10 +126,10 @@ class Radial(Buckets):
         super().__init__(piecewise)
         self.count = piecewise.last + 1
 
-    def of(self, back: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+    def of(self, back: Offsets) -> BucketIndex:
         return self.piecewise.of(self.distance(back))
 
-    def distance(self, back: Float[Tensor, "*dims A"]) -> Float[Tensor, "*dims"]:
+    def distance(self, back: Offsets) -> Float[Tensor, "*dims"]:
         """The integer argument of g."""
         return back.square().sum(-1).sqrt().round()
 
@@ -144,7 +145,7 @@ class Ranked(Radial):
         # All ranks beyond the last boundary share a bucket, so few are needed.
         self.squares = _sums_of_two_squares(math.ceil(max(piecewise.boundaries())) + 1)
 
-    def distance(self, back: Float[Tensor, "*dims A"]) -> Float[Tensor, "*dims"]:
+    def distance(self, back: Offsets) -> Float[Tensor, "*dims"]:
         square = back.round().square().sum(-1)
         squares = torch.tensor(self.squares, dtype=square.dtype, device=square.device)
         return torch.bucketize(square, squares, right=True).to(square.dtype) - 1

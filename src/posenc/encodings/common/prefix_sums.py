@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posenc.encoding.tensors import Scores
 from posenc.encodings.common.precision import widest
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -74,12 +75,12 @@ class Ranks:
         sums = torch.nn.functional.pad(wide.cumsum(-1), (1, 0))
         return _read(sums, self.query_until), _read(sums, self.until)
 
-    def from_key(self, values: Float[Tensor, "b H Q K"]) -> Float[Tensor, "b H Q K"]:
+    def from_key(self, values: Scores) -> Scores:
         """For each key, the sum of a query's ``values`` over this key and those after it."""
         sums = self.arrange(values).flip(-1).cumsum(-1).flip(-1)
         return _read(sums, self.before)
 
-    def after_key(self, values: Float[Tensor, "b H Q K"]) -> Float[Tensor, "b H Q K"]:
+    def after_key(self, values: Scores) -> Scores:
         """For each key, the sum of a query's ``values`` over those after it.
 
         Among keys of equal order, those stored later count as after.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc.arguments import Factor, Width, checked
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation
+from posenc.encoding.tensors import Keys, Queries
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -89,7 +90,7 @@ def require_width(x: Tensor, head_dim: int) -> None:
         )
 
 
-def repeat_keys(k: Float[Tensor, "B G K D"], heads: int) -> Float[Tensor, "B H K D"]:
+def repeat_keys(k: Keys, heads: int) -> Keys:
     """Keys repeated to one per query head, for methods with a rotation per head.
 
     Raises:
@@ -136,17 +137,13 @@ class Rotary(QueryKeyTransform, ABC):
         by ``angles_at``, exact at any integer position.
         """
 
-    def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         query, key = self._factors(q, grid)
         if key[0].shape[1] > 1:
             k = repeat_keys(k, key[0].shape[1])
         return apply_rotation(q, *query, self.pairing), apply_rotation(k, *key, self.pairing)
 
-    def lower(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> Rotation | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
         query, key = self._factors(q, grid)
         if key[0].shape[1] not in (1, k.shape[1]):
             return None

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.encodings.common.special_tokens import special_pairs
 from posenc.errors import ArgumentError, LengthError
 from posenc.grid import Grid
@@ -63,14 +64,14 @@ class Window:
         """Offsets in all, ``(2·height - 1) · (2·width - 1)``."""
         return self.spans[0] * self.spans[1]
 
-    def along(self, offset: Float[Tensor, "*dims A"], axis: int) -> Int[Tensor, "*dims"]:
+    def along(self, offset: Offsets, axis: int) -> BucketIndex:
         """Row of a table of one axis, ``0 … 2·side - 2``; ``2·side - 1`` outside the window."""
         largest = self.sides[axis] - 1
         back = -offset[..., axis].round()
         index = back.clamp(-largest, largest).long() + largest
         return index.masked_fill(back.abs() > largest, 2 * largest + 1)
 
-    def index(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+    def index(self, offset: Offsets) -> BucketIndex:
         """``(Δ'_y + height - 1) · (2·width - 1) + Δ'_x + width - 1``, Δ' = query - key.
 
         ``count`` outside the window.

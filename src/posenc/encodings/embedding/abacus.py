@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Magnitude, Natural, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import fuse
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError, LengthError
@@ -87,13 +88,7 @@ class Abacus(EmbeddingEncoding):
         dim = self.table.shape[1]
         return f"places={self.places}, offset={self.offset}, dim={dim}, {len(self.digits)} digits"
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         if tokens is None:
             raise ArgumentError(
                 "tokens",
@@ -116,7 +111,7 @@ class Abacus(EmbeddingEncoding):
             place = torch.where(place > 0, place + shift, place)
         return fuse(x, self.table[place], "add")
 
-    def place(self, tokens: Int[Tensor, "B L"], layout: Layout) -> Int[Tensor, "B L"]:
+    def place(self, tokens: TokenIds, layout: Layout) -> TokenIds:
         """Each digit's place in its number, from 1; 0 for all other tokens."""
         digits = torch.tensor(self.digits, device=tokens.device)
         digit = (tokens.unsqueeze(-1) == digits).any(-1)

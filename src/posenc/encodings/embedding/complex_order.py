@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Length, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.precision import wider
@@ -112,11 +113,11 @@ class ComplexOrder(EmbeddingEncoding):
 
     def forward(
         self,
-        x: Float[Tensor, "B L C"] | Complex[Tensor, "B L T"],
+        x: Features | Complex[Tensor, "B L T"],
         layout: Layout,
         *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"] | Complex[Tensor, "B L T"]:
+        tokens: TokenIds | None = None,
+    ) -> Features | Complex[Tensor, "B L T"]:
         width = self.width if x.is_complex() else 2 * self.width
         if x.shape[-1] != width:
             raise ArgumentError(
@@ -135,9 +136,7 @@ class ComplexOrder(EmbeddingEncoding):
         rotated = [real * cosine - imaginary * sine, real * sine + imaginary * cosine]
         return torch.cat(rotated, dim=-1).to(x.dtype)
 
-    def angles(
-        self, layout: Layout, tokens: Int[Tensor, "B L"] | None = None
-    ) -> Float[Tensor, "b L T"]:
+    def angles(self, layout: Layout, tokens: TokenIds | None = None) -> Float[Tensor, "b L T"]:
         """``ω p`` less whole turns ``+ θ`` in radians (``[..., 1]`` where dimensions share it)."""
         positions = real_positions(layout).unsqueeze(-1)
         wide = torch.promote_types(positions.dtype, self.departure.dtype)
@@ -148,7 +147,7 @@ class ComplexOrder(EmbeddingEncoding):
         angles = angles_at(positions, frequencies)
         return angles if self.phase is None else angles + self.phase[words].to(wide)
 
-    def _words(self, tokens: Int[Tensor, "B L"] | None) -> Int[Tensor, "b L"]:
+    def _words(self, tokens: TokenIds | None) -> Int[Tensor, "b L"]:
         """Row index of each token in the tables."""
         device = self.departure.device
         if self.shared == "words":

@@ -6,11 +6,12 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -112,13 +113,7 @@ class Conv(EmbeddingEncoding):
         side = "causal" if self.causal else self.padding
         return f"dim={self.weight.shape[0]}, kernel={self.kernel}, axes={axes}, {side}"
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         axes = self.weight.dim() - 2
         if x.shape[-1] != self.weight.shape[0]:
             raise ArgumentError(
@@ -149,7 +144,7 @@ class Conv(EmbeddingEncoding):
             mixed = mixed.masked_fill(layout.special.unsqueeze(-1), 0)
         return (x + mixed).to(x.dtype)
 
-    def shifted(self, x: Float[Tensor, "B L C"], layout: Layout) -> Float[Tensor, "B L C"]:
+    def shifted(self, x: Features, layout: Layout) -> Features:
         """The convolution alone, ``b + Σ_δ w_δ ⊙ x_{i+δ}``, over a sequence of any layout.
 
         ``x`` is zero at padding and at special tokens.
@@ -167,7 +162,7 @@ class Conv(EmbeddingEncoding):
         first = 1 - self.kernel if self.causal else -(self.kernel // 2)
         return range(first, first + self.kernel)
 
-    def _regular(self, x: Float[Tensor, "B L C"]) -> Float[Tensor, "B L C"]:
+    def _regular(self, x: Features) -> Features:
         """The same for a single unpadded document, by torch's convolution."""
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
         before = -self._steps()[0]
@@ -179,7 +174,7 @@ class Conv(EmbeddingEncoding):
             padded = nn.functional.pad(x.mT, (before, after))
         return nn.functional.conv1d(padded, weight, bias, groups=x.shape[-1]).mT
 
-    def _image(self, x: Float[Tensor, "B L C"], extent: tuple[int, int]) -> Float[Tensor, "B L C"]:
+    def _image(self, x: Features, extent: tuple[int, int]) -> Features:
         height, width = extent
         prefix = x.shape[1] - height * width
         image = x[:, prefix:].mT.reshape(x.shape[0], x.shape[2], height, width)

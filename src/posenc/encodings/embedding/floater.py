@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Interval, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding, Encoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.ode.field import Activation
 from posenc.encodings.common.ode.flow import (
@@ -182,13 +183,7 @@ class Floater(EmbeddingEncoding):
     def extra_repr(self) -> str:
         return f"{self.flow}"
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         return fuse(x, self.path(real_positions(layout)), "add")
 
     def path(self, times: Float[Tensor, "b L"]) -> Float[Tensor, "b L C"]:

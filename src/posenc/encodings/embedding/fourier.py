@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes, require_even
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.fusion import fuse
@@ -82,13 +83,7 @@ class Fourier(EmbeddingEncoding):
         count, axes = self.frequencies.shape
         return f"axes={axes}, features={2 * count}, gamma={self.gamma:g}"
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         features = waves(layout, self.frequencies) * self.input.in_features**-0.5
         vectors = self.output(nn.functional.gelu(self.input(features)))
         return fuse(x, zero_special(vectors, layout), "add")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.arguments import Count, Length, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import wider
@@ -77,13 +77,7 @@ class GaussianFourier(EmbeddingEncoding):
         count, axes = self.drawn.shape
         return f"dim={2 * count}, axes={axes}, sigma={self.sigma:g}, span={self.span}"
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         scale = 2 * math.pi * self.sigma / self.span
         vectors = waves(layout, scale * wider(self.drawn.view(torch.float32)))
         return fuse(x, zero_special(vectors, layout), "add")

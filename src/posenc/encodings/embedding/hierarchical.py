@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Length, Magnitude, Share, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.table import draw_rows, read_rows, require_inside
 from posenc.entry import Citation, Claims, Entry
@@ -72,13 +73,7 @@ class Hierarchical(EmbeddingEncoding):
         count, dim = self.table.shape
         return f"max_length={count} (up to {count**2}), dim={dim}, alpha={self.alpha:g}"
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         count = self.table.shape[0]
         require_inside(
             layout,

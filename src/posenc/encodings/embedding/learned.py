@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 
 from posenc.arguments import Length, Magnitude, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import Fusion, fuse
 from posenc.encodings.common.table import draw_rows, read_rows, require_inside
 from posenc.entry import Citation, Claims, Entry
@@ -70,13 +70,7 @@ class Learned(EmbeddingEncoding):
     def extra_repr(self) -> str:
         return f"max_length={self.max_length}, dim={self.table.shape[1]}, {self.fusion}"
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         require_inside(
             layout,
             self.max_length,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Magnitude, Natural, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import with_zero_gradient
@@ -79,13 +80,7 @@ class Learned2d(EmbeddingEncoding):
         height, width, dim = self.table.shape
         return f"size=({height}, {width}), special={self.special.shape[0]}, dim={dim}"
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         height, width, _ = self.table.shape
         require_grid(layout, (height, width), holder="the learned table")
         vectors = self._cells(layout)

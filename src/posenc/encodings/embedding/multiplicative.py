@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Fraction, Length, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.table import read_rows, require_inside
 from posenc.entry import Citation, Claims, Entry
@@ -62,13 +63,7 @@ class Multiplicative(EmbeddingEncoding):
         limit = math.inf if self.bound is None else self.bound
         return f"max_length={self.table.shape[0]}, dim={self.table.shape[1]}, bound={limit:g}"
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         require_inside(
             layout,
             self.table.shape[0],

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 
 from posenc.arguments import Base, Fraction, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import wider
@@ -64,13 +64,7 @@ class MultiplicativeShared(EmbeddingEncoding):
         limit = math.inf if self.bound is None else self.bound
         return f"dim={len(self.sine)}, base={self.base:g}, bound={limit:g}"
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         positions, width = layout.positions[..., 0], len(self.sine)
         frequencies = geometric_frequencies(width, 2 * width, self.base, like=wider(positions))
         angles = angles_at(positions.unsqueeze(-1), frequencies)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import EXACT, Count, Length, Magnitude, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.table import draw_rows, real_positions, require_inside
 from posenc.entry import Citation, Claims, Entry
@@ -115,13 +116,7 @@ class Radix(EmbeddingEncoding):
         powers = self.base ** torch.arange(self.digits, device=positions.device)
         return positions.floor().long().unsqueeze(-1) // powers % self.base
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         covered = self.base**self.digits
         require_inside(
             layout,

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.parts import Hooked
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.frequencies import geometric_frequencies
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import widest
@@ -214,13 +215,7 @@ class Recursive(EmbeddingEncoding):
     def extra_repr(self) -> str:
         return f"dim={self.step.start.shape[0]}, step={self.kind}"
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         return fuse(x, self.table(layout), "add")
 
     def table(self, layout: Layout) -> Float[Tensor, "b L C"]:

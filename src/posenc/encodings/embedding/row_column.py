@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.special_tokens import zero_special
@@ -68,13 +68,7 @@ class RowColumn(EmbeddingEncoding):
         size = (self.rows.shape[0], self.columns.shape[0])
         return f"size={size}, dim={2 * self.rows.shape[1]}"
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         size = (self.rows.shape[0], self.columns.shape[0])
         require_grid(layout, size, holder="the learned tables")
         vectors = torch.cat([read_rows(self.columns, layout, 1), read_rows(self.rows, layout)], -1)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Magnitude, Probability, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.special_tokens import zero_special
@@ -103,13 +104,7 @@ class Seqpe(EmbeddingEncoding):
     def extra_repr(self) -> str:
         return f"axes={self.places.shape[0] // self.digits}, digits={self.digits}"
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         axes = self.places.shape[0] // self.digits
         require_axes(layout, axes, remedy=f"Create the encoding with axes={layout.axes}.")
         for axis in range(axes):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.fusion import fuse
@@ -78,13 +79,7 @@ class Sine2d(EmbeddingEncoding):
         scale = "counts" if self.scale is None else f"scale={self.scale:g}"
         return f"dim={self.dim}, temperature={self.temperature:g}, {scale}"
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         features = self.features(self.coordinates(layout))
         return fuse(x, zero_special(features, layout), "add")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Width, checked
 from posenc.encoding import EmbeddingEncoding
+from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.fusion import Fusion, fuse
 from posenc.encodings.common.precision import wider
@@ -81,13 +82,7 @@ class Sinusoidal(EmbeddingEncoding):
     def extra_repr(self) -> str:
         return f"dim={self.dim}, base={self.base:g}, {self.arrangement}, {self.fusion}"
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         return fuse(x, self.table(layout.positions[..., 0]), self.fusion)
 
     def table(self, positions: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims C"]:

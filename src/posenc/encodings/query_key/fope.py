@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Length, Magnitude, Width, checked
 from posenc.encoding import QueryKeyTransform, Rotation
+from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wide_product, wider
@@ -134,18 +135,14 @@ class Fope(QueryKeyTransform):
             parts.append(nn.functional.pad(part, (0, slow), value=identity))
         return parts[0], parts[1]
 
-    def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B H K D"]]:
+    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         require_width(q, self.head_dim)
         k = repeat_keys(k, self.heads)
         query = self.series(grid.query)
         key = query if grid.key is grid.query else self.series(grid.key)
         return apply_rotation(q, *query, self.pairing), apply_rotation(k, *key, self.pairing)
 
-    def lower(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> Rotation | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
         require_width(q, self.head_dim)
         if k.shape[1] != self.heads:
             return None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Positive, Width, checked
 from posenc.encoding import QueryKeyTransform
+from posenc.encoding.tensors import Features, Keys, Queries
 from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import geometric_frequencies
 from posenc.encodings.common.precision import WideLinear
@@ -88,7 +89,7 @@ class GrapeContextual(QueryKeyTransform):
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, base={self.base:g}, length={self.length:g}"
 
-    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
+    def observe(self, x: Features, layout: Layout) -> Layout:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return replace(layout, signal=nn.functional.softplus(self.gate(wide)))
 
@@ -102,9 +103,7 @@ class GrapeContextual(QueryKeyTransform):
         until_query, until_key = Ranks.of(grid).running(key.unsqueeze(1))
         return until_query.squeeze(1) - query, until_key.squeeze(1) - key
 
-    def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         require_width(q, self.head_dim)
         theta, phases = self.log_frequencies, self.phases(grid)
         angles = [phase.unsqueeze(-1) * theta.to(phase.dtype).exp() for phase in phases]

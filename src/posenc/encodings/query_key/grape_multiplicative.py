@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Width, checked
 from posenc.encoding import Rotation
+from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
@@ -84,17 +85,13 @@ class GrapeMultiplicative(Rotary):
         theta = wider(self.log_frequencies).exp()
         return zero_special(angles_at(positions, theta), layout)
 
-    def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         wide = q.to(torch.promote_types(q.dtype, torch.float32))
         planes = self.planes(like=wide)
         rotated = super().forward(wide @ planes, k.to(wide.dtype) @ planes, grid)
         return rotated[0].to(q.dtype), rotated[1].to(k.dtype)
 
-    def lower(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> Rotation | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
         return None  # planes mix features before the rotation
 
     def rotation(self, layout: Layout) -> None:

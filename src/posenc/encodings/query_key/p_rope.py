@@ -52,12 +52,7 @@ class PRope(Rotary):
 
     @checked
     def __init__(
-        self,
-        *,
-        head_dim: Width,
-        p: Share = 0.75,
-        base: Base = 10000.0,
-        pairing: Pairing = "half",
+        self, *, head_dim: Width, p: Share = 0.75, base: Base = 10000.0, pairing: Pairing = "half"
     ) -> None:
         super().__init__(head_dim=head_dim, pairing=pairing)
         require_even("head_dim", head_dim, remedy="Features are rotated in pairs.")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Width, checked
 from posenc.encoding import QueryKeyTransform
+from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.rotation import repeat_keys, require_width
@@ -95,7 +96,7 @@ class Pope(QueryKeyTransform):
         return zero_special(angles_at(positions, theta), layout).unsqueeze(1)
 
     def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
+        self, q: Queries, k: Keys, grid: Grid
     ) -> tuple[Float[Tensor, "B H Q 2*D"], Float[Tensor, "B H K 2*D"]]:
         require_width(q, self.head_dim)
         phase = self.phase.to(grid.key.positions.dtype).clamp(-2 * math.pi, 0.0).unsqueeze(1)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from posenc.arguments import Base, Width, checked
 from posenc.encoding import QueryKeyTransform, Rotation
+from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.rotation import Pairing
 from posenc.encodings.query_key.rope import Rope
 from posenc.entry import Citation, Claims, Entry
@@ -64,9 +63,7 @@ class RopePp(QueryKeyTransform):
         self.head_dim = head_dim
         self.rope = Rope(head_dim=head_dim, base=base, pairing=pairing)
 
-    def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         if q.shape[1] % 2:
             raise ArgumentError(
                 "q",
@@ -78,9 +75,7 @@ class RopePp(QueryKeyTransform):
         real, imaginary = q[:, 0::2], self._rotated_back(q[:, 1::2])
         return torch.stack([real, imaginary], dim=2).flatten(1, 2), k
 
-    def lower(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> Rotation | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
         rotation = self.rope.lower(q, k, grid)
         if rotation is None or q.shape[1] % 2:
             return None
@@ -90,7 +85,7 @@ class RopePp(QueryKeyTransform):
         first, second = (factor.repeat(1, q.shape[1] // 2, 1, 1) for factor in pairs)
         return Rotation((first, second), rotation.key, rotation.pairing)
 
-    def _rotated_back(self, q: Float[Tensor, "B H Q D"]) -> Float[Tensor, "B H Q D"]:
+    def _rotated_back(self, q: Queries) -> Queries:
         """Each pair (a, b) rotated by -90°, to (b, -a)."""
         if self.rope.pairing == "half":
             first, second = q.chunk(2, dim=-1)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posenc.arguments import Base, Positive, Width, checked
 from posenc.encoding import QueryKeyTransform
+from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.rotation import Pairing
 from posenc.encodings.query_key.rope import Rope
 from posenc.entry import Citation, Claims, Entry
@@ -89,9 +90,7 @@ class Xpos(QueryKeyTransform):
         decay = torch.log((steps + self.gamma) / (1 + self.gamma)) / self.scale_base
         return decay.to(like)
 
-    def forward(
-        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid
-    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         wide = torch.promote_types(q.dtype, grid.query.positions.dtype)
         limit = EXPONENT_FRACTION * math.log(torch.finfo(q.dtype).max)
         rotated = self.rope(q.to(wide), k.to(wide), grid)

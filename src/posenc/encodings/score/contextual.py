@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Natural, Width, checked
-from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, StructuredScore, TokenTableProduct
+from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
+from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.clipped_offsets import ClippedTable
 from posenc.encodings.score.shaw import ShawValues
@@ -62,14 +62,7 @@ class ContextualScores(ScoreTerm):
         self.query = ClippedTable(head_dim=head_dim, max_distance=max_distance)
         self.key = ClippedTable(head_dim=head_dim, max_distance=max_distance)
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "B H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         bucket, queries, keys = self.key.bucket(grid.offset), self.query(), self.key()
         position_to_position = (queries * keys).sum(-1)[bucket].unsqueeze(1)
         content_to_position = gather_rows(q, keys[None], bucket)
@@ -77,14 +70,7 @@ class ContextualScores(ScoreTerm):
         total: Tensor = position_to_position + content_to_position + position_to_content
         return scale * total
 
-    def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> tuple[StructuredScore, ...] | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         queries, keys = self.query(), self.key()
         table = scale * (queries * keys).sum(-1)
         return (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from posenc.arguments import Length, Width, checked
 from posenc.encoding import ScoreTerm
+from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
@@ -67,14 +67,7 @@ class Cope(ScoreTerm):
     def extra_repr(self) -> str:
         return f"max_count={self.rows.shape[0]}, head_dim={self.rows.shape[1]}"
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "B H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         gates = torch.sigmoid(q @ k.mT * scale).masked_fill(~grid.visible, 0.0)
         count = Ranks.of(grid).from_key(gates).clamp(max=self.rows.shape[0] - 1)
         products = q @ self.rows.to(q).mT

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import ScoreTerm
+from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.fire import Fire
@@ -70,14 +70,7 @@ class Dape(ScoreTerm):
         for part in (self.bias, self.input, self.output):
             part.reset_parameters()
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "B H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         logits = q @ k.mT * scale
         bias: Tensor = self.bias(q, k, grid, scale=scale).to(logits.dtype).expand_as(logits)
         both = torch.cat([logits, bias], dim=1).movedim(1, -1)

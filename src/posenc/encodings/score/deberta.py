@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
-from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, StructuredScore, TokenTableProduct
+from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
 from posenc.encoding.parts import Projection
+from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
@@ -189,7 +190,7 @@ class RelativeEmbeddings(nn.Module):
         low, high = self.bucket(ends).tolist()
         return low, high
 
-    def bucket(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+    def bucket(self, offset: Offsets) -> BucketIndex:
         """Signed bucket of i - j = -Δ, counted from 0: 0 … 2S, one more than there are rows."""
         back = -offset[..., 0].round()
         if self.boundaries is None:
@@ -198,7 +199,7 @@ class RelativeEmbeddings(nn.Module):
         step = torch.bucketize(back.abs(), boundaries, right=True)
         return torch.where(back < 0, -step, step) + self.span
 
-    def delta(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+    def delta(self, offset: Offsets) -> BucketIndex:
         """``δ(i, j)``, the row of each offset Δ = j - i ``[..., 1]``: 0 … 2S - 1."""
         return self.bucket(offset).clamp(max=2 * self.span - 1)
 
@@ -294,14 +295,7 @@ class Deberta(ScoreTerm):
             )
         self._attached = (query, key)  # in a tuple, so that no state dict holds them twice
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "B H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         low, high = self.relative.reached(grid)
         from_query, from_key = self._tables(low, high, q.device)
         bucket = self.relative.bucket(grid.offset) - low
@@ -309,18 +303,11 @@ class Deberta(ScoreTerm):
         p2c = gather_rows(k, from_key, bucket.mT).mT
         return scale * (c2p + p2c)
 
-    def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> tuple[StructuredScore, ...] | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         low, high = self.relative.reached(grid)
         from_query, from_key = self._tables(low, high, q.device)
 
-        def bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+        def bucket(offset: Offsets) -> BucketIndex:
             return self.relative.bucket(offset).clamp(low, high) - low
 
         left, right = (

@@ -7,11 +7,11 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
-from posenc.encoding import BucketedTerms, ScoreTerm, StructuredScore, TokenTableProduct
+from posenc.encoding import BucketedTerms, ScoreTerm, TokenTableProduct
+from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.special_tokens import has_special, special_pairs
 from posenc.encodings.common.window import Window
@@ -72,9 +72,7 @@ class Decomposed2d(ScoreTerm):
     def extra_repr(self) -> str:
         return f"size={self.window.height}x{self.window.width}"
 
-    def _axes(
-        self,
-    ) -> list[tuple[Callable[[Float[Tensor, "*dims A"]], Int[Tensor, "*dims"]], Tensor]]:
+    def _axes(self) -> list[tuple[Callable[[Offsets], BucketIndex], Tensor]]:
         """Bucket map and table of each axis; the last row, zero, is for pairs outside."""
         tables = (self.rows, self.columns)
         return [
@@ -82,14 +80,7 @@ class Decomposed2d(ScoreTerm):
             for axis, table in enumerate(tables)
         ]
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "B H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         inside = self.window.require(grid)
         offset, total = grid.offset, q.new_zeros(())
         for bucket, table in self._axes():
@@ -100,14 +91,7 @@ class Decomposed2d(ScoreTerm):
         special = special_pairs(grid)
         return total if special is None else total.masked_fill(special.unsqueeze(1), 0.0)
 
-    def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> tuple[StructuredScore, ...] | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         if has_special(grid):
             return None
         inside = self.window.require(grid)

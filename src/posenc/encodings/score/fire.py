@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import ScoreTerm
+from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
@@ -78,19 +79,10 @@ class Fire(ScoreTerm):
     def extra_repr(self) -> str:
         return f"c={self.initial[0]:g}, L={self.initial[1]:g} at first"
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "b H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         return self.bias(grid.query.positions[..., 0], grid.offset[..., 0])
 
-    def bias(
-        self, positions: Float[Tensor, "b Q"], offset: Float[Tensor, "b Q K"]
-    ) -> Float[Tensor, "b H Q K"]:
+    def bias(self, positions: Float[Tensor, "b Q"], offset: Float[Tensor, "b Q K"]) -> Scores:
         """The bias of queries at ``positions`` to keys at ``offset`` from them."""
         scale = self.scale.to(offset.dtype)
         # L is learned through a factor, as in the authors' listing: tokens are a poor unit to

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import ScoreTerm
+from posenc.encoding.tensors import Features, Keys, Queries, Scores
 from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.common.prefix_sums import Ranks
@@ -72,18 +73,11 @@ class GrapeAdditive(ScoreTerm):
     def extra_repr(self) -> str:
         return f"heads={self.heads}, width={self.width}"
 
-    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
+    def observe(self, x: Features, layout: Layout) -> Layout:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return replace(layout, signal=self.project(wide))
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "B H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         ends, path = self._vectors(grid.query), self._vectors(grid.key)
         small = torch.finfo(torch.float32).eps
         path = path * (path.square().mean(-1, keepdim=True) + small).rsqrt()

@@ -13,10 +13,10 @@ from posenc.encoding import (
     BucketedTerms,
     Encoding,
     ScoreTerm,
-    StructuredScore,
     TokenTableProduct,
     ValueTerm,
 )
+from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
 from posenc.encodings.common.piecewise_index import Buckets, Method, Piecewise, buckets_of
 from posenc.encodings.common.special_tokens import has_special, special_pairs
@@ -127,14 +127,7 @@ class IrpeScore(ScoreTerm):
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "b H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         total = q.new_zeros(())
         offset = grid.offset
         keys = None if self.keys is None else self.keys()
@@ -155,14 +148,7 @@ class IrpeScore(ScoreTerm):
             return scale * gather_rows(tokens, rows, index)
         return rows[:, index].transpose(0, 1)
 
-    def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> tuple[StructuredScore, ...] | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         if has_special(grid):
             return None
         return tuple(
@@ -177,7 +163,7 @@ class IrpeScore(ScoreTerm):
         if self.queries is not None:
             queries = buckets.reverse(self.queries()[place][:, : buckets.count])
 
-        def bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+        def bucket(offset: Offsets) -> BucketIndex:
             return buckets.of(-offset)
 
         if self.contextual:
@@ -228,7 +214,7 @@ class IrpeValue(ValueTerm):
         for more, buckets in zip(others, self.buckets[1:], strict=True):
             rows = (rows.unsqueeze(2) + more[:, : buckets.count].unsqueeze(1)).flatten(1, 2)
 
-        def bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+        def bucket(offset: Offsets) -> BucketIndex:
             index = self.buckets[0].of(-offset)
             for buckets in self.buckets[1:]:
                 index = index * buckets.count + buckets.of(-offset)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import ScoreTerm
+from posenc.encoding.tensors import Features, Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.signals import require_signal
@@ -90,19 +91,12 @@ class Path(ScoreTerm):
         kernel = 1 if self.taps is None else self.taps.shape[0]
         return f"heads={self.heads}, rank={self.rank}, kernel={kernel}"
 
-    def observe(self, x: Float[Tensor, "B L C"], layout: Layout) -> Layout:
+    def observe(self, x: Features, layout: Layout) -> Layout:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         read = (self.narrow(wide), self.strength(wide))
         return replace(layout, signal=torch.cat(read, dim=-1))
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "B H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         ranks = Ranks.of(grid)
         directions, strengths = self._reflections(grid, ranks)
         directions, strengths = directions.to(q.dtype), strengths.to(q.dtype)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Natural, checked
-from posenc.encoding import BucketedTerms, ScoreTerm, StructuredScore
+from posenc.encoding import BucketedTerms, ScoreTerm
+from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.clipped_offsets import clipped_bucket
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
@@ -65,28 +66,14 @@ class RelativeBias(ScoreTerm):
     def extra_repr(self) -> str:
         return f"heads={self.heads}, max_distance={self.max_distance}, {self.placement}"
 
-    def bucket(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+    def bucket(self, offset: Offsets) -> BucketIndex:
         """Column of each offset Δ ``[..., 1]``, 0 … 2k."""
         return clipped_bucket(offset, self.max_distance)
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "b H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         return self._biases(scale)[:, self.bucket(grid.offset)].transpose(0, 1)
 
-    def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> tuple[StructuredScore, ...] | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         return (
             BucketedTerms(self.bucket, table=self._biases(scale), max_distance=self.max_distance),
         )

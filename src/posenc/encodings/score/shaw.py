@@ -10,10 +10,10 @@ from posenc.encoding import (
     BucketedTerms,
     Encoding,
     ScoreTerm,
-    StructuredScore,
     TokenTableProduct,
     ValueTerm,
 )
+from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
 from posenc.encodings.common.clipped_offsets import ClippedTable
 from posenc.entry import Citation, Claims, Entry
@@ -62,24 +62,10 @@ class ShawKeys(ScoreTerm):
         self.head_dim = head_dim
         self.table = ClippedTable(head_dim=head_dim, max_distance=max_distance)
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "B H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         return scale * gather_rows(q, self.table()[None], self.table.bucket(grid.offset))
 
-    def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> tuple[StructuredScore, ...] | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         left = TokenTableProduct(q * scale, self.table()[None])
         return (BucketedTerms(self.table.bucket, left=left, max_distance=self.table.max_distance),)
 

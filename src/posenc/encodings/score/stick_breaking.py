@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from posenc.arguments import checked
 from posenc.encoding import ScoreTerm
+from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
@@ -64,14 +63,7 @@ class StickBreaking(ScoreTerm):
     def extra_repr(self) -> str:
         return f"remainder={self.remainder!r}"
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "B H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         logits = q @ k.mT * scale
         before = grid.key.order.unsqueeze(1) < grid.query.order.unsqueeze(2)
         breaks = grid.visible & before.unsqueeze(1)

@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, checked
-from posenc.encoding import BucketedTerms, ScoreTerm, StructuredScore
+from posenc.encoding import BucketedTerms, ScoreTerm
+from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.special_tokens import has_special, special_pairs
 from posenc.encodings.common.window import Window
 from posenc.entry import Citation, Claims, Entry
@@ -65,26 +66,12 @@ class Swin(ScoreTerm):
     def extra_repr(self) -> str:
         return f"heads={self.table.shape[0]}, window={self.window.height}x{self.window.width}"
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "b H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         bias = self._guarded(grid)[:, self.window.index(grid.offset)].transpose(0, 1)
         special = special_pairs(grid)
         return bias if special is None else bias.masked_fill(special.unsqueeze(1), 0.0)
 
-    def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> tuple[StructuredScore, ...] | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         if has_special(grid):
             return None
         return (BucketedTerms(self.window.index, table=self._guarded(grid)),)

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
-from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, StructuredScore
+from posenc.encoding import BucketedTerms, Encoding, ScoreTerm
+from posenc.encoding.tensors import Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.cosine import CosineLogits
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.common.special_tokens import has_special, special_pairs
@@ -98,27 +99,20 @@ class SwinV2Bias(ScoreTerm):
     def extra_repr(self) -> str:
         return f"window={self.window.height}x{self.window.width}"
 
-    def coordinates(self, offset: Float[Tensor, "*dims A"]) -> Float[Tensor, "*dims A"]:
+    def coordinates(self, offset: Offsets) -> Offsets:
         """u of each axis, from offsets Δ = key - query; ±log2(9)/log2(8) at the window's ends."""
         reach = torch.tensor(self.window.sides, dtype=offset.dtype, device=offset.device) - 1
         # An axis of one cell has one offset, 0; it stays 0.
         scaled = torch.where(reach > 0, -offset * self.WIDEST / reach.clamp(min=1), 0.0)
         return scaled.sign() * torch.log2(scaled.abs() + 1) / math.log2(self.WIDEST)
 
-    def bias(self, offset: Float[Tensor, "*dims A"]) -> Float[Tensor, "H *dims"]:
+    def bias(self, offset: Offsets) -> Float[Tensor, "H *dims"]:
         """The bias of every head at any offsets Δ, in the offsets' float32 or float64."""
         hidden = torch.relu(self.input(self.coordinates(offset)))
         logits: Tensor = self.output(hidden)
         return self.MOST * logits.movedim(-1, 0).sigmoid()
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "b H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         offset = grid.offset
         whole = _whole(grid)
         if whole is None:
@@ -129,14 +123,7 @@ class SwinV2Bias(ScoreTerm):
         bias = bias.transpose(0, 1)
         return bias if special is None else bias.masked_fill(special.unsqueeze(1), 0.0)
 
-    def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> tuple[StructuredScore, ...] | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         whole = _whole(grid)
         if whole is None or has_special(grid):
             return None

@@ -6,11 +6,11 @@ from bisect import bisect_left
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, ScoreTerm
+from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -97,7 +97,7 @@ class T5(ScoreTerm):
         way = "causal" if self.causal else "bidirectional"
         return f"heads={self.heads}, buckets={self.table.shape[1]}, {way}"
 
-    def bucket(self, offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+    def bucket(self, offset: Offsets) -> BucketIndex:
         """Bucket of each offset Δ ``[..., 1]``, 0 … N-1."""
         delta = offset[..., 0]
         boundaries = torch.tensor(self.boundaries, dtype=delta.dtype, device=delta.device)
@@ -106,24 +106,10 @@ class T5(ScoreTerm):
         ahead = (delta > 0).long() * (self.table.shape[1] // 2)
         return ahead + torch.bucketize(delta.abs(), boundaries, right=True)
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "b H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         return self.table[:, self.bucket(grid.offset)].transpose(0, 1)
 
-    def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> tuple[BucketedTerms]:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> tuple[BucketedTerms]:
         return (BucketedTerms(self.bucket, table=self.table, max_distance=self.max_distance),)
 
 

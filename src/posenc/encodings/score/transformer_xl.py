@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Width, checked
@@ -15,9 +15,9 @@ from posenc.encoding import (
     Encoding,
     LowRank,
     ScoreTerm,
-    StructuredScore,
     TokenTableProduct,
 )
+from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
@@ -141,14 +141,7 @@ class TransformerXL(ScoreTerm):
     def extra_repr(self) -> str:
         return f"dim={self.dim}, base={self.base:g}"
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "B H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         u, w = self.biases()
         content = _column(u, k).unsqueeze(2)
         q = q + w.to(q).unsqueeze(1)
@@ -158,14 +151,7 @@ class TransformerXL(ScoreTerm):
         offset = grid.offset[..., 0].long()
         return scale * (content + gather_rows(q, self._rows(grid, q), offset - _first(grid)))
 
-    def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> tuple[StructuredScore, ...] | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         u, w = self.biases()
         column = scale * _column(u, k)
         if grid.shift is None:
@@ -174,7 +160,7 @@ class TransformerXL(ScoreTerm):
             return LowRank(*self._factors(moved, grid)), LowRank(ones, column.unsqueeze(-1))
         first, rows = _first(grid), self._rows(grid, q)
 
-        def bucket(offset: Float[Tensor, "*dims A"]) -> Int[Tensor, "*dims"]:
+        def bucket(offset: Offsets) -> BucketIndex:
             return offset[..., 0].long() - first
 
         table = scale * (rows @ w.to(rows).unsqueeze(-1)).squeeze(-1)
@@ -206,7 +192,7 @@ class TransformerXL(ScoreTerm):
         return sine.to(like) @ for_sines.mT, cosine.to(like) @ for_cosines.mT
 
     def _factors(
-        self, q: Float[Tensor, "B H Q D"], grid: Grid
+        self, q: Queries, grid: Grid
     ) -> tuple[Float[Tensor, "B H Q C"], Float[Tensor, "b H K C"]]:
         """Two factors of ``q_i · W r(i - j)``, by the sine and cosine of a difference.
 
@@ -232,7 +218,7 @@ class TransformerXL(ScoreTerm):
         return angles.sin(), angles.cos()
 
 
-def _column(u: Float[Tensor, "H D"], k: Float[Tensor, "B H K D"]) -> Float[Tensor, "B H K"]:
+def _column(u: Float[Tensor, "H D"], k: Keys) -> Float[Tensor, "B H K"]:
     """``u · k_j``."""
     return (k @ u.to(k).unsqueeze(-1)).squeeze(-1)
 

@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
-from posenc.encoding import BucketedTerms, LowRank, ScoreTerm, StructuredScore
+from posenc.encoding import BucketedTerms, LowRank, ScoreTerm
+from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.precision import WideLayerNorm, WideLinear, with_zero_gradient
 from posenc.encodings.common.table import read_rows, require_inside
 from posenc.encodings.score.t5 import T5
@@ -114,14 +115,7 @@ class Tupe(ScoreTerm):
     def extra_repr(self) -> str:
         return f"max_length={self.positions.shape[0]}, heads={self.heads}"
 
-    def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "b H Q K"]:
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         queries = self._project(grid.query, self.query)
         score = scale * queries @ self._project(grid.key, self.key).mT
         score = score + self._bias(self._relative(q, k, grid), grid.offset)
@@ -133,18 +127,11 @@ class Tupe(ScoreTerm):
             score = torch.where(grid.query.special[:, None, :, None], from_special, score)
         return score
 
-    def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
-    ) -> tuple[StructuredScore, ...] | None:
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         queries = scale * self._project(grid.query, self.query)
         keys = self._project(grid.key, self.key)
         group = self._relative(q, k, grid)
-        table: tuple[StructuredScore, ...] = () if group is None else (group,)
+        table: StructuredTerms = () if group is None else (group,)
         if grid.query.special is None and grid.key.special is None:
             return (LowRank(with_zero_gradient(queries, self.special), keys), *table)
         counts = [_count_special(layout) for layout in (grid.query, grid.key)]
@@ -179,9 +166,7 @@ class Tupe(ScoreTerm):
         )
         return LowRank(marks.to(value).expand(-1, self.heads, -1, -1), value)
 
-    def _bias(
-        self, group: BucketedTerms | None, offset: Float[Tensor, "b Q K 1"]
-    ) -> Float[Tensor, "b H Q K"]:
+    def _bias(self, group: BucketedTerms | None, offset: Float[Tensor, "b Q K 1"]) -> Scores:
         """``b[h, bucket(Δ)]``, or 0."""
         if group is None or group.table is None:
             return self.special.new_zeros(1, self.heads, *offset.shape[1:3])

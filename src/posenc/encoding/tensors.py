@@ -1,0 +1,43 @@
+"""Types of the tensors that parts take and return; ``posenc.layout.layout`` lists the letters."""
+
+from __future__ import annotations
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.encoding.lowered import StructuredScore
+
+__all__ = [
+    "BucketIndex",
+    "Features",
+    "Keys",
+    "Offsets",
+    "Queries",
+    "Scores",
+    "StructuredTerms",
+    "TokenIds",
+]
+
+Features = Float[Tensor, "B L C"]
+"""Token vectors."""
+
+TokenIds = Int[Tensor, "B L"]
+"""Token ids, for methods with a table per token."""
+
+Queries = Float[Tensor, "B H Q D"]
+"""Queries of all heads."""
+
+Keys = Float[Tensor, "B G K D"]
+"""Keys; score parts get one head per query head (G = H)."""
+
+Scores = Float[Tensor, "b H Q K"]
+"""Terms of the logits, with one batch row if all rows agree."""
+
+Offsets = Float[Tensor, "*dims A"]
+"""Offsets Δ = key position − query position, A axes each."""
+
+BucketIndex = Int[Tensor, "*dims"]
+"""Bucket of each offset, 0 … N - 1."""
+
+StructuredTerms = tuple[StructuredScore, ...]
+"""Structured terms, which are summed."""
