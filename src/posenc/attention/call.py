@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc.attention.backends.common.base import Backend, Problem
 from posenc.attention.lowering import lower, reads_tokens, repeat_heads
 from posenc.encoding import Encoding, Rotation
+from posenc.errors import ArgumentError
 from posenc.grid import Grid, zero_invalid_signals
 from posenc.layout.padding import zero_invalid
 
@@ -74,9 +75,25 @@ class AttentionCall:
             q, k, v = self.q, self.k, self.v
             if self.encoding.query_key is not None:
                 q, k = self.encoding.query_key(q, k, self.grid)
+                self._require_shapes(q, k)
                 v = repeat_heads(v, k.shape[1])  # keys may have come back with one a query head
             self._transformed = self._problem(q, k, v, None)
         return self._transformed
+
+    def _require_shapes(self, q: Tensor, k: Tensor) -> None:
+        """Compare transformed queries and keys with those before: kernels take their shapes."""
+        (batch, heads, queries), (_, groups, keys) = self.q.shape[:3], self.k.shape[:3]
+        fit = q.shape[:3] == (batch, heads, queries) and k.shape[3] == q.shape[3]
+        if not (
+            fit and k.shape[1] in (groups, heads) and (k.shape[0], k.shape[2]) == (batch, keys)
+        ):
+            raise ArgumentError(
+                f"{type(self.encoding.query_key).__name__}.forward",
+                expected=f"queries [{batch}, {heads}, {queries}, E] and "
+                f"keys [{batch}, {groups} or {heads}, {keys}, E]",
+                got=f"{list(q.shape)} and {list(k.shape)}",
+                remedy="Return as many queries and keys as there were, of one width.",
+            )
 
     def _fused_problem(self) -> Problem | None:
         """The problem with queries and keys yet to be rotated; None where that has to come first.
@@ -100,5 +117,5 @@ class AttentionCall:
 
     def _problem(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Problem:
         grid, encoding, scale = self.grid, self.encoding, self.logit_scale()
-        lowered = lower(encoding, q, k, grid, scale=scale)
+        lowered = lower(encoding, q, k, grid, scale=scale, value_dim=v.shape[3])
         return Problem(q, k, v, grid, encoding, scale, self.dropout, lowered, rotation)

@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import BucketedTerms, Encoding, LowRank, StructuredScore
+from posenc.encoding.parts import Part
+from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
 __all__ = [
@@ -33,10 +35,16 @@ def lower(
     grid: Grid,
     *,
     scale: float,
+    value_dim: int | None = None,
 ) -> tuple[StructuredScore, ...] | None:
     """Score and value parts in structured form: () if there are none, None if one has no such form.
 
     A part that replaces the product has none either: what it returns is no summand.
+    ``value_dim`` is the width of the values, where it is to be checked.
+
+    Raises:
+        ArgumentError: when a part returns a tensor of a wrong shape, which kernels would read
+            beyond its end.
     """
     lowered: tuple[StructuredScore, ...] = ()
     if encoding.score is not None:
@@ -45,13 +53,62 @@ def lower(
         terms = encoding.score.lower(q, repeat_heads(k, q.shape[1]), grid, scale=scale)
         if terms is None:
             return None
+        for summand in terms:
+            _require_shapes(encoding.score, summand, q, k, value_dim)
         lowered += terms
     if encoding.value is not None:
         term = encoding.value.lower(grid)
         if term is None:
             return None
+        _require_shapes(encoding.value, term, q, k, value_dim)
         lowered += (term,)
     return lowered
+
+
+def _require_shapes(
+    part: Part,
+    term: StructuredScore,
+    q: Float[Tensor, "B H Q D"],
+    k: Float[Tensor, "B G K D"],
+    value_dim: int | None,
+) -> None:
+    """Compare the shapes of a term with those of queries and keys; None: any size."""
+    (batch, heads, queries, _), keys = q.shape, k.shape[2]
+    shapes: list[tuple[str, Tensor | None, tuple[int | None, ...]]]
+    if isinstance(term, LowRank):
+        rank = term.query.shape[-1]
+        shapes = [
+            ("query", term.query, (batch, heads, queries, rank)),
+            ("key", term.key, (batch, heads, keys, rank)),
+        ]
+    else:
+        shapes = [
+            ("table", term.table, (heads, None)),
+            ("row", term.row, (batch, heads, queries)),
+            ("column", term.column, (batch, heads, keys)),
+            ("value", term.value, (heads, None, value_dim)),
+        ]
+        for name, product, count in (("left", term.left, queries), ("right", term.right, keys)):
+            if product is not None:
+                tokens, rows, width = product.tokens, product.rows, product.tokens.shape[-1]
+                shapes.append((f"{name}.tokens", tokens, (batch, heads, count, width)))
+                shapes.append((f"{name}.rows", rows, (heads, None, width)))
+    for name, x, sizes in shapes:
+        # Batch rows and heads may share what comes before the last two sizes.
+        shared = len(sizes) - (1 if name in ("table", "row", "column") else 2)
+        if x is not None and not (
+            x.dim() == len(sizes)
+            and all(
+                size is None or have == size or (have == 1 and at < shared)
+                for at, (have, size) in enumerate(zip(x.shape, sizes, strict=True))
+            )
+        ):
+            raise ArgumentError(
+                f"{type(part).__name__}.lower",
+                expected=f"{name} of shape {['any' if size is None else size for size in sizes]}",
+                got=list(x.shape),
+                remedy="Return tensors for the heads and tokens of these queries and keys.",
+            )
 
 
 def bias_by_offset(group: BucketedTerms, grid: Grid) -> Float[Tensor, "H offsets"]:

@@ -85,7 +85,9 @@ def terms_of(problem: Problem, domain: tuple[int, int]) -> tuple[StructuredScore
     wide = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
     try:
         sequence = Grid(_wide(query, wide), _wide(key, wide), grid.causal, grid.window)
-        return lower(problem.encoding, problem.q, problem.k, sequence, scale=problem.scale)
+        width = problem.v.shape[3]
+        q, k, scale = problem.q, problem.k, problem.scale
+        return lower(problem.encoding, q, k, sequence, scale=scale, value_dim=width)
     except ArgumentError:  # an offset that no document has may be out of a table's range
         return None
 

@@ -214,7 +214,7 @@ def _attend_run(problem: Problem, run: Run, *, lse: bool) -> Result:
         (x[:, :, slice(*run.key)] for x in (problem.k, problem.v)),
     )
     grid = run.grid(problem.grid)
-    lowered = lower(problem.encoding, q, k, grid, scale=problem.scale)
+    lowered = lower(problem.encoding, q, k, grid, scale=problem.scale, value_dim=v.shape[3])
     part = replace(problem, q=q, k=k, v=v, grid=grid, lowered=lowered)
     if lowered is None:
         return attend_blockwise(part, lse=lse)
