@@ -18,6 +18,7 @@ DEVICE = "cuda"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # of PyTorch's compiler
 ]
 
 HEADS, KEY_HEADS, WIDTH, LENGTH = 4, 2, 64, 130
@@ -186,7 +187,7 @@ def test_rotations_in_the_kernels(case: str, layout: str, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("name", ["rope+t5", "rope+alibi", "rope_pp", "p_rope"])
 def test_rotations_beside_tables_and_a_query_head_each(name: str) -> None:
-    grid = Grid.of(LAYOUTS["packed"].to(DEVICE), causal=True)
+    grid = Grid.of(LAYOUTS["sequence"].to(DEVICE), causal=True)
     given = inputs(grid)
     assert "as they read them" in str(explain(*given, grid, created(name), backend="triton"))
     check(created(name), grid, given, ("triton", UNFUSED))

@@ -110,8 +110,20 @@ def kernel_form(problem: Problem) -> KernelForm | Unsupported:
     nothing else tells whether tokens of a document are one position apart.
     """
     grid, lowered = problem.grid, problem.lowered
-    if lowered is not None and not any(reads_offsets(term) for term in lowered):
-        return _fitting(KernelForm(lowered, _band(problem, grid.shift, None), _ordered(grid)))
+    if lowered is None or any(reads_offsets(term) for term in lowered):
+        return _form_by_offset(problem, lowered)
+    form = _fitting(KernelForm(lowered, _band(problem, grid.shift, None), _ordered(grid)))
+    if isinstance(form, Unsupported):
+        by_offset = _form_by_offset(problem, None)
+        return form if isinstance(by_offset, Unsupported) else by_offset
+    return form
+
+
+def _form_by_offset(
+    problem: Problem, lowered: tuple[StructuredScore, ...] | None
+) -> KernelForm | Unsupported:
+    """The form where tokens of a document are one position apart, or why there is none."""
+    grid = problem.grid
     if grid.query.axes != 1:
         return Unsupported("positions on several axes have no single offset")
     shift, ordered = grid.shift, grid.shift is not None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.language import constexpr
 
 from posenc.attention.backends.triton.band import FAR
 from posenc.attention.backends.triton.forms import (
@@ -38,6 +39,8 @@ from posenc.attention.backends.triton.segments import summary_of
 __all__ = ["Call"]
 
 PRODUCTS_BLOCK = 64
+
+END = constexpr(True)
 
 
 class Call:
@@ -207,6 +210,7 @@ class Call:
             *by_row(x.query_order),
             *by_row(self.query_summary),
             self.queries,
+            END,
         )
         keys = arguments.Side(
             tokens(x.k),
@@ -224,6 +228,7 @@ class Call:
             *by_row(x.key_order),
             *by_row(self.key_summary),
             self.keys,
+            END,
         )
         return (keys, queries) if flip else (queries, keys)
 
@@ -267,6 +272,7 @@ class Call:
             *((right, left) if flip else (left, right)),
             maybe(table, x.value_rows),
             x.entries,
+            END,
         )
         dropout = None
         if options.dropout:

@@ -1,5 +1,8 @@
 """Arguments of the kernels, bundled. Absent ones are None.
 
+Triton 3.6 forgets the constants of tuples within a tuple unless a constant of its own comes after
+them: ``end`` is there for that.
+
 Kernels know two sides. Each program owns ``block_x`` tokens of one, *x*, and walks over those of
 the other, *y*, in tiles of ``block_y``. Where ``flip``, x are the keys and y the queries.
 """
@@ -107,6 +110,7 @@ class Side(NamedTuple):
     summary: Any
     summary_row: Any
     length: Any
+    end: Any
 
 
 class Tables(NamedTuple):
@@ -119,6 +123,7 @@ class Tables(NamedTuple):
     y: Any
     value: Any
     count: Any
+    end: Any
 
 
 class Band(NamedTuple):

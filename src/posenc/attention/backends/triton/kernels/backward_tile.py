@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.logits import LOG2E, LOW, NEAR, kept, tile_logits
-from posenc.attention.backends.triton.kernels.memory import load_numbers, numbers_of, product
+from posenc.attention.backends.triton.kernels.memory import load_numbers, product, start_of
 from posenc.attention.backends.triton.kernels.windows import window_of_x, window_of_y, window_start
 
 
@@ -51,9 +51,9 @@ def tile_ds(
     x_at = own.start + tl.arange(0, block_x)
     y_at = y0 + tl.arange(0, block_y)
     if flip:
-        lse = load_numbers(numbers_of(y.lse, own.b, own.h), y_at, y.length, float("inf"))
+        lse = load_numbers(start_of(y.lse, own.b, own.h), y_at, y.length, float("inf"))
         lse = tl.where(lse == float("-inf"), float("inf"), lse)[None, :]
-        delta = load_numbers(numbers_of(y.delta, own.b, own.h), y_at, y.length, 0.0)[None, :]
+        delta = load_numbers(start_of(y.delta, own.b, own.h), y_at, y.length, 0.0)[None, :]
     else:
         lse = tl.where(own.lse == float("-inf"), float("inf"), own.lse)[:, None]
         delta = own.delta[:, None]
@@ -72,7 +72,7 @@ def tile_ds(
                 )
         elif flip:
             numbers = y.second_low if kind == LOW else y.second_high
-            numbers = load_numbers(numbers_of(numbers, own.b, own.h), y_at, y.length, 0.0)
+            numbers = load_numbers(start_of(numbers, own.b, own.h), y_at, y.length, 0.0)
             dp += numbers[None, :]
         else:
             dp += second_far[:, None]

@@ -8,33 +8,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Rotary, Tokens
 from posenc.attention.backends.triton.kernels.configs import DECODE
 from posenc.attention.backends.triton.kernels.logits import LOG2E
-from posenc.attention.backends.triton.kernels.memory import load_tokens, located, product
-from posenc.attention.backends.triton.kernels.rotary import load_rotated, located_rotary
-
-
-@triton.jit
-def _of_row(q, b):
-    """The one query of each head of a batch row, located as if heads were tokens."""
-    return Tokens(q.pointer + b * q.row, q.row, q.head, q.head, q.width, q.block)
-
-
-@triton.jit
-def _rotary_of_row(rotary, b):
-    """Its factors, likewise."""
-    pointer = rotary.pointer + b * rotary.row
-    return Rotary(
-        pointer,
-        rotary.row,
-        rotary.head,
-        rotary.head,
-        rotary.pairs,
-        rotary.half,
-        rotary.block,
-        rotary.adjacent,
-    )
+from posenc.attention.backends.triton.kernels.memory import (
+    load_tokens,
+    load_vectors,
+    product,
+    start_of,
+)
+from posenc.attention.backends.triton.kernels.rotary import load_rotated
 
 
 @triton.autotune(configs=DECODE, key=["key"])
@@ -81,11 +63,17 @@ def split_kernel(
     h = group * ratio + row
     last_head = (group + 1) * ratio
     inside = h < last_head
+    # The one query of each head, read as if heads were tokens.
     if query_rotary is None:
-        own = load_tokens(_of_row(q, b), h, last_head)
-        partners = None
+        own = load_vectors(q.pointer + b * q.row, q.head, h, inside, q.width, q.block)
+        partners = own
     else:
-        own, partners = load_rotated(_of_row(q, b), _rotary_of_row(query_rotary, b), h, inside)
+        # fmt: off
+        own, partners = load_rotated(
+            q.pointer + b * q.row, q.head, q.width, query_rotary,
+            query_rotary.pointer + b * query_rotary.row, query_rotary.head, h, inside,
+        )
+        # fmt: on
     each = tl.cdiv(tl.cdiv(keys, splits), block) * block
     first = split * each
     last = tl.minimum(first + each, keys)
@@ -95,12 +83,13 @@ def split_kernel(
     for start in range(first, last, block):
         at = start + tl.arange(0, block)
         if key_rotary is None:
-            tokens = load_tokens(located(k, b, g), at, keys)
+            tokens = load_tokens(k, b, g, at, keys)
             logits = product(own, tl.trans(tokens), precision) * scale
         else:
             # fmt: off
             tokens, others = load_rotated(
-                located(k, b, g), located_rotary(key_rotary, b, g), at, at < keys
+                start_of(k, b, g), k.step, k.width, key_rotary,
+                start_of(key_rotary, b, g), key_rotary.step, at, at < keys,
             )
             # fmt: on
             logits = product(own, tl.trans(tokens), precision)
@@ -117,7 +106,7 @@ def split_kernel(
         rescale = tl.exp2(row_max - finite)
         row_max = new_max
         row_sum = row_sum * rescale + tl.sum(weights, 1)
-        values = load_tokens(located(v, b, g), at, keys)  # [block, E]
+        values = load_tokens(v, b, g, at, keys)  # [block, E]
         output = output * rescale[:, None] + product(weights.to(values.dtype), values, precision)
         if value_rows is not None:
             number = tl.load(bucket.pointer + b * bucket.row + at, mask=at < keys, other=0)

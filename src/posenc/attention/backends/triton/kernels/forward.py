@@ -21,9 +21,8 @@ from posenc.attention.backends.triton.kernels.logits import (
 from posenc.attention.backends.triton.kernels.memory import (
     load_row,
     load_tokens,
-    located,
-    numbers_of,
     product,
+    start_of,
     store_tokens,
 )
 from posenc.attention.backends.triton.kernels.rotary import load_side
@@ -74,7 +73,7 @@ def _walk(
         k, partners = load_side(y, own.b, g, y_at)
         factor = None
         if y.factor is not None:
-            factor = load_tokens(located(y.factor, own.b, own.h), y_at, y.length)
+            factor = load_tokens(y.factor, own.b, own.h, y_at, y.length)
         # fmt: off
         logits, _ = tile_logits(
             own, far, k, partners, factor, x, y, tables, band, scale, y0, kind, masked, causal,
@@ -89,7 +88,7 @@ def _walk(
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         if dropout is not None:
             weights *= kept(dropout, own.lane, x_at, y_at, block_x, block_y, False)
-        v = load_tokens(located(y.second, own.b, g), y_at, y.length)  # [y, E]
+        v = load_tokens(y.second, own.b, g, y_at, y.length)  # [y, E]
         output = output * rescale[:, None] + product(weights.to(v.dtype), v, precision)
         if tables.value is not None:
             low *= rescale
@@ -145,10 +144,10 @@ def forward_kernel(
     tokens, partners = load_side(x, b, h, at)
     term = None
     if x.term is not None:
-        term = load_tokens(located(x.term, b, h), at, x.length)
+        term = load_tokens(x.term, b, h, at, x.length)
     factor = None
     if x.factor is not None:
-        factor = load_tokens(located(x.factor, b, h), at, x.length)
+        factor = load_tokens(x.factor, b, h, at, x.length)
     own = Own(tokens, partners, None, term, factor, None, None, None, x0, b, h, lane)
     segmented: tl.constexpr = y.segment_ids is not None
     # fmt: off
@@ -194,6 +193,6 @@ def forward_kernel(
             result += state.high[:, None] * load_row(tables.value, h, tables.count - 1)[None, :]
     row_sum = tl.where(state.row_sum > 0, state.row_sum, 1.0)
     result /= row_sum[:, None]
-    store_tokens(located(output, b, h), result, at, x.length)
+    store_tokens(output, b, h, result, at, x.length)
     sums = (state.row_max + tl.log2(row_sum)) / LOG2E
-    tl.store(numbers_of(lse, b, h) + at, sums, mask=at < x.length)
+    tl.store(start_of(lse, b, h) + at, sums, mask=at < x.length)

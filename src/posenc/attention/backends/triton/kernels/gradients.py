@@ -15,9 +15,8 @@ from posenc.attention.backends.triton.kernels.memory import (
     load_numbers,
     load_row,
     load_tokens,
-    located,
-    numbers_of,
     product,
+    start_of,
     store_tokens,
 )
 from posenc.attention.backends.triton.kernels.rotary import load_side, store_gradients
@@ -79,10 +78,10 @@ def _walk(
         y0 = tile * block_y
         y_at = y0 + tl.arange(0, block_y)
         y_tokens, y_partners = load_side(y, own.b, y_head, y_at)
-        y_second = load_tokens(located(y.second, own.b, y_head), y_at, y.length)
+        y_second = load_tokens(y.second, own.b, y_head, y_at, y.length)
         y_factor = None
         if y.factor is not None:
-            y_factor = load_tokens(located(y.factor, own.b, own.h), y_at, y.length)
+            y_factor = load_tokens(y.factor, own.b, own.h, y_at, y.length)
         # fmt: off
         weights, ds, t = tile_ds(
             own, far, second_far, y_tokens, y_partners, y_second, y_factor, x, y, tables, band,
@@ -177,7 +176,7 @@ def gradients_kernel(
     b = (lane // heads).to(tl.int64)
     x_head = lane % heads
     tokens, partners = load_side(x, b, x_head, at)
-    second = load_tokens(located(x.second, b, x_head), at, x.length)
+    second = load_tokens(x.second, b, x_head, at, x.length)
     segmented: tl.constexpr = y.segment_ids is not None
     # fmt: off
     begin, clear, near, far, edge, end = visible_tile_ranges(
@@ -203,21 +202,21 @@ def gradients_kernel(
         term = None
         term_sum = dummy
         if x.term is not None:
-            term = load_tokens(located(x.term, b, h), at, x.length)
+            term = load_tokens(x.term, b, h, at, x.length)
             term_sum = tl.zeros([block_x, x.term.block], tl.float32)
         factor = None
         factor_sum = dummy
         if x.factor is not None:
-            factor = load_tokens(located(x.factor, b, h), at, x.length)
+            factor = load_tokens(x.factor, b, h, at, x.length)
             factor_sum = tl.zeros([block_x, x.factor.block], tl.float32)
         column = None
         if x.column is not None:
-            column = load_numbers(numbers_of(x.column, b, h), at, x.length, 0.0)
+            column = load_numbers(start_of(x.column, b, h), at, x.length, 0.0)
         lse = None
         delta = None
         if not flip:
-            lse = load_numbers(numbers_of(x.lse, b, h), at, x.length, float("inf"))
-            delta = load_numbers(numbers_of(x.delta, b, h), at, x.length, 0.0)
+            lse = load_numbers(start_of(x.lse, b, h), at, x.length, float("inf"))
+            delta = load_numbers(start_of(x.delta, b, h), at, x.length, 0.0)
         query_lane = (b * sizes.heads + h).to(tl.int32)
         # fmt: off
         own = Own(
@@ -237,7 +236,7 @@ def gradients_kernel(
             number = far_numbers(x.term_low, tables, own, at, x.length, flip, block_x)
             second_far = None
             if x.second_low is not None:
-                second_far = load_numbers(numbers_of(x.second_low, b, h), at, x.length, 0.0)
+                second_far = load_numbers(start_of(x.second_low, b, h), at, x.length, 0.0)
             state = _walk(
                 state, clear, near, own, number, second_far, x, y, tables, band, y_head, dropout,
                 scale, LOW, segmented, has_low, has_high, causal, flip, precision, factor_precision,
@@ -252,7 +251,7 @@ def gradients_kernel(
             number = far_numbers(x.term_high, tables, own, at, x.length, not flip, block_x)
             second_far = None
             if x.second_high is not None:
-                second_far = load_numbers(numbers_of(x.second_high, b, h), at, x.length, 0.0)
+                second_far = load_numbers(start_of(x.second_high, b, h), at, x.length, 0.0)
             state = _walk(
                 state, far, edge, own, number, second_far, x, y, tables, band, y_head, dropout,
                 scale, HIGH, segmented, has_low, has_high, causal, flip, precision,
@@ -276,21 +275,21 @@ def gradients_kernel(
             if has_high:
                 row = load_row(tables.x, h, 0 if flip else tables.count - 1)
                 result += state.high[:, None] * row[None, :]
-            store_tokens(located(into.term, b, h), result, at, x.length)
+            store_tokens(into.term, b, h, result, at, x.length)
         if x.factor is not None:
-            store_tokens(located(into.factor, b, h), state.factor, at, x.length)
+            store_tokens(into.factor, b, h, state.factor, at, x.length)
         if x.column is not None:
-            tl.store(numbers_of(into.column, b, h) + at, state.column, mask=inside)
+            tl.store(start_of(into.column, b, h) + at, state.column, mask=inside)
         if into.low is not None:
-            tl.store(numbers_of(into.low, b, h) + at, state.low, mask=inside)
-            tl.store(numbers_of(into.high, b, h) + at, state.high, mask=inside)
+            tl.store(start_of(into.low, b, h) + at, state.low, mask=inside)
+            tl.store(start_of(into.high, b, h) + at, state.high, mask=inside)
         if into.weight_low is not None:
-            tl.store(numbers_of(into.weight_low, b, h) + at, state.weight_low, mask=inside)
-            tl.store(numbers_of(into.weight_high, b, h) + at, state.weight_high, mask=inside)
+            tl.store(start_of(into.weight_low, b, h) + at, state.weight_low, mask=inside)
+            tl.store(start_of(into.weight_high, b, h) + at, state.weight_high, mask=inside)
     # fmt: off
     store_gradients(
         into.tokens, x.rotary, token_sum * scale, partner_sum * scale, b, x_head, at, x.length
     )
     # fmt: on
     if flip:
-        store_tokens(located(into.second, b, x_head), second_sum, at, x.length)
+        store_tokens(into.second, b, x_head, second_sum, at, x.length)

@@ -14,9 +14,8 @@ from posenc.attention.backends.triton.kernels.memory import (
     clip,
     load_numbers,
     load_tokens,
-    located,
-    numbers_of,
     product,
+    start_of,
 )
 from posenc.attention.backends.triton.kernels.visibility import visible
 from posenc.attention.backends.triton.kernels.windows import window_of_x, window_of_y, window_start
@@ -33,7 +32,7 @@ def far_numbers(numbers, tables, own, at, length, last: tl.constexpr, block: tl.
     """Bias ``[x]`` of tokens of x in tiles at one end of the tables."""
     found = tl.zeros([block], tl.float32)
     if numbers is not None:
-        found += load_numbers(numbers_of(numbers, own.b, own.h), at, length, 0.0)
+        found += load_numbers(start_of(numbers, own.b, own.h), at, length, 0.0)
     if tables.bias_by_offset is not None:
         biases = tables.bias_by_offset + own.h.to(tl.int64) * tables.bias_head
         found += tl.load(biases + (tables.count - 1 if last else 0))
@@ -89,7 +88,7 @@ def tile_logits(
             )
         if tables.y is not None:
             tl.static_assert(block_x == block_y)
-            y_term = load_tokens(located(y.term, own.b, own.h), y_at, y.length)
+            y_term = load_tokens(y.term, own.b, own.h, y_at, y.length)
             logits += window_of_y(
                 y_term, tables.y, own.h, start, tables.count, precision, block_x, flip
             )
@@ -97,10 +96,10 @@ def tile_logits(
         logits += far[:, None]
         if tables.y is not None:
             numbers = y.term_low if kind == LOW else y.term_high
-            numbers = load_numbers(numbers_of(numbers, own.b, own.h), y_at, y.length, 0.0)
+            numbers = load_numbers(start_of(numbers, own.b, own.h), y_at, y.length, 0.0)
             logits += numbers[None, :]
     if y.column is not None:
-        column = load_numbers(numbers_of(y.column, own.b, own.h), y_at, y.length, 0.0)
+        column = load_numbers(start_of(y.column, own.b, own.h), y_at, y.length, 0.0)
         logits += column[None, :]
     if x.column is not None:
         logits += own.column[:, None]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Tokens
-
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
@@ -24,36 +22,39 @@ def clip(x, low, high):
     return tl.minimum(tl.maximum(x, low), high)
 
 
-@triton.jit
-def located(tokens, b, h):
-    """The tokens of one batch row and head."""
-    pointer = tokens.pointer + b.to(tl.int64) * tokens.row + h.to(tl.int64) * tokens.head
-    return Tokens(pointer, tokens.row, tokens.head, tokens.step, tokens.width, tokens.block)
+# Functions return tensors only: Triton 3.6 turns constants that a function returns into tensors.
 
 
 @triton.jit
-def numbers_of(numbers, b, h):
-    """Pointer to the numbers of one batch row and head."""
-    return numbers.pointer + b.to(tl.int64) * numbers.row + h.to(tl.int64) * numbers.head
+def start_of(x, b, h):
+    """Pointer to what ``x`` holds of one batch row and head."""
+    return x.pointer + b.to(tl.int64) * x.row + h.to(tl.int64) * x.head
 
 
 @triton.jit
-def load_tokens(tokens, at, length):
-    """Vectors ``[N, block]`` of located tokens, zero beyond their length and width."""
-    column = tl.arange(0, tokens.block)
-    mask = (at < length)[:, None]
-    if tokens.width != tokens.block:
-        mask = mask & (column < tokens.width)[None, :]
-    place = tokens.pointer + at.to(tl.int64)[:, None] * tokens.step + column[None, :]
+def load_vectors(start, step, at, inside, width: tl.constexpr, block: tl.constexpr):
+    """Vectors ``[N, block]`` that lie ``step`` apart, zero beyond their width or not inside."""
+    column = tl.arange(0, block)
+    mask = inside[:, None]
+    if width != block:
+        mask = mask & (column < width)[None, :]
+    place = start + at.to(tl.int64)[:, None] * step + column[None, :]
     return tl.load(place, mask=mask, other=0.0)
 
 
 @triton.jit
-def store_tokens(tokens, value, at, length):
-    """Write vectors ``[N, block]`` of located tokens."""
+def load_tokens(tokens, b, h, at, length):
+    """Vectors ``[N, block]`` of one batch row and head, zero beyond their length and width."""
+    start = start_of(tokens, b, h)
+    return load_vectors(start, tokens.step, at, at < length, tokens.width, tokens.block)
+
+
+@triton.jit
+def store_tokens(tokens, b, h, value, at, length):
+    """Write vectors ``[N, block]`` of one batch row and head."""
     column = tl.arange(0, tokens.block)
     mask = (at < length)[:, None] & (column < tokens.width)[None, :]
-    place = tokens.pointer + at.to(tl.int64)[:, None] * tokens.step + column[None, :]
+    place = start_of(tokens, b, h) + at.to(tl.int64)[:, None] * tokens.step + column[None, :]
     tl.store(place, value.to(tokens.pointer.dtype.element_ty), mask=mask)
 
 

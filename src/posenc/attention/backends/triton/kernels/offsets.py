@@ -18,9 +18,8 @@ from posenc.attention.backends.triton.kernels.logits import NEAR
 from posenc.attention.backends.triton.kernels.memory import (
     load_numbers,
     load_tokens,
-    located,
-    numbers_of,
     product,
+    start_of,
 )
 from posenc.attention.backends.triton.kernels.rotary import load_side
 from posenc.attention.backends.triton.kernels.visibility import tiles_meet
@@ -103,26 +102,26 @@ def offsets_kernel(
             meet = tiles_meet(x, y, band, b, x0, y0, causal, flip, granule, block, block)
         if meet:
             tokens, partners = load_side(x, b, x_head, x_at)
-            second = load_tokens(located(x.second, b, x_head), x_at, x.length)
+            second = load_tokens(x.second, b, x_head, x_at, x.length)
             term = None
             if x.term is not None:
-                term = load_tokens(located(x.term, b, h), x_at, x.length)
+                term = load_tokens(x.term, b, h, x_at, x.length)
             x_factor = None
             y_factor = None
             if x.factor is not None:
-                x_factor = load_tokens(located(x.factor, b, h), x_at, x.length)
-                y_factor = load_tokens(located(y.factor, b, h), y_at, y.length)
+                x_factor = load_tokens(x.factor, b, h, x_at, x.length)
+                y_factor = load_tokens(y.factor, b, h, y_at, y.length)
             column = None
             if x.column is not None:
-                column = load_numbers(numbers_of(x.column, b, h), x_at, x.length, 0.0)
+                column = load_numbers(start_of(x.column, b, h), x_at, x.length, 0.0)
             lse = None
             delta = None
             if not flip:
-                lse = load_numbers(numbers_of(x.lse, b, h), x_at, x.length, float("inf"))
-                delta = load_numbers(numbers_of(x.delta, b, h), x_at, x.length, 0.0)
+                lse = load_numbers(start_of(x.lse, b, h), x_at, x.length, float("inf"))
+                delta = load_numbers(start_of(x.delta, b, h), x_at, x.length, 0.0)
             lane = (b * sizes.heads + h).to(tl.int32)
             y_tokens, y_partners = load_side(y, b, y_head, y_at)
-            y_second = load_tokens(located(y.second, b, y_head), y_at, y.length)
+            y_second = load_tokens(y.second, b, y_head, y_at, y.length)
             # fmt: off
             own = Own(
                 tokens, partners, second, term, x_factor, column, lse, delta, x0, b, h, lane
@@ -142,10 +141,9 @@ def offsets_kernel(
             if bias_ptr is not None:
                 bias_sum += source
             if rows_ptr is not None:
-                if of_values:
-                    vectors = y_second
-                else:
-                    vectors = load_tokens(located(y.term, b, h), y_at, y.length)
+                vectors = y_second
+                if not of_values:
+                    vectors = load_tokens(y.term, b, h, y_at, y.length)
                 first, second = roll_y(source, block, flip)
                 first_sum += product(first.to(vectors.dtype), vectors, precision)
                 second_sum += product(second.to(vectors.dtype), vectors, precision)

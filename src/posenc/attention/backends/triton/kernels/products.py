@@ -8,8 +8,7 @@ import triton.language as tl
 from posenc.attention.backends.triton.kernels.memory import (
     load_row,
     load_tokens,
-    located,
-    numbers_of,
+    start_of,
 )
 
 
@@ -20,9 +19,9 @@ def delta_kernel(a, b, out, length, heads, block: tl.constexpr):
     lane = tl.program_id(0) // blocks
     at = tl.program_id(0) % blocks * block + tl.arange(0, block)
     row, head = (lane // heads).to(tl.int64), lane % heads
-    left = load_tokens(located(a, row, head), at, length).to(tl.float32)
-    right = load_tokens(located(b, row, head), at, length).to(tl.float32)
-    tl.store(numbers_of(out, row, head) + at, tl.sum(left * right, 1), mask=at < length)
+    left = load_tokens(a, row, head, at, length).to(tl.float32)
+    right = load_tokens(b, row, head, at, length).to(tl.float32)
+    tl.store(start_of(out, row, head) + at, tl.sum(left * right, 1), mask=at < length)
 
 
 @triton.jit
@@ -32,9 +31,9 @@ def ends_kernel(tokens, table, first, last, count, length, heads, block: tl.cons
     lane = tl.program_id(0) // blocks
     at = tl.program_id(0) % blocks * block + tl.arange(0, block)
     row, head = (lane // heads).to(tl.int64), lane % heads
-    vectors = load_tokens(located(tokens, row, head), at, length).to(tl.float32)
+    vectors = load_tokens(tokens, row, head, at, length).to(tl.float32)
     inside = at < length
     product = tl.sum(vectors * load_row(table, head, 0)[None, :], 1)
-    tl.store(numbers_of(first, row, head) + at, product, mask=inside)
+    tl.store(start_of(first, row, head) + at, product, mask=inside)
     product = tl.sum(vectors * load_row(table, head, count - 1)[None, :], 1)
-    tl.store(numbers_of(last, row, head) + at, product, mask=inside)
+    tl.store(start_of(last, row, head) + at, product, mask=inside)

@@ -9,24 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Rotary
-from posenc.attention.backends.triton.kernels.memory import load_tokens, located, store_tokens
-
-
-@triton.jit
-def located_rotary(rotary, b, h):
-    """The factors of one batch row and head."""
-    pointer = rotary.pointer + b.to(tl.int64) * rotary.row + h.to(tl.int64) * rotary.head
-    return Rotary(
-        pointer,
-        rotary.row,
-        rotary.head,
-        rotary.step,
-        rotary.pairs,
-        rotary.half,
-        rotary.block,
-        rotary.adjacent,
-    )
+from posenc.attention.backends.triton.kernels.memory import load_tokens, start_of, store_tokens
 
 
 @triton.jit
@@ -52,63 +35,67 @@ def _members(rotary, width: tl.constexpr):
 
 
 @triton.jit
-def _factors(rotary, at, inside):
-    """Cosines and sines ``[N, block]`` of located factors; 1 and 0 for what is not rotated."""
+def _factors(rotary, start, step, at, inside):
+    """Cosines and sines ``[N, block]`` from ``start`` on; 1 and 0 for what is not rotated."""
     column = tl.arange(0, rotary.block)
     mask = inside[:, None]
     if rotary.pairs != rotary.block:
         mask = mask & (column < rotary.pairs)[None, :]
-    place = rotary.pointer + at.to(tl.int64)[:, None] * rotary.step + column[None, :]
+    place = start + at.to(tl.int64)[:, None] * step + column[None, :]
     cosine = tl.load(place, mask=mask, other=1.0)
     return cosine, tl.load(place + rotary.pairs, mask=mask, other=0.0)
 
 
 @triton.jit
-def load_rotated(tokens, rotary, at, inside):
-    """First and second members ``[N, block]`` of the pairs of located tokens, rotated."""
-    first_at, second_at = _members(rotary, tokens.width)
-    place = tokens.pointer + at.to(tl.int64)[:, None] * tokens.step
+def load_rotated(start, step, width: tl.constexpr, rotary, factors, factors_step, at, inside):
+    """First and second members ``[N, block]`` of the pairs of vectors, rotated.
+
+    Vectors lie ``step`` apart from ``start`` on, and their factors likewise from ``factors`` on.
+    """
+    first_at, second_at = _members(rotary, width)
+    place = start + at.to(tl.int64)[:, None] * step
     first_mask = inside[:, None]
     second_mask = inside[:, None]
-    if tokens.width != 2 * rotary.block:
-        first_mask = first_mask & (first_at < tokens.width)[None, :]
-        second_mask = second_mask & (second_at < tokens.width)[None, :]
+    if width != 2 * rotary.block:
+        first_mask = first_mask & (first_at < width)[None, :]
+        second_mask = second_mask & (second_at < width)[None, :]
     first = tl.load(place + first_at[None, :], mask=first_mask, other=0.0)
     second = tl.load(place + second_at[None, :], mask=second_mask, other=0.0)
     kind = first.dtype
     first = first.to(tl.float32)
     second = second.to(tl.float32)
-    cosine, sine = _factors(rotary, at, inside)
+    cosine, sine = _factors(rotary, factors, factors_step, at, inside)
     return (first * cosine - second * sine).to(kind), (first * sine + second * cosine).to(kind)
 
 
 @triton.jit
 def load_side(side, b, h, at):
-    """Tokens of a side as they enter products: themselves and None, or members of pairs."""
+    """Tokens of a side as they enter products: members of pairs, or themselves twice."""
+    # Tuples are not given names, which would make their constants known no more.
     if side.rotary is None:
-        found = (load_tokens(located(side.tokens, b, h), at, side.length), None)
+        first = load_tokens(side.tokens, b, h, at, side.length)
+        second = first
     else:
-        # Not given names, which would make what is known when it is compiled known no more.
         # fmt: off
-        found = load_rotated(
-            located(side.tokens, b, h), located_rotary(side.rotary, b, h), at, at < side.length
+        first, second = load_rotated(
+            start_of(side.tokens, b, h), side.tokens.step, side.tokens.width,
+            side.rotary, start_of(side.rotary, b, h), side.rotary.step, at, at < side.length,
         )
         # fmt: on
-    return found
+    return first, second
 
 
 @triton.jit
 def store_gradients(into, rotary, value, partners, b, h, at, length):
     """Write gradients of tokens as ``load_side`` gave them, rotated back if they were rotated."""
     if rotary is None:
-        store_tokens(located(into, b, h), value, at, length)
+        store_tokens(into, b, h, value, at, length)
     else:
         inside = at < length
-        cosine, sine = _factors(located_rotary(rotary, b, h), at, inside)
+        cosine, sine = _factors(rotary, start_of(rotary, b, h), rotary.step, at, inside)
         first_at, second_at = _members(rotary, into.width)
         kind = into.pointer.dtype.element_ty
-        start = into.pointer + b.to(tl.int64) * into.row + h.to(tl.int64) * into.head
-        place = start + at.to(tl.int64)[:, None] * into.step
+        place = start_of(into, b, h) + at.to(tl.int64)[:, None] * into.step
         first = (value * cosine + partners * sine).to(kind)
         first_mask = inside[:, None] & (first_at < into.width)[None, :]
         tl.store(place + first_at[None, :], first, mask=first_mask)
