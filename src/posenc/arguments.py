@@ -130,7 +130,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Check keyword arguments against their annotations, then call.
 
     The function receives numbers as ``int`` and ``float`` and sequences as tuples. Memory is
-    estimated before anything is allocated.
+    estimated before anything is allocated. A constructed object keeps the arguments as ``given``.
 
     Raises: as ``check``; also ArgumentError if the module would not fit into memory.
     """
@@ -143,7 +143,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
                 kwargs[name] = check(name, known[name].annotation, value, known[name].default)
         sizes = _sizes(kwargs, known)
         _require_room(lambda: _make(function, *args, **kwargs), sizes)
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        if args:  # a constructor
+            vars(args[0])["given"] = kwargs
+        return result
 
     return call
 
@@ -202,7 +205,8 @@ def check(name: str, annotation: Any, value: object, default: object = Parameter
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in get_args(annotation):
             return None
-        (kind,) = (kind for kind in get_args(annotation) if kind is not type(None))
+        kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+        kind = kinds[-1] if isinstance(value, Sequence) else kinds[0]  # of a value or a sequence
         return check(name, kind, value, default)
     if origin is Literal:
         if not isinstance(value, str):

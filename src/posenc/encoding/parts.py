@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 from jaxtyping import Float
@@ -92,12 +94,19 @@ class Part(Hooked):
     axes: ClassVar[tuple[int, ...] | None] = (1,)
     """Supported numbers of position axes; None: any."""
 
+    given: Mapping[str, object] = MappingProxyType({})
+    """Arguments that a ``checked`` constructor was given."""
+
     heads: int | None = None
     head_dim: int | None = None
     dim: int | None = None
     causal: bool | None = None
     """Required query heads, head width, model width and causal flag; None: any. Attention raises
     an error for others."""
+
+    def extra_repr(self) -> str:
+        given = {n: v for n, v in self.given.items() if not isinstance(v, nn.Module)}
+        return ", ".join(f"{name}={reprlib.repr(value)}" for name, value in given.items())
 
     def observe(self, x: Features, layout: Layout) -> Layout:
         """The layout with a per-token signal computed from the layer's input; unchanged by default.

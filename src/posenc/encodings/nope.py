@@ -13,9 +13,8 @@ def nope() -> Encoding:
 
     ``s_ij = scale · q_i·k_j``.
 
-    Claims: relative (trivially), any axes, no parameters. Cost: none. Differs from the paper in
-    nothing. Bidirectional NoPE is permutation-equivariant; causal NoPE with two or more layers is
-    not.
+    Differs from the paper in nothing. Bidirectional NoPE is permutation-equivariant; causal NoPE
+    with two or more layers is not.
 
     Reference: Haviv et al. 2022, "Transformer Language Models without Positional Encodings Still
     Learn Positional Information"; Kazemnejad et al. 2023.

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import check
 from posenc.attention import Attention, Context, LayerCache
 from posenc.encoding.tensors import Features
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.padding import zero_invalid
 from posenc.models.complex_layers import ComplexAttention, ComplexFeedForward
@@ -19,8 +20,6 @@ from posenc.models.norm import Norm, make_norm, normalize
 __all__ = ["Activation", "Block", "FeedForward", "SourceContext"]
 
 Activation = Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu"]
-
-ACTIVATIONS: tuple[Activation, ...] = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu")
 
 
 class FeedForward(nn.Module):
@@ -41,9 +40,7 @@ class FeedForward(nn.Module):
         self, *, dim: int, hidden: int, activation: Activation = "swiglu", bias: bool = False
     ) -> None:
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise UnknownNameError.of("activation", activation, ACTIVATIONS)
-        self.activation = activation
+        self.activation: Activation = check("activation", Activation, activation)
         gates = 2 if activation in ("swiglu", "geglu") else 1
         self.input = nn.Linear(dim, gates * hidden, bias=bias)
         self.output = nn.Linear(hidden, dim, bias=bias)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Length, Width, check_fields
 from posenc.attention.extra.complex import side_by_side
 from posenc.encoding import Encoding
 from posenc.encoding.tensors import TokenIds
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.block import Block
 from posenc.models.checkpoint import SavedModel
@@ -70,27 +71,19 @@ class ClassifierConfig:
 
     body: Body
     numbers: Numbers = "complex"
-    vocabulary: int
-    classes: int
-    dim: int
-    hidden: int
+    vocabulary: Length
+    classes: Count
+    dim: Width
+    hidden: Length
     encoding: str = "complex_order"
     options: Mapping[str, Any] = field(default_factory=dict)
-    max_length: int | None = None
-    layers: int = 1
-    heads: int = 1
-    kernel: int = 3
+    max_length: Length | None = None
+    layers: Count = 1
+    heads: Count = 1
+    kernel: Count = 3
 
     def __post_init__(self) -> None:
-        if self.body not in get_args(Body):
-            raise UnknownNameError.of("body", self.body, get_args(Body))
-        if self.numbers not in ("complex", "real"):
-            raise UnknownNameError.of("numbers", self.numbers, ("complex", "real"))
-        for name in ("vocabulary", "classes", "dim", "hidden", "layers", "heads", "kernel"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(
-                    name, expected="1 or more", got=getattr(self, name), remedy=f"Raise {name}."
-                )
+        check_fields(self)
         if self.kernel % 2 == 0:
             raise ArgumentError("kernel", expected="odd", got=self.kernel, remedy="3 is common.")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import Count, Interval
 from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -24,7 +25,7 @@ class DebertaConfig(EncoderConfig):
     """Configuration of a ``Deberta``.
 
     Args:
-        layers: number of layers in the fine-tuning form; the last one is the decoding layer.
+        layers: number of layers in the fine-tuning form, 2 or more; the last one decodes.
         encoding: of all layers' attention.
         absolute: encoding of absolute positions, added before decoding.
         absolute_options: its options.
@@ -33,21 +34,11 @@ class DebertaConfig(EncoderConfig):
     The others are those of ``EncoderConfig``.
     """
 
+    layers: Annotated[int, Interval(2, 2**16)]
     encoding: str = "deberta"
     absolute: str = "learned"
     absolute_options: Mapping[str, Any] = field(default_factory=dict)
-    steps: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_counts("steps")
-        if self.layers < 2:
-            raise ArgumentError(
-                "layers",
-                expected="2 or more, the last one for decoding",
-                got=self.layers,
-                remedy="Use Encoder or MaskedLM for a single layer.",
-            )
+    steps: Count = 2
 
     @property
     def encoder(self) -> EncoderConfig:
@@ -86,14 +77,14 @@ class Deberta(SavedModel):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config.encoder)
-        self.absolute = make_encodings(
+        (self.absolute,) = make_encodings(
             config,
             config.absolute,
             config.absolute_options,
             layers=1,
             causal=False,
             field="absolute",
-        )[0]
+        )
         part = self.absolute.embedding
         if part is None or part.every_layer or len(self.absolute.parts()) > 1:
             raise ArgumentError(

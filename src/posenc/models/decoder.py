@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Length
 from posenc.attention import Cache, LayerCache
 from posenc.encoding import Encoding
 from posenc.encoding.tensors import TokenIds
@@ -19,7 +20,7 @@ from posenc.models.checkpoint import SavedModel
 from posenc.models.norm import make_norm, normalize
 from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
-    StackConfig,
+    LayersConfig,
     check_tokens,
     draw_blocks,
     draw_embedding,
@@ -34,33 +35,24 @@ __all__ = ["Decoder", "DecoderConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig(StackConfig):
+class DecoderConfig(LayersConfig):
     """Configuration of a ``Decoder``.
 
     Args:
         vocabulary: number of token ids.
-        layers: number of blocks.
-        encoding: name in the registry, or several joined by ``+``.
-        options: the encoding's options.
         window: attend only to tokens less than this many steps back; None: all. One for all
             layers, or one per layer.
         tied: use the transposed token embedding as output layer.
         embedding_norm: add a norm after the embedding (Bloom).
 
-    The others are those of ``StackConfig``.
+    The others are those of ``LayersConfig``.
     """
 
-    vocabulary: int
-    layers: int
+    vocabulary: Length
     encoding: str = "rope"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    window: int | Sequence[int | None] | None = None
+    window: Count | Sequence[Count | None] | None = None
     tied: bool = True
     embedding_norm: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_counts("vocabulary", "layers")
 
 
 class Decoder(SavedModel):
@@ -90,12 +82,7 @@ class Decoder(SavedModel):
         self.config = config
         self.named = encodings is None
         encodings = make_encodings(
-            config,
-            config.encoding,
-            config.options,
-            layers=config.layers,
-            causal=True,
-            records=encodings,
+            config, config.encoding, config.options, encodings, layers=config.layers, causal=True
         )
         self.embedding = TokenEmbedding(config.vocabulary, config.dim)
         self.embedding_norm = None

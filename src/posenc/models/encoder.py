@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc.arguments import Length, Natural
 from posenc.encoding import Encoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
@@ -19,7 +20,7 @@ from posenc.models.checkpoint import SavedModel
 from posenc.models.norm import Norm, make_norm, normalize
 from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
-    StackConfig,
+    LayersConfig,
     check_tokens,
     draw_blocks,
     draw_embedding,
@@ -33,36 +34,25 @@ __all__ = ["Encoder", "EncoderConfig", "MaskedLM", "MaskedLMHead"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig(StackConfig):
+class EncoderConfig(LayersConfig):
     """Configuration of an ``Encoder``.
 
     Args:
         vocabulary: number of token ids.
-        layers: number of blocks.
-        encoding: name in the registry, or several joined by ``+``.
-        options: the encoding's options.
         types: number of segment ids (BERT: 2); 0: none.
         embedding_norm: add a norm after the embedding if the blocks are post-norm.
 
-    The others are those of ``StackConfig``, by default as in Devlin et al. 2019: post-norm.
+    The others are those of ``LayersConfig``, by default as in Devlin et al. 2019: post-norm.
     """
 
     activation: Activation = "gelu"
     norm: Norm = "layer"
     norm_first: bool = False
     bias: bool = True
-    vocabulary: int
-    layers: int
+    vocabulary: Length
     encoding: str = "learned"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    types: int = 0
+    types: Natural = 0
     embedding_norm: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_counts("vocabulary", "layers")
-        if self.types < 0:
-            raise ArgumentError("types", expected="0 or more", got=self.types, remedy="0: none.")
 
 
 class Encoder(SavedModel):
@@ -94,12 +84,7 @@ class Encoder(SavedModel):
         self.config = config
         self.named = encodings is None
         encodings = make_encodings(
-            config,
-            config.encoding,
-            config.options,
-            layers=config.layers,
-            causal=False,
-            records=encodings,
+            config, config.encoding, config.options, encodings, layers=config.layers, causal=False
         )
         self.embedding = TokenEmbedding(config.vocabulary, config.dim)
         self.types = nn.Embedding(config.types, config.dim) if config.types else None
@@ -151,10 +136,7 @@ class Encoder(SavedModel):
             x = x + self.types(kinds) * self.config.embedding_factor
         elif types is not None:
             raise ArgumentError(
-                "types",
-                expected="none, as config.types is 0",
-                got="some",
-                remedy="Omit types.",
+                "types", expected="none, as config.types is 0", got="some", remedy="Omit types."
             )
         first = cast(Block, self.blocks[0]).attention.encoding
         x = embed(first, x, layout, tokens)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from posenc.arguments import Interval, Length, Rate, check_fields
 from posenc.attention import Cache
 from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
@@ -57,27 +58,13 @@ class Sample:
         ArgumentError: for values out of range.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
+    temperature: Rate = 1.0
+    top_k: Length | None = None
+    top_p: Annotated[float, Interval(0, 1, above=True)] = 1.0
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < float("inf"):
-            raise ArgumentError(
-                "temperature",
-                expected="more than 0",
-                got=self.temperature,
-                remedy="Use Greedy() for the most likely token.",
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise ArgumentError(
-                "top_k", expected="1 or more", got=self.top_k, remedy="Use None for all tokens."
-            )
-        if not 0 < self.top_p <= 1:
-            raise ArgumentError(
-                "top_p", expected="0 < top_p ≤ 1", got=self.top_p, remedy="Use 1 for all tokens."
-            )
+        check_fields(self)
 
     def choose(self, logits: Float[Tensor, "B V"]) -> Int[Tensor, " B"]:
         weights = self.distribution(logits)

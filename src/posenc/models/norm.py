@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from jaxtyping import Complex
 from torch import Tensor, nn
 
+from posenc.arguments import check
 from posenc.encoding.tensors import Features
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["BatchNorm", "ComplexNorm", "Norm", "make_norm", "normalize"]
@@ -106,6 +108,14 @@ class ComplexNorm(nn.Module):
         return centred * ((power + self.eps).rsqrt() * self.weight) + torch.complex(*self.bias)
 
 
+NORMS: dict[Norm, Callable[..., nn.Module]] = {
+    "rms": nn.RMSNorm,
+    "layer": nn.LayerNorm,
+    "batch": BatchNorm,
+    "complex": ComplexNorm,
+}
+
+
 def make_norm(kind: Norm, dim: int, *, eps: float | None = None) -> nn.Module:
     """RMSNorm, LayerNorm, ``BatchNorm`` or ``ComplexNorm``.
 
@@ -116,16 +126,9 @@ def make_norm(kind: Norm, dim: int, *, eps: float | None = None) -> nn.Module:
     Raises:
         UnknownNameError: for another kind.
     """
-    if kind == "rms":
-        return nn.RMSNorm(dim, eps=1e-6 if eps is None else eps)
-    eps = 1e-5 if eps is None else eps
-    if kind == "layer":
-        return nn.LayerNorm(dim, eps=eps)
-    if kind == "batch":
-        return BatchNorm(dim, eps=eps)
-    if kind == "complex":
-        return ComplexNorm(dim, eps=eps)
-    raise UnknownNameError.of("norm", kind, ("rms", "layer", "batch", "complex"))
+    if eps is None:
+        eps = 1e-6 if kind == "rms" else 1e-5
+    return NORMS[check("norm", Norm, kind)](dim, eps=eps)
 
 
 def normalize(norm: nn.Module, x: Features, layout: Layout) -> Tensor:

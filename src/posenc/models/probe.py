@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.arguments import Count, Width, checked
+from posenc.errors import ArgumentError
 
 __all__ = ["PADDINGS", "ConvFeatures", "Padding", "Recovered", "probe_positions"]
 
@@ -58,22 +59,18 @@ class ConvFeatures(nn.Module):
         UnknownNameError: for another padding.
     """
 
+    @checked
     def __init__(
         self,
         *,
-        channels: int = 3,
-        width: int = 32,
-        layers: int = 5,
-        kernel: int = 3,
+        channels: Width = 3,
+        width: Width = 32,
+        layers: Count = 5,
+        kernel: Count = 3,
         padding: Padding = "zeros",
     ) -> None:
         super().__init__()
-        if padding not in PADDINGS:
-            raise UnknownNameError.of("padding", padding, PADDINGS)
-        for name, value in (("channels", channels), ("width", width), ("layers", layers)):
-            if value < 1:
-                raise ArgumentError(name, expected="1 or more", got=value, remedy=f"Raise {name}.")
-        if kernel < 1 or kernel % 2 == 0:
+        if kernel % 2 == 0:
             raise ArgumentError("kernel", expected="odd", got=kernel, remedy="3 is common.")
         self.kernel, self.padding = kernel, padding
         self.convolutions = nn.ModuleList(

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Length, Probability, Width, check_fields
 from posenc.attention import Attention, LayerCache
 from posenc.encoding import Encoding
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.block import Activation, Block, FeedForward
 from posenc.models.norm import Norm
 from posenc.registry import create_layers
 
 __all__ = [
+    "LayersConfig",
     "StackConfig",
     "check_tokens",
     "draw_blocks",
@@ -31,8 +33,6 @@ __all__ = [
 ]
 
 AttentionBias = Literal["all", "inputs", "none"]
-
-ATTENTION_BIASES: tuple[AttentionBias, ...] = ("all", "inputs", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +55,16 @@ class StackConfig:
         embedding_scale: factor of the token embedding; None: √C (BERT, GPT and Llama use 1).
         dropout: of features and attention weights.
         scale: softmax scale; None: the encoding's default.
+
+    Raises:
+        ArgumentError, UnknownNameError: for a field outside its domain.
     """
 
-    dim: int
-    heads: int
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    hidden: int | None = None
+    dim: Width
+    heads: Count
+    kv_heads: Count | None = None
+    head_dim: Width | None = None
+    hidden: Width | None = None
     activation: Activation = "swiglu"
     norm: Norm = "rms"
     norm_first: bool = True
@@ -70,31 +73,13 @@ class StackConfig:
     bias: bool = False
     attention_bias: AttentionBias | None = None
     merged: bool = False
-    max_length: int | None = None
+    max_length: Length | None = None
     embedding_scale: float | None = None
-    dropout: float = 0.0
+    dropout: Probability = 0.0
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        self.require_counts("dim", "heads")
-        if self.attention_bias is not None and self.attention_bias not in ATTENTION_BIASES:
-            raise UnknownNameError.of("attention_bias", self.attention_bias, ATTENTION_BIASES)
-        if not 0.0 <= self.dropout < 1.0:
-            raise ArgumentError(
-                "dropout", expected="0 ≤ dropout < 1", got=self.dropout, remedy="0 is common."
-            )
-
-    def require_counts(self, *names: str) -> None:
-        """Require fields to be at least 1.
-
-        Raises:
-            ArgumentError: naming the first.
-        """
-        for name in names:
-            if getattr(self, name) < 1:
-                raise ArgumentError(
-                    name, expected="1 or more", got=getattr(self, name), remedy=f"Raise {name}."
-                )
+        check_fields(self)
 
     @property
     def biases(self) -> AttentionBias:
@@ -120,15 +105,32 @@ class StackConfig:
         return asdict(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayersConfig(StackConfig):
+    """Configuration of a model with one stack of blocks.
+
+    Args:
+        layers: number of blocks.
+        encoding: name in the registry, or several joined by ``+``.
+        options: the encoding's options.
+
+    The others are those of ``StackConfig``.
+    """
+
+    layers: Count
+    encoding: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 def make_encodings(
     config: StackConfig,
     name: str,
     options: Mapping[str, Any],
+    records: Sequence[Encoding] | None = None,
     *,
     layers: int,
     causal: bool,
     field: str = "encoding",
-    records: Sequence[Encoding] | None = None,
 ) -> Sequence[Encoding]:
     """The encoding of each layer: ``records`` if given, else new ones called ``name``.
 
@@ -158,11 +160,7 @@ def make_encodings(
                     remedy="Leave it out of options: the model passes it to its encodings.",
                 )
         with torch.random.fork_rng(devices=[]):
-            records = create_layers(
-                name,
-                layers=layers,
-                **(shape | dict(options)),
-            )
+            records = create_layers(name, layers=layers, **(shape | dict(options)))
     if len(records) != layers:
         raise ArgumentError(
             f"{field}s",

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Length, Probability, Width, check_fields
 from posenc.encoding import Encoding
 from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
@@ -43,30 +44,24 @@ class SwinConfig:
         classes: number of labels; None: no classifier, the model returns token vectors.
     """
 
-    size: tuple[int, int] = (224, 224)
-    patch: int = 4
-    channels: int = 3
-    dim: int = 96
-    depths: Sequence[int] = (2, 2, 6, 2)
-    heads: Sequence[int] = (3, 6, 12, 24)
-    window: int = 7
+    size: tuple[Length, Length] = (224, 224)
+    patch: Length = 4
+    channels: Width = 3
+    dim: Width = 96
+    depths: Sequence[Count] = (2, 2, 6, 2)
+    heads: Sequence[Count] = (3, 6, 12, 24)
+    window: Length = 7
     encoding: str = "swin"
     options: Mapping[str, Any] = field(default_factory=dict)
-    dropout: float = 0.0
-    classes: int | None
+    dropout: Probability = 0.0
+    classes: Count | None
 
     def __post_init__(self) -> None:
-        for name in ("size", "depths", "heads"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        counts = ["patch", "channels", "dim", "window", "size", "depths", "heads"]
-        for name in [*counts, "classes"] if self.classes is not None else counts:
-            value = getattr(self, name)
-            if (min(value, default=0) if isinstance(value, tuple) else value) < 1:
-                raise ArgumentError(name, expected="1 or more", got=value, remedy=f"Raise {name}.")
-        if len(self.depths) != len(self.heads):
+        check_fields(self)
+        if not 0 < len(self.depths) == len(self.heads):
             raise ArgumentError(
                 "heads",
-                expected=f"{len(self.depths)}, one per stage as in depths",
+                expected=f"{max(1, len(self.depths))}, one per stage as in depths",
                 got=self.heads,
                 remedy="Give one value per stage for both.",
             )

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Length
 from posenc.attention import Cache, Context, LayerCache
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
@@ -55,10 +56,10 @@ class TransformerConfig(StackConfig):
     activation: Activation = "relu"
     norm: Norm = "layer"
     bias: bool = True
-    source_vocabulary: int
-    target_vocabulary: int
-    encoder_layers: int
-    decoder_layers: int
+    source_vocabulary: Length
+    target_vocabulary: Length
+    encoder_layers: Count
+    decoder_layers: Count
     encoder_encoding: str = "sinusoidal"
     decoder_encoding: str = "sinusoidal"
     cross_encoding: str = "nope"
@@ -71,9 +72,6 @@ class TransformerConfig(StackConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_counts(
-            "source_vocabulary", "target_vocabulary", "encoder_layers", "decoder_layers"
-        )
         if self.shared and self.source_vocabulary != self.target_vocabulary:
             raise ArgumentError(
                 "shared",
@@ -125,10 +123,10 @@ class Transformer(SavedModel):
                 config,
                 getattr(config, f"{site}_encoding"),
                 getattr(config, f"{site}_options"),
+                records,
                 layers=config.encoder_layers if site == "encoder" else config.decoder_layers,
                 causal=site == "decoder",
                 field=f"{site}_encoding",
-                records=records,
             )
             for site, records in zip(("encoder", "decoder", "cross"), given, strict=True)
         )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Length, Natural, Width
 from posenc.encoding import Encoding
 from posenc.encoding.tensors import Features
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.block import Activation
 from posenc.models.checkpoint import SavedModel
@@ -21,7 +22,7 @@ from posenc.models.norm import Norm, make_norm, normalize
 from posenc.models.patches import Patches
 from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
-    StackConfig,
+    LayersConfig,
     draw_blocks,
     embed,
     make_blocks,
@@ -33,7 +34,7 @@ __all__ = ["DetrConfig", "ImageConfig", "ImageEncoder", "VisionTransformer", "fi
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageConfig(StackConfig):
+class ImageConfig(LayersConfig):
     """Configuration of an ``ImageEncoder``; defaults of a ViT.
 
     Args:
@@ -41,49 +42,36 @@ class ImageConfig(StackConfig):
         patch: side of a patch in pixels.
         overlap: see ``Patches``.
         channels: of the images.
-        layers: number of blocks.
-        encoding: name in the registry, or several joined by ``+``.
         options: the encoding's options; see ``fit_image`` for those set from ``size``.
         special: number of learned tokens before the image; the first is the class token.
         positions: where the embedding part is added: at the ``"input"``, or to queries and keys
             (not values) at the ``"attention"`` of every block (DETR).
         classes: of a ``VisionTransformer``.
 
-    The others are those of ``StackConfig``; ``embedding_scale`` is ignored.
+    The others are those of ``LayersConfig``; ``embedding_scale`` is ignored.
     """
 
     activation: Activation = "gelu"
     norm: Norm = "layer"
     bias: bool = True
-    size: tuple[int, int]
-    patch: int
-    overlap: int = 0
-    channels: int = 3
-    layers: int
+    size: tuple[Length, Length]
+    patch: Length
+    overlap: Natural = 0
+    channels: Width = 3
     encoding: str = "learned2d"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    special: int = 1
+    special: Natural = 1
     positions: Literal["input", "attention"] = "input"
-    classes: int | None = None
+    classes: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "size", tuple(self.size))
-        self.require_counts("patch", "channels", "layers")
-        if len(self.size) != 2 or any(side < 1 or side % self.patch for side in self.size):
+        if any(side % self.patch for side in self.size):
             raise ArgumentError(
                 "size",
                 expected=f"(height, width) in pixels, multiples of the patch ({self.patch})",
                 got=self.size,
                 remedy="Change size or patch.",
             )
-        for name in ("special", "overlap"):
-            if getattr(self, name) < 0:
-                raise ArgumentError(
-                    name, expected="0 or more", got=getattr(self, name), remedy="Use 0 for none."
-                )
-        if self.positions not in ("input", "attention"):
-            raise UnknownNameError.of("positions", self.positions, ("input", "attention"))
 
     @property
     def cells(self) -> tuple[int, int]:
@@ -98,7 +86,7 @@ class DetrConfig(ImageConfig):
     activation: Activation = "relu"
     norm_first: bool = False
     encoding: str = "sine2d"
-    special: int = 0
+    special: Natural = 0
     positions: Literal["input", "attention"] = "attention"
 
 
@@ -131,9 +119,9 @@ class ImageEncoder(nn.Module):
             config,
             config.encoding,
             fit_image(config.encoding, config.options, config.cells, special=config.special),
+            encodings,
             layers=config.layers,
             causal=False,
-            records=encodings,
         )
         if config.positions == "attention":
             encodings = [at_attention(encoding) for encoding in encodings]
@@ -227,12 +215,9 @@ class VisionTransformer(SavedModel):
 
     def __init__(self, config: ImageConfig, *, encodings: Sequence[Encoding] | None = None) -> None:
         super().__init__()
-        if config.classes is None or config.classes < 1:
+        if config.classes is None:
             raise ArgumentError(
-                "classes",
-                expected="1 or more",
-                got=config.classes,
-                remedy="Give their number.",
+                "classes", expected="1 or more", got=None, remedy="Give their number."
             )
         self.named = encodings is None
         self.encoder = ImageEncoder(config, encodings=encodings)

@@ -50,9 +50,6 @@ class CosineLogits(QueryKeyTransform):
         """Start at τ = 10."""
         nn.init.constant_(self.log_scale, math.log(self.INITIAL))
 
-    def extra_repr(self) -> str:
-        return f"heads={len(self.log_scale)}"
-
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         if q.shape[1] != len(self.log_scale):
             raise ArgumentError(

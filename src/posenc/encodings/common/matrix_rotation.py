@@ -56,11 +56,6 @@ class MatrixRotary(QueryKeyTransform, ABC):
             )
         self.heads, self.head_dim, self.block, self.span = heads, head_dim, block, span
 
-    def extra_repr(self) -> str:
-        return (
-            f"heads={self.heads}, head_dim={self.head_dim}, block={self.block}, span={self.span:g}"
-        )
-
     @abstractmethod
     def generators(self, *, dtype: torch.dtype) -> Float[Tensor, "A H N b b"]:
         """Matrices whose skew-symmetric part G - Gᵀ generates the rotation of N = D/b blocks."""

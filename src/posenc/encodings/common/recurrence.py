@@ -25,38 +25,17 @@ def linear_orbit(weights: Sequence[Tensor], first: int, count: int) -> Float[Ten
         first, count: which vectors.
     """
     start, centre, transition = weights
-    powers = [transition.mT]
-    rows = (start - centre).unsqueeze(0)
+    rows, power = (start - centre).unsqueeze(0), transition.mT
     for digit in range(first.bit_length()):
-        square = digit + 1 < first.bit_length() or count > 1
-        if first >> digit & 1:
-            rows = _step(rows, powers, digit, square=square)
-        elif square:
-            _square(powers, digit)
-    digit = 0
-    while rows.shape[0] < count:
-        missing = count - rows.shape[0]
-        following = _step(rows[:missing], powers, digit, square=missing > rows.shape[0])
-        rows = torch.cat([rows, following])
-        digit += 1
+        both = torch.cat([rows, power]) @ power  # one product, which also squares the power
+        rows = both[:1] if first >> digit & 1 else rows
+        power = both[1:]
+    power = transition.mT
+    while len(rows) < count:
+        missing = count - len(rows)
+        both = torch.cat([rows[:missing], power]) @ power
+        rows, power = torch.cat([rows, both[: -len(power)]]), both[-len(power) :]
     return rows + centre
-
-
-def _step(
-    rows: Float[Tensor, "R C"], powers: list[Tensor], digit: int, *, square: bool
-) -> Float[Tensor, "R C"]:
-    """The rows ``2^digit`` steps later; with ``square`` one product also squares the power."""
-    power = powers[digit]
-    if not square or len(powers) > digit + 1:
-        return rows @ power
-    both = torch.cat([rows, power]) @ power
-    powers.append(both[len(rows) :])
-    return both[: len(rows)]
-
-
-def _square(powers: list[Tensor], digit: int) -> None:
-    if len(powers) == digit + 1:
-        powers.append(powers[digit] @ powers[digit])
 
 
 def _linear_sparse(weights: Sequence[Tensor], positions: Int[Tensor, " N"]) -> Float[Tensor, "N C"]:

@@ -30,9 +30,9 @@ class Abacus(EmbeddingEncoding):
     ``[1 + places + offset, C]``.
 
     A number is a run of consecutive digits in one document; written with the least significant
-    digit first, digits of the same place have the same vector. Reads token ids, not positions.
-    Claims: relative, one axis, trainable. Cost: L·C. The cache keeps the last ``places`` tokens.
-    Differs from the authors' code in nothing (normal initial values).
+    digit first, digits of the same place have the same vector. Reads token ids, not positions. The
+    cache keeps the last ``places`` tokens. Differs from the authors' code in nothing (normal
+    initial values).
 
     Args:
         dim: width C.
@@ -83,10 +83,6 @@ class Abacus(EmbeddingEncoding):
     def reset_parameters(self) -> None:
         """Draw the initial values."""
         nn.init.normal_(self.table, std=self.std)
-
-    def extra_repr(self) -> str:
-        dim = self.table.shape[1]
-        return f"places={self.places}, offset={self.offset}, dim={dim}, {len(self.digits)} digits"
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         if tokens is None:

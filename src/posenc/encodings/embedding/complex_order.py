@@ -33,10 +33,9 @@ class ComplexOrder(EmbeddingEncoding):
     ``f(j, p) = x_j · exp(i (ω_j p + θ_j))``, so ``f(j, p + n) = f(j, p) · exp(i ω_j n)``.
 
     ``p`` is the position ``[B|1, L]`` in tokens, any real; ``x_j`` the vector of word j, T complex
-    numbers, whose moduli are the paper's amplitudes; ``ω`` in radians a token and ``θ`` in
-    radians, trained: ``[T]`` shared by all words, ``[V]`` shared by all dimensions, or ``[V, T]``.
-    Claims: absolute, one axis, trainable; for equal ω the Hermitian product of two vectors depends
-    on the difference of their positions only. Cost: L·C.
+    numbers, whose moduli are the paper's amplitudes; ``ω`` in radians a token and ``θ`` in radians,
+    trained: ``[T]`` shared by all words, ``[V]`` shared by all dimensions, or ``[V, T]``. For equal
+    ω the Hermitian product of two vectors depends on the difference of their positions only.
 
     A complex ``x`` ``[B, L, T]`` is rotated directly. A real one ``[B, L, C]``, C = 2T, holds T
     real parts, then T imaginary parts: the dot product of such vectors is the real part of the
@@ -105,11 +104,6 @@ class ComplexOrder(EmbeddingEncoding):
         nn.init.zeros_(self.departure)
         if self.phase is not None:
             nn.init.zeros_(self.phase)
-
-    def extra_repr(self) -> str:
-        phase = "with" if self.phase is not None else "without"
-        rows = self.departure.shape[0]
-        return f"dim={2 * self.width}, shared={self.shared}, rows={rows}, {phase} phase"
 
     def forward(
         self,

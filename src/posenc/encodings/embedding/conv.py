@@ -29,11 +29,10 @@ class Conv(EmbeddingEncoding):
 
     Neighbours are δ tokens away by order, not position, in the same document. On two axes they are
     cells of a whole image (``Layout.image``); special tokens pass unchanged. ``w`` ``[C, 1, k]`` or
-    ``[C, 1, k, k]`` and ``b`` ``[C]`` have the layout of torch's convolutions. Claims: relative,
-    one or two axes, trainable. Position information comes from zero padding at the border only;
-    with ``padding="circular"`` (a ring per row, document or image) the output is shift-equivariant
-    and carries none. Cost: L·C·k (k² on two axes), once. Differs from the paper in being applied
-    before the first block rather than after it.
+    ``[C, 1, k, k]`` and ``b`` ``[C]`` have the layout of torch's convolutions. Position information
+    comes from zero padding at the border only; with ``padding="circular"`` (a ring per row,
+    document or image) the output is shift-equivariant and carries none. Differs from the paper in
+    being applied before the first block rather than after it.
 
     Args:
         dim: width C.
@@ -107,11 +106,6 @@ class Conv(EmbeddingEncoding):
         """Draw the initial values: normal of variance 2 / cells of the kernel, zero bias."""
         nn.init.normal_(self.weight, std=math.sqrt(2 / self.weight[0].numel()))
         nn.init.zeros_(self.bias)
-
-    def extra_repr(self) -> str:
-        axes = self.weight.dim() - 2
-        side = "causal" if self.causal else self.padding
-        return f"dim={self.weight.shape[0]}, kernel={self.kernel}, axes={axes}, {side}"
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         axes = self.weight.dim() - 2

@@ -27,9 +27,8 @@ class Fourier(EmbeddingEncoding):
 
     ``p`` is the position ``[A]`` in tokens or cells, any real; ``W_r`` ``[F/2, A]`` in radians per
     token, trained, initially normal with standard deviation 1/γ, so that ``r(p)·r(p')`` is near
-    ``exp(-|p - p'|² / 2γ²) / 2`` in every direction. Special tokens pass unchanged. Claims:
-    absolute, any axes, trainable. Cost: L·(F·hidden + hidden·C). Differs from the paper in having
-    one group of axes; the paper tunes γ and F.
+    ``exp(-|p - p'|² / 2γ²) / 2`` in every direction. Special tokens pass unchanged. Differs from
+    the paper in having one group of axes; the paper tunes γ and F.
 
     Args:
         dim: width C.
@@ -78,10 +77,6 @@ class Fourier(EmbeddingEncoding):
         nn.init.normal_(self.frequencies, std=1 / self.gamma)
         self.input.reset_parameters()
         self.output.reset_parameters()
-
-    def extra_repr(self) -> str:
-        count, axes = self.frequencies.shape
-        return f"axes={axes}, features={2 * count}, gamma={self.gamma:g}"
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         features = waves(layout, self.frequencies) * self.input.in_features**-0.5

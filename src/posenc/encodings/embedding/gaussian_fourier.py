@@ -26,12 +26,11 @@ class GaussianFourier(EmbeddingEncoding):
 
     ``x + [cos(2π B p), sin(2π B p)]``, ``B ~ N(0, (σ/span)²)``, ``B`` is ``[C/2, A]``.
 
-    ``p`` is the position ``[A]`` in tokens or cells, any real; p/span is the paper's coordinate
-    in [0, 1). The product of two positions' vectors is near
-    ``C/2 · exp(-2π² σ² |p - p'|² / span²)`` in every direction. B is drawn from torch's
-    generator, saved with the model, and not trained. Special tokens pass unchanged. Claims:
-    absolute, any axes, no parameters. Cost: L·C·A. Differs from the paper in adding the features
-    to token vectors rather than feeding them to a network alone; the paper tunes σ.
+    ``p`` is the position ``[A]`` in tokens or cells, any real; p/span is the paper's coordinate in
+    [0, 1). The product of two positions' vectors is near ``C/2 · exp(-2π² σ² |p - p'|² / span²)``
+    in every direction. B is drawn from torch's generator, saved with the model, and not trained.
+    Special tokens pass unchanged. Differs from the paper in adding the features to token vectors
+    rather than feeding them to a network alone; the paper tunes σ.
 
     Args:
         dim: width C, even.
@@ -72,10 +71,6 @@ class GaussianFourier(EmbeddingEncoding):
         """Draw the frequencies."""
         numbers = torch.randn(self.drawn.shape, device=self.drawn.device, dtype=torch.float32)
         self.drawn.copy_(numbers.view(torch.int32))
-
-    def extra_repr(self) -> str:
-        count, axes = self.drawn.shape
-        return f"dim={2 * count}, axes={axes}, sigma={self.sigma:g}, span={self.span}"
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         scale = 2 * math.pi * self.sigma / self.span

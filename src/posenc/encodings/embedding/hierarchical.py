@@ -28,8 +28,7 @@ class Hierarchical(EmbeddingEncoding):
 
     ``p`` ``[n, C]`` is the trained table, ``q`` ``[n², C]`` the vectors of positions 0 … n² - 1 in
     tokens, fractional ones interpolated. The first n rows of q equal p, so positions up to n are
-    unchanged. Claims: absolute, one axis, trainable. Cost: L·C, and n²·C per call for layouts
-    longer than n; n·C parameters. Differs from the source in nothing.
+    unchanged. Differs from the source in nothing.
 
     Args:
         dim: width C.
@@ -68,10 +67,6 @@ class Hierarchical(EmbeddingEncoding):
     def reset_parameters(self) -> None:
         """Draw the initial values, as for a learned table."""
         draw_rows(self.table, std=self.std)
-
-    def extra_repr(self) -> str:
-        count, dim = self.table.shape
-        return f"max_length={count} (up to {count**2}), dim={dim}, alpha={self.alpha:g}"
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         count = self.table.shape[0]

@@ -22,10 +22,9 @@ class Learned(EmbeddingEncoding):
     ``x + P[p]`` (or ``x · P[p]``), p = 0 … max_length - 1 in tokens; ``P`` is ``[max_length, C]``.
     Fractional positions are interpolated linearly.
 
-    Claims: absolute, one axis, trainable. Cost: L·C; max_length·C parameters. Positions past the
-    table raise: clamping would silently give many tokens one position. Differs from BERT in
-    nothing (truncated normal initial values, standard deviation 0.02); with ``fusion="multiply"``
-    initial values are around 1.
+    Positions past the table raise: clamping would silently give many tokens one position. Differs
+    from BERT in nothing (truncated normal initial values, standard deviation 0.02); with
+    ``fusion="multiply"`` initial values are around 1.
 
     Args:
         dim: width C.
@@ -66,9 +65,6 @@ class Learned(EmbeddingEncoding):
     def max_length(self) -> int:
         """Positions in the table."""
         return self.table.shape[0]
-
-    def extra_repr(self) -> str:
-        return f"max_length={self.max_length}, dim={self.table.shape[1]}, {self.fusion}"
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         require_inside(

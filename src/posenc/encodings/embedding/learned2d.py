@@ -29,8 +29,7 @@ class Learned2d(EmbeddingEncoding):
     ``x + P[y, x]`` for the cell in row y and column x, ``x + S[n]`` for the n-th special token of
     a row of the batch (a class token); ``P`` is ``[height, width, C]``, ``S`` ``[special, C]``.
 
-    Positions in cells from 0; fractional ones are interpolated bilinearly. Claims: absolute, two
-    axes, trainable. Cost: L·C; (height·width + special)·C parameters. Positions past the table
+    Positions in cells from 0; fractional ones are interpolated bilinearly. Positions past the table
     raise. Differs from ViT in nothing (normal initial values, standard deviation 0.02); ViT stores
     S and P in one table, S first.
 
@@ -75,10 +74,6 @@ class Learned2d(EmbeddingEncoding):
         """Draw the initial values."""
         nn.init.normal_(self.table, std=self.std)
         nn.init.normal_(self.special, std=self.std)
-
-    def extra_repr(self) -> str:
-        height, width, dim = self.table.shape
-        return f"size=({height}, {width}), special={self.special.shape[0]}, dim={dim}"
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         height, width, _ = self.table.shape

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -25,9 +23,8 @@ class Multiplicative(EmbeddingEncoding):
     ``x ⊗ g[p]``, ``g = 1 + b · tanh(w / b)`` (or ``1 + w`` without a bound).
 
     ``p`` = 0 … max_length - 1 in tokens, fractional ones interpolated; ``w`` ``[max_length, C]``
-    trained, initially zero (the identity); gains are bounded to (1 - b, 1 + b). Claims: absolute,
-    one axis, trainable. Cost: L·C; max_length·C parameters. Differs from the source in the bound;
-    ``bound=None`` removes it.
+    trained, initially zero (the identity); gains are bounded to (1 - b, 1 + b). Differs from the
+    source in the bound; ``bound=None`` removes it.
 
     Args:
         dim: width C.
@@ -58,10 +55,6 @@ class Multiplicative(EmbeddingEncoding):
     def reset_parameters(self) -> None:
         """Set gains to 1."""
         nn.init.zeros_(self.table)
-
-    def extra_repr(self) -> str:
-        limit = math.inf if self.bound is None else self.bound
-        return f"max_length={self.table.shape[0]}, dim={self.table.shape[1]}, bound={limit:g}"
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         require_inside(

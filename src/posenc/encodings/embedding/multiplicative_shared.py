@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
 
@@ -27,9 +25,8 @@ class MultiplicativeShared(EmbeddingEncoding):
     ``w_c(p) = u_c sin(ω_c p) + v_c cos(ω_c p)``, ``ω_c = base^(-c/C)`` for c = 0 … C-1.
 
     ``p`` in tokens, any real; u and v ``[C]`` trained, initially zero (the identity); gains are
-    bounded to (1 - b, 1 + b). Claims: absolute, one axis, trainable. Cost: L·C; 2·C parameters at
-    any length, where ``multiplicative`` has C per position. The source gives the product ``x ⊗ p``
-    and leaves the gains open.
+    bounded to (1 - b, 1 + b). It has 2·C parameters at any length, where ``multiplicative`` has C
+    per position. The source gives the product ``x ⊗ p`` and leaves the gains open.
 
     Args:
         dim: width C.
@@ -59,10 +56,6 @@ class MultiplicativeShared(EmbeddingEncoding):
         """Set gains to 1."""
         nn.init.zeros_(self.sine)
         nn.init.zeros_(self.cosine)
-
-    def extra_repr(self) -> str:
-        limit = math.inf if self.bound is None else self.bound
-        return f"dim={len(self.sine)}, base={self.base:g}, bound={limit:g}"
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         positions, width = layout.positions[..., 0], len(self.sine)

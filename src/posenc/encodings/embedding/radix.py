@@ -29,8 +29,7 @@ class Radix(EmbeddingEncoding):
     ``x + Σ_t T_t[⌊p / β^t⌋ mod β]``, t = 0 … m - 1 (or the parts concatenated).
 
     ``p`` = 0 … β^m - 1 in tokens; ``T_t`` ``[β, C]`` (``[β, C/m]`` if concatenated). Fractional
-    positions are interpolated linearly. Claims: absolute, one axis, trainable. Cost: m·L·C; m·β·C
-    parameters for β^m positions. Changing RoPE's base corresponds to a change of this radix.
+    positions are interpolated linearly. Changing RoPE's base corresponds to a change of this radix.
 
     Args:
         dim: width C.
@@ -107,9 +106,6 @@ class Radix(EmbeddingEncoding):
     def digits(self) -> int:
         """m, the number of digit places."""
         return self.tables.shape[0]
-
-    def extra_repr(self) -> str:
-        return f"base={self.base}, digits={self.digits}, {self.join}"
 
     def digits_of(self, positions: Float[Tensor, "*dims"]) -> Int[Tensor, "*dims m"]:
         """Digits of the integer part of each position, the lowest place first."""

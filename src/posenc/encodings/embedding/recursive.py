@@ -172,11 +172,11 @@ class Recursive(EmbeddingEncoding):
     ``S = S_0 + W - W^T``: a rotation for any W, so ``‖p_k - c‖`` is constant and neither vectors
     nor gradients grow or vanish. ``W`` starts at 0, where S_0 makes A rotate pair t by
     ``10000^(-2t/C)`` radians per token, and ``p_0`` at (0, 1, 0, 1, …): the sinusoidal encoding
-    (for even C). Claims: absolute, one axis, trainable.
+    (for even C).
 
-    Cost: L·C² in log2 L matrix products by doubling, ``[p_k; A^n] · A^n = [p_{k+n}; A^2n]``, plus
-    log2 of the first position; computed in float64, since squaring A doubles its error. C²
-    parameters. The GRU steps through all positions from 0.
+    Computed in log2 L matrix products by doubling, ``[p_k; A^n] · A^n = [p_{k+n}; A^2n]``, plus
+    log2 of the first position, in float64, since squaring A doubles its error. C² parameters. The
+    GRU steps through all positions from 0.
 
     Args:
         dim: width C.
@@ -211,9 +211,6 @@ class Recursive(EmbeddingEncoding):
     def reset_parameters(self) -> None:
         """Set the initial values; the GRU's are drawn."""
         self.step.reset_parameters()
-
-    def extra_repr(self) -> str:
-        return f"dim={self.step.start.shape[0]}, step={self.kind}"
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         return fuse(x, self.table(layout), "add")

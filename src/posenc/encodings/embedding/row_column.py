@@ -26,9 +26,8 @@ class RowColumn(EmbeddingEncoding):
     ``[width, C/2]``. Note the order: columns first.
 
     Positions in cells from 0; fractional ones are interpolated linearly; special tokens pass
-    unchanged. Claims: absolute, two axes, trainable. Cost: L·C; (height + width)·C/2 parameters.
-    Positions past the tables raise. Differs from DETR, which adds them to queries and keys of every
-    layer, in adding them to the tokens once.
+    unchanged. Positions past the tables raise. Differs from DETR, which adds them to queries and
+    keys of every layer, in adding them to the tokens once.
 
     Args:
         dim: width C, even.
@@ -63,10 +62,6 @@ class RowColumn(EmbeddingEncoding):
         """Draw the initial values: uniform in [0, 1), as DETR's."""
         nn.init.uniform_(self.rows)
         nn.init.uniform_(self.columns)
-
-    def extra_repr(self) -> str:
-        size = (self.rows.shape[0], self.columns.shape[0])
-        return f"size={size}, dim={2 * self.rows.shape[1]}"
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         size = (self.rows.shape[0], self.columns.shape[0])

@@ -32,11 +32,10 @@ class Seqpe(EmbeddingEncoding):
     LayerNorm.
 
     Digits are decimal, most significant first; leading zeros are masked, position 0 is one digit.
-    Positions in tokens or cells, fractional ones interpolated linearly on each axis; special
-    tokens pass unchanged. Claims: absolute, any axes, trainable. Cost: L·(digits·A + 1)·12·C² per
-    block, once. Differs from the paper, whose best text models multiply logits by products of
-    these vectors, in adding them to the tokens (the authors' "input add"); its two auxiliary
-    losses are left to the training loop.
+    Positions in tokens or cells, fractional ones interpolated linearly on each axis; special tokens
+    pass unchanged. Differs from the paper, whose best text models multiply logits by products of
+    these vectors, in adding them to the tokens (the authors' "input add"); its two auxiliary losses
+    are left to the training loop.
 
     Args:
         dim: width C.
@@ -100,9 +99,6 @@ class Seqpe(EmbeddingEncoding):
                 nn.init.zeros_(module.bias)
             elif isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
-
-    def extra_repr(self) -> str:
-        return f"axes={self.places.shape[0] // self.digits}, digits={self.digits}"
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         axes = self.places.shape[0] // self.digits

@@ -33,10 +33,9 @@ class Sine2d(EmbeddingEncoding):
     With ``scale`` (radians) both are normalised by the real cells of their column or row,
     ``y ← scale · y / (y_last + 1e-6)``, which requires whole images (``Layout.image``). Without it
     any layout of two axes is accepted; y and x are positions + 1 if it is not a whole image.
-    Special tokens pass unchanged. Claims: absolute, two axes, no parameters; with
-    ``scale`` it depends on the length (the image's sides). Cost: L·C. Differs from the paper,
-    which adds them to queries and keys of every layer, in adding them to the tokens once; sums are
-    taken in float32 or better.
+    Special tokens pass unchanged. With ``scale`` it depends on the image's sides. Differs from the
+    paper, which adds them to queries and keys of every layer, in adding them to the tokens once;
+    sums are taken in float32 or better.
 
     Args:
         dim: width C, a multiple of 4.
@@ -74,10 +73,6 @@ class Sine2d(EmbeddingEncoding):
                 remedy="Each of two axes has as many sines as cosines.",
             )
         self.dim, self.temperature, self.scale = dim, temperature, scale
-
-    def extra_repr(self) -> str:
-        scale = "counts" if self.scale is None else f"scale={self.scale:g}"
-        return f"dim={self.dim}, temperature={self.temperature:g}, {scale}"
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         features = self.features(self.coordinates(layout))

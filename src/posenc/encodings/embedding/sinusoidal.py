@@ -30,8 +30,7 @@ class Sinusoidal(EmbeddingEncoding):
     (section 3.5); the output is ``x + P`` (or ``x · P``).
 
     ``p`` is the position ``[B|1, L]`` in tokens, any real; ``C`` the model's width; ``ω_t`` in
-    radians a token. Claims: absolute, one axis, no parameters; ``P(p + k)`` is a rotation of
-    ``P(p)`` that does not depend on p. Cost: L·C.
+    radians a token. ``P(p + k)`` is a rotation of ``P(p)`` that does not depend on p.
 
     Differs from the paper in nothing with the default options. ``arrangement="concatenated"``
     puts all sines before all cosines; ``"whisper"`` does that with
@@ -78,9 +77,6 @@ class Sinusoidal(EmbeddingEncoding):
         self.dim, self.base = dim, base
         self.arrangement: Arrangement = arrangement
         self.fusion: Fusion = fusion
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}, base={self.base:g}, {self.arrangement}, {self.fusion}"
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         return fuse(x, self.table(layout.positions[..., 0]), self.fusion)

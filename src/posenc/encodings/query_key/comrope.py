@@ -24,9 +24,9 @@ class ComRope(MatrixRotary):
     factor per axis and block; ``"axial"`` (ComRoPE-AP): blocks alternate between rows and columns.
 
     ``(y, x)`` is a position in cells, any reals, divided by ``span``. All entries of B and factors
-    start standard normal, as in the official code. Claims: relative on both axes, trainable,
-    separate per layer. Cost: (Q + K)·D·H·b², and b times as much memory. Differs from the official
-    code in special tokens: they are not rotated here; there the class token is at the centre.
+    start standard normal, as in the official code. Rotations take b times the memory of the
+    features. Differs from the official code in special tokens: they are not rotated here; there the
+    class token is at the centre.
 
     Args:
         heads: query heads H.

@@ -34,12 +34,12 @@ class Fope(QueryKeyTransform):
     a full period within the training length N, ``θ_m ≥ 2π/N``. The slower pairs t ≥ M are
     unchanged. ``δ_mt`` is 1 where m = t, else 0; a and b ``[H, M, M]`` are drawn normal with
     standard deviation ``gain · √(2 / ((M + H)·M))`` from torch's generator, separately per layer,
-    and saved; trained only with ``learned``. Special tokens are unchanged. Claims: absolute (with
-    gain 0 it would be RoPE's fast pairs alone, which are relative), one axis. Cost:
-    (Q + K)·(D + M²)·H; grouped keys are repeated to one per query head, since series differ by
-    head. Differs from the official code in two points: there the pairs t ≥ M are multiplied by
-    1 + i, which rotates them by 45° and doubles their products, though a wave of frequency 0 is 1;
-    and at most D/4 pairs carry a series (at 512 tokens, D = 64 and base 10000, M is D/4 anyway).
+    and saved; trained only with ``learned``. Special tokens are unchanged. With gain 0 it would be
+    RoPE's fast pairs alone, which are relative. Grouped keys are repeated to one per query head,
+    since series differ by head. Differs from the official code in two points: there the pairs t ≥ M
+    are multiplied by 1 + i, which rotates them by 45° and doubles their products, though a wave of
+    frequency 0 is 1; and at most D/4 pairs carry a series (at 512 tokens, D = 64 and base 10000, M
+    is D/4 anyway).
 
     Args:
         heads: query heads H.
@@ -108,12 +108,6 @@ class Fope(QueryKeyTransform):
         with torch.no_grad():
             for drawn in self.coefficients:
                 nn.init.xavier_normal_(drawn, gain=self.gain)
-
-    def extra_repr(self) -> str:
-        return (
-            f"heads={self.heads}, {self.waves} of {self.head_dim // 2} pairs, base={self.base:g}, "
-            f"gain={self.gain:g}, {self.pairing}"
-        )
 
     def series(
         self, layout: Layout

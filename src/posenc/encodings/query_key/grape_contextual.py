@@ -33,8 +33,7 @@ class GrapeContextual(QueryKeyTransform):
 
     x: the layer's input ``[B, L, C]``; the softplus is the token's length, shared by the heads; θ
     ``[D/2]`` in radians per unit of length, learned, initially RoPE's; the sums run over the
-    document's real tokens, by order, in float64. Claims: relative (positions are not used), any
-    number of axes, trainable. Cost: (Q + K)·D·H; C + 1 + D/2 parameters. Differs from the authors'
+    document's real tokens, by order, in float64. Positions are not read. Differs from the authors'
     code only in that angles are not rounded to bfloat16. With lengths of 1 it is RoPE.
 
     Args:
@@ -86,9 +85,6 @@ class GrapeContextual(QueryKeyTransform):
             self.gate.weight.zero_()
             self.gate.bias.fill_(bias)
 
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, base={self.base:g}, length={self.length:g}"
-
     def observe(self, x: Features, layout: Layout) -> Layout:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return replace(layout, signal=nn.functional.softplus(self.gate(wide)))
@@ -127,5 +123,4 @@ ENTRY = Entry(
         year=2026,
         url="https://arxiv.org/abs/2512.07805",
     ),
-    sharing="none",
 )

@@ -27,12 +27,11 @@ class GrapeMultiplicative(Rotary):
     ``q'_i = G(p_i) q_i``, ``k'_j = G(p_j) k_j``, ``G(p) = exp(p · Σ_t θ_t (b_t a_tᵀ - a_t b_tᵀ))``,
     the commuting case: all a and b are orthonormal.
 
-    p in tokens, any real; θ ``[D/2]`` in radians per token, positive, initially RoPE's; a and b
-    the columns of an orthogonal ``[D, D]``, the Cayley transform of a skew-symmetric matrix,
-    initially RoPE's planes; shared by the heads. Since the columns cancel in ``q'·k'``, q and k
-    are rotated in plane coordinates only. Claims: relative, one axis, trainable. Cost:
-    (Q + K)·D²·H; D(D + 1)/2 parameters. The authors' experiments fix the planes at RoPE's, which
-    is ``rope`` with ``learned=True``. Differs from the paper in omitting non-commuting mixtures.
+    p in tokens, any real; θ ``[D/2]`` in radians per token, positive, initially RoPE's; a and b the
+    columns of an orthogonal ``[D, D]``, the Cayley transform of a skew-symmetric matrix, initially
+    RoPE's planes; shared by the heads. Since the columns cancel in ``q'·k'``, q and k are rotated
+    in plane coordinates only. The authors' experiments fix the planes at RoPE's, which is ``rope``
+    with ``learned=True``. Differs from the paper in omitting non-commuting mixtures.
 
     Args:
         head_dim: width D of a head.
@@ -67,9 +66,6 @@ class GrapeMultiplicative(Rotary):
         with torch.no_grad():
             self.log_frequencies.copy_(theta.log())
             self.skew.zero_()
-
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, base={self.base:g}"
 
     def planes(self, *, like: Tensor) -> Float[Tensor, "D D"]:
         """The orthogonal matrix whose columns t and t + D/2 span plane t: ``(1 + S)⁻¹ (1 - S)``."""
@@ -114,5 +110,4 @@ ENTRY = Entry(
         year=2026,
         url="https://arxiv.org/abs/2512.07805",
     ),
-    sharing="none",
 )

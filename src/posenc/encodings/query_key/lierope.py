@@ -23,9 +23,8 @@ class LieRope(MatrixRotary):
 
     ``(y, x)`` is a position in cells, any reals, divided by ``span``. The entries above A's
     diagonal start uniform in 0 … 2π radians, as in the official code. Special tokens are not
-    rotated. Claims: two axes, trainable; relative only where A_y and A_x commute (always for b = 2,
-    which is RoPE-Mixed), so not in general. Cost: (Q + K)·D·H·b², and b times as much memory.
-    Differs from the paper in nothing.
+    rotated. It is relative only where A_y and A_x commute (always for b = 2, which is RoPE-Mixed).
+    Rotations take b times the memory of the features. Differs from the paper in nothing.
 
     Args:
         heads: query heads H.

@@ -44,10 +44,9 @@ class Mrope(Rotary):
 
     ``p`` is a position on three axes, any reals: equal on all axes for a text token (where M-RoPE
     is RoPE); for an image's cells, row and column counted from one past the largest earlier
-    position; the next token is one past the largest of these (``Layout.following``). Claims:
-    relative on all axes, no parameters. Cost: (Q + K)·D·H. Differs from the paper in nothing. θ
-    decreases with t, so contiguous width pairs are all slow; interleaving gives every axis fast
-    and slow pairs.
+    position; the next token is one past the largest of these (``Layout.following``). Differs from
+    the paper in nothing. θ decreases with t, so contiguous width pairs are all slow; interleaving
+    gives every axis fast and slow pairs.
 
     Args:
         head_dim: width D of a head.
@@ -96,12 +95,6 @@ class Mrope(Rotary):
         counts = default_sections(pairs, arrangement) if sections is None else tuple(sections)
         self.base, self.sections, self.arrangement = base, counts, arrangement
         self._axis_of_pair = _assign(counts, pairs, arrangement)
-
-    def extra_repr(self) -> str:
-        return (
-            f"head_dim={self.head_dim}, base={self.base:g}, sections={self.sections}, "
-            f"{self.arrangement}, {self.pairing}"
-        )
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
         positions = layout.positions

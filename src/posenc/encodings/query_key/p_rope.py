@@ -24,10 +24,9 @@ class PRope(Rotary):
     Pair t is rotated by ``p_i · θ_t``, ``θ_t = base^(-2t/D)``, for the first ``int(p · D/2)``
     pairs; the others are not rotated. p = 1 is RoPE, p = 0 is NoPE.
 
-    ``p_i`` is a position in tokens, any real; ``θ_t`` in radians a token. Claims: relative, one
-    axis, no parameters. Cost: (Q + K)·D·H. Differs from the paper in nothing. RoPE's ``fraction``
-    differs: it spreads frequencies from fast to slow over the first features of a head, while p
-    drops the slow end of the frequencies of the whole head.
+    ``p_i`` is a position in tokens, any real; ``θ_t`` in radians a token. Differs from the paper in
+    nothing. RoPE's ``fraction`` differs: it spreads frequencies from fast to slow over the first
+    features of a head, while p drops the slow end of the frequencies of the whole head.
 
     Args:
         head_dim: width D of a head.
@@ -58,10 +57,6 @@ class PRope(Rotary):
         require_even("head_dim", head_dim, remedy="Features are rotated in pairs.")
         self.p, self.base = p, base
         self.rotated_pairs = int(p * head_dim / 2)
-
-    def extra_repr(self) -> str:
-        pairs = f"{self.rotated_pairs} of {self.head_dim // 2} pairs"
-        return f"{pairs}, base={self.base:g}, {self.pairing}"
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
         positions = layout.positions

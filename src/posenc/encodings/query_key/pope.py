@@ -30,10 +30,9 @@ class Pope(QueryKeyTransform):
     ``θ_c = base^(-c/D)``, c = 0 … D - 1: content does not affect the angle.
 
     ``p`` is a position in tokens, any real; ``θ_c`` in radians per token; δ ``[H, D]`` in radians,
-    learned, clamped to -2π … 0, separate per layer. Transformed queries and keys have width 2D;
-    the scale remains that of D. Special tokens have angle 0. Claims: relative, one axis,
-    trainable. Cost: (Q + K)·2D·H, and products of twice the width; grouped keys are repeated to
-    one per query head, since δ differs by head. Differs from the paper in nothing.
+    learned, clamped to -2π … 0, separate per layer. Transformed queries and keys have width 2D; the
+    scale remains that of D. Special tokens have angle 0. Grouped keys are repeated to one per query
+    head, since δ differs by head. Differs from the paper in nothing.
 
     Args:
         heads: query heads H.
@@ -82,10 +81,6 @@ class Pope(QueryKeyTransform):
                 self.phase.zero_()
             else:
                 self.phase.uniform_(-2 * math.pi, 0.0)
-
-    def extra_repr(self) -> str:
-        heads, width = self.phase.shape
-        return f"heads={heads}, head_dim={width}, base={self.base:g}"
 
     def angles(self, layout: Layout) -> Float[Tensor, "b 1 L D"]:
         """Angle of every token and feature in radians, in the positions' float32 or float64."""

@@ -28,8 +28,7 @@ class Rope(Rotary):
     ``θ_t = base^(-2t/d)``; ``⟨q'_i, k'_j⟩`` depends on ``p_i - p_j`` only.
 
     ``p`` is a position in tokens, any real; ``θ_t`` in radians per token, t = 0 … d/2 - 1; ``d``
-    the rotated width. Claims: relative, one axis, no parameters unless ``learned``. Cost:
-    (Q + K)·d·H. Differs from the paper in nothing with ``pairing="adjacent"``; the default
+    the rotated width. Differs from the paper in nothing with ``pairing="adjacent"``; the default
     ``"half"``, used by Llama checkpoints, is the same up to a permutation of features.
 
     Args:
@@ -95,12 +94,6 @@ class Rope(Rotary):
         if self.log_frequencies is not None:
             with torch.no_grad():
                 self.log_frequencies.copy_(self._theta(like=self.log_frequencies).log())
-
-    def extra_repr(self) -> str:
-        text = f"rotated={self.rotated} of {self.head_dim}, base={self.base:g}, {self.pairing}"
-        if self.divisors is not None:
-            text += f", divisors {min(self.divisors):g} to {max(self.divisors):g}"
-        return text if self.gain == 1 else f"{text}, gain={self.gain:g}"
 
     def _theta(self, *, like: Tensor) -> Float[Tensor, " T"]:
         return geometric_frequencies(self.rotated // 2, self.rotated, self.base, like=like)

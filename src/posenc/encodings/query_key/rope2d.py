@@ -37,10 +37,9 @@ class Rope2d(Rotary):
     t = 0 … D/4 - 1: RoPE with D/2 features per axis.
 
     ``(y, x)`` is a position in cells, any reals; ``θ_t`` in radians per cell. Special tokens are
-    not rotated. Claims: relative on both axes, no parameters. Cost: (Q + K)·D·H. Differs from the
-    paper's code in the order of features only (there columns first and adjacent pairs). Qwen2-VL's
-    image encoder is ``base=10000``; DINOv3 is ``base=100`` with positions centred, scaled to
-    [-1, 1] and multiplied by 2π.
+    not rotated. Differs from the paper's code in the order of features only (there columns first
+    and adjacent pairs). Qwen2-VL's image encoder is ``base=10000``; DINOv3 is ``base=100`` with
+    positions centred, scaled to [-1, 1] and multiplied by 2π.
 
     Args:
         head_dim: width D of a head.
@@ -67,9 +66,6 @@ class Rope2d(Rotary):
         super().__init__(head_dim=head_dim, pairing=pairing)
         require_quarters(head_dim)
         self.base = base
-
-    def extra_repr(self) -> str:
-        return f"head_dim={self.head_dim}, base={self.base:g}, {self.pairing}"
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:
         positions = layout.positions

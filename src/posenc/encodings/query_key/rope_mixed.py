@@ -26,10 +26,9 @@ class RopeMixed(Rotary):
     ``angle_ht = y · θ^y_ht + x · θ^x_ht``, by which pair t of head h is rotated.
 
     ``(y, x)`` is a position in cells, any reals; θ ``[2, H, D/2]`` in radians per cell, learned.
-    Initially, as in the paper's code, the first D/4 pairs have magnitudes ``base^(-4t/D)``,
-    t = 0 … D/4 - 1, in a random direction per head, the others the same magnitudes at a right
-    angle to it. Special tokens are not rotated. Claims: relative on both axes, trainable, separate
-    per layer. Cost: (Q + K)·D·H; grouped keys are repeated to one per query head, since rotations
+    Initially, as in the paper's code, the first D/4 pairs have magnitudes ``base^(-4t/D)``, t = 0 …
+    D/4 - 1, in a random direction per head, the others the same magnitudes at a right angle to it.
+    Special tokens are not rotated. Grouped keys are repeated to one per query head, since rotations
     differ by head. Differs from the paper's code in the order of features only.
 
     Args:
@@ -76,10 +75,6 @@ class RopeMixed(Rotary):
             directions = torch.stack([direction, direction + math.pi / 2])
             for axis, component in enumerate((directions.sin(), directions.cos())):
                 self.frequencies[axis] = torch.cat(list(component * size), dim=-1)
-
-    def extra_repr(self) -> str:
-        _, heads, _ = self.frequencies.shape
-        return f"heads={heads}, head_dim={self.head_dim}, base={self.base:g}, {self.pairing}"
 
     def angles(self, layout: Layout) -> Float[Tensor, "b H L T"]:
         positions = layout.positions[:, None, :, :, None]

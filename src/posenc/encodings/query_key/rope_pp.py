@@ -26,14 +26,13 @@ class RopePp(QueryKeyTransform):
     features are complex numbers, ``θ_t = base^(-2t/D)``.
 
     ``p`` is a position in tokens, any real; ``θ_t`` in radians per token, t = 0 … D/2 - 1. The
-    imaginary part is RoPE's product with the query rotated by -90°. Heads 2n - 1 and 2n share
-    their query, key and value: ``Attention`` projects half as many queries as it has heads and, by
+    imaginary part is RoPE's product with the query rotated by -90°. Heads 2n - 1 and 2n share their
+    query, key and value: ``Attention`` projects half as many queries as it has heads and, by
     default, half as many keys and values. (With separate queries it would be RoPE in other
     coordinates: a projection can undo the 90°.) RoPE++_EH is ``Attention(heads=H)``, with half of
     RoPE's projections and cache; RoPE++_EC is ``heads=2H`` with an explicit ``head_dim``, with
     RoPE's projections and cache and twice the heads. For ``attend``, repeat each query twice in a
-    row. Special tokens have angle 0. Claims: relative, one axis, no parameters. Cost: (Q + K)·D·H.
-    Differs from the paper in nothing.
+    row. Special tokens have angle 0. Differs from the paper in nothing.
 
     Args:
         head_dim: width D of a head, even.

@@ -33,8 +33,8 @@ class Xpos(QueryKeyTransform):
 
     ``p`` is a position in tokens, any real; ``s`` in tokens; ``c``, in tokens, cancels. It is the
     middle of the call's queries, which prevents overflow: with a cache the newest tokens are near
-    c, and scales of earlier keys are below 1. Claims: relative, causal only (products with keys
-    ahead would grow with distance), no parameters. Cost: (Q + K)·D·H.
+    c, and scales of earlier keys are below 1. Causal only: products with keys ahead would grow with
+    distance.
 
     Differs from the paper in nothing as long as the queries of one call span no more than
     ``2 s E / |ln ζ_0|`` tokens, where E is 0.45 of the largest exponent of the dtype: 32,000 for
@@ -80,9 +80,6 @@ class Xpos(QueryKeyTransform):
         super().__init__()
         self.rope = Rope(head_dim=head_dim, base=base, pairing=pairing)
         self.head_dim, self.gamma, self.scale_base = head_dim, gamma, scale_base
-
-    def extra_repr(self) -> str:
-        return f"gamma={self.gamma:g}, scale_base={self.scale_base:g}"
 
     def log_decay(self, *, like: Tensor) -> Float[Tensor, " T"]:
         """``ln ζ_t / s``, the logarithm of the decay per token of pair t; 0 or less."""

@@ -21,10 +21,9 @@ class Alibi(OffsetBias):
 
     ``s_ij += -m_h · |Δ|``, ``m_h = 2^(-8h/H)`` for h = 1 … H (section 3).
 
-    Δ = j - i in tokens, any real; ``m_h`` in logits a token, positive. With H not a power of 2
-    the slopes are those of the next lower power n, followed by every other slope of 2n, as in the
-    authors' code. Claims: relative, one axis, no parameters unless ``learned``. Cost: Q·K·H
-    (a table of Q + K - 1 offsets where layouts are regular).
+    Δ = j - i in tokens, any real; ``m_h`` in logits a token, positive. With H not a power of 2 the
+    slopes are those of the next lower power n, followed by every other slope of 2n, as in the
+    authors' code.
 
     Differs from the paper, which is causal, in serving bidirectional attention too: symmetric by
     default, or with ``asymmetric`` a slope of its own for keys ahead of the query.
@@ -68,11 +67,6 @@ class Alibi(OffsetBias):
         if self.log_slopes is not None:
             with torch.no_grad():
                 self.log_slopes.copy_(torch.tensor(geometric_slopes(self.heads)).log())
-
-    def extra_repr(self) -> str:
-        directions = 0 if self.log_slopes is None else self.log_slopes.shape[0]
-        learned = {0: "fixed", 1: "learned", 2: "learned, asymmetric"}[directions]
-        return f"heads={self.heads}, {learned}"
 
     def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, H * dims]:
         distance = offset.abs()

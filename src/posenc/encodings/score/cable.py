@@ -17,12 +17,10 @@ class Cable(GatedDecay):
 
     ``s_ij += c_i - c_j``, ``c_i = -Σ_{t≤i} softplus(w_h · x_t + b_h)``.
 
-    x: the layer's input ``[B, L, C]``; softplus of it, the token's length, in logits, positive;
-    the sums run over the document's real tokens, by order. Claims: relative (it reads no positions
-    at all), any number of axes, causal only, trainable. Cost: L·C·H for the lengths, then a number
-    a query and a key; (C + 1)·H parameters. Differs from the authors' code in nothing but the
-    scale of q·k, which is the attention's (theirs divides by 1). As ``-softplus(z) = log σ(-z)``
-    it is ``forgetting`` with the sign of w and b turned.
+    x: the layer's input ``[B, L, C]``; softplus of it, the token's length, in logits, positive; the
+    sums run over the document's real tokens, by order. Positions are not read. Differs from the
+    authors' code in nothing but the scale of q·k, which is the attention's (theirs divides by 1).
+    As ``-softplus(z) = log σ(-z)`` it is ``forgetting`` with the sign of w and b turned.
 
     Args:
         dim: width C of the layer's input.
@@ -61,5 +59,4 @@ ENTRY = Entry(
         year=2025,
         url="https://arxiv.org/abs/2503.08067",
     ),
-    sharing="none",
 )

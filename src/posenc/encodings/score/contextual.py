@@ -24,13 +24,12 @@ def contextual(*, head_dim: Width, max_distance: Natural = 16) -> Encoding:
     ``n = clip(Δ, -k, k) + k``.
 
     Δ = j - i in tokens (a fractional one is rounded); ``k = max_distance``; the tables are
-    ``[2k + 1, D]``, shared by the heads, each layer with its own. Multiplied out the logit has
-    four terms: content with content, content with position, position with content, and
+    ``[2k + 1, D]``, shared by the heads, each layer with its own. Multiplied out the logit has four
+    terms: content with content, content with position, position with content, and
     ``p^Q[n] · p^K[n]``, a bias of the offset alone, which some later forms leave out. With
-    ``p^Q = 0`` this is Shaw's method. Claims: relative, one axis, trainable.
-    Cost: Q·K·H beside (Q + K)·N·D·H; 3·(2k + 1)·D parameters. Differs from the paper, which
-    writes it as the general form of relative methods, in fixing its choices as Shaw does:
-    clipped offsets, and tables that start Xavier-uniform.
+    ``p^Q = 0`` this is Shaw's method. Differs from the paper, which writes it as the general form
+    of relative methods, in fixing its choices as Shaw does: clipped offsets, and tables that start
+    Xavier-uniform.
 
     Args:
         head_dim: width D of a head.
@@ -100,5 +99,4 @@ ENTRY = Entry(
         year=2021,
         url="https://arxiv.org/abs/2107.14222",
     ),
-    sharing="none",
 )

@@ -24,12 +24,11 @@ class Cope(ScoreTerm):
     proportion from both.
 
     The sum is over the keys that the query sees, by order; p in tokens counted, 0 … N - 1; ``e``
-    ``[N, D]``, shared by the heads, each layer with its own, zero at first. Claims: relative (it
-    reads no positions at all), any number of axes, causal only, trainable. Cost: Q·K·H beside
-    Q·N·D·H; N·D parameters. As in the paper's listing the gates read the scaled logits and
-    ``q·e`` is not scaled (the authors' repository scales both unless told otherwise: the same but
-    for a factor of e). Differs from the paper in nothing. Where all gates are 1 it is a table
-    of clipped distances, ``e[min(i - j + 1, N - 1)]``.
+    ``[N, D]``, shared by the heads, each layer with its own, zero at first. Positions are not read.
+    As in the paper's listing the gates read the scaled logits and ``q·e`` is not scaled (the
+    authors' repository scales both unless told otherwise: the same but for a factor of e). Differs
+    from the paper in nothing. Where all gates are 1 it is a table of clipped distances,
+    ``e[min(i - j + 1, N - 1)]``.
 
     Args:
         head_dim: width D of a head.
@@ -64,9 +63,6 @@ class Cope(ScoreTerm):
         """Start without positions, as the authors' code does."""
         nn.init.zeros_(self.rows)
 
-    def extra_repr(self) -> str:
-        return f"max_count={self.rows.shape[0]}, head_dim={self.rows.shape[1]}"
-
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         gates = torch.sigmoid(q @ k.mT * scale).masked_fill(~grid.visible, 0.0)
         count = Ranks.of(grid).from_key(gates).clamp(max=self.rows.shape[0] - 1)
@@ -95,5 +91,4 @@ ENTRY = Entry(
         year=2024,
         url="https://arxiv.org/abs/2405.18719",
     ),
-    sharing="none",
 )

@@ -33,11 +33,10 @@ class Dape(ScoreTerm):
 
     ``s_ij += B_ij + f([A_ij, B_ij])``, ``A_ij = scale · q_i·k_j``.
 
-    A and B: the logits and biases of the pair in all H heads, so f goes from 2H numbers to H,
-    with one hidden LeakyReLU layer; each layer has its own f and its own B. Claims: relative (not
-    with ``bias="fire"``), one axis, trainable. Cost: Q·K·hidden·3H, and memory for Q·K·(2H +
-    hidden); 3H·hidden weights. Differs from the authors' code in serving keys ahead too, by the
-    same bias as behind, and in FIRE's own network having the ReLU of its paper.
+    A and B: the logits and biases of the pair in all H heads, so f goes from 2H numbers to H, with
+    one hidden LeakyReLU layer; each layer has its own f and its own B. Not relative with
+    ``bias="fire"``. Differs from the authors' code in serving keys ahead too, by the same bias as
+    behind, and in FIRE's own network having the ReLU of its paper.
 
     Args:
         heads: H.
@@ -95,5 +94,4 @@ ENTRY = Entry(
         year=2024,
         url="https://arxiv.org/abs/2405.14722",
     ),
-    sharing="none",
 )

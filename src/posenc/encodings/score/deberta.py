@@ -55,11 +55,9 @@ def deberta(
     holds one distance up to m = S/2 and beyond it distance a in bucket
     ``m + ⌈ln(a/m) / ln((max_distance - 1)/m) · (m - 1)⌉``; found in integers here.
 
-    Claims: relative, one axis, trainable. Cost: Q·K·H beside (Q + K)·S·D·H; 2·S·C parameters and,
-    with projections of its own, 2·C·H·D a layer. Differs from the paper in nothing with the
-    default options. The released code, Microsoft's and transformers' alike, reads row δ(i, j)
-    in the third term too, where the paper has δ(j, i): for released weights take
-    ``lookup="released"``. Where the two differ from one another is ``clamp``.
+    Differs from the paper in nothing with the default options. The released code, Microsoft's and
+    transformers' alike, reads row δ(i, j) in the third term too, where the paper has δ(j, i): for
+    released weights take ``lookup="released"``. Where the two differ from one another is ``clamp``.
 
     Args:
         dim: width C.
@@ -266,9 +264,6 @@ class Deberta(ScoreTerm):
                 nn.init.normal_(layer.weight, std=STD)
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
-
-    def extra_repr(self) -> str:
-        return f"heads={self.heads}, projections={self.projections}, lookup={self.lookup}"
 
     def attach(self, query: Projection, key: Projection) -> None:
         """Borrow the layer's projections, if those are to be the content's.

@@ -28,12 +28,11 @@ class Decomposed2d(ScoreTerm):
 
     Δ' = (row, column) of query i less that of key j, in cells (a fractional one is rounded);
     ``R^h`` ``[2Y - 1, D]`` and ``R^w`` ``[2X - 1, D]``, shared by the heads, zero at first. The
-    query is not scaled here, though it is in q·k, as in both models' code. Pairs with a
-    special token have no such term. MViTv2's pooled keys are a layout too: of every r-th cell,
-    at ``r·j + r - 1``. Claims: relative, two axes, trainable, each layer with its own tables.
-    Cost: Q·K·H beside 2·Q·(Y + X)·D·H; lowered to a group an axis, without Q×K memory. Differs
-    from SAM in nothing while images are of ``size`` or smaller; SAM resizes its tables silently
-    otherwise, which is an extension's work here.
+    query is not scaled here, though it is in q·k, as in both models' code. Pairs with a special
+    token have no such term. MViTv2's pooled keys are a layout too: of every r-th cell, at
+    ``r·j + r - 1``. Lowered to one group per axis, without Q×K memory. Differs from SAM in nothing
+    while images are of ``size`` or smaller; SAM resizes its tables silently otherwise, which is an
+    extension's work here.
 
     Args:
         head_dim: width D of a head.
@@ -68,9 +67,6 @@ class Decomposed2d(ScoreTerm):
         """Start at zero, as SAM does."""
         nn.init.zeros_(self.rows)
         nn.init.zeros_(self.columns)
-
-    def extra_repr(self) -> str:
-        return f"size={self.window.height}x{self.window.width}"
 
     def _axes(self) -> list[tuple[Callable[[Offsets], BucketIndex], Tensor]]:
         """Bucket map and table of each axis; the last row, zero, is for pairs outside."""
@@ -125,5 +121,4 @@ ENTRY = Entry(
         year=2022,
         url="https://arxiv.org/abs/2112.01526",
     ),
-    sharing="none",
 )

@@ -20,10 +20,8 @@ class DynamicBias(OffsetBias):
     ``s_ij += f_h(u)``, ``u = -Δ`` or, with ``log_distance``, ``-sign(Δ) · log(|Δ| + 1)``.
 
     Δ = j - i in tokens, any real; f: a number, ``depth`` hidden layers (linear, LayerNorm if
-    ``norm``, SiLU), H logits. Claims: relative, one axis, trainable, one network for all layers.
-    Cost: Q·K·(depth·hidden² + H), or as much for Q + K - 1 offsets where layouts are regular.
-    Differs from CrossFormer, which has it on images (there ReLU with LayerNorm), as x-transformers
-    does; from x-transformers in nothing.
+    ``norm``, SiLU), H logits. Differs from CrossFormer, which has it on images (there ReLU with
+    LayerNorm), as x-transformers does; from x-transformers in nothing.
 
     Args:
         heads: H.
@@ -72,9 +70,6 @@ class DynamicBias(OffsetBias):
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.LayerNorm):
                 module.reset_parameters()
-
-    def extra_repr(self) -> str:
-        return "of the logarithm" if self.log_distance else "of the distance"
 
     def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, "H *dims"]:
         read = -offset

@@ -25,10 +25,9 @@ class Fire(ScoreTerm):
 
     Δ = j - i and the query's position ``p_i`` in tokens, any real; ``c`` per token and the
     threshold ``L`` in tokens are learned numbers; f: one hidden ReLU layer, from a number to H
-    logits. While p_i ≤ L the bias depends on Δ alone; beyond, the same share of a longer past
-    gives the same bias, so that no input to f is new at any length. Claims: not relative, one
-    axis, trainable, one network for all layers. Cost: Q·K·(H + hidden). Differs from the paper,
-    which is causal, in serving keys ahead too, by |Δ| (symmetric) and |p_i|.
+    logits. While p_i ≤ L the bias depends on Δ alone; beyond, the same share of a longer past gives
+    the same bias, so that no input to f is new at any length. Differs from the paper, which is
+    causal, in serving keys ahead too, by |Δ| (symmetric) and |p_i|.
 
     Args:
         heads: H.
@@ -75,9 +74,6 @@ class Fire(ScoreTerm):
         with torch.no_grad():
             self.scale.fill_(self.initial[0])
             self.stretch.fill_(1.0)
-
-    def extra_repr(self) -> str:
-        return f"c={self.initial[0]:g}, L={self.initial[1]:g} at first"
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         return self.bias(grid.query.positions[..., 0], grid.offset[..., 0])

@@ -18,11 +18,9 @@ class Forgetting(GatedDecay):
     ``s_ij += Σ_{t=j+1..i} log f_t``, ``f_t = σ(w_h · x_t + b_h)``.
 
     x: the layer's input ``[B, L, C]``; f a share in (0, 1) a token and head; the sum is over the
-    document's real tokens, by order: ``c_i - c_j`` with running sums c. Claims: relative (it reads
-    no positions at all), any number of axes, causal only, trainable. Cost: L·C·H for the gates,
-    then a number a query and a key; (C + 1)·H parameters. Differs from the paper in nothing; the
-    paper's "Pro" block (output gates and norms, shifted keys) is a matter of the model. With a
-    constant f it is ALiBi of slope -log f.
+    document's real tokens, by order: ``c_i - c_j`` with running sums c. Positions are not read.
+    Differs from the paper in nothing; the paper's "Pro" block (output gates and norms, shifted
+    keys) is a matter of the model. With a constant f it is ALiBi of slope -log f.
 
     Args:
         dim: width C of the layer's input.
@@ -61,5 +59,4 @@ ENTRY = Entry(
         year=2025,
         url="https://arxiv.org/abs/2503.02130",
     ),
-    sharing="none",
 )

@@ -32,10 +32,9 @@ class GrapeAdditive(ScoreTerm):
 
     x: the layer's input ``[B, L, C]``; W ``[E, C]`` a head; m_h: ALiBi's slopes, in logits; R turns
     feature e and e + E/2 by ``-p_t`` radians, p in tokens; the sum is over the keys that the query
-    sees, by order. Where W is zero it is ALiBi of slope ``m_h · log 2``. Claims: not relative (R
-    turns by the token's own position), one axis, causal only, trainable. Cost: Q·K·E·H; E numbers
-    a token and head are cached. Differs from the authors' code in nothing; theirs defaults to the
-    head's width for E, and their experiments have 8.
+    sees, by order. Where W is zero it is ALiBi of slope ``m_h · log 2``. Not relative: R rotates by
+    the token's own position. E numbers per token and head are cached. Differs from the authors'
+    code in nothing; theirs defaults to the head's width for E, and their experiments have 8.
 
     Args:
         dim: width C of the layer's input.
@@ -69,9 +68,6 @@ class GrapeAdditive(ScoreTerm):
     def reset_parameters(self) -> None:
         """Draw W with deviation ``1 / (2√C)``, as the authors' code does."""
         nn.init.normal_(self.project.weight, std=0.5 * self.project.in_features**-0.5)
-
-    def extra_repr(self) -> str:
-        return f"heads={self.heads}, width={self.width}"
 
     def observe(self, x: Features, layout: Layout) -> Layout:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -111,5 +107,4 @@ ENTRY = Entry(
         year=2026,
         url="https://arxiv.org/abs/2512.07805",
     ),
-    sharing="none",
 )

@@ -51,15 +51,13 @@ def irpe(
     ``o_i += Σ_j p_ij r^V[n(Δ')]``; bias: ``s_ij += r^K[n(Δ')] + r^Q[n(-Δ')]``.
 
     Δ' = (row, column) of query i less that of key j, in cells, any real; r ``[N, D]``, or ``[N]``
-    for bias, zero at first, for each head unless shared. With g the piecewise index
-    (equation 18), ``[x]`` up to α and then logarithmic up to β, reached at γ, the buckets are, by
-    ``method``: ``"product"`` pairs ``(g(Δ'_y), g(Δ'_x))``; ``"cross"`` g(Δ'_y) and g(Δ'_x), a
-    table each, summed; ``"euclidean"`` ``g([‖Δ'‖])``; ``"quantised"`` g of the rank of ‖Δ'‖ among
-    the distances 0, 1, √2, 2, √5, … Pairs with a special token (a class token) have a bucket of
-    their own, the last. Claims: relative, two axes, trainable, each layer with its own tables.
-    Cost: Q·K·H beside Q·N·D·H a site. Differs from the authors' code in ranking distances as the
-    paper does, where that takes their squares, and in no rows for negative distances; biases are
-    not scaled, as in that code.
+    for bias, zero at first, for each head unless shared. With g the piecewise index (equation 18),
+    ``[x]`` up to α and then logarithmic up to β, reached at γ, the buckets are, by ``method``:
+    ``"product"`` pairs ``(g(Δ'_y), g(Δ'_x))``; ``"cross"`` g(Δ'_y) and g(Δ'_x), a table each,
+    summed; ``"euclidean"`` ``g([‖Δ'‖])``; ``"quantised"`` g of the rank of ‖Δ'‖ among the distances
+    0, 1, √2, 2, √5, … Pairs with a special token (a class token) have a bucket of their own, the
+    last. Differs from the authors' code in ranking distances as the paper does, where that takes
+    their squares, and in no rows for negative distances; biases are not scaled, as in that code.
 
     Args:
         heads: H.
@@ -265,5 +263,4 @@ ENTRY = Entry(
         year=2021,
         url="https://arxiv.org/abs/2107.14222",
     ),
-    sharing="none",
 )

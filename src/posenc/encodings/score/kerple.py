@@ -29,10 +29,9 @@ class Kerple(OffsetBias):
     (``"power"``).
 
     Δ = j - i in tokens, any real; r1 ``[H]`` in logits, r2 ``[H]`` per token (log) or an exponent
-    in (0, 2] (power), all positive. Claims: relative, one axis, trainable, one set for all layers.
-    Cost: Q·K·H (a table of Q + K - 1 offsets where layouts are regular); 2H parameters. Differs
-    from the authors' code in holding r1 and r2 in their domain by parametrisation rather than by
-    clamping after each step. With exponents fixed at 1 and ALiBi's slopes it is ALiBi.
+    in (0, 2] (power), all positive. Differs from the authors' code in holding r1 and r2 in their
+    domain by parametrisation rather than by clamping after each step. With exponents fixed at 1 and
+    ALiBi's slopes it is ALiBi.
 
     Args:
         heads: H.
@@ -92,9 +91,6 @@ class Kerple(OffsetBias):
         with torch.no_grad():
             self.raw_scale.copy_(scale.log())
             self.raw_shape.copy_(shape.log() if self.kernel == "log" else (shape / 2).logit(1e-6))
-
-    def extra_repr(self) -> str:
-        return f"heads={self.heads}, {self.kernel}"
 
     def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, "H *dims"]:
         distance = offset.abs()

@@ -28,13 +28,11 @@ class Path(ScoreTerm):
     ``β_t = 2σ(u_h · x_t + b_h)``, ``w_t`` of length 1: the direction of
     ``silu(Σ_s c_s ⊙ W x_{t-s})`` with s = 0 … kernel - 1.
 
-    x: the layer's input ``[B, L, C]``; β in (0, 2) a token and head; w ``[D]`` a token and head;
-    W of rank ``rank``, c ``[kernel, H·D]``. By order, over the document's real tokens. The signal
-    kept for each token is its ``rank`` numbers in between and H for β. Claims: relative (it reads
-    no positions at all), any number of axes, causal only, trainable. Cost of this definition:
-    K²·(K + D)·H, and memory of K×K a head, however few the queries. It differs from the
-    paper in having a w for every query head, where the authors share one among those that share
-    keys, and has no forget gate (theirs is optional).
+    x: the layer's input ``[B, L, C]``; β in (0, 2) a token and head; w ``[D]`` a token and head; W
+    of rank ``rank``, c ``[kernel, H·D]``. By order, over the document's real tokens. The signal
+    kept for each token is its ``rank`` numbers in between and H for β. Positions are not read. It
+    differs from the paper in having a w for every query head, where the authors share one among
+    those that share keys, and has no forget gate (theirs is optional).
 
     Args:
         dim: width C of the layer's input.
@@ -86,10 +84,6 @@ class Path(ScoreTerm):
         if self.taps is not None:
             bound = self.taps.shape[0] ** -0.5
             nn.init.uniform_(self.taps, -bound, bound)
-
-    def extra_repr(self) -> str:
-        kernel = 1 if self.taps is None else self.taps.shape[0]
-        return f"heads={self.heads}, rank={self.rank}, kernel={kernel}"
 
     def observe(self, x: Features, layout: Layout) -> Layout:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -182,5 +176,4 @@ ENTRY = Entry(
         year=2025,
         url="https://arxiv.org/abs/2505.16381",
     ),
-    sharing="none",
 )

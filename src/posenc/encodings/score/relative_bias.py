@@ -27,9 +27,8 @@ class RelativeBias(ScoreTerm):
     ``s_ij = scale · (q_i·k_j + b[h, n])`` (``"inside"``, equation 10), ``n = clip(Δ, -k, k) + k``.
 
     Δ = j - i in tokens (a fractional one is rounded); ``k = max_distance``; b ``[H, 2k + 1]``, in
-    logits outside and in units of q·k inside. Claims: relative, one axis, trainable, each layer
-    with its own table. Cost: Q·K·H (a table of Q + K offsets on regular layouts); H·(2k + 1)
-    parameters. Differs from the paper, whose positions have two axes, in having one.
+    logits outside and in units of q·k inside. Differs from the paper, whose positions have two
+    axes, in having one.
 
     Args:
         heads: H.
@@ -62,9 +61,6 @@ class RelativeBias(ScoreTerm):
     def reset_parameters(self) -> None:
         """Draw initial values, normal with standard deviation 0.02."""
         nn.init.normal_(self.table, std=0.02)
-
-    def extra_repr(self) -> str:
-        return f"heads={self.heads}, max_distance={self.max_distance}, {self.placement}"
 
     def bucket(self, offset: Offsets) -> BucketIndex:
         """Column of each offset Δ ``[..., 1]``, 0 … 2k."""
@@ -99,5 +95,4 @@ ENTRY = Entry(
         year=2021,
         url="https://arxiv.org/abs/2107.14222",
     ),
-    sharing="none",
 )

@@ -21,10 +21,8 @@ class Sandwich(OffsetBias):
 
     ``s_ij += (Σ_t cos(Δ / base^(2t/d̄))) / (8h/H)``, t = 0 … d̄/2 - 1, h = 1 … H (section 5).
 
-    Δ = j - i in tokens, any real; ``d̄ = width``; ``8h/H`` is the compression ratio of head h.
-    The sum falls from d̄/2 about logarithmically with distance. Claims: relative, one axis, no
-    parameters. Cost: a sum of d̄/2 cosines an offset, then as a table. Differs from the paper in
-    nothing.
+    Δ = j - i in tokens, any real; ``d̄ = width``; ``8h/H`` is the compression ratio of head h. The
+    sum falls from d̄/2 about logarithmically with distance. Differs from the paper in nothing.
 
     Args:
         heads: H.
@@ -50,9 +48,6 @@ class Sandwich(OffsetBias):
         super().__init__()
         require_even("width", width, remedy="The paper has 128.")
         self.heads, self.width, self.base = heads, width, base
-
-    def extra_repr(self) -> str:
-        return f"heads={self.heads}, width={self.width}, base={self.base:g}"
 
     def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, "H *dims"]:
         wide = wider(offset)

@@ -29,9 +29,8 @@ def shaw(*, head_dim: Width, max_distance: Natural = 16) -> Encoding:
     ``s_ij = scale · q_i · (k_j + a^K[n])``, ``o_i = Σ_j p_ij (v_j + a^V[n])``,
     ``n = clip(Δ, -k, k) + k``.
 
-    Δ = j - i in tokens (a fractional one is rounded); ``k = max_distance``; ``a^K`` and ``a^V``
-    are ``[2k + 1, D]``, shared by the heads, each layer with its own. Claims: relative, one axis,
-    trainable. Cost: Q·K·H beside Q·N·D·H; 2·(2k + 1)·D parameters. Differs from the paper in
+    Δ = j - i in tokens (a fractional one is rounded); ``k = max_distance``; ``a^K`` and ``a^V`` are
+    ``[2k + 1, D]``, shared by the heads, each layer with its own. Differs from the paper in
     nothing; for keys alone use ``Encoding(score=shaw(...).score)``.
 
     Args:
@@ -103,5 +102,4 @@ ENTRY = Entry(
         year=2018,
         url="https://arxiv.org/abs/1803.02155",
     ),
-    sharing="none",
 )

@@ -25,10 +25,9 @@ class StickBreaking(ScoreTerm):
     ``A_ij = β_ij · Π_{j<t<i} (1 - β_it)``, ``β_ij = σ(scale · q_i·k_j)``, in place of the softmax;
     what no token took, ``Π_{t<i} (1 - β_it)``, goes to the query's own value.
 
-    β in (0, 1), a share of the stick; the product runs over the keys that the query sees, by
-    order. The weights of a row sum to 1 with ``remainder="self"``, to less without. All is summed
-    in logarithms, so that long products do not vanish. Claims: relative (it reads no positions at
-    all), any number of axes, causal only, no parameters. Cost: Q·K·H. No fused kernel does
+    β in (0, 1), a share of the stick; the product runs over the keys that the query sees, by order.
+    The weights of a row sum to 1 with ``remainder="self"``, to less without. All is summed in
+    logarithms, so that long products do not vanish. Positions are not read. No fused kernel does
     without the softmax, so backends compute it from this definition. Differs from the paper in
     nothing.
 
@@ -59,9 +58,6 @@ class StickBreaking(ScoreTerm):
     def __init__(self, *, remainder: Remainder = "self") -> None:
         super().__init__()
         self.remainder: Remainder = remainder
-
-    def extra_repr(self) -> str:
-        return f"remainder={self.remainder!r}"
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         logits = q @ k.mT * scale

@@ -24,12 +24,11 @@ class Swin(ScoreTerm):
 
     ``s_ij += table[h, n]``, ``n = (Δ'_y + M_y - 1) · (2M_x - 1) + Δ'_x + M_x - 1``.
 
-    Δ' = (row, column) of query i less that of key j, in cells (a fractional one is rounded);
-    window ``M_y`` by ``M_x`` cells; table ``[H, (2M_y - 1)(2M_x - 1)]`` in logits. Which tokens
-    share a window is for ``Layout.document`` to say, shifted windows included: what a cyclic
-    shift brings together belongs to different documents. Pairs with a special token (a class
-    token) have no offset and no bias. Claims: relative, two axes, trainable, each layer with its
-    own table. Cost: Q·K·H; H·(2M_y - 1)(2M_x - 1) parameters. Differs from the paper in nothing.
+    Δ' = (row, column) of query i less that of key j, in cells (a fractional one is rounded); window
+    ``M_y`` by ``M_x`` cells; table ``[H, (2M_y - 1)(2M_x - 1)]`` in logits. Which tokens share a
+    window is for ``Layout.document`` to say, shifted windows included: what a cyclic shift brings
+    together belongs to different documents. Pairs with a special token (a class token) have no
+    offset and no bias. Differs from the paper in nothing.
 
     Args:
         heads: H.
@@ -62,9 +61,6 @@ class Swin(ScoreTerm):
     def reset_parameters(self) -> None:
         """Draw initial values, normal with standard deviation 0.02, as the authors' code does."""
         nn.init.trunc_normal_(self.table, std=0.02)
-
-    def extra_repr(self) -> str:
-        return f"heads={self.table.shape[0]}, window={self.window.height}x{self.window.width}"
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         bias = self._guarded(grid)[:, self.window.index(grid.offset)].transpose(0, 1)
@@ -103,5 +99,4 @@ ENTRY = Entry(
         year=2021,
         url="https://arxiv.org/abs/2103.14030",
     ),
-    sharing="none",
 )

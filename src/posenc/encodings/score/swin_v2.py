@@ -37,14 +37,12 @@ def swin_v2(
     ``s_ij = τ_h · cos(q_i, k_j) + 16 · σ(f_h(u(Δ'_y), u(Δ'_x)))``,
     ``u(Δ') = sign(Δ') · log2(1 + 8|Δ'| / (M - 1)) / log2(8)``.
 
-    Δ' = (row, column) of query i less that of key j, in cells, any real; M the side of
-    ``window`` along that axis; f: two numbers, one hidden ReLU layer, H logits; ``τ_h`` as in
+    Δ' = (row, column) of query i less that of key j, in cells, any real; M the side of ``window``
+    along that axis; f: two numbers, one hidden ReLU layer, H logits; ``τ_h`` as in
     ``CosineLogits``. Offsets beyond the window are read too, as in fine-tuning at a larger window:
     keep ``window`` at the size first trained at. An axis of one cell has u = 0. Pairs with a
-    special token have no bias. Claims: relative, two axes, trainable, each layer with its own
-    network. Cost: a table of (2Y - 1)(2X - 1) offsets, ``hidden`` + H operations each, for whole
-    images of Y by X cells; else Q·K·(``hidden`` + H). Differs from the authors' code in nothing
-    but axes of one cell, where that divides by zero.
+    special token have no bias. Differs from the authors' code in nothing but axes of one cell,
+    where that divides by zero.
 
     Args:
         heads: H.
@@ -95,9 +93,6 @@ class SwinV2Bias(ScoreTerm):
         nn.init.trunc_normal_(self.input.weight, std=0.02)
         nn.init.zeros_(self.input.bias)
         nn.init.trunc_normal_(self.output.weight, std=0.02)
-
-    def extra_repr(self) -> str:
-        return f"window={self.window.height}x{self.window.width}"
 
     def coordinates(self, offset: Offsets) -> Offsets:
         """u of each axis, from offsets Δ = key - query; ±log2(9)/log2(8) at the window's ends."""
@@ -158,5 +153,4 @@ ENTRY = Entry(
         year=2022,
         url="https://arxiv.org/abs/2111.09883",
     ),
-    sharing="none",
 )

@@ -30,9 +30,8 @@ class T5(ScoreTerm):
     Distances 16, 32 and 64 lie exactly on boundaries of the defaults, so boundaries are found in
     integers. A fractional distance falls in the bucket of its integer part.
 
-    Claims: relative, one axis, trainable, one table for all layers. Cost: Q·K·H; H·N parameters.
-    Differs from T5 in nothing here; T5 models also leave out the factor D^-1/2 of the logits:
-    pass ``scale=1.0`` to attention for theirs.
+    Differs from T5 in nothing here; T5 models also leave out the factor D^-1/2 of the logits: pass
+    ``scale=1.0`` to attention for theirs.
 
     Args:
         heads: H.
@@ -92,10 +91,6 @@ class T5(ScoreTerm):
     def reset_parameters(self) -> None:
         """Draw the initial values."""
         nn.init.normal_(self.table, std=self.std)
-
-    def extra_repr(self) -> str:
-        way = "causal" if self.causal else "bidirectional"
-        return f"heads={self.heads}, buckets={self.table.shape[1]}, {way}"
 
     def bucket(self, offset: Offsets) -> BucketIndex:
         """Bucket of each offset Δ ``[..., 1]``, 0 … N-1."""

@@ -46,9 +46,8 @@ def transformer_xl(
     reshaping ("relative shift"); here every pair reads its own offset, so queries and keys may
     have any lengths and positions. Cached keys carry their layout: that is the segment memory.
 
-    Claims: relative, one axis, trainable. Cost: Q·K·H beside Q·(Q + K)·D·H on regular layouts;
-    Q·K·C·H elsewhere, since by the sum of angles the second term is then of rank C;
-    H·D·C parameters a layer. Differs from the paper in serving bidirectional attention too.
+    On irregular layouts the second term is of rank C, by the sum of angles. Differs from the paper
+    in serving bidirectional attention too.
 
     Args:
         dim: width C of the model and of r; even.
@@ -137,9 +136,6 @@ class TransformerXL(ScoreTerm):
     def reset_parameters(self) -> None:
         """Draw the initial values of this layer's own weights."""
         nn.init.normal_(self.weight, std=STD)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}, base={self.base:g}"
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         u, w = self.biases()

@@ -41,10 +41,9 @@ class Tupe(ScoreTerm):
     they stand nowhere, so that they may look at the whole, and be looked at, whatever their
     place. The layers share all of it.
 
-    Claims: absolute, one axis, trainable. Cost: Q·K·D·H, as extra columns on queries and keys;
-    (max_length + 2·H·D)·C + H·(N + 2) parameters. Past the table it raises. Differs from the
-    authors' code, which is bidirectional and writes θ as products of two further positions with
-    themselves plus a bucket each, in having θ as parameters, and T5's causal buckets.
+    Past the table it raises. Differs from the authors' code, which is bidirectional and writes θ as
+    products of two further positions with themselves plus a bucket each, in having θ as parameters,
+    and T5's causal buckets.
 
     Args:
         dim: width C.
@@ -111,9 +110,6 @@ class Tupe(ScoreTerm):
         nn.init.normal_(self.special, std=STD)
         if self.relative is not None:
             nn.init.normal_(self.relative.table, std=STD)
-
-    def extra_repr(self) -> str:
-        return f"max_length={self.positions.shape[0]}, heads={self.heads}"
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         queries = self._project(grid.query, self.query)

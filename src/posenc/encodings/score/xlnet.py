@@ -15,9 +15,8 @@ def xlnet(*, dim: Width, heads: Count, head_dim: Width, base: Base = 10000.0) ->
 
     ``s_ij = scale · ((q_i + u_h) · k_j + (q_i + w_h) · W_h r(i - j))``; symbols as there.
 
-    i - j in tokens, signed: keys ahead of the query are told from those behind. Claims: relative,
-    one axis, trainable. Cost: as ``transformer_xl``; H·D·(C + 2) parameters a layer. Differs from
-    XLNet, whose attention also has a term for segments, in holding positions only.
+    i - j in tokens, signed: keys ahead of the query are told from those behind. Differs from XLNet,
+    whose attention also has a term for segments, in holding positions only.
 
     Args:
         dim: width C of the model; even.
@@ -56,5 +55,4 @@ ENTRY = Entry(
         year=2019,
         url="https://arxiv.org/abs/1906.08237",
     ),
-    sharing="none",
 )
