@@ -3,6 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
+# Most of the time of tests on a device goes into compiling, on the CPU.
+GPU_WORKERS ?= 8
 BIN := $(VENV)/bin
 # Not compiled while installing: Python compiles what is imported, once, which is far less. That
 # only pays if the compiled files are kept, so the variable that forbids it is not passed on.
@@ -91,7 +93,7 @@ test-onnx: $(VENV)/.installed-test ## run every encoding that ONNX can express i
 	$(BIN)/python -m pytest -q -n $(WORKERS) tests/testing/test_onnx.py
 
 gpu-test: $(VENV)/.installed-test ## the tests that need a CUDA device
-	$(BIN)/python -m pytest -q -m gpu -rs
+	$(BIN)/python -m pytest -q -n $(GPU_WORKERS) -m gpu -rs
 
 gpu-bench: $(VENV)/.installed-bench $(VENV)/.kernels ## the same on a CUDA device
 	$(BIN)/posenc bench --device cuda --out benchmarks/results

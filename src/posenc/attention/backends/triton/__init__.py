@@ -47,8 +47,8 @@ class Triton(Backend):
     derivatives. The same bits at every call, as long as the tiles are the same: their sizes are
     chosen by measurement, once a process and kind of problem.
 
-    Not yet run on a device: its kernels are tested by Triton's interpreter, on the CPU, and
-    compiled for devices that are not there.
+    Tested by Triton's interpreter, on the CPU, by compiling for devices that are not there, and on
+    one H100 (``benchmarks/results/gpu_tests.md``).
     """
 
     def __init__(self, *, fuse_rotations: bool = True) -> None:
