@@ -18,7 +18,15 @@ OPTIONS: dict[str, dict[str, int]] = {
     "shaw": {"head_dim": 20, "max_distance": 5},
     "transformer_xl": {"dim": 32, "heads": 2, "head_dim": 20},
     "deberta": {"dim": 32, "heads": 2, "head_dim": 20, "max_distance": 40, "buckets": 16},
+    "fire": {"heads": 2, "hidden": 7},
 }
+
+
+def observed(encoding: Encoding, grid: Grid) -> Grid:
+    """The grid with the signals of random tokens."""
+    key = encoding.observe(torch.randn(1, grid.key.length, 32), grid.key)
+    query = encoding.observe(torch.randn(1, grid.query.length, 32), grid.query)
+    return Grid(query, key, grid.causal, grid.window)
 
 
 def run(encoding: Encoding, grid: Grid, dtype: torch.dtype, dropout: float) -> None:
@@ -29,6 +37,9 @@ def run(encoding: Encoding, grid: Grid, dtype: torch.dtype, dropout: float) -> N
         torch.randn(rows, heads, n, 20, dtype=dtype, requires_grad=True)
         for heads, n in zip((2, 1, 1), lengths, strict=True)
     )
+    if encoding.causal_only and not grid.causal:
+        return
+    grid = observed(encoding, grid)
     attend(q, k, v, grid, encoding, backend="native", dropout=dropout).float().sum().backward()
 
 

@@ -56,12 +56,20 @@ CASES = {
     "long table": (problem(600, LONG, lowered=(columns(1), TABLE)), "a long table"),
     "long without table": (problem(600, LONG, lowered=(columns(1),)), "many logits"),
     "column": (problem(600, 600, lowered=(COLUMN,)), "terms by offset"),
-    "unstructured": (problem(600, LONG, lowered=None), "many logits"),
+    "unstructured": (problem(600, LONG, lowered=None), "a score part without"),
+    "unstructured, packed": (
+        problem(600, 600, lowered=None, layout=Layout.packed([100, 500])),
+        "a score part without",
+    ),
+    "unstructured, few": (problem(64, 65, lowered=None), "a score part without, few"),
+    "unstructured, fewer": (problem(64, 64, lowered=None), "few logits"),
 }
 ORDER = {
     "few logits": ["sdpa", "reference"],
     "many logits": ["sdpa", "tiled", "reference"],
     "terms by offset": ["native", "sdpa", "tiled", "reference"],
+    "a score part without": ["native", "tiled", "sdpa", "reference"],
+    "a score part without, few": ["native", "sdpa", "reference"],
 }
 
 
@@ -70,7 +78,7 @@ def test_rules_on_the_cpu(name: str) -> None:
     assert 4 * SIDE * SIDE == SMALL
     posed, expected = CASES[name]
     reason, order = preference(CPU, lambda: posed)
-    assert reason.startswith(expected)
+    assert reason.startswith(expected.partition(",")[0])
     assert order == ORDER.get(expected, ["tiled", "sdpa", "reference"])
 
 

@@ -31,6 +31,9 @@ BACKENDS.load()  # compiled code can import nothing
 SMALL = 2**20
 """Logits in all up to which the definition costs less than tiles do; 4 MiB in float32."""
 
+FEW_UNSTRUCTURED = 2**14
+"""The same where a score part has no structured form: its definition costs more."""
+
 LONG = 8192
 """Keys from which on a table is worth looking at for pairs that cannot matter."""
 
@@ -130,7 +133,11 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     problem = pose()
     batch, heads, queries, _ = problem.q.shape
     keys = problem.k.shape[2]
-    if batch * heads * queries * keys <= SMALL:
+    logits = batch * heads * queries * keys
+    if problem.lowered is None and logits > FEW_UNSTRUCTURED and not is_transformed():
+        rest = ["sdpa", "reference"] if logits <= SMALL else ["tiled", "sdpa", "reference"]
+        return "a score part without structured form", ["native", *rest]
+    if logits <= SMALL:
         if is_transformed():  # vmap would call the fused kernel in a loop, with a warning
             return "few logits, under a transform of torch.func", ["reference"]
         return "few logits", ["sdpa", "reference"]

@@ -3,6 +3,8 @@
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.lowered import (
     BucketedTerms,
+    DistanceFunction,
+    FusedScore,
     LowRank,
     Pairing,
     Rotation,
@@ -19,8 +21,10 @@ from posenc.encoding.parts import (
 
 __all__ = [
     "BucketedTerms",
+    "DistanceFunction",
     "EmbeddingEncoding",
     "Encoding",
+    "FusedScore",
     "LowRank",
     "Pairing",
     "Part",

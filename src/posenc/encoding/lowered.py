@@ -11,6 +11,8 @@ from torch import Tensor
 
 __all__ = [
     "BucketedTerms",
+    "DistanceFunction",
+    "FusedScore",
     "LowRank",
     "Pairing",
     "Rotation",
@@ -72,6 +74,31 @@ class LowRank:
 
 
 StructuredScore = BucketedTerms | LowRank
+
+
+@dataclass(frozen=True, eq=False)
+class DistanceFunction:
+    """``s_ij += slope[h, m] · u + intercept[h, m]``, ``u = distance(|Δ|) · factor[b, i]``.
+
+    A piecewise-linear function of u, which has to be continuous; m is the number of knots that are
+    at most u.
+
+    Args:
+        distance: maps distances ``[...]``, at least 0, to numbers of at least 0 that never fall.
+        factor: ``[B|1, Q]``, positive.
+        knots: ``[M - 1]``, ascending. They get no gradient.
+        slope, intercept: ``[H, M]``.
+    """
+
+    distance: Callable[[Float[Tensor, "*dims"]], Float[Tensor, "*dims"]]
+    factor: Float[Tensor, "b Q"]
+    knots: Float[Tensor, " N"]
+    slope: Float[Tensor, "H M"]
+    intercept: Float[Tensor, "H M"]
+
+
+FusedScore = DistanceFunction
+"""Forms of single methods outside the structured one, for compiled kernels."""
 
 Pairing = Literal["half", "adjacent"]
 """Pair t is features (t, t + T) of T pairs (``"half"``), or (2t, 2t + 1)."""

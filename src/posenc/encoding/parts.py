@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.encoding.lowered import BucketedTerms, Pairing, Rotation
+from posenc.encoding.lowered import BucketedTerms, FusedScore, Pairing, Rotation
 from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredTerms, TokenIds
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -83,7 +83,7 @@ class Projection(Protocol):
 class Part(Hooked):
     """Base class of the four kinds of parts."""
 
-    hooked: ClassVar[tuple[str, ...]] = ("lower", "observe")
+    hooked: ClassVar[tuple[str, ...]] = ("fuse", "lower", "observe")
 
     mixes_heads: ClassVar[bool] = False
     """True if a head's result depends on the queries or keys of other heads."""
@@ -217,6 +217,10 @@ class ScoreTerm(Part, ABC):
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         """The structured form for fast backends; None if there is none."""
+        return None
+
+    def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
+        """Another form, for compiled kernels, where there is no structured one; None if neither."""
         return None
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Positive, Width, checked
-from posenc.encoding import ScoreTerm
+from posenc.encoding import DistanceFunction, FusedScore, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear
 from posenc.entry import Citation, Claims, Entry
@@ -80,17 +80,43 @@ class Fire(ScoreTerm):
 
     def bias(self, positions: Float[Tensor, "b Q"], offset: Float[Tensor, "b Q K"]) -> Scores:
         """The bias of queries at ``positions`` to keys at ``offset`` from them."""
-        scale = self.scale.to(offset.dtype)
-        # L is learned through a factor, as in the authors' listing: tokens are a poor unit to
-        # take gradient steps in.
-        threshold = (self.stretch.to(offset.dtype) * self.initial[1]).abs()
-        reach = torch.maximum(positions.abs(), threshold).unsqueeze(-1)
-        share = torch.log((scale * offset).abs() + 1) / (
-            torch.log((scale * reach).abs() + 1) + self.EPSILON
-        )
+        share = self._logarithm(offset) / self._most(positions).unsqueeze(-1)
         hidden = torch.relu(self.input(share.unsqueeze(-1)))
         logits: Tensor = self.output(hidden)
         return logits.movedim(-1, 1)
+
+    def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
+        factor = self._most(grid.query.positions[..., 0]).reciprocal()
+        weight, bias = (x.to(factor.dtype) for x in (self.input.weight[:, 0], self.input.bias))
+        with torch.no_grad():
+            # A unit bends f at its knot; shares are never negative.
+            knots = (-bias / weight).where(weight != 0, 0.0).clamp(min=0.0)
+            knots, order = knots.sort()
+            rank = order.argsort().unsqueeze(-1)
+            piece = torch.arange(len(knots) + 1, device=knots.device)
+            beyond = piece > rank  # [hidden, pieces]
+            active = torch.where((weight > 0).unsqueeze(-1), beyond, ~beyond)
+            active = torch.where((weight == 0).unsqueeze(-1), (bias > 0).unsqueeze(-1), active)
+        output, constant = (x.to(factor.dtype) for x in (self.output.weight, self.output.bias))
+        used = active.to(factor.dtype)
+        return DistanceFunction(
+            distance=self._logarithm,
+            factor=factor,
+            knots=knots,
+            slope=(output * weight) @ used,
+            intercept=(output * bias) @ used + constant.unsqueeze(-1),
+        )
+
+    def _logarithm(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """log(c·|Δ| + 1)."""
+        return torch.log((self.scale.to(offset.dtype) * offset).abs() + 1)
+
+    def _most(self, positions: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+        """log(c·max(p_i, L) + 1), above 0."""
+        # L is learned through a factor, as in the authors' listing: tokens are a poor unit to
+        # take gradient steps in.
+        threshold = (self.stretch.to(positions.dtype) * self.initial[1]).abs()
+        return self._logarithm(torch.maximum(positions.abs(), threshold)) + self.EPSILON
 
 
 ENTRY = Entry(

@@ -13,14 +13,16 @@ from posenc.attention.backends.native.op import native
 from posenc.attention.backends.native.operands import (
     Operands,
     domain_of,
+    fused_form,
     image_operands,
     operands,
     terms_of,
 )
+from posenc.attention.backends.native.pairs import DESCRIPTIONS, Fused, fused
 from posenc.attention.images import serves_images
 from posenc.attention.lowering import add_rows, repeat_heads
 from posenc.attention.runs import run_intervals
-from posenc.encoding import StructuredScore
+from posenc.encoding import FusedScore, StructuredScore
 from posenc.runtime import is_transformed
 
 __all__ = ["Native"]
@@ -71,10 +73,14 @@ class Native(Backend):
 def _plan(problem: Problem, intervals: Tensor | None) -> Plan | Unsupported:
     domain = domain_of(problem.grid, intervals)
     terms = terms_of(problem, domain)
-    if terms is None:
-        return Unsupported("its score or value part has no structured form")
-    how = "compiled tiles, terms read by spans of the offset (memory linear in the length)"
-    return Plan(how, partial(_attend, problem, terms, domain, intervals))
+    if terms is not None:
+        how = "compiled tiles, terms read by spans of the offset (memory linear in the length)"
+        return Plan(how, partial(_attend, problem, terms, domain, intervals, None))
+    form, terms = fused_form(problem)
+    if form is None or terms is None:
+        return Unsupported("its score or value part has no form that the kernels take")
+    how = f"compiled tiles with {DESCRIPTIONS[type(form)]} (memory linear in the length)"
+    return Plan(how, partial(_attend, problem, terms, domain, intervals, form))
 
 
 def _attend(
@@ -82,6 +88,7 @@ def _attend(
     terms: tuple[StructuredScore, ...],
     domain: tuple[int, int],
     intervals: Tensor | None,
+    form: FusedScore | None,
     *,
     lse: bool,
 ) -> Result:
@@ -91,7 +98,9 @@ def _attend(
         reach = (shift - queries + 1, shift + keys - 1)
     else:
         shift, reach = 0, (int(intervals[2].min()), int(intervals[2].max()) + keys - 1)
-    return _run(problem, terms, operands(terms, problem, domain, reach), shift, intervals, lse=lse)
+    x = operands(terms, problem, domain, reach)
+    pairs = None if form is None else fused(form, domain)
+    return _run(problem, terms, x, shift, intervals, pairs, lse=lse)
 
 
 def _images(problem: Problem, *, lse: bool) -> Result:
@@ -99,7 +108,7 @@ def _images(problem: Problem, *, lse: bool) -> Result:
     x = image_operands(problem.lowered, problem)
     rows, columns = problem.grid.query.extent  # type: ignore[misc]
     shift = (rows - 1) * (x.period + x.jump) + columns - 1
-    return _run(problem, problem.lowered, x, shift, None, lse=lse)
+    return _run(problem, problem.lowered, x, shift, None, None, lse=lse)
 
 
 def _run(
@@ -108,6 +117,7 @@ def _run(
     x: Operands,
     shift: int,
     intervals: Tensor | None,
+    pairs: Fused | None,
     *,
     lse: bool,
 ) -> Result:
@@ -132,6 +142,7 @@ def _run(
         x.value_rows,
         x.bucket,
         intervals,
+        [] if pairs is None else list(pairs.tensors),
         scale,
         [
             shift,
@@ -144,6 +155,7 @@ def _run(
         problem.dropout,
         int(torch.randint(2**31, ()).item()) if problem.dropout else 0,
         [graded and term is not None and term.requires_grad for term in (x.line, x.column)],
+        "" if pairs is None else pairs.kind,
     )
     return Result(output, add_rows(sums, terms) if lse else None)
 

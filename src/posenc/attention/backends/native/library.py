@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["Library", "Map", "Problem", "Term", "Tokens"]
+__all__ = ["Library", "Map", "Pairs", "Problem", "Term", "Tokens"]
 
 PAD = 64
 """Entries of a bucket map that kernels may read before and after it."""
@@ -64,6 +64,17 @@ class Term(ctypes.Structure):
     ]
 
 
+class Pairs(ctypes.Structure):
+    """A term of pairs outside the structured form, see ``pairs.py``."""
+
+    _fields_ = [
+        ("kind", ctypes.c_int64),
+        ("sizes", ctypes.c_int64 * 6),
+        ("data", ctypes.c_void_p * 6),
+        ("gradient", ctypes.c_void_p * 6),
+    ]
+
+
 def _numbers(*names: str) -> list[tuple[str, type]]:
     return [(name, ctypes.c_int64) for name in names]
 
@@ -94,6 +105,7 @@ class Problem(ctypes.Structure):
         *_numbers("value_head"),
         *((name, Tokens) for name in ("gradient", "dq", "dk", "dv")),
         *_numbers("dk_split", "dv_split", "right_split"),
+        ("pairs", Pairs),
     ]
 
 

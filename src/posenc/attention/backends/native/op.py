@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posenc.attention.backends.native.build import library
 from posenc.attention.backends.native.library import PAD, Map, Problem, Tokens
+from posenc.attention.backends.native.pairs import pair_gradients, set_pairs, sum_to_tensors
 from posenc.attention.spans import Spans, spans_of
 
 __all__ = ["native"]
@@ -36,11 +37,13 @@ def native(
     value_rows: Tensor | None,
     bucket: Tensor | None,
     intervals: Tensor | None,
+    pairs: Sequence[Tensor],
     scale: float,
     place: Sequence[int],
     dropout: float,
     seed: int,
     wants: Sequence[bool],
+    kind: str,
 ) -> tuple[Tensor, Tensor]:
     """Output ``[B, H, Q, E]`` and LSE ``[B, H, Q]``.
 
@@ -51,6 +54,8 @@ def native(
         bucket: ``[W]`` int64, the bucket of each offset.
         intervals: ``[3, B|1, Q]`` int32: each query sees the keys from the first number up to the
             second, and the offset of key j is j plus the third. None: of a regular grid.
+        pairs: tensors of the term outside the structured form of the given ``kind``, see
+            ``pairs``; none for ``""``.
         place: shift, causal and window (-1 for none) of a regular grid, the first offset of
             ``line`` and ``bucket``, and for images the keys a row and how far the offset's
             index jumps after each (0 for none).
@@ -58,6 +63,7 @@ def native(
     """
     call = _Call(q, k, v, line, column, bucket, intervals, scale, place, dropout, seed)
     call.add_terms(left, left_rows, right, right_rows, value_rows)
+    call.add_pairs(kind, pairs)
     out = v.new_empty(*q.shape[:3], v.shape[-1])
     lse = torch.empty(q.shape[:3], dtype=call.dtype)
     x = call.problem
@@ -92,15 +98,18 @@ def native_backward(
     value_rows: Tensor | None,
     bucket: Tensor | None,
     intervals: Tensor | None,
+    pairs: Sequence[Tensor],
     scale: float,
     place: Sequence[int],
     dropout: float,
     seed: int,
     wants: Sequence[bool],
+    kind: str,
 ) -> list[Tensor]:
     """Gradients of q, k, v and the terms that are there, in order; empty where not wanted."""
     call = _Call(q, k, v, line, column, bucket, intervals, scale, place, dropout, seed)
     call.add_terms(left, left_rows, right, right_rows, value_rows)
+    call.add_pairs(kind, pairs)
     x, gradient = call.problem, call.keep(_rows(gradient))
     batch, heads, groups, splits = x.batch, x.heads, x.groups, call.splits
     x.gradient, x.out, x.lse, x.splits = Tokens.of(gradient), Tokens.of(out), lse.data_ptr(), splits
@@ -139,6 +148,7 @@ def native_backward(
         shape = (parts, heads, x.map.buckets, x.value_dim)
         found["value_rows"] = torch.empty(shape, dtype=call.dtype)
         x.value_gradient = found["value_rows"].data_ptr()
+    of_pairs = pair_gradients(kind, x, call.pairs, parts)
     library().call("backward", x, call.dtype)
     gradients = [dq]
     for t, partial in ((k, dk), (v, dv)):
@@ -150,7 +160,7 @@ def native_backward(
     for name, term_given in zip(TERMS, given, strict=True):
         if term_given is not None:
             gradients.append(_summed(name, found[name], term_given, call.spans))
-    return gradients
+    return gradients + sum_to_tensors(of_pairs, pairs)
 
 
 def _summed(name: str, partial: Tensor, like: Tensor, spans: Spans | None) -> Tensor:
@@ -169,12 +179,12 @@ def _summed(name: str, partial: Tensor, like: Tensor, spans: Spans | None) -> Te
 def _(gradient: Tensor, out: Tensor, lse: Tensor, *given: Any) -> list[Tensor]:
     found = [tensor.new_empty(tensor.shape) for tensor in given[:10] if tensor is not None]
     at = 3
-    for tensor, wanted in zip(given[3:5], given[-1], strict=True):
+    for tensor, wanted in zip(given[3:5], given[-2], strict=True):
         if tensor is not None:
             if not wanted:
                 found[at] = tensor.new_empty(0)
             at += 1
-    return found
+    return found + [tensor.new_empty(tensor.shape) for tensor in given[12]]
 
 
 class _Call:
@@ -197,6 +207,7 @@ class _Call:
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self._kept: list[Tensor] = []
         self.spans: Spans | None = None
+        self.pairs: list[Tensor] = []
         self.problem = x = Problem()
         (x.batch, x.heads, x.queries, x.dim), (x.groups, x.keys) = q.shape, k.shape[1:3]
         x.value_dim, x.scale, x.dropout, x.seed = v.shape[-1], scale, dropout, seed
@@ -255,6 +266,10 @@ class _Call:
             rows = self._read(value_rows)
             x.value_rows, x.value_head = rows.data_ptr(), 0 if len(rows) == 1 else rows.stride(0)
 
+    def add_pairs(self, kind: str, pairs: Sequence[Tensor]) -> None:
+        self.pairs = [self.keep(x.to(self.dtype).contiguous()) for x in pairs]
+        set_pairs(kind, self.problem, self.pairs)
+
     def _read(self, rows: Tensor) -> Tensor:
         """The rows of the buckets that the offsets meet, in their order."""
         assert self.spans is not None  # terms with rows come with buckets
@@ -302,19 +317,20 @@ def regular_intervals(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*output, *inputs[:12])
-    ctx.rest = inputs[12:]
+    ctx.save_for_backward(*output, *inputs[:12], *inputs[12])
+    ctx.rest = inputs[13:]
     ctx.mark_non_differentiable(output[1])
 
 
-def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     kept = ctx.saved_tensors
-    found = iter(native_backward(gradient, *kept, *ctx.rest))
+    pairs, wants = kept[14:], ctx.rest[-2]
+    found = iter(native_backward(gradient, *kept[:14], pairs, *ctx.rest))
     gradients = [None if tensor is None else next(found) for tensor in kept[2:12]]
-    for at, wanted in zip((3, 4), ctx.rest[-1], strict=True):
+    for at, wanted in zip((3, 4), wants, strict=True):
         if not wanted:
             gradients[at] = None
-    return (*gradients, *(None for _ in range(7)))
+    return (*gradients, None, None, list(found), *(None for _ in ctx.rest))
 
 
 native.register_autograd(_differentiate, setup_context=_keep)

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from posenc.attention.backends.common.base import Problem
 from posenc.attention.images import image_table
-from posenc.attention.lowering import lower
+from posenc.attention.lowering import lower, repeat_heads
 from posenc.attention.regular import reads_offsets
-from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
+from posenc.encoding import BucketedTerms, FusedScore, LowRank, StructuredScore, TokenTableProduct
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.layout.integers import exact_dtype
 from posenc.runtime import has_values
 
-__all__ = ["Operands", "domain_of", "image_operands", "operands", "terms_of"]
+__all__ = ["Operands", "domain_of", "fused_form", "image_operands", "operands", "terms_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +90,19 @@ def terms_of(problem: Problem, domain: tuple[int, int]) -> tuple[StructuredScore
         return lower(problem.encoding, q, k, sequence, scale=scale, value_dim=width)
     except ArgumentError:  # an offset that no document has may be out of a table's range
         return None
+
+
+def fused_form(
+    problem: Problem,
+) -> tuple[FusedScore | None, tuple[StructuredScore, ...] | None]:
+    """The score's fused form, and the value part in structured form; None for what has none."""
+    score, value, grid = problem.encoding.score, problem.encoding.value, problem.grid
+    if score is None or grid.query.positions.requires_grad or grid.key.positions.requires_grad:
+        return None, None
+    term = None if value is None else value.lower(grid)
+    k = repeat_heads(problem.k, problem.heads)
+    form = score.fuse(problem.q, k, grid, scale=problem.scale)
+    return form, () if value is None else None if term is None else (term,)
 
 
 def _wide(layout: Layout, dtype: torch.dtype) -> Layout:

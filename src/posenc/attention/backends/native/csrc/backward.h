@@ -16,6 +16,7 @@ class Backward {
     begin_rows(d_left_, x_.left, left_width_);
     begin_rows(d_right_, x_.right, right_width_);
     if (x_.value_rows) begin(d_value_, value_width_);
+    if (x_.pairs.kind == DISTANCE) logits_.distance.begin_gradient(x_.pairs, slot);
     for (index b = batch.begin; b < batch.end; ++b) {
       logits_.begin_row(x_, b, h, true);
       begin_row(b, h, split);
@@ -26,6 +27,7 @@ class Backward {
     if (x_.left.rows) write(d_left_, left_width_, x_.left.features, x_.left.rows_gradient, slot);
     if (x_.right.rows) write(d_right_, right_width_, x_.right.features, x_.right.rows_gradient, slot);
     if (x_.value_rows) write(d_value_, value_width_, x_.value_dim, x_.value_gradient, slot);
+    if (x_.pairs.kind == DISTANCE) logits_.distance.end_gradient();
   }
 
  private:
@@ -185,6 +187,8 @@ class Backward {
       fill(x + to, 0, all.end - to);
     }
     if (line_) Line::collect(x_, ds, tile.j0, see.begin, see.end, tile.base[i], line_);
+    if (x_.pairs.kind == DISTANCE)
+      logits_.distance.collect(ds + see.begin, i, offset, n);
     if (column_) add_range(column_ + tile.j0 + see.begin, ds + see.begin, n);
     if (x_.left.rows) collect(x_.map, ds + see.begin, offset, d_left_tile_.row(i), n);
     if (x_.value_rows) collect(x_.map, s + see.begin, offset, weights_.row(i), n);

@@ -28,6 +28,14 @@ struct Term {
   real* rows_gradient;
   index rows_head, features;
 };
+// A term of pairs outside the formula; the header of its kind says what the arrays are.
+enum Kind : index { NONE = 0, DISTANCE = 1 };
+struct Pairs {
+  index kind;
+  index sizes[6];
+  const real* data[6];
+  real* gradient[6];
+};
 struct Problem {
   index batch, heads, groups, queries, keys, dim, value_dim;
   index threads, chunks, splits;
@@ -53,6 +61,7 @@ struct Problem {
   index value_head;
   Tokens gradient, dq, dk, dv;  // dk, dv and right's tokens' are [splits, B, H, K, .]
   index dk_split, dv_split, right_split;
+  Pairs pairs;
 };
 
 inline float from_bfloat16(uint16_t x) {

@@ -1,6 +1,6 @@
 // Logits of a tile of queries against a tile of keys, with all their summands.
 #pragma once
-#include "terms.h"
+#include "distance.h"
 namespace posenc::NUMBER {
 constexpr index KEY_TILE = 512;
 constexpr index CACHED = index(1) << 24;  // numbers: products of all keys with all buckets, if fewer
@@ -156,6 +156,7 @@ class Logits {
     if (x.value_rows)
       value_rows.set(x.value_rows + h * x.value_head, x.map.buckets, x.value_dim);
     if (x.line) line_.set(x, x.line_head ? h : 0);
+    if (x.pairs.kind == DISTANCE) distance.begin_head(x.pairs, h);
   }
   void begin_row(const Problem& x, index b, index h, bool gradient) {
     group = h / (x.heads / x.groups);
@@ -177,6 +178,7 @@ class Logits {
   void begin_tile(const Problem& x, index b, index h, index first, index rows) {
     tile.set(x, b, first, rows);
     q = read_rows(x.q, b, h, first, rows, x.dim, real(x.scale), q_scratch_);
+    if (x.pairs.kind == DISTANCE) distance.begin_tile(x, b, h, first, rows);
     if (x.left.rows) {
       left_tokens = read_rows(x.left.tokens, b, h, first, rows, x.left.features, 1, left_scratch_);
       left.begin(left_rows, rows);
@@ -206,6 +208,7 @@ class Logits {
     const index j = tile.j0 + see.begin, n = see.size();
     if (x.line) line_.add(x, s, tile.j0, see.begin, see.end, tile.base[i]);
     if (x.left.rows) spread(x.map, left.row(i), j + tile.base[i], s + see.begin, n);
+    if (x.pairs.kind == DISTANCE) distance.add(s + see.begin, i, j + tile.base[i], n);
     if (column)
       for (index t = 0; t < n; t += VL)
         store(s + see.begin + t, load(s + see.begin + t) + load(column + j + t));
@@ -217,6 +220,7 @@ class Logits {
   BucketRows left_rows, value_rows;
   BucketTile left;
   RightTerm right;
+  Distance distance;
 
  private:
   Line line_;

@@ -1,0 +1,103 @@
+"""Terms of pairs outside the structured form, as the kernels take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posenc.attention.backends.native.library import Problem
+from posenc.encoding import DistanceFunction, FusedScore
+
+__all__ = ["DESCRIPTIONS", "Fused", "fused", "pair_gradients", "set_pairs", "sum_to_tensors"]
+
+DESCRIPTIONS: dict[type, str] = {
+    DistanceFunction: "a piecewise-linear function of the distance",
+}
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """The tensors of a term, and what they are: see the header of that name."""
+
+    kind: str
+    tensors: tuple[Tensor, ...]
+
+
+def fused(form: FusedScore, domain: tuple[int, int]) -> Fused:
+    """The arguments of a form, whose offsets are all in ``domain``."""
+    farthest = max(abs(domain[0]), abs(domain[1]))
+    distances = torch.arange(farthest + 1, dtype=form.factor.dtype)
+    tensors = (form.distance(distances), form.knots, form.slope, form.intercept, form.factor)
+    return Fused("distance", tensors)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of term in the kernels.
+
+    Args:
+        number: in csrc/problem.h.
+        sizes: numbers that the kernel reads, from the tensors.
+        gradients: shapes of the gradients that it writes or adds to, from the tensors, the
+            problem and the number of parts; None for none. Their first dimensions are summed.
+    """
+
+    number: int
+    sizes: Callable[[Sequence[Tensor]], Sequence[int]]
+    gradients: Callable[[Sequence[Tensor], Problem, int], Sequence[Shape | None]]
+
+
+def _distance_sizes(tensors: Sequence[Tensor]) -> Sequence[int]:
+    x, _, slope, _, factor = tensors
+    return len(x), slope.shape[1], 0 if len(factor) == 1 else factor.shape[1]
+
+
+def _distance_gradients(
+    tensors: Sequence[Tensor], problem: Problem, parts: int
+) -> Sequence[Shape | None]:
+    x, _, slope, *_ = tensors
+    pieces = (parts, *slope.shape)
+    rows = (problem.heads, problem.batch, problem.queries)
+    return (parts, problem.heads, len(x)), None, pieces, pieces, rows
+
+
+KINDS = {"distance": Kind(1, _distance_sizes, _distance_gradients)}
+
+
+def set_pairs(kind: str, problem: Problem, tensors: Sequence[Tensor]) -> None:
+    """Hand the tensors, contiguous and of the kernel's dtype, to a problem."""
+    if not kind:
+        return
+    problem.pairs.kind = KINDS[kind].number
+    for at, size in enumerate(KINDS[kind].sizes(tensors)):
+        problem.pairs.sizes[at] = size
+    for at, tensor in enumerate(tensors):
+        problem.pairs.data[at] = tensor.data_ptr()
+
+
+def pair_gradients(
+    kind: str, problem: Problem, tensors: Sequence[Tensor], parts: int
+) -> list[Tensor | None]:
+    """Room for the gradients of the tensors, zero, handed to a problem."""
+    if not kind:
+        return []
+    found: list[Tensor | None] = []
+    for at, shape in enumerate(KINDS[kind].gradients(tensors, problem, parts)):
+        room = None if shape is None else torch.zeros(shape, dtype=tensors[at].dtype)
+        found.append(room)
+        if room is not None:
+            problem.pairs.gradient[at] = room.data_ptr()
+    return found
+
+
+def sum_to_tensors(found: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of the tensors, from those of parts of them."""
+    return [
+        torch.zeros_like(like) if part is None else part.sum_to_size(like.shape).to(like.dtype)
+        for part, like in zip(found, tensors, strict=True)
+    ]
