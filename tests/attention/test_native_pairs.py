@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 import posenc
-from posenc.attention import explain
+from posenc.attention import attend, explain
 from posenc.encoding import Encoding
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -16,14 +17,19 @@ __all__ = ["_poisoned"]
 
 WIDTH, HEADS = 24, 4
 
-METHODS: dict[str, dict[str, object]] = {"fire": {"heads": HEADS, "hidden": 9, "threshold": 20.0}}
+METHODS: dict[str, dict[str, object]] = {
+    "fire": {"heads": HEADS, "hidden": 9, "threshold": 20.0},
+    "cope": {"head_dim": WIDTH, "max_count": 20},
+    "stick_breaking": {},
+    "stick_breaking, no remainder": {"remainder": "none"},
+}
 
 HALVES = [torch.bfloat16, torch.float16]
 
 
 def _encoding(name: str) -> Encoding:
     torch.manual_seed(3)
-    encoding = posenc.create(name, **METHODS[name])
+    encoding = posenc.create(name.partition(",")[0], **METHODS[name])
     for key, parameter in encoding.named_parameters():
         torch.nn.init.normal_(parameter, mean=float("scale" in key or "stretch" in key), std=0.4)
     return encoding
@@ -34,7 +40,7 @@ def _check(
 ) -> None:
     encoding = _encoding(name)
     rows = max(2, grid.query.batch)
-    inputs = [x.detach() for x in _inputs(grid.query.length, grid.key.length, rows=rows)]
+    inputs = [x.detach().to(dtype) for x in _inputs(grid.query.length, grid.key.length, rows=rows)]
     signals = torch.randn(rows, grid.key.length, 32)
     wide = torch.promote_types(dtype, torch.float32)
     found = []
@@ -45,11 +51,22 @@ def _check(
         encoding.to(of_encoding)
         q, k, v = (x.to(kind).requires_grad_() for x in inputs)
         seen = _observed(encoding, grid, signals.to(of_encoding))
-        found.append([x.double() for x in _both((q, k, v), seen, encoding, backend)])
+        found.append([x.double() for x in _results((q, k, v), seen, encoding, backend)])
     _agree(found[1], found[0], tolerance)
 
 
-def _observed(encoding: Encoding, grid: Grid, x: torch.Tensor) -> Grid:
+def _results(
+    inputs: tuple[Tensor, Tensor, Tensor], grid: Grid, encoding: Encoding, backend: str
+) -> list[Tensor]:
+    """Output, LSE if there is one, and all gradients."""
+    if encoding.score is None or not encoding.score.replaces_softmax:
+        return _both(inputs, grid, encoding, backend)
+    output = attend(*inputs, grid, encoding, backend=backend)
+    weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view(output.shape)
+    return [output, *torch.autograd.grad((output * weight).sum(), inputs, materialize_grads=True)]
+
+
+def _observed(encoding: Encoding, grid: Grid, x: Tensor) -> Grid:
     keys = encoding.observe(x, grid.key)
     queries = encoding.observe(x[:, -grid.query.length :], grid.query)
     return Grid(queries, keys, grid.causal, grid.window)
@@ -93,10 +110,43 @@ def test_many_tiles(name: str, size: tuple[int, int]) -> None:
 
 
 @built
+@pytest.mark.parametrize("name", ["cope", "stick_breaking"])
+def test_small_gates_are_carried_over_many_tiles(name: str) -> None:
+    encoding, grid = _encoding(name).double(), Grid.of(Layout.sequence(1100), causal=True)
+    q, k, v = (x.detach().double() for x in _inputs(1100, 1100, groups=1, heads=2, rows=1))
+    tokens = [(x - shift).requires_grad_() for x, shift in ((q.abs(), 0), (k, 2), (v, 0))]
+    inputs = (tokens[0], tokens[1], tokens[2])
+    expected = _results(inputs, grid, encoding, "reference")
+    _agree(_results(inputs, grid, encoding, "native"), expected, 1e-9)
+
+
+@built
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", METHODS)
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
     _check(name, Grid.of(Layout.sequence(65), causal=True), dtype=dtype, tolerance=0.04)
+
+
+@built
+@pytest.mark.parametrize("name", METHODS)
+def test_the_mask_of_dropout_is_that_of_the_backward_pass(name: str) -> None:
+    encoding, layout = _encoding(name).double(), Layout.sequence(65)
+    grid = _observed(encoding, Grid.of(layout, causal=True), torch.randn(2, 65, 32).double())
+    inputs = [x.detach().double() for x in _inputs(65, 65, groups=4)]
+
+    def seeded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        torch.manual_seed(2)
+        return attend(q, k, v, grid, encoding, backend="native", dropout=0.3).sin().sum()
+
+    steps = [torch.randn_like(x) for x in inputs]
+    given = [x.clone().requires_grad_() for x in inputs]
+    gradients = torch.autograd.grad(seeded(*given), given)
+    with torch.no_grad():
+        ends = [
+            seeded(*(x + e * s for x, s in zip(inputs, steps, strict=True))) for e in (1e-6, -1e-6)
+        ]
+    slope = sum(float((g * s).sum()) for g, s in zip(gradients, steps, strict=True))
+    assert slope == pytest.approx(float(ends[0] - ends[1]) / 2e-6, rel=1e-4, abs=1e-5)
 
 
 @built

@@ -13,9 +13,11 @@ __all__ = [
     "BucketedTerms",
     "DistanceFunction",
     "FusedScore",
+    "GateCounts",
     "LowRank",
     "Pairing",
     "Rotation",
+    "StickWeights",
     "StructuredScore",
     "TokenTableProduct",
 ]
@@ -97,7 +99,31 @@ class DistanceFunction:
     intercept: Float[Tensor, "H M"]
 
 
-FusedScore = DistanceFunction
+@dataclass(frozen=True, eq=False)
+class GateCounts:
+    """``s_ij += (1 - r) · y[b, h, i, ⌊c⌋] + r · y[b, h, i, ⌊c⌋ + 1]`` with ``r = c - ⌊c⌋``.
+
+    ``c = min(Σ_{t=j..i} σ(scale · q_i·k_t), N - 1)`` over the keys that the query sees, by order.
+
+    Args:
+        product: y, tokens ``[B, H, Q, E]`` times rows ``[H|1, N, E]``; N is 2 or more.
+    """
+
+    product: TokenTableProduct
+
+
+@dataclass(frozen=True, eq=False)
+class StickWeights:
+    """Weights ``σ(s_ij) · Π_{j<t<i} (1 - σ(s_it))`` instead of the softmax, over keys before i.
+
+    Args:
+        rest_to_self: whether what is left goes to the query's own key.
+    """
+
+    rest_to_self: bool
+
+
+FusedScore = DistanceFunction | GateCounts | StickWeights
 """Forms of single methods outside the structured one, for compiled kernels."""
 
 Pairing = Literal["half", "adjacent"]

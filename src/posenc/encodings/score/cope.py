@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from posenc.arguments import Length, Width, checked
-from posenc.encoding import ScoreTerm
+from posenc.encoding import FusedScore, GateCounts, ScoreTerm, TokenTableProduct
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.entry import Citation, Claims, Entry
@@ -71,6 +71,9 @@ class Cope(ScoreTerm):
         share = count - low
         below, above = (products.gather(-1, low.long() + step) for step in (0, 1))
         return below + share * (above - below)
+
+    def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
+        return GateCounts(TokenTableProduct(q, self.rows[None]))
 
 
 ENTRY = Entry(

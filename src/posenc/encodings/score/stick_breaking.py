@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from posenc.arguments import checked
-from posenc.encoding import ScoreTerm
+from posenc.encoding import FusedScore, ScoreTerm, StickWeights
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.entry import Citation, Claims, Entry
@@ -27,9 +27,8 @@ class StickBreaking(ScoreTerm):
 
     β in (0, 1), a share of the stick; the product runs over the keys that the query sees, by order.
     The weights of a row sum to 1 with ``remainder="self"``, to less without. All is summed in
-    logarithms, so that long products do not vanish. Positions are not read. No fused kernel does
-    without the softmax, so backends compute it from this definition. Differs from the paper in
-    nothing.
+    logarithms, so that long products do not vanish. Positions are not read. Differs from the paper
+    in nothing.
 
     Args:
         remainder: ``"self"`` gives what is left to the token itself, as the authors' models do;
@@ -71,6 +70,9 @@ class StickBreaking(ScoreTerm):
         here = grid.visible & ~before.unsqueeze(1)
         rest = left.sum(-1, keepdim=True) - here.sum(-1, keepdim=True).clamp(min=1).log()
         return torch.where(breaks, taken, rest)
+
+    def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
+        return StickWeights(rest_to_self=self.remainder == "self")
 
 
 ENTRY = Entry(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -22,7 +23,7 @@ from posenc.attention.backends.native.pairs import DESCRIPTIONS, Fused, fused
 from posenc.attention.images import serves_images
 from posenc.attention.lowering import add_rows, repeat_heads
 from posenc.attention.runs import run_intervals
-from posenc.encoding import FusedScore, StructuredScore
+from posenc.encoding import DistanceFunction, FusedScore, StructuredScore
 from posenc.runtime import is_transformed
 
 __all__ = ["Native"]
@@ -77,7 +78,7 @@ def _plan(problem: Problem, intervals: Tensor | None) -> Plan | Unsupported:
         how = "compiled tiles, terms read by spans of the offset (memory linear in the length)"
         return Plan(how, partial(_attend, problem, terms, domain, intervals, None))
     form, terms = fused_form(problem)
-    if form is None or terms is None:
+    if form is None or terms is None or (terms and not isinstance(form, DistanceFunction)):
         return Unsupported("its score or value part has no form that the kernels take")
     how = f"compiled tiles with {DESCRIPTIONS[type(form)]} (memory linear in the length)"
     return Plan(how, partial(_attend, problem, terms, domain, intervals, form))
@@ -100,6 +101,8 @@ def _attend(
         shift, reach = 0, (int(intervals[2].min()), int(intervals[2].max()) + keys - 1)
     x = operands(terms, problem, domain, reach)
     pairs = None if form is None else fused(form, domain)
+    if pairs is not None and pairs.left is not None:
+        x = replace(x, left=pairs.left.tokens, left_rows=pairs.left.rows)
     return _run(problem, terms, x, shift, intervals, pairs, lse=lse)
 
 

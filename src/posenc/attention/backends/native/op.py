@@ -262,6 +262,7 @@ class _Call:
                 term.tokens = Tokens.of(self.keep(_rows(tokens)))
                 term.rows, term.features = rows.data_ptr(), rows.shape[-1]
                 term.rows_head = 0 if len(rows) == 1 else rows.stride(0)
+                x.map.buckets = rows.shape[1]
         if value_rows is not None:
             rows = self._read(value_rows)
             x.value_rows, x.value_head = rows.data_ptr(), 0 if len(rows) == 1 else rows.stride(0)
@@ -271,10 +272,9 @@ class _Call:
         set_pairs(kind, self.problem, self.pairs)
 
     def _read(self, rows: Tensor) -> Tensor:
-        """The rows of the buckets that the offsets meet, in their order."""
-        assert self.spans is not None  # terms with rows come with buckets
+        """The rows of the buckets that the offsets meet, in their order; all, without a map."""
         rows = rows.to(self.dtype)
-        if not _is_whole(self.spans, rows):
+        if self.spans is not None and not _is_whole(self.spans, rows):
             rows = rows[:, self.spans.buckets]
         return self.keep(rows.contiguous())
 

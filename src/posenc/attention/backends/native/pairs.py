@@ -9,12 +9,20 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.native.library import Problem
-from posenc.encoding import DistanceFunction, FusedScore
+from posenc.encoding import (
+    DistanceFunction,
+    FusedScore,
+    GateCounts,
+    StickWeights,
+    TokenTableProduct,
+)
 
 __all__ = ["DESCRIPTIONS", "Fused", "fused", "pair_gradients", "set_pairs", "sum_to_tensors"]
 
 DESCRIPTIONS: dict[type, str] = {
     DistanceFunction: "a piecewise-linear function of the distance",
+    GateCounts: "counts by gates, carried from the last key to the first",
+    StickWeights: "stick breaking, carried from the last key to the first",
 }
 
 Shape = tuple[int, ...]
@@ -22,14 +30,19 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """The tensors of a term, and what they are: see the header of that name."""
+    """The tensors of a term, and what they are, see ``KINDS``; a left term may belong to it."""
 
     kind: str
     tensors: tuple[Tensor, ...]
+    left: TokenTableProduct | None = None
 
 
 def fused(form: FusedScore, domain: tuple[int, int]) -> Fused:
     """The arguments of a form, whose offsets are all in ``domain``."""
+    if isinstance(form, GateCounts):
+        return Fused("counts", (), form.product)
+    if isinstance(form, StickWeights):
+        return Fused("sticks_self" if form.rest_to_self else "sticks", ())
     farthest = max(abs(domain[0]), abs(domain[1]))
     distances = torch.arange(farthest + 1, dtype=form.factor.dtype)
     tensors = (form.distance(distances), form.knots, form.slope, form.intercept, form.factor)
@@ -66,7 +79,17 @@ def _distance_gradients(
     return (parts, problem.heads, len(x)), None, pieces, pieces, rows
 
 
-KINDS = {"distance": Kind(1, _distance_sizes, _distance_gradients)}
+def _no_gradients(*_: object) -> Sequence[Shape | None]:
+    return ()
+
+
+KINDS = {
+    "distance": Kind(1, _distance_sizes, _distance_gradients),
+    "counts": Kind(2, lambda _: (), _no_gradients),
+    "sticks": Kind(3, lambda _: (0,), _no_gradients),
+    "sticks_self": Kind(3, lambda _: (1,), _no_gradients),
+}
+"""By name: csrc/distance.h, and the classes Counts and Sticks of csrc/sums.h."""
 
 
 def set_pairs(kind: str, problem: Problem, tensors: Sequence[Tensor]) -> None:

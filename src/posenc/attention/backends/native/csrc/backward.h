@@ -108,9 +108,12 @@ class Backward {
       weights_.begin(logits_.value_rows, n);
       g_rows_.begin(logits_.value_rows, n);
     }
-    for (index j = tile.keys.begin / KEY_TILE * KEY_TILE; j < tile.keys.end; j += KEY_TILE) {
-      tile.choose(x_, j);
-      if (tile.offsets.begin >= tile.offsets.end) continue;
+    index live = 0;
+    if (x_.pairs.sums()) live = sweep(b, h, n, s, g);
+    tile.each(x_, false, [&] {
+      const index j = tile.j0;
+      if (j < live) return;
+      if (x_.pairs.sums()) logits_.carry.resume(j / KEY_TILE);
       logits_.multiply(x_, s, ld_);
       for_panels([&](index at, index, Range m) {
         gemm(m.size(), PANEL, x_.value_dim, {g.at(m.begin), g.ld, 1}, v_panels_ + (j + at) * x_.value_dim,
@@ -132,11 +135,40 @@ class Backward {
         gemm(keys, value_width_, m.size(), {p, 1, ld_}, g.at(m.begin), g.ld,
              dv_ + (j + at) * value_width_, value_width_, true);
       });
-    }
+    });
     for (index i = 0; i < n; ++i)
       write_row(x_.dq, row_of(x_.dq, b, h, first + i), dq + i * width_, real(x_.scale), x_.dim);
     if (x_.left.rows) end_left(b, h, first, n);
     if (x_.value_rows) weights_.transposed_times(g.data, g.ld, d_value_.of(0), value_width_);
+  }
+  // Carry sums over all tiles, from the last to the first; the first key of those that matter.
+  index sweep(index b, index h, index n, real* s, Rows g) {
+    QueryTile& tile = logits_.tile;
+    Carry& carry = logits_.carry;
+    index live = 0;
+    carry.begin(n, (x_.keys + KEY_TILE - 1) / KEY_TILE);
+    tile.each(x_, true, [&] {
+      carry.keep(tile.j0 / KEY_TILE);
+      if (logits_.carried_out(x_)) {
+        if (x_.pairs.kind == STICKS) live = std::max(live, tile.j0 + KEY_TILE);
+        return;
+      }
+      logits_.multiply(x_, s, ld_);
+      logits_.carry_over(x_, s, ld_);
+    });
+    for (index i = 0; i < n && x_.pairs.kind == STICKS; ++i) {
+      real rest = logits_.rest(x_, i), total = 0;
+      if (rest == 0) continue;
+      const index own = logits_.own(i);
+      const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + tile.i0 + i);
+      if (x_.dropout > 0) rest *= dropout_.at(seed, own)[0];
+      for (index d = 0; d < value_width_; ++d) {
+        total += g.at(i)[d] * logits_.v.at(own)[d];
+        dv_[own * value_width_ + d] += rest * g.at(i)[d];
+      }
+      carry.before[i] = rest * total;
+    }
+    return live;
   }
   void end_left(index b, index h, index first, index n) {
     real* dx = dx_.of(n * left_width_);
@@ -149,7 +181,7 @@ class Backward {
                                   left_width_);
   }
   void prepare_buckets(Rows g) {
-    if (!x_.map.bucket) return;
+    if (!x_.map.buckets) return;
     const Range n = logits_.buckets(x_);
     if (x_.left.rows) d_left_tile_.clear(n.begin, n.end);
     if (x_.value_rows) {
@@ -166,6 +198,7 @@ class Backward {
       return fill(ds + all.begin, 0, all.size());
     }
     const index offset = tile.j0 + see.begin + tile.base[i], n = see.size();
+    if (x_.pairs.kind == STICKS) return stick_row(b, h, i, s, ds);
     logits_.add_terms(x_, s, i, see);
     if (x_.value_rows) spread(x_.map, g_rows_.row(i), offset, ds + see.begin, n);
     const index from = see.begin / VL * VL, to = round_up(see.end, VL);
@@ -190,8 +223,25 @@ class Backward {
     if (x_.pairs.kind == DISTANCE)
       logits_.distance.collect(ds + see.begin, i, offset, n);
     if (column_) add_range(column_ + tile.j0 + see.begin, ds + see.begin, n);
-    if (x_.left.rows) collect(x_.map, ds + see.begin, offset, d_left_tile_.row(i), n);
+    if (x_.pairs.kind == COUNTS)
+      logits_.counts.collect(logits_.left.row(i), ds, see, d_left_tile_.row(i), logits_.carry.before[i]);
+    else if (x_.left.rows)
+      collect(x_.map, ds + see.begin, offset, d_left_tile_.row(i), n);
     if (x_.value_rows) collect(x_.map, s + see.begin, offset, weights_.row(i), n);
+  }
+  void stick_row(index b, index h, index i, real* s, real* ds) {
+    const QueryTile& tile = logits_.tile;
+    const Range all{tile.panels.begin * PANEL, tile.panels.end * PANEL}, keys = logits_.stick_row(s, i);
+    const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + tile.i0 + i);
+    fill(ds + all.begin, 0, keys.begin - all.begin);
+    for (index t = keys.begin; t < keys.end; t += VL) {
+      const vec weight = load(s + t);
+      const vec factor = x_.dropout > 0 ? dropout_.at(seed, tile.j0 + t) : splat(1);
+      store(ds + t, weight == 0 ? vec{} : weight * factor * load(ds + t));
+      store(s + t, weight * factor);
+    }
+    fill(ds + keys.end, 0, all.end - keys.end);
+    logits_.sticks.collect(ds, keys, logits_.carry.before[i]);
   }
   template <class F>
   void for_panels(F f) {

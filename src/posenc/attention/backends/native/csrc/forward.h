@@ -31,9 +31,9 @@ class Forward {
     fill(row_max, -INFINITY, n);
     fill(row_sum, 0, n);
     if (x_.value_rows) weights_.begin(logits_.value_rows, n);
-    for (index j = tile.keys.begin / KEY_TILE * KEY_TILE; j < tile.keys.end; j += KEY_TILE) {
-      tile.choose(x_, j);
-      if (tile.offsets.begin >= tile.offsets.end) continue;
+    if (x_.pairs.sums()) logits_.carry.begin(n, 0);
+    tile.each(x_, x_.pairs.sums(), [&] {
+      if (x_.pairs.kind == STICKS && logits_.carried_out(x_)) return;
       logits_.multiply(x_, s, ld_);
       if (x_.value_rows) {
         const Range k = logits_.buckets(x_);
@@ -45,9 +45,10 @@ class Forward {
         const index from = p * PANEL, keys = std::min<index>(PANEL, tile.width - from);
         if (m.size())
           gemm(m.size(), width_, keys, {s + m.begin * ld_ + from, ld_, 1},
-               logits_.v.at(j + from), logits_.v.ld, out + m.begin * width_, width_, true);
+               logits_.v.at(tile.j0 + from), logits_.v.ld, out + m.begin * width_, width_, true);
       }
-    }
+    });
+    if (x_.pairs.kind == STICKS) add_rest(b, h, n, out);
     if (x_.value_rows) weights_.times_rows(logits_.value_rows, out, width_);
     for (index i = 0; i < n; ++i) {
       const bool empty = row_sum[i] == 0;
@@ -61,6 +62,10 @@ class Forward {
     const QueryTile& tile = logits_.tile;
     const Range see = tile.seen(i), all{tile.panels.begin * PANEL, tile.panels.end * PANEL};
     if (!see.size()) return fill(s + all.begin, 0, all.size());
+    if (x_.pairs.kind == STICKS) {
+      row_max = 0, row_sum = 1;
+      return stick_row(b, h, i, s);
+    }
     logits_.add_terms(x_, s, i, see);
     const index from = see.begin / VL * VL, to = round_up(see.end, VL);
     vec m = splat(-INFINITY);
@@ -84,15 +89,32 @@ class Forward {
       if (x_.value_rows) weights_.scale_row(i, shrink);
     }
     row_max = next;
-    if (x_.dropout > 0) {
-      const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + tile.i0 + i);
-      for (index t = from; t < to; t += VL)
-        store(s + t, load(s + t) * dropout_.at(seed, tile.j0 + t));
-    }
+    drop(b, h, i, s, {from, to});
     fill(s + all.begin, 0, from - all.begin);
     fill(s + to, 0, all.end - to);
     if (x_.value_rows)
       collect(x_.map, s + see.begin, tile.j0 + see.begin + tile.base[i], weights_.row(i), see.size());
+  }
+  void drop(index b, index h, index i, real* s, Range keys) const {
+    if (!(x_.dropout > 0)) return;
+    const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + logits_.tile.i0 + i);
+    for (index t = keys.begin; t < keys.end; t += VL)
+      store(s + t, load(s + t) * dropout_.at(seed, logits_.tile.j0 + t));
+  }
+  void stick_row(index b, index h, index i, real* s) {
+    const Range keys = logits_.stick_row(s, i);
+    drop(b, h, i, s, keys);
+  }
+  // What is left of each row's stick, to its own key.
+  void add_rest(index b, index h, index n, real* out) {
+    for (index i = 0; i < n; ++i) {
+      real rest = logits_.rest(x_, i);
+      if (rest == 0) continue;
+      const index own = logits_.own(i);
+      const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + logits_.tile.i0 + i);
+      if (x_.dropout > 0) rest *= dropout_.at(seed, own)[0];
+      for (index d = 0; d < width_; ++d) out[i * width_ + d] += rest * logits_.v.at(own)[d];
+    }
   }
 
   const Problem& x_;

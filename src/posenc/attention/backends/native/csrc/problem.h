@@ -29,12 +29,14 @@ struct Term {
   index rows_head, features;
 };
 // A term of pairs outside the formula; the header of its kind says what the arrays are.
-enum Kind : index { NONE = 0, DISTANCE = 1 };
+enum Kind : index { NONE = 0, DISTANCE = 1, COUNTS = 2, STICKS = 3 };
 struct Pairs {
   index kind;
   index sizes[6];
   const real* data[6];
   real* gradient[6];
+  // Whether terms depend on sums over the later keys of a row.
+  bool sums() const { return kind == COUNTS || kind == STICKS; }
 };
 struct Problem {
   index batch, heads, groups, queries, keys, dim, value_dim;

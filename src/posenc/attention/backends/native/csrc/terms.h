@@ -4,6 +4,12 @@
 #include "gemm.h"
 #include "problem.h"
 namespace posenc::NUMBER {
+constexpr index KEY_TILE = 512;
+struct Range {
+  index begin, end;
+  index size() const { return end > begin ? end - begin : 0; }
+};
+
 // dst[t] += src[bucket(offset + t)]; the last vector is whole.
 inline void spread(const Map& map, const real* src, index offset, real* dst, index n) {
   const int32_t* bucket = map.bucket + (offset - map.first);

@@ -1,14 +1,9 @@
 // Logits of a tile of queries against a tile of keys, with all their summands.
 #pragma once
 #include "distance.h"
+#include "sums.h"
 namespace posenc::NUMBER {
-constexpr index KEY_TILE = 512;
 constexpr index CACHED = index(1) << 24;  // numbers: products of all keys with all buckets, if fewer
-
-struct Range {
-  index begin, end;
-  index size() const { return end > begin ? end - begin : 0; }
-};
 
 // Some queries of one batch row, and the keys that each sees.
 class QueryTile {
@@ -42,10 +37,20 @@ class QueryTile {
       offsets.end = std::max<index>(offsets.end, j0 + see.end + base[i]);
     }
   }
+  // Calls run() for every tile of keys that any row sees, chosen, from the first or the last on.
+  template <class F>
+  void each(const Problem& x, bool from_last, F run) {
+    const index first = keys.begin / KEY_TILE, end = (keys.end + KEY_TILE - 1) / KEY_TILE;
+    for (index t = first; t < end; ++t) {
+      choose(x, (from_last ? first + end - 1 - t : t) * KEY_TILE);
+      if (offsets.begin < offsets.end) run();
+    }
+  }
   // The keys that row i sees, from the tile's first.
   Range seen(index i) const {
     return {std::max<index>(0, low_[i] - j0), std::min<index>(width, high_[i] - j0)};
   }
+  bool sees(index i, index key) const { return key >= low_[i] && key < high_[i]; }
   index i0, rows, j0, width;
   Range keys, panels, offsets;
   Range panel_rows[KEY_TILE / PANEL];  // that see any key of the panel
@@ -157,6 +162,7 @@ class Logits {
       value_rows.set(x.value_rows + h * x.value_head, x.map.buckets, x.value_dim);
     if (x.line) line_.set(x, x.line_head ? h : 0);
     if (x.pairs.kind == DISTANCE) distance.begin_head(x.pairs, h);
+    if (x.pairs.kind == COUNTS) counts.begin(x.map);
   }
   void begin_row(const Problem& x, index b, index h, bool gradient) {
     group = h / (x.heads / x.groups);
@@ -184,8 +190,9 @@ class Logits {
       left.begin(left_rows, rows);
     }
   }
-  // Buckets of the chosen tile's visible pairs.
+  // Buckets of the chosen tile's visible pairs; all, where they do not go by offset.
   Range buckets(const Problem& x) const {
+    if (!x.map.bucket) return {0, x.map.buckets - 1};
     return {x.map.bucket[tile.offsets.begin - x.map.first],
             x.map.bucket[tile.offsets.end - 1 - x.map.first]};
   }
@@ -203,11 +210,51 @@ class Logits {
       left.multiply(left_rows, {left_tokens.data, left_tokens.ld, 1}, n.begin, n.end);
     }
   }
+  // Carry the sums of the chosen tile's rows on over its keys.
+  void carry_over(const Problem& x, const real* s, index ld) {
+    for (index i = 0; i < tile.rows; ++i) {
+      const Range see = tile.seen(i);
+      real& sum = carry.sums[i];
+      if (x.pairs.kind == COUNTS)
+        sum = counts.total(s + i * ld, see, sum);
+      else
+        sum = Sticks::total(s + i * ld, Sticks::before(see, tile.j0, tile.base[i]), sum);
+    }
+  }
+  // Weights of row i by stick breaking; the keys, in whole vectors, outside of which they are zero.
+  Range stick_row(real* s, index i) {
+    const Range see = Sticks::before(tile.seen(i), tile.j0, tile.base[i]);
+    const Range all{tile.panels.begin * PANEL, tile.panels.end * PANEL};
+    if (!see.size()) {
+      fill(s + all.begin, 0, all.size());
+      return {all.begin, all.begin};
+    }
+    carry.sums[i] = sticks.weigh(s, see, carry.sums[i]);
+    const Range whole{see.begin / VL * VL, round_up(see.end, VL)};
+    fill(s + all.begin, 0, whole.begin - all.begin);
+    fill(s + whole.end, 0, all.end - whole.end);
+    return whole;
+  }
+  index own(index i) const { return -index(tile.base[i]); }
+  // What row i's own key has of the stick, when the sums are those of all keys before it.
+  real rest(const Problem& x, index i) const {
+    if (!x.pairs.sizes[0] || !tile.sees(i, own(i)) || Sticks::none(carry.sums[i])) return 0;
+    return std::exp(carry.sums[i]);
+  }
+  // Whether the sums of all rows are so far that no key before makes a difference to them.
+  bool carried_out(const Problem& x) const {
+    for (index i = 0; i < tile.rows; ++i)
+      if (x.pairs.kind == COUNTS ? !counts.full(carry.sums[i]) : !Sticks::none(carry.sums[i])) return false;
+    return true;
+  }
   // The other summands of row i, for the keys [a, b) of the tile. Whole vectors from a on.
   void add_terms(const Problem& x, real* s, index i, Range see) {
     const index j = tile.j0 + see.begin, n = see.size();
     if (x.line) line_.add(x, s, tile.j0, see.begin, see.end, tile.base[i]);
-    if (x.left.rows) spread(x.map, left.row(i), j + tile.base[i], s + see.begin, n);
+    if (x.pairs.kind == COUNTS)
+      carry.sums[i] = counts.add(left.row(i), s, see, carry.sums[i]);
+    else if (x.left.rows)
+      spread(x.map, left.row(i), j + tile.base[i], s + see.begin, n);
     if (x.pairs.kind == DISTANCE) distance.add(s + see.begin, i, j + tile.base[i], n);
     if (column)
       for (index t = 0; t < n; t += VL)
@@ -221,6 +268,9 @@ class Logits {
   BucketTile left;
   RightTerm right;
   Distance distance;
+  Carry carry;
+  Counts counts;
+  Sticks sticks;
 
  private:
   Line line_;
