@@ -95,6 +95,24 @@ def test_a_tie_or_no_gain_means_not_to_stretch() -> None:
     assert "It gains nothing: at 32 bytes" in why
 
 
+def test_a_loss_that_is_surely_less_by_next_to_nothing_is_no_gain() -> None:
+    """A model that has learned nothing has about the same loss by every method."""
+    losses = {"direct": 6.385, "window": 6.386, "drope": 6.373, "yarn": 6.386}
+    found = study(**{key: reading(loss, 0.01) for key, loss in losses.items()})
+    blind = replace(
+        found,
+        findings=tuple(
+            replace(each, untuned=replace(each.untuned, needles={16: (0.01,), 32: (0.0,)}))
+            for each in found.findings
+            if each.untuned is not None
+        ),
+    )
+    key, why = choose(blind, tuned=False)
+    assert key is None
+    assert ", which is within 1% of not stretched (6.385) and a plain sliding window" in why
+    assert headline(blind)[0].startswith("Without any training, do not stretch: ")
+
+
 def test_one_method_that_was_asked_for_is_written_and_said_to_gain_nothing() -> None:
     found = study(**BASE, yarn=reading(4.2, 0.1))
     key, why = choose(found, tuned=False)

@@ -10,10 +10,13 @@ from posenc.evaluation.results import Findings, Reading, Study
 from posenc.experiments.statistics import Estimate, estimate
 from posenc.experiments.wording import listed
 
-__all__ = ["baselines", "best", "choose", "gap", "has_needles", "shortfall"]
+__all__ = ["TIE", "baselines", "best", "choose", "gap", "has_needles", "shortfall"]
 
 CLOSE = 0.05
 """A method may find so much smaller a share of needles than the best and still be chosen."""
+
+TIE = 0.01
+"""Losses that differ by no more than this share are level, however sure the difference."""
 
 LEARNED = 3.0
 """Needles count where the original finds so many times more than a guess."""
@@ -72,13 +75,14 @@ def baselines(study: Study) -> dict[str, str]:
 def shortfall(study: Study, key: str, *, tuned: bool) -> str:
     """Why a method gains nothing over some baseline, in a phrase; "" where it gains over all.
 
-    It gains where it is surely better by the deciding metric and finds surely no fewer needles, or
-    finds surely more of them (where these count) at no more loss; a plain sliding window, whose
-    loss few undercut, is also beaten by needles alone.
+    It gains where it is surely better by the deciding metric (of losses by more than ``TIE``) and
+    finds surely no fewer needles, or finds surely more of them (where these count) at no more loss;
+    a plain sliding window, whose loss few undercut, is also beaten by needles alone.
     """
     readings = {each.key: reading for each, reading in study.ranked(tuned=tuned)}
     chosen, metric, names = readings[key], study.deciding, baselines(study)
     level: list[str] = []
+    close: list[str] = []
     ahead: list[str] = []
     for name in names:
         base = readings.get(name)
@@ -86,11 +90,14 @@ def shortfall(study: Study, key: str, *, tuned: bool) -> str:
             continue
         difference = gap(base, chosen, lower=metric.lower)
         stands = 0 if difference is None or not difference.sure else _sign(difference.mean)
+        near = abs(base.of(metric)[study.goal] - chosen.of(metric)[study.goal])
+        tied = stands > 0 and metric.lower and near <= TIE * base.of(metric)[study.goal]
+        stands = 0 if tied else stands
         more = _more(study, chosen, base) if has_needles(study) else 0
         if (stands > 0 and more >= 0) or (more > 0 and (stands == 0 or name == WINDOW)):
             continue
-        (ahead if stands < 0 or more < 0 else level).append(name)
-    if not level and not ahead:
+        (ahead if stands < 0 or more < 0 else close if tied else level).append(name)
+    if not (level or close or ahead):
         return ""
 
     def figures(keys: Sequence[str]) -> str:
@@ -101,11 +108,16 @@ def shortfall(study: Study, key: str, *, tuned: bool) -> str:
     told += f"hold, has {metric.name} {metric.shown(chosen.of(metric)[study.goal])}"
     if has_needles(study):
         told += f" and finds {chosen.found(study.goal):.0%} of the needles"
-    if level:
-        told += f", which cannot be told from {figures(level)}"
-    if ahead:
-        told += f"{' and' if level else ','} {'' if level else 'which '}is worse than "
-        told += figures(ahead)
+    relations = [
+        f"{relation} {figures(names)}"
+        for relation, names in (
+            ("cannot be told from", level),
+            (f"is within {TIE:.0%} of", close),
+            ("is worse than", ahead),
+        )
+        if names
+    ]
+    told += ", which " + listed(relations)
     if study.causal and not has_needles(study):
         told += "; needles do not count, of which the model finds hardly more than a guess"
     return told

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from posenc.evaluation.candidates import WINDOW
-from posenc.evaluation.choosing import has_needles
+from posenc.evaluation.choosing import TIE, has_needles
 from posenc.evaluation.results import Study
 from posenc.experiments.wording import listed
 
@@ -20,9 +20,6 @@ EXPECTED: tuple[tuple[str, ...], ...] = (
     ("rerope", "self_extend"),
 )
 """From worst to best at twice the trained length, before any training."""
-
-TIE = 0.01
-"""Losses that differ by a smaller share of themselves are called equal."""
 
 
 def expectation(study: Study) -> list[str]:
