@@ -14,7 +14,7 @@ from posenc.encoding import (
 
 # Exported programs may call the operators of these two.
 from posenc.encodings.common import recurrence as _recurrence  # noqa: F401
-from posenc.encodings.common.ode import flow as _flow  # noqa: F401
+from posenc.encodings.common.ode import solutions as _solutions  # noqa: F401
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registration import register

@@ -320,3 +320,29 @@ def test_segments_meet_where_they_were_divided() -> None:
     with torch.no_grad():
         parts = [encoding.path(at(begin, end)) for begin, end in pairwise((0, 1, 63, 64, 66, 140))]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["rk4", "dopri5"])
+def test_compiled_code_stores_states(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode step takes one step; a change of weights and the limit drop what is stored."""
+    stack = blocks(2, method=method)
+    torch._dynamo.reset()
+    compiled = [
+        torch.compile(block.path, backend="eager", fullgraph=True, dynamic=True) for block in stack
+    ]
+    calls = count_evaluations(monkeypatch)
+    with torch.no_grad():
+        for scale in (1.0, 0.5):
+            stack[0].dynamics.second.weight *= scale
+            for block, path in zip(stack, compiled, strict=True):
+                calls.clear()
+                states = path(at(0, 200))
+                whole = len(calls)
+                torch.testing.assert_close(states, fresh(block, at(0, 200)))
+                calls.clear()
+                state = path(at(200, 201))
+                assert len(calls) <= (STAGES if method == "rk4" else whole // 2)
+                torch.testing.assert_close(state, fresh(block, at(200, 201)))
+        monkeypatch.setattr(solutions, "LIMIT", 1)
+        compiled[0](at(0, 9))
+    assert len(solutions.COMPILED._solutions) == 1

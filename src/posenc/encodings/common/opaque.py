@@ -26,14 +26,17 @@ class Trajectory(Protocol):
     ) -> Float[Tensor, "b L C"]: ...
 
 
-def opaque(name: str, compute: Trajectory) -> Trajectory:
+def opaque(name: str, compute: Trajectory, *, stored: Trajectory | None = None) -> Trajectory:
     """``compute`` as one operator ``posenc::name`` inside compiled graphs, called directly outside.
 
-    ``compute`` returns ``[b, L, C]`` in the positions' dtype; C is the length of ``weights[0]``.
+    ``stored`` gives the same values without a graph, from what earlier calls computed; the
+    operator's forward pass uses it. ``compute`` returns ``[b, L, C]`` in the positions' dtype; C
+    is the length of ``weights[0]``.
     """
 
     def forward(positions: Tensor, weights: list[Tensor], settings: str) -> Tensor:
-        return compute(positions, weights, settings).clone()
+        detached = [weight.detach() for weight in weights]
+        return (stored or compute)(positions.detach(), detached, settings).clone()
 
     def backward(
         gradient: Tensor, positions: Tensor, weights: list[Tensor], settings: str

@@ -18,11 +18,10 @@ from posenc.encodings.common.ode.flow import (
     Flow,
     Gradient,
     Method,
-    flow_at,
     load_solvers,
     vectors_at,
 )
-from posenc.encodings.common.ode.solutions import Solutions
+from posenc.encodings.common.ode.solutions import Solutions, flow_at
 from posenc.encodings.common.precision import widest
 from posenc.encodings.common.table import real_positions
 from posenc.entry import Citation, Claims, Entry
@@ -88,9 +87,10 @@ class Floater(EmbeddingEncoding):
     the sorted distinct times, in float64. Cost: C·E for each of ``max |t| / step`` sequential
     steps (set by the tolerance with "dopri5"), independent of the number of rows and tokens.
     Blocks that share the dynamics take fixed steps as one batch. Without a graph, solved states
-    are cached until a parameter changes, up to 128 MiB per stack, so decoding a token takes one
-    step; with "dopri5" states every 64 tokens are. With a graph, memory grows with the distinct
-    times and one state per 64 steps. At most 2^20 steps are taken.
+    are cached until a parameter changes, up to 128 MiB per stack (and per process for compiled
+    code), so decoding a token takes one step; with "dopri5" states every 64 tokens are. With a
+    graph, memory grows with the distinct times and one state per 64 steps. At most 2^20 steps are
+    taken.
 
     Differs from the official code, which has separate flows for queries, keys and values of a
     block after the projections; here one flow is added before them, as in the paper. ``R`` is the

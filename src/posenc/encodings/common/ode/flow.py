@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 from posenc.encodings.common.ode.field import Activation, Field
 from posenc.encodings.common.ode.runge_kutta import SEGMENT, TABLEAUS, Stepper, step
 from posenc.encodings.common.ode.trajectory import DIRECT, split, trajectory
-from posenc.encodings.common.opaque import opaque
 from posenc.errors import ArgumentError, LengthError
 from posenc.runtime import is_transformed
 
@@ -25,7 +24,6 @@ __all__ = [
     "Flow",
     "Gradient",
     "Method",
-    "flow_at",
     "load_solvers",
     "vectors_at",
 ]
@@ -99,6 +97,11 @@ class Flow:
     def to_text(self) -> str:
         """The fields as JSON, the form in which an operator takes them."""
         return json.dumps(asdict(self))
+
+    @classmethod
+    def of_text(cls, text: str) -> Flow:
+        """The settings from ``to_text``."""
+        return cls(**json.loads(text))
 
     def field(self, start: Float[Tensor, " C"], weights: Sequence[Tensor]) -> Field:
         """The equation with these weights."""
@@ -346,11 +349,3 @@ def vectors_at(
         velocity = flow.field(start, weights).velocity(times, vectors)
         vectors = vectors + (positions - times).unsqueeze(-1) * velocity
     return vectors
-
-
-def _compute(positions: Tensor, weights: Sequence[Tensor], settings: str) -> Tensor:
-    start, *learned = weights
-    return vectors_at(positions, start, learned, Flow(**json.loads(settings)))
-
-
-flow_at = opaque("flow", _compute)

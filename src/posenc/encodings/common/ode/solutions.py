@@ -7,28 +7,38 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import RLock
 from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from posenc.encodings.common.ode.flow import Flow
+from posenc.encodings.common.ode.flow import Flow, vectors_at
 from posenc.encodings.common.ode.runge_kutta import SEGMENT, Stepper
+from posenc.encodings.common.opaque import opaque
 from posenc.encodings.common.precision import widest
 
-__all__ = ["LIMIT", "Solutions", "Trajectory"]
+__all__ = ["LIMIT", "Solutions", "Trajectory", "flow_at"]
 
 LIMIT = 2**27
-"""Largest size in bytes of the states stored for one dynamics without a graph."""
+"""Largest size in bytes of the states stored without a graph: for one dynamics, and for all
+compiled code together."""
 
 
 class Trajectory(Protocol):
     """A block with its own initial value and a dynamics shared with other blocks."""
 
-    flow: Flow
-    start: nn.Parameter
+    @property
+    def flow(self) -> Flow:
+        """Equation and solver."""
+        ...
+
+    @property
+    def start(self) -> Tensor:
+        """``p(0)``."""
+        ...
 
     def weights(self) -> list[Tensor]:
         """Weight and bias of both layers."""
@@ -100,6 +110,12 @@ class Solutions:
 
     def __reduce__(self) -> tuple[type[Solutions], tuple[()]]:
         return Solutions, ()
+
+    @property
+    def nbytes(self) -> int:
+        """Size of what is stored, in bytes."""
+        last = 0 if self._last is None else self._last.states.nbytes
+        return self._recent.bytes + last + (0 if self._key is None else self._key.nbytes)
 
     def join(self, block: Trajectory) -> None:
         """Add ``block`` to the blocks that are solved together."""
@@ -230,3 +246,60 @@ def _matches(solved: Solved, numbers: Tensor, parameters: Sequence[Tensor], grap
         return False
     same = all(a is b for a, b in zip(solved.parameters, parameters, strict=True))
     return same and torch.equal(solved.numbers, numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """A trajectory whose weights are given as tensors, as an operator gets them."""
+
+    flow: Flow
+    start: Tensor
+    given: Sequence[Tensor]
+
+    def weights(self) -> list[Tensor]:
+        """Weight and bias of both layers."""
+        return list(self.given)
+
+
+class Compiled:
+    """Solutions for compiled code, which has the values of weights only.
+
+    By settings and initial value, least recently used ones dropped past ``LIMIT`` bytes; further
+    weights are compared by ``Solutions``.
+    """
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._solutions: OrderedDict[tuple[str, bytes], Solutions] = OrderedDict()
+
+    def at(self, positions: Tensor, weights: Sequence[Tensor], settings: str) -> Tensor:
+        """``p`` at any times, without a graph."""
+        start, *learned = weights
+        flow = Flow.of_text(settings)
+        block = Tensors(flow, start, learned)
+        key = (settings, start.cpu().numpy().tobytes())
+        with self._lock:
+            solutions = self._solutions.pop(key, None) or Solutions()
+            self._solutions[key] = solutions
+            if flow.method == "dopri5":
+                with solutions.bounds(block) as bounds:
+                    vectors = vectors_at(positions, start, learned, flow, bounds=bounds)
+            else:
+                reached = partial(solutions.reached, block)
+                vectors = vectors_at(positions, start, learned, flow, reached)
+            while len(self._solutions) > 1 and self._bytes() > LIMIT:
+                self._solutions.popitem(last=False)
+        return vectors
+
+    def _bytes(self) -> int:
+        return sum(solutions.nbytes for solutions in self._solutions.values())
+
+
+def _compute(positions: Tensor, weights: Sequence[Tensor], settings: str) -> Tensor:
+    start, *learned = weights
+    return vectors_at(positions, start, learned, Flow.of_text(settings))
+
+
+COMPILED = Compiled()
+
+flow_at = opaque("flow", _compute, stored=COMPILED.at)
