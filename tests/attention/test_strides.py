@@ -169,7 +169,7 @@ def test_memory_of_any_strides(name: str, form: str) -> None:
             plain = [x.clone(memory_format=torch.contiguous_format) for x in operands]
             expected = run(encoding, grid, plain[:3], plain[3], "reference")
             refusals = explain(*plain[:3], grid, encoding).refusals
-            for backend in ("sdpa", "tiled", "reference"):
+            for backend in ("sdpa", "native", "tiled", "reference"):
                 if backend in refusals:
                     continue
                 got = run(encoding, grid, operands[:3], operands[3], backend)
