@@ -43,9 +43,12 @@ class Grid:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.window < 1:
+        if self.window is not None and (isinstance(self.window, float) or self.window < 1):
             raise ArgumentError(
-                "window", expected="1 or more", got=self.window, remedy="Use None for no window."
+                "window",
+                expected="a whole number, 1 or more",
+                got=self.window,
+                remedy="Use None for no window.",
             )
         if self.query.axes != self.key.axes:
             raise ArgumentError(

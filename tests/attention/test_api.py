@@ -26,6 +26,8 @@ GOOD = {"q": heads(2, 4, 5, 8), "k": heads(2, 2, 5, 8), "v": heads(2, 2, 5, 8), 
 
 BAD = {
     "rank": ({"q": heads(4, 5, 8)}, r"q: expected shape \[B, heads, L, D\]"),
+    "no tensor": ({"q": [[1.0]]}, "q: expected a tensor, got list"),
+    "no grid": ({"grid": Layout.sequence(5)}, "grid: expected a Grid, got Layout"),
     "integers": ({"v": torch.ones(2, 2, 5, 8).long()}, "v: expected a floating dtype"),
     "dtypes": ({"k": heads(2, 2, 5, 8).double()}, "k: expected torch.float32 as q"),
     "devices": ({"k": heads(2, 2, 5, 8).to("meta")}, "k: expected cpu as q"),

@@ -76,9 +76,13 @@ def test_head_dim_and_bias_and_scale() -> None:
         ({"heads": 5, "encoding": Encoding()}, "a multiple of heads"),
         ({"kv_heads": 3}, "a multiple of kv_heads"),
         ({"heads": 0}, "1 or more"),
+        ({"dim": "16"}, "dim: expected a whole number"),
+        ({"window": 1.5}, "window: expected a whole number"),
+        ({"dropout": 1.0}, "dropout: expected a finite number, 0 or more, less than 1"),
+        ({"encoding": "rope"}, "encoding: expected Encoding"),
     ],
 )
-def test_heads_that_do_not_divide(options: dict[str, object], message: str) -> None:
+def test_sizes_that_do_not_fit(options: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make(**options)
 

@@ -132,6 +132,13 @@ BAD = [
         "equal batch sizes",
     ),
     (lambda: Layout.sequence(0), "length"),
+    (lambda: Layout.sequence(2.5), "length: expected a whole number"),  # type: ignore[arg-type]
+    (lambda: Layout.at([1.0]), "times: expected a tensor"),  # type: ignore[arg-type]
+    (lambda: Layout.from_attention_mask([[1]]), "mask: expected a"),  # type: ignore[arg-type]
+    (lambda: Layout([[1.0]], [[0]]), "positions: expected a tensor"),  # type: ignore[arg-type]
+    (lambda: Layout.padded([]), "lengths: expected one length per row"),
+    (lambda: Layout.padded([1.5], 2), "a whole number, 0 or more"),  # type: ignore[list-item]
+    (lambda: Grid.of(Layout.sequence(2), window=1.5), "window"),  # type: ignore[arg-type]
     (lambda: Layout.packed([]), "lengths"),
     (lambda: Layout.padded([4], 3), "lengths"),
     (lambda: Layout.padded([4], side="top"), "side"),

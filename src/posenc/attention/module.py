@@ -8,6 +8,7 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.arguments import Count, Length, Probability, Rate, Width, check
 from posenc.attention.api import attend, transformed
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.cache import LayerCache
@@ -83,12 +84,23 @@ class Attention(nn.Module):
         backend: str | Backend = "auto",
     ) -> None:
         super().__init__()
+        for name, domain, value in (
+            ("dim", Width, dim),
+            ("heads", Count, heads),
+            ("kv_heads", Count | None, kv_heads),
+            ("head_dim", Width | None, head_dim),
+            ("window", Length | None, window),
+            ("dropout", Probability, dropout),
+            ("scale", Rate | None, scale),
+            ("encoding", Encoding, encoding),
+        ):
+            check(name, domain, value)
         queries = encoding.queries(heads)
         kv_heads = queries if kv_heads is None else kv_heads
-        if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        if heads % kv_heads:
             raise ArgumentError(
                 "heads",
-                expected="a multiple of kv_heads, both 1 or more",
+                expected="a multiple of kv_heads",
                 got=f"{heads} and {kv_heads}",
                 remedy="Choose kv_heads among the divisors of heads.",
             )

@@ -125,6 +125,13 @@ def require_fit(
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise ArgumentError(
+                name,
+                expected="a tensor",
+                got=type(x).__name__,
+                remedy="Its shape is [B, heads, L, D].",
+            )
         if x.dim() != 4:
             raise ArgumentError(
                 name,
@@ -181,6 +188,13 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _check_grid(q: Tensor, k: Tensor, grid: Grid) -> None:
+    if not isinstance(grid, Grid):
+        raise ArgumentError(
+            "grid",
+            expected="a Grid",
+            got=type(grid).__name__,
+            remedy="Use Grid.of(layout, causal=…).",
+        )
     for name, side, x in (("query", grid.query, q), ("key", grid.key, k)):
         if side.length != x.shape[2]:
             raise ArgumentError(

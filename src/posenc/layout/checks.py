@@ -19,6 +19,7 @@ __all__ = [
     "require_length",
     "require_mask",
     "require_padded",
+    "require_tensor",
     "require_tensors",
 ]
 
@@ -31,12 +32,24 @@ TOKEN_FIELDS = {
 """Fields of a layout of shape ``[B|1, L]``, and their dtypes."""
 
 
+def require_tensor(name: str, value: object) -> None:
+    """Require a tensor."""
+    if not isinstance(value, Tensor):
+        raise ArgumentError(
+            name,
+            expected="a tensor",
+            got=type(value).__name__,
+            remedy="Use torch.tensor(…), or another constructor of Layout.",
+        )
+
+
 def require_tensors(positions: Tensor, token_fields: Mapping[str, Tensor | None]) -> None:
     """Require float32 or float64 positions ``[B|1, L, A]`` and fields ``[B|1, L]`` to match.
 
     Args:
         token_fields: by their names in ``TOKEN_FIELDS``.
     """
+    require_tensor("positions", positions)
     if positions.dim() != 3:
         raise ArgumentError(
             "positions",
@@ -56,6 +69,7 @@ def require_tensors(positions: Tensor, token_fields: Mapping[str, Tensor | None]
     for name, value in token_fields.items():
         if value is None:
             continue
+        require_tensor(name, value)
         rows.append(value.shape[0])
         if value.dim() != 2 or value.shape[1] != length:
             raise ArgumentError(
@@ -92,10 +106,13 @@ def require_finite(positions: Float[Tensor, "b L A"]) -> None:
         )
 
 
-def require_length(length: int) -> None:
-    """Require a length of at least 1."""
-    if length < 1:
-        raise ArgumentError("length", expected="1 or more", got=length, remedy="Drop empty rows.")
+def require_length(length: int, least: int = 1) -> None:
+    """Require a whole length of at least ``least``."""
+    if isinstance(length, (float, str)) or length < least:
+        expected = f"a whole number, {least} or more"
+        raise ArgumentError(
+            "length", expected=expected, got=length, remedy="Count tokens; drop empty rows."
+        )
 
 
 def require_documents(lengths: Sequence[int]) -> None:
@@ -108,21 +125,33 @@ def require_documents(lengths: Sequence[int]) -> None:
         require_length(length)
 
 
-def require_padded(lengths: Sequence[int], total: int, side: str) -> None:
-    """Require rows of at most ``total`` tokens, and side left or right."""
+def require_padded(lengths: Sequence[int], length: int | None, side: str) -> int:
+    """Require rows of at most ``length`` tokens, and side left or right.
+
+    Returns:
+        ``length``, by default the longest of ``lengths``.
+    """
+    if not lengths:
+        raise ArgumentError(
+            "lengths", expected="one length per row", got=lengths, remedy="Give at least 1."
+        )
     for count in lengths:
-        if not 0 <= count <= total:
-            raise ArgumentError(
-                "lengths", expected=f"0 to {total}", got=count, remedy="Raise `length`."
-            )
+        require_length(count, 0)
+    total = max(lengths) if length is None else length
+    if max(lengths) > total:
+        raise ArgumentError(
+            "lengths", expected=f"0 to {total}", got=max(lengths), remedy="Raise `length`."
+        )
     if side not in ("left", "right"):
         raise ArgumentError(
             "side", expected="'left' or 'right'", got=repr(side), remedy="Choose one."
         )
+    return total
 
 
 def require_mask(mask: Tensor) -> None:
     """Require an attention mask of 0 and 1 and of shape ``[B, L]``."""
+    require_tensor("mask", mask)
     if mask.dim() != 2 or (has_values(mask) and not bool(((mask == 0) | (mask == 1)).all())):
         raise ArgumentError(
             "mask",

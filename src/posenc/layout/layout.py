@@ -33,6 +33,7 @@ from posenc.layout.checks import (
     require_length,
     require_mask,
     require_padded,
+    require_tensor,
     require_tensors,
 )
 from posenc.layout.display import layout_html, layout_line
@@ -140,8 +141,7 @@ class Layout:
             side: ``"right"`` or ``"left"``.
             prefix: special tokens ([CLS]) before each row and its padding, not counted above.
         """
-        total = max(lengths) if length is None else length
-        require_padded(lengths, total, side)
+        total = require_padded(lengths, length, side)
         real = torch.tensor(lengths, device=device).unsqueeze(1)
         order = torch.arange(total, device=device).unsqueeze(0)
         if side == "left":
@@ -218,6 +218,7 @@ class Layout:
         Raises:
             ArgumentError: for NaN, infinity or an integer beyond 2^53, on any device.
         """
+        require_tensor("times", times)
         if times.dim() not in (1, 2, 3):
             raise ArgumentError(
                 "times", expected="1, 2 or 3 dimensions", got=times.dim(), remedy="See Layout.at."
