@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from posenc.models import Decoder, DecoderConfig
 from posenc.registry import ENCODINGS
 from posenc.testing import Subject
 from posenc.testing.client_laws import (
@@ -38,3 +39,13 @@ def test_quantisation_is_near(name: str) -> None:
 
 def test_two_processes_train_as_one() -> None:
     assert broken_in_parallel(TRAINABLE) == {}
+
+
+@pytest.mark.parametrize("name", ["shaw", "contextual"])
+def test_adapters_find_projections_where_an_encoding_has_parts_of_their_names(name: str) -> None:
+    peft = pytest.importorskip("peft")
+    config = DecoderConfig(vocabulary=9, dim=16, heads=2, layers=1, max_length=16, encoding=name)
+    decoder = Decoder(config)
+    targets = [f"attention.{projection}" for projection in ("query", "key", "value")]
+    adapted = peft.get_peft_model(decoder, peft.LoraConfig(r=2, target_modules=targets))
+    assert sum("lora_A" in key for key, _ in adapted.named_parameters()) == 3

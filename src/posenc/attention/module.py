@@ -44,6 +44,9 @@ class Context:
 class Attention(nn.Module):
     """Multi-head attention with any positional encoding, self or cross, cached or whole.
 
+    In posenc's models adapters find its projections by ``attention.query``, ``attention.key`` and
+    ``attention.value``; ``value`` alone is also the name of a part of some encodings.
+
     Args:
         dim: width C of the model.
         heads: query heads H.
