@@ -1,5 +1,27 @@
-"""Worker processes of comparisons start fast."""
+"""Worker processes that start fast; the sample comparison, drawn and written once."""
 
+from __future__ import annotations
+
+import pytest
+
+from posenc.experiments.report import ReportFiles, write_report
+from posenc.experiments.report.charts import draw_charts
+from posenc.experiments.summary import summarise
+from posenc.visualization.charts import Chart
 from tests.support.commands import forked_workers
+from tests.support.samples import sample
 
 __all__ = ["forked_workers"]
+
+
+@pytest.fixture(scope="session")
+def charts() -> list[Chart]:
+    """The charts of the sample comparison."""
+    comparison = sample()
+    return draw_charts(comparison, summarise(comparison))
+
+
+@pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory) -> ReportFiles:
+    """The files of the report on the sample comparison."""
+    return write_report(sample(), tmp_path_factory.mktemp("sample") / "report")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import altair as alt
 import pandas as pd
 import pytest
 import vl_convert
 
-from posenc.experiments.report import write_report
 from posenc.experiments.report.bounds import bounds_of, interval
 from posenc.experiments.report.charts import draw_charts
+from posenc.experiments.report.page import render_page
 from posenc.experiments.statistics import estimate
 from posenc.experiments.summary import summarise
 from posenc.visualization.axes import Bounds, value_axis
+from posenc.visualization.charts import Chart
 from tests.support.samples import ACCURACY, LOSS, sample
 
 RANGES = {
@@ -95,16 +95,14 @@ def test_no_band_and_no_tick_leaves_what_is_possible() -> None:
         assert set(domains) == {f"{low}, 1.0"}
 
 
-def test_seeds_are_dots() -> None:
-    comparison = sample()
-    spec = draw_charts(comparison, summarise(comparison))[0].spec
+def test_seeds_are_dots(charts: list[Chart]) -> None:
+    spec = charts[0].spec
     (dots,) = [layer for layer in spec["layer"] if layer["mark"]["type"] == "circle"]
     assert len(spec["datasets"][dots["data"]["name"]]) == 3 * (6 * 4 + 1)
 
 
-def test_charts_are_told_in_words() -> None:
-    comparison = sample()
-    headline, *_ = draw_charts(comparison, summarise(comparison))
+def test_charts_are_told_in_words(charts: list[Chart]) -> None:
+    headline, *_ = charts
     assert headline.spec["description"] == headline.text
     for words in (
         "Loss on the same bytes. bits per byte against context length (bytes).",
@@ -115,8 +113,9 @@ def test_charts_are_told_in_words() -> None:
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_the_finding_is_the_heading(tmp_path: Path, complete: bool) -> None:
-    page = write_report(sample(complete=complete), tmp_path / "report").page.read_text()
+def test_the_finding_is_the_heading(charts: list[Chart], complete: bool) -> None:
+    comparison = sample(complete=complete)
+    page = render_page(comparison, summarise(comparison), charts)
     (heading,) = re.findall("<h1>(.*?)</h1>", page)
     assert heading.startswith("alibi holds up at 512")
     assert page.count(heading) == 1

@@ -9,19 +9,22 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import altair as alt
 import pytest
 
 from posenc.errors import OutputError
-from posenc.experiments.report import write_report
+from posenc.experiments.report import ReportFiles, write_report
 from posenc.experiments.report.charts import draw_charts
+from posenc.experiments.report.page import render_page
 from posenc.experiments.results import Comparison
 from posenc.experiments.summary import summarise
+from posenc.visualization.charts import Chart
 from tests.support.samples import ACCURACY, sample
 
 
-def test_files(tmp_path: Path) -> None:
-    files = write_report(sample(), tmp_path / "report")
-    assert files.page == tmp_path / "report" / "index.html"
+def test_files(report: ReportFiles) -> None:
+    files = report
+    assert files.page == files.page.parents[1] / "report" / "index.html"
     for path in (files.page, *files.pictures, *files.tables):
         assert path.stat().st_size > 500, path
     assert {path.name for path in files.pictures} == {
@@ -36,19 +39,19 @@ def test_files(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["subject"] for row in rows][:2] == ["rope|window=64", "alibi"]
     assert float(rows[1]["loss@512"]) == pytest.approx(2.87, abs=0.05)
-    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+    assert [path.name for path in files.page.parents[1].iterdir()] == ["report"]
 
 
-def test_page_stands_alone(tmp_path: Path) -> None:
-    page = write_report(sample(), tmp_path / "report").page.read_text()
+def test_page_stands_alone(report: ReportFiles) -> None:
+    page = report.page.read_text()
     own = re.sub(r"<script>.*?</script>", "", page, flags=re.S)
     assert not re.search(r"""(src|href)\s*=\s*["']?https?:""", own)
     assert "default-src 'none'" in own
     assert len(page) < 3_000_000
 
 
-def test_page_says_what_was_found_and_how_to_get_it_again(tmp_path: Path) -> None:
-    page = write_report(sample(), tmp_path / "report").page.read_text()
+def test_page_says_what_was_found_and_how_to_get_it_again(report: ReportFiles) -> None:
+    page = report.page.read_text()
     assert page.index("alibi holds up at 512") < page.index('id="table"') < page.index("chart-")
     assert "posenc compare --encodings rope,alibi,t5 --out &lt;demo&gt;" in page
     assert "ab" * 32 in page
@@ -56,7 +59,7 @@ def test_page_says_what_was_found_and_how_to_get_it_again(tmp_path: Path) -> Non
     assert "cannot" in page
 
 
-def test_page_adapts_to_accuracies_and_generated_data(tmp_path: Path) -> None:
+def test_page_adapts_to_accuracies_and_generated_data() -> None:
     base = sample(metric=replace(ACCURACY, learned=0.8))
     never = tuple(replace(m, value=0.0) if m.subject == "nope" else m for m in base.measurements)
     corpus = replace(base.provenance.corpus, files=0, train_bytes=0, name="symbols, generated")
@@ -70,7 +73,9 @@ def test_page_adapts_to_accuracies_and_generated_data(tmp_path: Path) -> None:
         expectation="T5 holds (Kazemnejad et al. 2023).",
         length_unit="symbols",
     )
-    page = write_report(comparison, tmp_path / "report").page.read_text()
+    summary = summarise(comparison)
+    charts = draw_charts(comparison, summary)
+    page = render_page(comparison, summary, charts)
     for words in (
         "Trained at 64 symbols",
         "Expected from the literature:</b> T5 holds (Kazemnejad et al. 2023).",
@@ -80,7 +85,7 @@ def test_page_adapts_to_accuracies_and_generated_data(tmp_path: Path) -> None:
         "symbols = 64",
     ):
         assert words in page, words
-    change = {chart.key: chart for chart in draw_charts(comparison, summarise(comparison))}
+    change = {chart.key: chart for chart in charts}
     assert "in points of a hundred" in change["change"].guide
     assert "'+' + format(datum.value, '.0%')" in json.dumps(change["change"].spec)
     assert "\"format(datum.value, '.0%')" in json.dumps(change["headline"].spec)
@@ -101,10 +106,10 @@ def test_other_comparisons(comparison: Comparison, tmp_path: Path) -> None:
     assert write_report(comparison, tmp_path / "report").page.exists()
 
 
-def test_a_subject_has_one_colour_in_all_charts() -> None:
+def test_a_subject_has_one_colour_in_all_charts(charts: list[Chart]) -> None:
     comparison = sample()
     seen: dict[str, set[str]] = {}
-    for chart in draw_charts(comparison, summarise(comparison)):
+    for chart in charts:
         for scale in re.findall(r'"color": (\{"field": "subject".*?\]\})', json.dumps(chart.spec)):
             domain, colours = re.findall(r'"(?:domain|range)": (\[.*?\])', scale)
             for name, colour in zip(json.loads(domain), json.loads(colours), strict=True):
@@ -112,6 +117,11 @@ def test_a_subject_has_one_colour_in_all_charts() -> None:
     assert len(seen) == len(comparison.subjects)
     assert all(len(colours) == 1 for colours in seen.values())
     assert len({next(iter(colours)) for colours in seen.values()}) == len(seen)
+
+
+def test_charts_keep_the_schema_of_vega_lite(charts: list[Chart]) -> None:
+    for chart in charts:
+        alt.LayerChart.from_dict(chart.spec)
 
 
 def test_legends_show_what_is_drawn() -> None:
@@ -137,7 +147,8 @@ def test_legends_show_what_is_drawn() -> None:
 
 def test_no_change_is_drawn_from_nothing() -> None:
     """A translator that gets no word right scores 0 at the training length."""
-    base = sample()
+    base = sample(seeds=(0,))
+    base = replace(base, measurements=tuple(m for m in base.measurements if m.metric == "loss"))
 
     def without(*subjects: str) -> list[str]:
         nothing = tuple(
@@ -173,8 +184,8 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
         write_report(sample(), tmp_path)
     assert (tmp_path / "mine").read_text() == "x"
     report = tmp_path / "report"
-    write_report(sample(), report)
-    write_report(sample(seeds=(0,)), report, overwrite=True)
+    write_report(replace(sample(), measurements=(), runs=()), report)
+    write_report(sample(seeds=(0,), lengths=(64,)), report, overwrite=True)
     assert "One seed only" in (report / "index.html").read_text()
 
 
@@ -196,7 +207,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("posenc.experiments.report.files.write_bytes", guarded)
     old = tmp_path / "report"
     with pytest.raises(OutputError, match="No space"):
-        write_report(sample(), old)
+        write_report(sample(seeds=(0,), lengths=(64,)), old)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from posenc.evaluation.report.page import write_study
-from posenc.experiments.report import write_report
+from posenc.experiments.report import ReportFiles
 from tests.support.browsing import CHROMIUM, CONTRAST, Visit, browser
-from tests.support.samples import sample, stretched_sample
+from tests.support.samples import stretched_sample
 
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -22,8 +22,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(sample(), tmp_path_factory.mktemp("browser") / "report").page
+def comparison(report: ReportFiles) -> Path:
+    return report.page
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +31,18 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_study(stretched_sample(), tmp_path_factory.mktemp("browser") / "study")
 
 
-@pytest.fixture(scope="module", params=["report", "study"])
+@pytest.fixture(scope="module", params=["comparison", "study"])
 def page(request: pytest.FixtureRequest) -> Path:
     found: Path = request.getfixturevalue(request.param)
     return found
 
 
 def test_draws_everything_without_network_or_errors(
-    browser: playwright.Browser, report: Path
+    browser: playwright.Browser, comparison: Path
 ) -> None:
-    visit = Visit(browser, report, "html[data-drawn]")
+    visit = Visit(browser, comparison, "html[data-drawn]")
     assert visit.troubles == []
-    assert visit.requests == [report.as_uri()]
+    assert visit.requests == [comparison.as_uri()]
     assert visit.page.locator(".chart svg").count() == 6
     # Seven subjects less the one that cannot be tested make lines in the first chart.
     assert visit.page.locator("#chart-headline .mark-line path").count() == 7
@@ -50,8 +50,8 @@ def test_draws_everything_without_network_or_errors(
     visit.page.close()
 
 
-def test_hovering_shows_the_numbers(browser: playwright.Browser, report: Path) -> None:
-    visit = Visit(browser, report, "html[data-drawn]")
+def test_hovering_shows_the_numbers(browser: playwright.Browser, comparison: Path) -> None:
+    visit = Visit(browser, comparison, "html[data-drawn]")
     points = visit.page.locator("#chart-headline .mark-symbol.role-mark path")
     points.last.scroll_into_view_if_needed()
     points.last.hover(force=True)
@@ -64,8 +64,8 @@ def test_hovering_shows_the_numbers(browser: playwright.Browser, report: Path) -
     visit.page.close()
 
 
-def test_clicking_a_name_singles_it_out(browser: playwright.Browser, report: Path) -> None:
-    visit = Visit(browser, report, "html[data-drawn]")
+def test_clicking_a_name_singles_it_out(browser: playwright.Browser, comparison: Path) -> None:
+    visit = Visit(browser, comparison, "html[data-drawn]")
     chart = visit.page.locator("#chart-headline")
     chart.locator(".role-legend-entry text", has_text="alibi").first.click()
     visit.page.wait_for_function(
@@ -76,8 +76,10 @@ def test_clicking_a_name_singles_it_out(browser: playwright.Browser, report: Pat
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_legible_in_both_schemes(browser: playwright.Browser, report: Path, scheme: str) -> None:
-    visit = Visit(browser, report, "html[data-drawn]", color_scheme=scheme)
+def test_legible_in_both_schemes(
+    browser: playwright.Browser, comparison: Path, scheme: str
+) -> None:
+    visit = Visit(browser, comparison, "html[data-drawn]", color_scheme=scheme)
     assert visit.page.evaluate("document.documentElement.dataset.drawn") == scheme
     for selector in ("p", "td", "th", ".verdict", ".role-axis text", ".role-legend-entry text"):
         ratios = visit.page.evaluate(CONTRAST, selector)
@@ -86,8 +88,8 @@ def test_legible_in_both_schemes(browser: playwright.Browser, report: Path, sche
     visit.page.close()
 
 
-def test_charts_follow_a_change_of_scheme(browser: playwright.Browser, report: Path) -> None:
-    visit = Visit(browser, report, "html[data-drawn]", color_scheme="light")
+def test_charts_follow_a_change_of_scheme(browser: playwright.Browser, comparison: Path) -> None:
+    visit = Visit(browser, comparison, "html[data-drawn]", color_scheme="light")
     visit.page.emulate_media(color_scheme="dark")
     visit.page.wait_for_selector("html[data-drawn=dark]")
     assert min(visit.page.evaluate(CONTRAST, ".role-axis text")) >= 4.5
@@ -162,11 +164,11 @@ def test_paper_keeps_headings_with_what_follows(browser: playwright.Browser, pag
     visit.page.close()
 
 
-def test_the_command_can_be_copied(browser: playwright.Browser, report: Path) -> None:
+def test_the_command_can_be_copied(browser: playwright.Browser, comparison: Path) -> None:
     context = browser.new_context()
     page = context.new_page()
     context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.goto(report.as_uri())
+    page.goto(comparison.as_uri())
     page.wait_for_selector("html[data-drawn]")
     page.click("#copy")
     page.wait_for_function("document.querySelector('#copy').textContent === 'Copied'")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from posenc.codec import from_plain, to_plain
@@ -229,7 +230,7 @@ class Comparison:
         import pandas as pd
 
         columns = [field.name for field in fields(Measurement)]
-        return pd.DataFrame([asdict(m) for m in self.measurements], columns=columns)
+        return pd.DataFrame(map(attrgetter(*columns), self.measurements), columns=columns)
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain JSON values."""

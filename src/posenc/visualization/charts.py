@@ -65,5 +65,6 @@ def picture_files(charts: Iterable[Chart]) -> Iterator[tuple[str, bytes]]:
     """Names and contents of the charts' PNG and SVG files."""
     for chart in charts:
         spec = chart.spec | {"width": PICTURE_WIDTH, "title": chart.title, "config": LIGHT}
-        yield f"{chart.key}.png", vl_convert.vegalite_to_png(spec, scale=2)
-        yield f"{chart.key}.svg", vl_convert.vegalite_to_svg(spec).encode()
+        svg = vl_convert.vegalite_to_svg(spec)
+        yield f"{chart.key}.png", vl_convert.svg_to_png(svg, scale=2)
+        yield f"{chart.key}.svg", svg.encode()

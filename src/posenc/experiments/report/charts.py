@@ -298,7 +298,9 @@ class _Artist:
         return [rule, text.encode(x=alt.value("width"), text="label:N")]
 
     def _make(self, key: str, title: str, guide: str, chart: Any, text: str) -> Chart:
-        spec = chart.properties(width="container", height=320, description=text).to_dict()
+        spec = chart.properties(width="container", height=320, description=text).to_dict(
+            validate=False
+        )
         spec.pop("config", None)
         return Chart(key, title, guide, spec, text)
 
