@@ -53,8 +53,8 @@ class Sandwich(OffsetBias):
         wide = wider(offset)
         frequencies = geometric_frequencies(self.width // 2, self.width, self.base, like=wide)
         similarity = torch.zeros_like(offset)
-        for frequency in frequencies.unbind():  # a frequency at a time, to hold no Q×K×d̄
-            similarity = similarity + angles_at(offset, frequency).cos()
+        for part in torch.split(frequencies, self.heads):  # holds no more at a time than the result
+            similarity = similarity + angles_at(offset.unsqueeze(-1), part).cos().sum(-1)
         heads = torch.arange(1, self.heads + 1, dtype=offset.dtype, device=offset.device)
         ratios = (heads * (8 / self.heads)).view(-1, *(1,) * offset.dim())
         return similarity / ratios
