@@ -59,7 +59,7 @@ def settings_of(name: str, folder: Path) -> Settings:
     entry = TASKS[name]
     changes: dict[str, Any] = dict(entry.sample)
     if entry.reads_text and name != "word_order":
-        rows = (f"{'ab ' * (i % 5 + 1)}{i}\t{i} {'BA ' * (i % 5 + 1)}\n" for i in range(20_000))
+        rows = (f"{'ab ' * (i % 5 + 1)}{i}\t{i} {'BA ' * (i % 5 + 1)}\n" for i in range(2_000))
         changes["text"] = folder / "text.tsv"
         changes["text"].write_text("".join(rows))
     return Settings(

@@ -251,7 +251,7 @@ def test_who_acts_follows_from_the_sentence() -> None:
 
 def test_who_sees_no_order_tells_no_pair_apart(tmp_path: Path) -> None:
     """The control that must fail does, exactly; an encoding succeeds in the same few steps."""
-    task, settings = made("word_order", tmp_path, width=32, heads=4, batch=32, steps=150)
+    task, settings = made("word_order", tmp_path, width=32, heads=4, batch=16, steps=120)
     failing = trained(task, settings, "nope", tmp_path)
     assert {failing["accuracy", x] for x in task.lengths} == {0.5}
     assert {failing["pairs", x] for x in task.lengths} == {0.0}
