@@ -139,6 +139,15 @@ def _items(value: Any, kind: Any) -> Any:
     return items if get_origin(kind) is list else tuple(items)
 
 
+def _has_whole_keys(kind: Any) -> bool:
+    return get_origin(kind) is Mapping and get_args(kind)[0] is int
+
+
+def _by_whole_keys(value: Any, kind: Any) -> dict[int, Any]:
+    """A mapping from whole numbers, which JSON objects have as strings."""
+    return {int(key): PLAIN.structure(item, get_args(kind)[1]) for key, item in value.items()}
+
+
 def _items_of_text(text: str, kind: Any) -> tuple[Any, ...]:
     items = (item.strip() for item in text.strip("()[]").split(","))
     return tuple(_read(item, get_args(kind)[0]) for item in items if item)
@@ -158,6 +167,7 @@ for one in (bool, int, str):
     PLAIN.register_structure_hook(one, _exact(one))
 PLAIN.register_structure_hook(float, _exact(int, float))
 PLAIN.register_structure_hook_func(_is_sequence, _items)
+PLAIN.register_structure_hook_func(_has_whole_keys, _by_whole_keys)
 TEXT.register_structure_hook(bool, lambda text, _: TRUTHS[text.lower()])
 TEXT.register_structure_hook_func(_is_sequence, _items_of_text)
 TEXT.register_structure_hook_func(_is_optional, _optional_of_text)

@@ -151,7 +151,7 @@ def test_longrope_is_searched_on_the_text(
     assert written["long_factor"] == pytest.approx(best)
     code, _, said = posenc(*arguments, "--search", "-1", "--out", tmp_path / "again")
     assert code == 2
-    assert "--search: expected 0 or more" in said
+    assert "--search: expected a whole number, 0 or more" in said
 
 
 def test_evaluate_reads_what_only_posenc_knows(
@@ -242,7 +242,7 @@ def _missing_shard(folder: Path) -> None:
         (None, ("--method", ","), "--method: expected a method"),
         (None, ("--method", "segments"), "a method that a checkpoint can hold"),
         (None, ("--search", "9"), "longrope among the methods"),
-        (None, ("--finetune-steps", "-1"), "--finetune-steps: expected 0 or more"),
+        (None, ("--finetune-steps", "-1"), "--finetune-steps: expected a whole number, 0 or more"),
         (None, ("--positions", "odd"), "--positions"),
         (None, ("--factor", "4000"), "text: expected at least"),
         (None, ("--text", "/no/such/file"), "nothing there"),

@@ -18,7 +18,7 @@ from posenc.evaluation.images import ImageSource
 from posenc.evaluation.report.page import write_study
 from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
 from posenc.evaluation.suites.images import images_for, sides
-from posenc.evaluation.verdict import at, findings, headline, setting
+from posenc.evaluation.verdict import findings, headline, setting
 from posenc.models import ImageConfig, ImageEncoder, VisionTransformer
 
 SIDE, PATCH = 8, 4
@@ -180,7 +180,7 @@ def test_every_way_of_resampling_is_measured_beside_the_original(outcome: Extens
 def test_what_is_said_of_it(outcome: ExtensionResult, tmp_path: Path) -> None:
     study = outcome.study
     assert "was shown 20 images of images.npz at 8, 12, 16 pixels" in setting(study)
-    assert at(study, 16) == "16 pixels a side"
+    assert study.at(16) == "16 pixels a side"
     told = " ".join(headline(study))
     assert "do not stretch" in told
     assert "scaled to 8" in told
@@ -215,7 +215,7 @@ def test_other_shapes_and_features_alone(tmp_path: Path) -> None:
     assert study.lengths == (8, 16, 20)
     assert study.labels == {16: "8×16", 20: "12×20"}
     assert study.factor == 2.5
-    assert at(study, 20) == "12×20 pixels"
+    assert study.at(20) == "12×20 pixels"
     assert "12×20" in write_study(study, tmp_path / "report").read_text()
     two = [method, Method.parse("interpolate")]
     with pytest.raises(ArgumentError, match="one size of images, got 3×5 cells, 8×8 cells"):

@@ -29,8 +29,7 @@ from posenc.evaluation.study import ExtensionResult, evaluate, measure_extension
 from posenc.evaluation.suites.needles import ByteNeedles, letters
 from posenc.evaluation.suites.next_token import NextTokenSuite, lengths_to
 from posenc.evaluation.texts import Text, read_ids
-from posenc.evaluation.verdict import findings, headline
-from posenc.evaluation.verdict_next_token import expectation
+from posenc.evaluation.verdict import expectation, findings, headline
 from posenc.extension import Misfit
 from posenc.models import Decoder, DecoderConfig
 
@@ -345,7 +344,7 @@ def test_a_damaged_state_is_named(model: Decoder, text: Text, tmp_path: Path) ->
     methods, none = [Method.parse("yarn")], Tuning(steps=0)
     measure_extensions(checkpoint, text, methods, factor=2, tuning=none, state=state)
     plain = json.loads(state.read_text())
-    del plain["readings"]["direct"]["untuned"]["windows"]
+    del plain["readings"]["direct"]["untuned"]["per_second"]
     state.write_text(json.dumps(plain))
     with pytest.raises(CheckpointError, match="the readings of a study"):
         measure_extensions(checkpoint, text, methods, factor=2, tuning=none, state=state)

@@ -355,7 +355,7 @@ MUTATIONS = [
         choosing._more, "shares[0] - shares[1]", "shares[1] - shares[0]", stretching_must_gain
     ),
     Mutation(choosing.choose, "if missing and not always", "if False", stretching_must_gain),
-    Mutation(choosing._writable, "if each.writable", "", stretching_must_gain),
+    Mutation(choosing._writable, "if pair[0].writable", "", stretching_must_gain),
     Mutation(
         choosing.best, "most - CLOSE", "most", close_shares_of_needles_leave_the_choice_to_loss
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 from torch import nn
 
 from posenc.codec import parse_options
-from posenc.encoding import Encoding
 from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.encodings.query_key.rope import Rope
@@ -26,51 +26,38 @@ from posenc.extension import (
 )
 from posenc.models.replacing import encodings_of, with_encodings, with_window
 
-__all__ = [
-    "ALL",
-    "CUT",
-    "SCALED",
-    "WINDOW",
-    "Candidate",
-    "Method",
-    "candidates_by",
-    "decoder_candidates",
-    "extended_by",
-    "methods_for",
-]
+__all__ = ["CUT", "SCALED", "WINDOW", "Candidate", "Method", "candidates_by", "methods_for"]
 
 ALL = "all"
 
 WINDOW, CUT, SCALED = "window", "cut", "scaled"
-"""The baselines: attention, texts or the size of images cut to what was trained at."""
+"""Baselines: attention, texts or images limited to the trained length or size."""
 
-SHORT = 1024
-"""Below so many trained tokens YaRN's defaults do not mean what they say."""
-
-SHORT_YARN = "yarn@alpha=0.5@beta=4"
+SHORT, SHORT_YARN = 1024, "yarn@alpha=0.5@beta=4"
+"""Trained lengths below which ``all`` also tries YaRN with a ramp for short ones."""
 
 TEXT_TABLES = (
     *("interpolate@prefix=1", "hierarchical@prefix=1", "random_tail@prefix=1", "segments"),
     *("interpolate+log_n@prefix=1", "hierarchical+log_n@prefix=1"),
 )
-"""The methods of ``all`` for a table of positions in a text, whose first row is that of [CLS]."""
+"""Methods of ``all`` for tables of text positions, whose first row is that of [CLS]."""
 
 IMAGE_TABLES = (
     *("interpolate", "interpolate@antialias=True", "interpolate@mode=bilinear"),
     "interpolate@align=corners",
 )
-"""The methods of ``all`` for a table of positions in an image."""
+"""Methods of ``all`` for tables of image positions."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method with its options, as ``yarn``, ``yarn@alpha=0.5@beta=4`` or ``rerope+log_n``.
+    """An extension method with options, such as ``yarn@alpha=0.5@beta=4`` or ``rerope+log_n``.
 
     Args:
-        spec: as it was written.
+        spec: as written.
         name: of the method, or several joined by ``+``.
         options: of these.
-        notes: where its options come from, in sentences; maybe none.
+        notes: sentences on the origin of its options.
     """
 
     spec: str
@@ -80,11 +67,11 @@ class Method:
 
     @classmethod
     def parse(cls, spec: str) -> Method:
-        """The method called ``spec``.
+        """Parse a method.
 
         Raises:
-            UnknownNameError: on a method or option that does not exist.
-            ArgumentError: on a value out of its option's domain.
+            UnknownNameError: for an unknown method or option.
+            ArgumentError: for a value outside its option's domain.
         """
         name, *changes = spec.split("@")
         parts = name.split("+")
@@ -101,29 +88,27 @@ class Method:
 
     @property
     def of_model(self) -> bool:
-        """Whether it changes how a model is run, rather than its encodings."""
+        """True if it changes how a model is run, not its encodings."""
         return any(entry.level == "model" for entry in self.entries)
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A model to be measured, or the reason why there is none.
+    """A model to measure, or the reason why there is none.
 
     Args:
-        key: the method as it was written, ``direct``, or ``window``.
-        role: ``"method"`` or ``"baseline"``.
-        method: None for the window.
-        model: extended; its weights are shared with the original.
+        key: the method as written, or the name of a baseline.
+        model: the extended model, which shares weights with the original.
+        method: None for a baseline other than ``direct``.
         refusal: why there is no model.
         advice: notes on the method at this length and factor.
-        factor: by which its length grows; None: by the factor of the study.
-        limit: the longest input it is given; longer ones are cut.
+        factor: extension of the length; by default that of the study.
+        limit: maximum input length; longer inputs are cut.
     """
 
     key: str
-    role: str
-    method: Method | None
     model: nn.Module | None
+    method: Method | None = None
     refusal: str = ""
     advice: tuple[str, ...] = ()
     factor: float | None = None
@@ -131,21 +116,23 @@ class Candidate:
 
     @property
     def trainable(self) -> bool:
-        """Whether it can be fine-tuned."""
+        """True if it can be fine-tuned."""
         return self.model is not None and (self.method is None or not self.method.of_model)
 
     @property
     def writable(self) -> bool:
-        """Whether a checkpoint can hold it."""
-        held = self.model is not None and self.method is not None and not self.method.of_model
-        return self.role == "method" and held
+        """True if a checkpoint can hold it."""
+        if self.model is None or self.method is None or self.method.name == "direct":
+            return False
+        return not self.method.of_model
 
     @property
     def findings(self) -> Findings:
         """The findings on it before it is measured."""
+        baseline = self.method is None or self.method.name == "direct"
         return Findings(
             key=self.key,
-            role=self.role,
+            role="baseline" if baseline else "method",
             claims=() if self.method is None else tuple(map(_claimed, self.method.entries)),
             advice=self.advice,
             refusal=self.refusal,
@@ -155,32 +142,31 @@ class Candidate:
 
     @property
     def served(self) -> str:
-        """The ``rope_type`` that transformers runs it as, or ``table``; empty: only posenc runs it.
+        """The ``rope_type`` that transformers runs it as, or ``table``; empty: posenc only.
 
-        LongRoPE's says any division of frequencies.
+        Any other division of frequencies is ``longrope``.
         """
         if self.model is None or self.method is None or self.method.of_model:
             return ""
-        if _only_table(encodings_of(self.model)[0]):
-            return "table"
-        if len(self.method.entries) == 1 and self.method.entries[0].claims.transformers:
-            return self.method.entries[0].claims.transformers
         encoding = encodings_of(self.model)[0]
+        if [type(part) for part in encoding.parts()] in ([Learned], [Learned2d]):
+            return "table"
+        known = self.method.entries[0].claims.transformers
+        if len(self.method.entries) == 1 and known:
+            return known
         divided = type(encoding.query_key) is Rope and encoding.query_key.divisors is not None
         return "longrope" if divided and encoding.score is None else ""
 
 
 def methods_for(names: str, model: nn.Module, *, length: int) -> list[Method]:
-    """The methods that a list of names joined by commas stands for; ``all``: every one that fits.
-
-    At short trained lengths ``all`` has YaRN also with a ramp that fits them.
+    """The methods in a comma-separated list; ``all`` stands for every one that fits.
 
     Raises:
-        UnknownNameError: on a method or option that does not exist.
-        Misfit: on a method that does not fit the model's encoding.
-        ArgumentError: when there is none.
+        UnknownNameError: for an unknown method or option.
+        ArgumentError: for an empty list.
     """
-    listed = _listed(names)
+    # commas in brackets are part of an option
+    listed = [name.strip() for name in re.split(r",(?![^(\[]*[)\]])", names) if name.strip()]
     encoding = encodings_of(model)[0]
     fitting = applicable(encoding)
     if ALL in listed:
@@ -189,8 +175,8 @@ def methods_for(names: str, model: nn.Module, *, length: int) -> list[Method]:
             every = list(IMAGE_TABLES)
         elif isinstance(encoding.embedding, Learned):
             every = list(TEXT_TABLES)
-        listed = every + [n for n in listed if n != ALL]
-        if "yarn" in fitting and length < SHORT and SHORT_YARN not in listed:
+        listed = every + [name for name in listed if name != ALL]
+        if "yarn" in fitting and length < SHORT:
             listed.append(SHORT_YARN)
     if not listed:
         raise ArgumentError(
@@ -202,27 +188,24 @@ def methods_for(names: str, model: nn.Module, *, length: int) -> list[Method]:
 def decoder_candidates(
     model: nn.Module, methods: Sequence[Method], *, factor: float, length: int, strict: bool
 ) -> Iterator[Candidate]:
-    """The original, a plain sliding window, and the model stretched by each method.
+    """The original, a plain sliding window, and the model extended by each method.
 
     Args:
         model: as trained.
-        methods: what to try.
-        factor, length: how far, from where.
-        strict: raise what a method refuses, instead of reporting it.
+        methods: to extend it by.
+        factor, length: extension of the trained length.
+        strict: raise the error of a method that does not fit, instead of reporting it.
 
     Raises:
-        ArgumentError: with ``strict``, what does not fit.
+        ArgumentError: with ``strict``, for a method that does not fit.
     """
-    note = f"The model as trained, with attention cut to the last {length} tokens. It ties most "
-    note += "methods on local text, so that loss alone does not show use of the far past."
-    yield Candidate(
-        "direct",
-        "baseline",
-        Method.parse("direct"),
-        model,
-        advice=("The model as trained, at positions that it has not seen.",),
+    unseen = "The model as trained, at positions that it has not seen."
+    yield Candidate("direct", model, Method.parse("direct"), advice=(unseen,))
+    window = (
+        f"The model as trained, with attention cut to the last {length} tokens. It ties most "
+        "methods on local text, so that loss alone does not show use of the far past."
     )
-    yield Candidate(WINDOW, "baseline", None, with_window(model, length), advice=(note,))
+    yield Candidate(WINDOW, with_window(model, length), advice=(window,))
 
     def make(method: Method) -> Candidate:
         return extended_by(model, method, factor=factor, length=length)
@@ -244,13 +227,36 @@ def candidates_by(
         try:
             yield make(method)
         except ArgumentError as error:
+            if isinstance(error, Misfit):
+                fitting = ", ".join(applicable(encodings_of(model)[0]))
+                error.remedy = f"These fit: {fitting}."
             if strict:
-                if isinstance(error, Misfit):
-                    fitting = ", ".join(applicable(encodings_of(model)[0]))
-                    error.remedy = f"These fit: {fitting}."
                 raise
             reason = f"{error.argument}: expected {error.expected}, got {error.got}"
-            yield Candidate(method.spec, "method", method, None, reason)
+            yield Candidate(method.spec, None, method, reason)
+
+
+def extended_by(model: nn.Module, method: Method, *, factor: float, length: int) -> Candidate:
+    """A model of text extended by one method.
+
+    Raises:
+        ArgumentError: if it does not fit.
+    """
+    if method.of_model:
+        if method.name != "segments":
+            raise ArgumentError(
+                "method",
+                expected="segments alone, or methods that change encodings",
+                got=method.name,
+                remedy="Segments are read by the model as it is.",
+            )
+        return Candidate(method.spec, segments(model, length=length, **method.options), method)
+    originals = encodings_of(model)
+    context: dict[str, Any] = {"factor": factor, "length": length}
+    extended = extend_layers(originals, method.name, **context, **method.options)
+    known = advice(originals[0], method.name, **context, **method.options)
+    notes = (*method.notes, *known)
+    return Candidate(method.spec, with_encodings(model, extended), method, advice=notes)
 
 
 def _claimed(entry: Extension) -> Claimed:
@@ -264,46 +270,3 @@ def _claimed(entry: Extension) -> Claimed:
         decodes_as_whole=claims.decodes_as_whole,
         cite="" if cite is None else f"{cite.authors} {cite.year}, {cite.title}",
     )
-
-
-def _only_table(encoding: Encoding) -> bool:
-    """Whether positions are those of a learned table alone, which any checkpoint can hold."""
-    return [type(part) for part in encoding.parts()] in ([Learned], [Learned2d])
-
-
-def extended_by(model: nn.Module, method: Method, *, factor: float, length: int) -> Candidate:
-    """A model of text stretched by one method.
-
-    Raises:
-        ArgumentError: when it does not fit.
-    """
-    if method.of_model:
-        if method.name != "segments":
-            raise ArgumentError(
-                "method",
-                expected="segments alone, or methods that change encodings",
-                got=method.name,
-                remedy="Segments are read by the model as it is.",
-            )
-        return Candidate(
-            method.spec, "method", method, segments(model, length=length, **method.options)
-        )
-    encodings = encodings_of(model)
-    stretched = extend_layers(
-        encodings, method.name, factor=factor, length=length, **method.options
-    )
-    known = advice(encodings[0], method.name, factor=factor, length=length, **method.options)
-    twin = with_encodings(model, stretched)
-    return Candidate(method.spec, "method", method, twin, advice=(*method.notes, *known))
-
-
-def _listed(names: str) -> list[str]:
-    """Names between commas that stand in no brackets."""
-    listed, depth = [""], 0
-    for letter in names:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "," and not depth:
-            listed.append("")
-        else:
-            listed[-1] += letter
-    return [name.strip() for name in listed if name.strip()]

@@ -1,12 +1,10 @@
-"""A checkpoint to evaluate or to extend: opened once, measured, and written."""
+"""A checkpoint to evaluate or to extend."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -28,13 +26,13 @@ from posenc.storage import output_folder, write_bytes
 __all__ = ["Checkpoint"]
 
 OWN_FAMILY = "llama"
-"""``model_type`` of models of ``posenc compare`` when written: with RoPE they have its shape."""
+"""``model_type`` that models of ``posenc compare`` are written as."""
 
 COPIED = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
     *("*.model", "chat_template*", "generation_config.json", "preprocessor_config.json"),
 )
-"""Files of a checkpoint that an extended one takes over; none of them depends on positions."""
+"""Files copied to an extended checkpoint; none depends on positions."""
 
 SEES = (ImageEncoder, VisionTransformer)
 READS = (Decoder, Encoder, MaskedLM)
@@ -47,10 +45,10 @@ class Checkpoint:
     Args:
         name: of the folder.
         family: ``model_type``.
-        model: in eval mode: a ``Decoder``; an ``Encoder`` or a ``MaskedLM`` with a learned table of
-            positions; an ``ImageEncoder`` or a ``VisionTransformer`` with one.
-        length: it was trained at, in tokens; of images the longer side in pixels.
-        folder: None for a model made in memory, which can be measured but not written.
+        model: in eval mode: a ``Decoder``; or with a learned table of positions an ``Encoder``, a
+            ``MaskedLM``, an ``ImageEncoder`` or a ``VisionTransformer``.
+        length: the trained length in tokens; of images the longer side in pixels.
+        folder: None for a model in memory, which can be measured but not written.
         config: the fields of ``config.json``, which a written checkpoint starts from.
     """
 
@@ -74,29 +72,29 @@ class Checkpoint:
 
         Args:
             folder: with ``config.json`` and safetensors, or of a run (``OUT/runs/rope/seed-0``).
-            trained_length: in place of what ``config.json`` says.
+            trained_length: overrides ``config.json``.
             device: of the model.
-            extendable: refuse what cannot be written once it is extended.
+            extendable: refuse checkpoints that cannot be written once extended.
 
         Raises:
-            CheckpointError: when it is no such folder, is incomplete, of a family that is not
-                supported, or (``extendable``) cannot be written.
-            ArgumentError: when its trained length is not known, or not the length of its table.
+            CheckpointError: if the folder is incomplete, its family is not supported, or
+                (``extendable``) it cannot be written.
+            ArgumentError: if the trained length is unknown, or not that of the position table.
         """
         if (folder / "model" / "config.json").is_file():
             folder = folder / "model"
         config = Fields.read(folder)
-        model: nn.Module
         stated = config.values.get("max_position_embeddings")
+        family = str(config.values.get("model_type"))
+        model: nn.Module
         if "kind" in config.values and "model_type" not in config.values:
             decoder = Decoder.load(folder, device=device)
             family, stated, model = OWN_FAMILY, decoder.config.max_length, decoder
             if extendable:
                 config = _as_transformers(decoder, folder)
         else:
-            family = str(config.values.get("model_type"))
             if extendable:
-                _require_extendable(config)
+                _require_extendable(config, family)
             model = load_described(config, device=device)
         if not isinstance(model, SEES + READS):
             raise CheckpointError(
@@ -112,25 +110,32 @@ class Checkpoint:
     def data(
         self, *, text: Path | None = None, images: Path | None = None, training: bool = False
     ) -> Text | ImageSource:
-        """The text by the checkpoint's tokenizer, or the images as its preprocessor takes them.
+        """The text by the checkpoint's tokenizer, or the images by its preprocessor.
 
         Args:
             text: a file or folder; the shipped text by default.
             images: a folder of image files, or a file of arrays.
-            training: keep part of the text for training.
+            training: hold part of the text back for training.
 
         Raises:
-            ArgumentError: when a model of images is given a text, or the reverse, or the tokenizers
+            ArgumentError: for a text of a model of images, or the reverse, or if the tokenizers
                 library is missing.
-            CheckpointError: when its tokenizer is missing or another model's.
-            DataError: when the text is unusable.
+            CheckpointError: if the tokenizer is missing or another model's.
+            DataError: if the data are unusable.
         """
         assert self.folder is not None  # only opened checkpoints have files
         assert self.config is not None
-        if isinstance(self.model, SEES):
-            _refuse("text", text, f"a {self.family}, which sees images", "Give --images.")
+        sees = isinstance(self.model, SEES)
+        name, other, path = ("text", "images", text) if sees else ("images", "text", images)
+        if path is not None:
+            raise ArgumentError(
+                name,
+                expected=f"none, for a {self.family}, which {'sees' if sees else 'reads'} {other}",
+                got=path,
+                remedy=f"Give --{other}.",
+            )
+        if sees:
             return ImageSource.of_checkpoint(self.folder, self.config, images)
-        _refuse("images", images, f"a {self.family}, which reads text", "Give --text.")
         assert isinstance(self.model, READS)  # no others are opened
         encode, special = read_tokenizer(self.folder, self.model.config.vocabulary)
         return read_ids(text, encode=encode, training=training, special=special)
@@ -138,20 +143,20 @@ class Checkpoint:
     def write(
         self, model: nn.Module, method: Method, out: Path, *, factor: float, study: Study | None
     ) -> bool:
-        """Write the extended model, the files that go with it and the report; all or nothing.
+        """Write the extended model, the files that go with it, and the report, atomically.
 
         Args:
             model: extended, and maybe fine-tuned.
-            method: by which it was extended.
+            method: its extension.
             out: new or empty folder.
-            factor: by which its length grew.
-            study: for ``out/report``; None writes no report.
+            factor: extension of the trained length.
+            study: reported in ``out/report``; None: no report.
 
         Returns:
-            Whether transformers runs the written checkpoint as extended.
+            True if transformers runs the written checkpoint as extended.
 
         Raises:
-            OutputError: when the folder is in use or cannot be written to.
+            OutputError: if the folder is in use or cannot be written to.
         """
         assert self.folder is not None  # as in ``data``
         assert self.config is not None
@@ -176,12 +181,6 @@ class Checkpoint:
         return native
 
 
-def _refuse(argument: str, path: Path | None, model: str, remedy: str) -> None:
-    """Refuse data that a model cannot take."""
-    if path is not None:
-        raise ArgumentError(argument, expected=f"none, for {model}", got=path, remedy=remedy)
-
-
 def _as_transformers(model: Decoder, folder: Path) -> Fields:
     """The ``config.json`` of a model of ``posenc compare`` as transformers has it."""
     try:
@@ -196,32 +195,27 @@ def _as_transformers(model: Decoder, folder: Path) -> Fields:
         ) from error
 
 
-def _require_extendable(config: Fields) -> None:
+def _require_extendable(config: Fields, family: str) -> None:
     """Refuse checkpoints that cannot be written, before their weights are read."""
-    values: Mapping[str, Any] = config.values
     writable = [name for name, family in FAMILIES.items() if family.write is not None]
-    if family_name(str(values.get("model_type"))) not in writable:
+    if family_name(family) not in writable:
         raise CheckpointError(
             f"model_type in {config.path}",
             expected=f"one of {', '.join(writable)}",
-            got=repr(values.get("model_type")),
+            got=repr(family),
             remedy="Models of other families cannot be stretched; the folder was not touched.",
         )
-    if values.get(FIELD) is not None:
+    if config.values.get(FIELD) is not None:
         raise CheckpointError(
             f"{FIELD} in {config.path}",
             expected="a checkpoint that posenc has not stretched yet",
-            got=f"one stretched by {values[FIELD]}",
+            got=f"one stretched by {config.values[FIELD]}",
             remedy="Stretch the one it came from; methods can be joined: rerope+log_n.",
         )
 
 
 def _trained_length(model: nn.Module, stated: object, given: int | None) -> int:
-    """The length that a model was trained at: of its table, as given, or as ``config.json`` says.
-
-    Raises:
-        ArgumentError: when it is not known, or the one given is not that of the table.
-    """
+    """The trained length: of the position table, as given, or by ``config.json``."""
     table = encodings_of(model)[0].embedding
     held = table.max_length if isinstance(table, Learned) else None
     if isinstance(model, SEES):

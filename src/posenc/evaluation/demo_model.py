@@ -1,4 +1,4 @@
-"""A small RoPE language model to stretch, where there is no checkpoint at hand."""
+"""A small RoPE language model, to be extended where no checkpoint is given."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ LENGTH, WIDTH, LAYERS, HEADS, BATCH = 128, 96, 3, 4, 16
 
 @dataclass(frozen=True)
 class Repetition:
-    """Rows of a batch that are a random word over and over, so that there is something to copy.
+    """Rows of a batch that repeat a random word, so that copying is learned.
 
     Args:
-        rows: so many of a batch.
-        latest: they begin in the first so much of the row.
+        rows: their number.
+        latest: share of the row in which the repetition begins.
     """
 
     rows: int = 4
@@ -51,14 +51,13 @@ def demo_checkpoint(
     stop: Callable[[], bool] = lambda: False,
     command: str = "",
 ) -> Path:
-    """The checkpoint folder of the small model, trained if it is not there yet; resumable.
+    """The checkpoint folder of the small model, trained if missing; resumable.
 
     Args:
-        folder: of the checkpoint; the training's state is kept beside it.
+        folder: of the checkpoint; the state of the training is kept beside it.
         text: to train on; the shipped one by default.
-        progress: called after each step.
-        stop: asked after each step; True raises ``Interrupted``.
-        command: that called it, for messages.
+        progress, stop: called after each training step; see ``extend_checkpoint``.
+        command: the calling command, for messages.
 
     Raises: as ``train_demo_model``.
     """
@@ -84,7 +83,7 @@ def demo_checkpoint(
 
 
 class DemoTask(LanguageModelling):
-    """The lab's language task, with some rows that ask for copying."""
+    """Language modelling, with some rows that ask for copying."""
 
     def __init__(self, settings: Settings, repetition: Repetition) -> None:
         super().__init__(settings)
@@ -112,23 +111,22 @@ def train_demo_model(
     repetition: Repetition | None = None,
     watch: Watch | None = None,
 ) -> Decoder:
-    """Train a byte-level RoPE model of about 0.4 M parameters, at 128 bytes as a rule; resumable.
+    """Train a byte-level RoPE model of about 0.4 M parameters; resumable.
 
-    A quarter of the rows ask for needles, and another repeats a random word, so that a stretched
-    model can be asked for both.
+    A quarter of the rows ask for needles, and another repeats a random word.
 
     Args:
         work: an existing folder for the training's checkpoint.
-        text: what to train on; the shipped one by default.
-        length: of the contexts, in bytes; a batch has as many bytes whatever it is.
+        text: to train on; the shipped one by default.
+        length: of contexts in bytes; a batch has the same number of bytes for any.
         steps: of training.
         seed: of weights and data.
         repetition: rows to copy from; ``Repetition()`` by default.
-        watch: follows the training.
+        watch: callbacks of the training.
 
     Raises:
-        DataError: when the text is unusable.
-        Interrupted: after ``watch.stop`` said so; it is saved.
+        DataError: if the text is unusable.
+        Interrupted: on ``watch.stop``, after saving.
         CheckpointError, OutputError: as ``posenc.training.loop.train``.
     """
     settings = Settings(

@@ -23,13 +23,13 @@ __all__ = ["Extended", "extend_checkpoint"]
 
 @dataclass(frozen=True)
 class Extended:
-    """The output folder of an extended checkpoint.
+    """The output of ``extend_checkpoint``.
 
     Args:
         out: the folder.
-        study: the measurements, whose report is in ``out/report``; None: nothing was measured.
-        method: the written one; None: ``out`` has the report alone.
-        native: whether transformers runs the checkpoint as extended.
+        study: the measurements, reported in ``out/report``; None: unmeasured.
+        method: the one written; None: ``out`` has the report alone.
+        native: transformers runs the checkpoint as extended.
     """
 
     out: Path
@@ -59,32 +59,32 @@ def extend_checkpoint(
 ) -> Extended:
     """Extend a checkpoint by the best of some methods, measure it, and write it with a report.
 
-    Stopped, it keeps beside ``out`` what it has searched and measured; called again alike it goes
-    on from there. The input is never touched.
+    If stopped, it keeps its progress beside ``out``, and the same call continues from there. The
+    input is not changed.
 
     Args:
         folder: of the checkpoint, see ``Checkpoint.open``.
         out: new or empty folder.
-        methods: names joined by commas, with options after ``@``; ``all``: every one that fits.
-        factor: by which the trained length grows.
-        text, images: to measure on, see ``Checkpoint.data``.
-        report: measure; without, the only method is written unmeasured.
+        methods: comma-separated names, with options after ``@``; ``all``: every one that fits.
+        factor: extension of the trained length.
+        text, images: data to measure on, see ``Checkpoint.data``.
+        report: measure; otherwise the only method is written unmeasured.
         search: sets of factors to try for longrope.
-        tuning: of every model after it is extended; none by default.
-        trained_length: in place of what ``config.json`` says.
+        tuning: of every extended model; none by default.
+        trained_length: overrides ``config.json``.
         always: write the best of several methods even if it gains nothing.
         seed: of needles, words and masks.
         device: of the model.
-        command: that called it, for the report and for messages.
+        command: the calling command, for the report and for messages.
         progress: called as the work proceeds.
-        stop: asked between measurements; True raises ``Interrupted``.
+        stop: called between measurements; True raises ``Interrupted``.
 
     Raises:
-        OutputError: when ``out`` is in use or cannot be written to.
-        CheckpointError: when the checkpoint cannot be read or, extended, be written.
-        ArgumentError: when methods or options do not fit it.
-        DataError: when the text or images are unusable.
-        Interrupted: after ``stop`` said so.
+        OutputError: if ``out`` is in use or cannot be written to.
+        CheckpointError: if the checkpoint cannot be read or, extended, be written.
+        ArgumentError: if methods or options do not fit it.
+        DataError: if the text or images are unusable.
+        Interrupted: on ``stop``.
     """
     require_unused(out)
     require_factor(factor)
@@ -150,13 +150,12 @@ def extend_checkpoint(
 def _write_unmeasured(
     checkpoint: Checkpoint, methods: Sequence[Method], tuning: Tuning, *, factor: float, out: Path
 ) -> Extended:
-    """Write a checkpoint extended by the only method."""
     if len(methods) != 1 or methods[0].of_model or tuning.steps:
+        steps = [f"{tuning.steps} steps"] if tuning.steps else []
         raise ArgumentError(
             "report",
             expected="one method that a checkpoint can hold, and no fine-tuning",
-            got=", ".join(method.spec for method in methods)
-            + (f" and {tuning.steps} steps" if tuning.steps else ""),
+            got=" and ".join([", ".join(method.spec for method in methods), *steps]),
             remedy="Without measuring none can be chosen.",
         )
     candidate = extended_by(checkpoint.model, methods[0], factor=factor, length=checkpoint.length)

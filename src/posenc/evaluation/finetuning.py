@@ -1,18 +1,19 @@
-"""Short training of a stretched model at its new length."""
+"""Fine-tuning of an extended model at its new length."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.arguments import Natural, Rate, check
+from posenc.errors import ArgumentError
 from posenc.experiments.tasks.common import needles
 from posenc.layout import Layout
 from posenc.training import Plan, Watch, fit
@@ -26,23 +27,23 @@ Positions = Literal["plain", "randomized", "skipped"]
 TOKENS_A_STEP = 2048
 
 NEEDLE_SHARE = 0.25
-"""Rows that ask for needles, as in the training of the lab's own models."""
+"""Share of rows that ask for needles, as in the training of posenc's own models."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """How models are fine-tuned, all alike.
+    """Settings of fine-tuning, the same for all models.
 
     Args:
-        steps: of AdamW, its rate rising over the first tenth and falling to 0.
+        steps: of AdamW, its rate rising over the first tenth and falling linearly to 0.
         positions: ``"plain"``: windows of the new length; ``"randomized"`` (Ruoss et al. 2023) or
-            ``"skipped"`` (PoSE, Zhu et al. 2024): windows of the trained length at positions from
-            the new one, which costs less.
-        rate: at its peak; by default 0.1 / C, C the model's width.
+            ``"skipped"`` (PoSE, Zhu et al. 2024): windows of the trained length at positions drawn
+            from the new one, which costs less.
+        rate: peak learning rate; 0.1 / C for a model of width C by default.
         seed: of the data's order and of positions.
 
     Raises:
-        ArgumentError: on a value out of its domain.
+        ArgumentError: for a value outside its domain.
     """
 
     steps: int
@@ -51,25 +52,13 @@ class Tuning:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise ArgumentError(
-                "finetune_steps", expected="0 or more", got=self.steps, remedy="0 trains nothing."
-            )
-        if self.positions not in get_args(Positions):
-            raise UnknownNameError.of("positions", self.positions, get_args(Positions))
-        if self.rate is not None and not self.rate > 0:
-            raise ArgumentError(
-                "finetune_rate", expected="above 0", got=self.rate, remedy="Leave it out."
-            )
+        check("finetune_steps", Natural, self.steps, 0)
+        check("positions", Positions, self.positions, "plain")
+        check("finetune_rate", Rate | None, self.rate, None)
 
     def described(self, width: int) -> dict[str, object]:
-        """Its fields for a report, the rate as used at a model width."""
-        return {
-            "steps": self.steps,
-            "positions": self.positions,
-            "rate": self.rate_for(width),
-            "seed": self.seed,
-        }
+        """Its fields for a report, with the rate for a model of this width."""
+        return {**vars(self), "rate": self.rate_for(width)}
 
     def rate_for(self, width: int) -> float:
         """``rate``, or its default."""
@@ -86,18 +75,18 @@ def finetuned(
     byte_needles: bool,
     stepped: Callable[[int, float], None] = lambda step, loss: None,
 ) -> tuple[nn.Module, float]:
-    """A copy of a decoder, trained on a text, and the seconds that took.
+    """A copy of a decoder, fine-tuned on a text, and the seconds spent.
 
     Args:
-        model: extended; it is left as it is.
+        model: the extended model.
         text: ``[T]`` ids.
-        tuning: options of the training.
-        length, goal: the trained length, and the new one.
-        byte_needles: hide needles in some rows (models of bytes that know them).
+        tuning: settings.
+        length, goal: the trained and the new length.
+        byte_needles: hide needles in some rows.
         stepped: called after each step with its number and loss.
 
     Raises:
-        ArgumentError: when the loss is not finite.
+        ArgumentError: if the loss is not finite.
     """
     trained = copy.deepcopy(model).requires_grad_(requires_grad=True)
     weight = next(trained.parameters())
@@ -128,13 +117,7 @@ def finetuned(
 
 
 class _Windows:
-    """Windows of a text, at positions up to the new length.
-
-    Args:
-        text: ``[T]`` ids.
-        positions: as in ``Tuning``.
-        length, goal, byte_needles: as in ``finetuned``.
-    """
+    """A task of predicting windows of a text, at positions up to the goal; see ``finetuned``."""
 
     fingerprint = ""
 
@@ -170,7 +153,7 @@ class _Windows:
 
 
 def _triangle(step: int, steps: int) -> float:
-    """Share of the peak rate: up over a tenth of the steps, then down in a line."""
+    """Share of the peak rate: rising over a tenth of the steps, then falling linearly."""
     rising = max(1, steps // 10)
     if step < rising:
         return (step + 1) / rising

@@ -1,4 +1,4 @@
-"""Images of the user's at several sizes, as a model takes them."""
+"""Image files and arrays at several sizes, preprocessed for a model."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Size = tuple[int, int]
 """(height, width) in pixels."""
 
 FEWEST = 2
-"""Images: with one, nothing is known of others."""
+"""Least number of images."""
 
 NUMBERS = 1 << 27
-"""Of all images at all sizes that are kept in memory."""
+"""Largest number of pixel values in memory."""
 
 MOST_BYTES, MOST_PIXELS = 1 << 30, 1 << 26
-"""Of a file, and of an image in it."""
+"""Limits of a file, and of an image in it."""
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 ARRAYS = (".npy", ".npz")
@@ -43,8 +43,8 @@ class Images:
 
     Args:
         pixels: (height, width) → ``[N, P, height, width]``, normalised.
-        labels: ``[N]`` numbers of classes; None: not known.
-        name: of all, in a phrase.
+        labels: ``[N]`` class numbers, if known.
+        name: description of the images.
         sha256: of their files.
     """
 
@@ -56,18 +56,18 @@ class Images:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Path of images, and their preparation for a model.
+    """Path of images, and their preprocessing for a model.
 
-    Whole images are resized to the size asked for, whatever their shape, as transformers does for
-    ViT; by bilinear interpolation, smoothed where they become smaller.
+    Images are resized to the requested size regardless of aspect ratio, as transformers does for
+    ViT, by bilinear interpolation with antialiasing.
 
     Args:
-        path: a folder of image files, in which subfolders may be called like classes; or a file of
-            NumPy arrays: ``.npy`` of images, or ``.npz`` of ``images`` and, if known, ``labels``.
-            Arrays are ``[N, Y, X]``, ``[N, Y, X, P]`` or ``[N, P, Y, X]``: whole numbers from 0 to
-            255, or floating ones that are taken as they are.
+        path: a folder of image files, whose subfolders may be named as classes; or a file of NumPy
+            arrays: ``.npy`` of images, or ``.npz`` of ``images`` and optionally ``labels``. Arrays
+            are ``[N, Y, X]``, ``[N, Y, X, P]`` or ``[N, P, Y, X]``: integers from 0 to 255, or
+            floats, which are not preprocessed.
         classes: name → number.
-        scale: of whole numbers, before anything else.
+        scale: factor of integers.
         mean, std: of each channel, by which scaled images are normalised.
     """
 
@@ -79,7 +79,7 @@ class ImageSource:
 
     @classmethod
     def of_checkpoint(cls, folder: Path, config: Fields, path: Path | None) -> ImageSource:
-        """Images as a checkpoint's ``preprocessor_config.json`` takes them, else as ViT does.
+        """Preprocessing by a checkpoint's ``preprocessor_config.json``; by default that of ViT.
 
         Args:
             folder: of the checkpoint.
@@ -87,11 +87,10 @@ class ImageSource:
             path: of the images.
 
         Raises:
-            CheckpointError: when a field of either file is not usable.
+            CheckpointError: if a field of either file is not usable.
         """
         labels = config.values.get("label2id") or {}
-        known = isinstance(labels, dict)
-        if not known or not all(type(number) is int for number in labels.values()):
+        if not isinstance(labels, dict) or {type(number) for number in labels.values()} - {int}:
             raise CheckpointError(
                 f"label2id in {config.path}",
                 expected="numbers of classes by their names",
@@ -117,11 +116,16 @@ class ImageSource:
         )
 
     def read(self, sizes: Sequence[Size], *, channels: int, most: int) -> Images:
-        """The images at some sizes: all, or at most so many, evenly spread, and as memory allows.
+        """The images at some sizes.
+
+        Args:
+            sizes: (height, width) of each.
+            channels: of the model.
+            most: number of images; more are sampled evenly, also to fit into memory.
 
         Raises:
-            ArgumentError: when there is no path, or Pillow is missing, which reads image files.
-            DataError: when there are no images, or one cannot be read (it is named).
+            ArgumentError: if there is no path, or Pillow is missing, which reads image files.
+            DataError: if there are no images, or one cannot be read (it is named).
         """
         path = self._there()
         numbers = channels * sum(height * width for height, width in sizes)
@@ -129,8 +133,8 @@ class ImageSource:
         digest = hashlib.sha256()
         rows: dict[Size, list[Tensor]] = {size: [] for size in sizes}
         labels: list[int | None] = []
-        found = self._arrays(path, most) if path.is_file() else self._files(path, most, channels)
-        for where, image, label, content in found:
+        images = self._arrays(path, most) if path.is_file() else self._files(path, most, channels)
+        for where, image, label, content in images:
             digest.update(content)
             labels.append(label)
             normal = self._normalised(where, image, channels)
@@ -140,11 +144,12 @@ class ImageSource:
         if len(labels) < FEWEST:
             raise _unusable(path, f"{len(labels)}", f"Give at least {FEWEST}.")
         known = [label for label in labels if label is not None]
-        named = f"{len(labels)} images of {path.resolve().name}"
+        labelled = len(known) == len(labels)
+        unknown = "" if labelled else ", whose classes are not known"
         return Images(
-            pixels={size: torch.stack(each) for size, each in rows.items()},
-            labels=torch.tensor(known) if len(known) == len(labels) else None,
-            name=named if len(known) == len(labels) else f"{named}, whose classes are not known",
+            pixels={size: torch.stack(images) for size, images in rows.items()},
+            labels=torch.tensor(known) if labelled else None,
+            name=f"{len(labels)} images of {path.resolve().name}{unknown}",
             sha256=digest.hexdigest(),
         )
 
@@ -166,7 +171,7 @@ class ImageSource:
     def _files(
         self, folder: Path, most: int, channels: int
     ) -> Iterator[tuple[Path, Tensor, int | None, bytes]]:
-        """Path, ``[P, Y, X]``, class and content of each image file, evenly over all."""
+        """Path, pixels ``[P, Y, X]``, class and content of image files, sampled evenly."""
         paths = sorted(
             path
             for path in folder.rglob("*")
@@ -204,25 +209,25 @@ class ImageSource:
             yield path, pixels, self.classes.get(path.parent.name), content
 
     def _arrays(self, path: Path, most: int) -> Iterator[tuple[Path, Tensor, int | None, bytes]]:
-        """As ``_files``, of a file of arrays."""
+        """As ``_files``, for a file of arrays."""
         try:
             content = read_bytes(path, most=MOST_BYTES)
             if path.suffix.lower() == ".npz":
                 with zipfile.ZipFile(BytesIO(content)) as archive:
-                    if sum(one.file_size for one in archive.infolist()) > MOST_BYTES:
+                    if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
                         raise ValueError(f"more than {MOST_BYTES:,} bytes of arrays")
             loaded = np.load(BytesIO(content), allow_pickle=False)
             held = {"images": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
             images = held["images"]
-            for one in held.values():
-                torch.from_numpy(one[:0])  # refuses what is no numbers
+            for array in held.values():
+                torch.from_numpy(array[:0])  # refuses arrays of other things than numbers
         except Exception as error:  # NumPy raises whatever its decoders do
             raise _unusable(path, error, "Write it by numpy.savez(path, images=…).") from error
         labels = held.get("labels")
         if images.ndim not in (3, 4) or (labels is not None and labels.shape != images.shape[:1]):
             raise _unusable(
                 path,
-                f"arrays of shapes {', '.join(str(each.shape) for each in held.values())}",
+                f"arrays of shapes {', '.join(str(array.shape) for array in held.values())}",
                 "Images are [N, Y, X], [N, Y, X, P] or [N, P, Y, X], labels [N].",
             )
         for index in range(min(most, len(images))):
@@ -245,7 +250,7 @@ class ImageSource:
             )
         if image.is_floating_point():
             return image.float()
-        mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.mean, self.std))
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (image.float() * self.scale - mean) / std
 
 

@@ -1,4 +1,4 @@
-"""Models with a learned table of positions: as trained, and with a longer or larger one."""
+"""Candidates for models with a learned table of positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.errors import ArgumentError
 from posenc.evaluation.candidates import CUT, SCALED, Candidate, Method, candidates_by, extended_by
-from posenc.evaluation.suites.images import BySize, Size
+from posenc.evaluation.images import Size
+from posenc.evaluation.suites.images import BySize
 from posenc.extension import extend, extend_layers
 from posenc.models import ImageEncoder, VisionTransformer
 from posenc.models.replacing import encodings_of, with_encodings
@@ -22,31 +23,30 @@ __all__ = ["goal_cells", "image_candidates", "table_candidates"]
 def table_candidates(
     model: nn.Module, methods: Sequence[Method], *, goal: int, length: int, strict: bool
 ) -> Iterator[Candidate]:
-    """An encoder with a table of positions, cut, and stretched to ``goal`` rows by each method.
+    """A text encoder limited to its trained length, and with tables of ``goal`` rows.
 
     Args and Raises: as ``decoder_candidates``.
     """
     note = f"The model as trained, given {length} tokens and no more."
-    yield Candidate(CUT, "baseline", None, model, limit=length, advice=(note,))
+    yield Candidate(CUT, model, limit=length, advice=(note,))
 
     def make(method: Method) -> Candidate:
         if method.of_model:
-            middle = {"combine": "middle", "overlap": length // 4}
-            options = {**middle, **method.options}
+            options = {"combine": "middle", "overlap": length // 4, **method.options}
             return extended_by(model, replace(method, options=options), factor=1.0, length=length)
-        first = int(method.options.get("prefix", 0))
-        factor = (goal - first) / (length - first)
-        made = extended_by(model, method, factor=factor, length=length)
-        assert made.model is not None
-        part = encodings_of(made.model)[0].embedding
-        if not isinstance(part, Learned) or part.max_length < goal:
+        prefix = int(method.options.get("prefix", 0))
+        factor = (goal - prefix) / (length - prefix)
+        candidate = extended_by(model, method, factor=factor, length=length)
+        assert candidate.model is not None
+        table = encodings_of(candidate.model)[0].embedding
+        if not isinstance(table, Learned) or table.max_length < goal:
             raise ArgumentError(
                 "method",
                 expected=f"one that makes a table of {goal} positions",
                 got=f"{method.name}, which leaves it as it is",
                 remedy=f"Join it to one that does: hierarchical+{method.name}.",
             )
-        return replace(made, factor=factor)
+        return replace(candidate, factor=factor)
 
     yield from candidates_by(model, methods, make, strict=strict)
 
@@ -54,30 +54,31 @@ def table_candidates(
 def image_candidates(
     model: ImageEncoder | VisionTransformer, methods: Sequence[Method], *, cells: Sequence[Size]
 ) -> Iterator[Candidate]:
-    """A model of images shown at the trained size, and with a table for each size by each method.
+    """A model of images scaled to its trained size, and with a table for each size by each method.
 
     Args:
         model: as trained.
-        methods: what to try.
-        cells: the sizes in cells, trained at first.
+        methods: to extend it by.
+        cells: the sizes in cells, the trained one first.
 
     Raises:
-        ArgumentError: when a method is not for images.
+        ArgumentError: for a method that is not for images.
     """
     patch = model.config.patch
     height, width = (patch * side for side in cells[0])
     note = f"The model as trained, shown every image at {height} by {width} pixels."
-    yield Candidate(SCALED, "baseline", None, model, limit=max(height, width), advice=(note,))
+    yield Candidate(SCALED, model, limit=max(height, width), advice=(note,))
+    originals = encodings_of(model)
 
     def make(method: Method) -> Candidate:
         options = {name: value for name, value in method.options.items() if name != "size"}
-        twins = {
+        models = {
             (patch * size[0], patch * size[1]): with_encodings(
-                model, extend_layers(encodings_of(model), method.name, size=size, **options)
+                model, extend_layers(originals, method.name, size=size, **options)
             )
             for size in cells
         }
-        return Candidate(method.spec, "method", method, BySize(twins))
+        return Candidate(method.spec, BySize(models), method)
 
     yield from candidates_by(model, methods, make, strict=True)
 
@@ -85,33 +86,29 @@ def image_candidates(
 def goal_cells(
     model: ImageEncoder | VisionTransformer, methods: Sequence[Method], *, factor: float
 ) -> Size:
-    """How many cells the methods' tables have, (height, width): by ``size``, else by ``factor``.
+    """Size in cells of the tables that the methods make, by their ``size`` or by ``factor``.
 
     Raises:
-        ArgumentError: when they differ, or a method makes no table.
+        ArgumentError: if sizes differ, or a method makes no table.
     """
-    found: set[Size] = set()
+    sizes: set[Size] = set()
     for method in methods:
-        _require_images(method)
-        stretched = extend(encodings_of(model)[0], method.name, factor=factor, **method.options)
-        assert isinstance(stretched.embedding, Learned2d)
-        height, width = stretched.embedding.table.shape[:2]
-        found.add((height, width))
-    if len(found) != 1:
+        if any("learned2d" not in entry.on for entry in method.entries):
+            raise ArgumentError(
+                "method",
+                expected="a method for a table of positions in an image",
+                got=method.name,
+                remedy="Use interpolate, which makes one for any size.",
+            )
+        extended = extend(encodings_of(model)[0], method.name, factor=factor, **method.options)
+        assert isinstance(extended.embedding, Learned2d)
+        height, width = extended.embedding.table.shape[:2]
+        sizes.add((height, width))
+    if len(sizes) != 1:
         raise ArgumentError(
             "method",
             expected="methods for one size of images",
-            got=", ".join(f"{height}×{width} cells" for height, width in sorted(found)),
+            got=", ".join(f"{height}×{width} cells" for height, width in sorted(sizes)),
             remedy="Give size=(…) to all of them, or to none.",
         )
-    return found.pop()
-
-
-def _require_images(method: Method) -> None:
-    if any("learned2d" not in entry.on for entry in method.entries):
-        raise ArgumentError(
-            "method",
-            expected="a method for a table of positions in an image",
-            got=method.name,
-            remedy="Use interpolate, which makes one for any size.",
-        )
+    return sizes.pop()

@@ -1,14 +1,15 @@
-"""Progress of a study: reported as it goes, and kept in a file so that a stopped one continues."""
+"""Progress of a study: callbacks, and a file that keeps measurements across interruptions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
+from posenc.codec import from_plain, to_plain
 from posenc.errors import CheckpointError, Interrupted
 from posenc.evaluation.results import Findings, Reading
 from posenc.storage import make_folder, read_json, write_json
@@ -17,7 +18,9 @@ from posenc.training.seeding import fingerprint
 __all__ = ["MeasuredFile", "Progress", "kept", "silent"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with the current stage, how many models are done, and how many there are."""
+"""Called with the current stage, the number of models done, and the number of all."""
+
+REMEDY = "Delete it, and all is measured again."
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -26,7 +29,7 @@ def silent(stage: str, done: int, total: int) -> None:
 
 @contextmanager
 def kept(state: Path, command: str = "") -> Iterator[None]:
-    """Say of an interruption where the work so far is kept, and how to go on."""
+    """Add to an ``Interrupted`` where the work is kept and how to continue."""
     try:
         yield
     except Interrupted as error:
@@ -35,59 +38,63 @@ def kept(state: Path, command: str = "") -> Iterator[None]:
         raise
 
 
+@dataclass(frozen=True)
+class Measured:
+    """The measured fields of ``Findings``."""
+
+    untuned: Reading | None
+    tuned: Reading | None
+    failed: str
+
+
+@dataclass(frozen=True)
+class State:
+    """Contents of a ``MeasuredFile``: readings by candidate, and a digest of their conditions."""
+
+    conditions: str
+    readings: Mapping[str, Measured] = field(default_factory=dict)
+
+
 class MeasuredFile:
     """The readings of a study's candidates, in a JSON file.
 
     Args:
         path: of the file; None keeps nothing.
         model: before it is extended.
-        conditions: all else that readings depend on. Readings under others are measured again.
+        conditions: all else that readings depend on; readings under others are discarded.
 
     Raises:
-        CheckpointError: when the file is damaged.
+        CheckpointError: if the file is damaged.
     """
 
     def __init__(self, path: Path | None, model: nn.Module, *conditions: object) -> None:
-        self.path = path
-        self._readings: dict[str, dict[str, Any]] = {}
+        self.path, self._state = path, State("")
         if path is None:
             return
         sums = [float(parameter.detach().double().sum()) for parameter in model.parameters()]
-        self._conditions = fingerprint(sums, *conditions)
+        self._state = State(fingerprint(sums, *conditions))
         if not path.exists():
             return
-        plain = read_json(path, remedy="Delete it, and all is measured again.")
-        if isinstance(plain, dict) and plain.get("conditions") == self._conditions:
-            self._readings = dict(plain.get("readings") or {})
-
-    def get(self, key: str) -> dict[str, Any] | None:
-        """The measured fields of a candidate's ``Findings``; None: it has not been measured.
-
-        Raises:
-            CheckpointError: when the file is damaged.
-        """
-        plain = self._readings.get(key)
-        if plain is None:
-            return None
+        plain = read_json(path, remedy=REMEDY)
+        if not isinstance(plain, dict) or plain.get("conditions") != self._state.conditions:
+            return
         try:
-            readings = {name: Reading.from_json(plain[name]) for name in ("untuned", "tuned")}
-            return {**readings, "failed": str(plain["failed"])}
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            self._state = from_plain(State, plain)
+        except TypeError as error:
             raise CheckpointError(
-                str(self.path),
-                expected="the readings of a study",
-                got=repr(error),
-                remedy="Delete it, and all is measured again.",
+                str(path), expected="the readings of a study", got=error, remedy=REMEDY
             ) from error
 
+    def get(self, key: str) -> Measured | None:
+        """The readings of a candidate; None if it has not been measured."""
+        return self._state.readings.get(key)
+
     def add(self, findings: Findings) -> None:
-        """Keep what has been measured of a candidate."""
+        """Keep the readings of a candidate."""
         if self.path is None or findings.untuned is None:
             return
-        self._readings[findings.key] = {
-            "untuned": findings.untuned.to_json(),
-            "tuned": None if findings.tuned is None else findings.tuned.to_json(),
-            "failed": findings.failed,
-        }
+        measured = Measured(findings.untuned, findings.tuned, findings.failed)
+        readings = {**self._state.readings, findings.key: measured}
+        self._state = replace(self._state, readings=readings)
         make_folder(self.path.parent)
-        write_json(self.path, {"conditions": self._conditions, "readings": self._readings})
+        write_json(self.path, to_plain(self._state))

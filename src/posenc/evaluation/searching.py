@@ -1,13 +1,15 @@
-"""LongRoPE's search on a text: the factors of pairs with which a model reads it best."""
+"""Search of LongRoPE's factors on a text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
+from posenc.arguments import Natural, check
 from posenc.errors import ArgumentError, DataError, Interrupted
 from posenc.evaluation.candidates import Method
 from posenc.evaluation.checkpoint import Checkpoint
@@ -21,24 +23,18 @@ __all__ = ["require_search", "searched"]
 
 SEARCHED = "longrope"
 
-TOKENS = 1 << 14
-"""Read for one set of factors, in windows of the new length."""
-
-FEWEST = 4
-"""Windows."""
+TOKENS, FEWEST = 1 << 14, 4
+"""Tokens read for one set of factors, and the least number of windows they come in."""
 
 
 def require_search(budget: int, methods: Sequence[Method]) -> None:
-    """Refuse a budget that nothing can be done with.
+    """Require a budget that can be used.
 
     Raises:
-        ArgumentError: below 0, or when no method takes factors that are not given.
+        ArgumentError: below 0, or if no method lacks factors.
     """
-    if budget < 0:
-        raise ArgumentError(
-            "search", expected="0 or more", got=budget, remedy="200 is a good number; 0 is none."
-        )
-    if budget and not any(map(_open, methods)):
+    check("search", Natural, budget, 0)
+    if budget and not any(map(_lacks_factors, methods)):
         raise ArgumentError(
             "search",
             expected=f"{SEARCHED} among the methods, without factors of its own",
@@ -58,51 +54,36 @@ def searched(
     progress: Progress = silent,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Method]:
-    """The methods, LongRoPE with the factors that read the training part of the text best.
+    """The methods, LongRoPE's with the factors of least loss on the training part of the text.
 
-    Measured is the loss past the trained length, in contexts of the new one.
+    The loss is that of tokens past the trained length, in contexts of the new length.
 
     Args:
         checkpoint: to extend.
-        text: factors are chosen on ``text.trained``; what is reported is measured elsewhere.
-        methods: of which those that want factors get them.
-        factor: how far.
+        text: factors are chosen on ``text.trained``; reports are measured elsewhere.
+        methods: those without factors get them.
         budget: sets of factors to measure.
-        state: a file that the search is kept in, and continued from.
-        progress: called as the work proceeds.
-        stop: asked after each measurement; True: raise ``Interrupted``.
+        state: a file that keeps the search, which continues from it.
+        factor, progress, stop: see ``extend_checkpoint``.
 
     Raises:
-        Misfit: when there is no rope as trained.
-        DataError: when the text is too short.
-        CheckpointError: when ``state`` is damaged, or of another search, model or text.
-        Interrupted: after ``stop`` said so; it is saved.
+        Misfit: if there is no RoPE as trained.
+        DataError: if the text is too short.
+        CheckpointError: if ``state`` is damaged, or of another search, model or text.
+        Interrupted: on ``stop``, after saving.
     """
-    found: dict[str, Method] = {}
-    for method in methods:
-        if not _open(method):
-            continue
-        # The first has the file's name, others (longrope+log_n) one of their own.
-        place = state if not found else state.with_stem(f"{state.stem}-{method.name}")
-        best = _search(
-            checkpoint,
-            text,
-            method,
-            factor=factor,
-            budget=budget,
-            state=place,
-            progress=progress,
-            stop=stop,
-        )
-        options = {**method.options, "long_factors": list(best.best.factors)}
-        found[method.spec] = replace(
-            method, options=options, notes=(_note(best, checkpoint, text),)
-        )
-    return [found.get(method.spec, method) for method in methods]
+    done: dict[str, Method] = {}
+    for method in filter(_lacks_factors, methods):
+        # the first has the file's name, others (longrope+log_n) one of their own
+        place = state.with_stem(f"{state.stem}-{method.name}") if done else state
+        found = _search(checkpoint, text, method, factor, budget, place, progress, stop)
+        options = {**method.options, "long_factors": list(found.best.factors)}
+        note = _note(found, checkpoint, text)
+        done[method.spec] = replace(method, options=options, notes=(note,))
+    return [done.get(method.spec, method) for method in methods]
 
 
-def _open(method: Method) -> bool:
-    """Whether a method takes factors, and has none."""
+def _lacks_factors(method: Method) -> bool:
     return SEARCHED in method.name.split("+") and "long_factors" not in method.options
 
 
@@ -110,15 +91,13 @@ def _search(
     checkpoint: Checkpoint,
     text: Text,
     method: Method,
-    *,
     factor: float,
     budget: int,
     state: Path,
     progress: Progress,
     stop: Callable[[], bool],
 ) -> Found:
-    goal = round(checkpoint.length * factor)
-    width = max(1, goal - checkpoint.length)
+    length, goal = checkpoint.length, round(checkpoint.length * factor)
     if len(text.trained) < 4 * goal:
         raise DataError(
             "text",
@@ -126,24 +105,19 @@ def _search(
             got=len(text.trained),
             remedy="Give a longer text, or a smaller factor.",
         )
-    targets = Targets.spread(
-        len(text.trained), width=width, longest=goal, count=max(FEWEST, TOKENS // goal)
-    )
+    count, width = max(FEWEST, TOKENS // goal), max(1, goal - length)
+    targets = Targets.spread(len(text.trained), width=width, longest=goal, count=count)
     model, originals = checkpoint.model, encodings_of(checkpoint.model)
     device = next(model.parameters()).device
+    context: dict[str, Any] = {"factor": factor, "length": length}
 
     def loss(factors: tuple[float, ...]) -> float:
-        stretched = extend_layers(
-            originals,
-            method.name,
-            factor=factor,
-            length=checkpoint.length,
-            **{**method.options, "long_factors": factors},
-        )
-        twin = with_encodings(model, stretched)
+        options = {**method.options, "long_factors": factors}
+        extended = extend_layers(originals, method.name, **context, **options)
+        candidate = with_encodings(model, extended)
 
         def run(tokens: Tensor) -> Tensor:
-            output: Tensor = twin(tokens.to(device))
+            output: Tensor = candidate(tokens.to(device))
             return output
 
         return targets.loss(run, text.trained, goal)
@@ -160,19 +134,13 @@ def _search(
             )
 
     return search_factors(
-        originals[0],
-        loss,
-        factor=factor,
-        length=checkpoint.length,
-        budget=budget,
-        state=state,
-        progress=measured,
+        originals[0], loss, **context, budget=budget, state=state, progress=measured
     )
 
 
 def _note(found: Found, checkpoint: Checkpoint, text: Text) -> str:
     formulas = ", ".join(f"{name} {tried.loss:.3f}" for name, tried in found.formulas.items())
-    factors = ", ".join(f"{each:g}" for each in found.best.factors)
+    factors = ", ".join(f"{factor:g}" for factor in found.best.factors)
     return (
         f"Its factors are the best of {found.tried} on the part of the text that is not measured "
         f"here: {found.best.loss:.3f} bits a {text.unit} past {checkpoint.length} {text.unit}s, "

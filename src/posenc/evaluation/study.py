@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -40,9 +41,9 @@ class ExtensionResult:
 
     Args:
         study: all measurements.
-        model: extended by the chosen method and, if asked for, fine-tuned; None: none was chosen.
+        model: extended by the chosen method, and fine-tuned if requested; None: none was chosen.
         method: the chosen one.
-        factor: by which the chosen one makes the trained length longer.
+        factor: its extension of the trained length.
     """
 
     study: Study
@@ -61,33 +62,35 @@ def evaluate(
 ) -> Study:
     """Measure a model as it is.
 
-    An encoder is given no more than its table has positions for. A model of images has its table
-    interpolated for larger ones, as transformers does if asked to.
+    Inputs of an encoder are cut to the length of its table. A model of images has its table
+    interpolated for larger ones, as transformers does on request.
 
     Args:
         checkpoint: to measure.
-        data: of ``Checkpoint.data``.
-        lengths: of contexts; half, once and twice its own by default. Of images sides in pixels.
-        seed: of needles, words and masks.
-        progress: called as the work proceeds.
+        data: from ``Checkpoint.data``.
+        lengths: of contexts (of images, sides in pixels); by default half,
+            once and twice the trained length.
+        seed, progress: see ``extend_checkpoint``.
 
     Raises:
-        DataError: when the text is too short, or images cannot be read.
-        ArgumentError: when the data do not fit the model, or on sizes that it cannot be shown.
+        DataError: if the text is too short, or images cannot be read.
+        ArgumentError: if the data do not fit the model, or a size cannot be shown to it.
     """
     began = time.perf_counter()
     model, limit, key = checkpoint.model, None, "direct"
+    suite: Suite
+    measured: nn.Module | None
     if isinstance(model, ImageEncoder | VisionTransformer):
         cells = cells_of(model, lengths)
-        suite: Suite = ImageSuite.of(model, _images(checkpoint, data), cells)
+        suite = ImageSuite.of(model, _images(checkpoint, data), cells)
         *_, candidate = image_candidates(model, [Method.parse("interpolate")], cells=cells)
-        assert candidate.model is not None
         measured, key = candidate.model, candidate.key
     else:
         chosen = tuple(sorted(set(lengths))) if lengths else lengths_to(checkpoint.length, 2.0)
         suite, measured = _text_suite(checkpoint, data, chosen, seed=seed), model
         if not isinstance(model, Decoder):
             limit, key = checkpoint.length, CUT
+    assert measured is not None  # tables of images can always be interpolated
     progress("measuring", 0, 1)
     reading = suite.measure(measured, limit=limit)
     progress("measured", 1, 1)
@@ -111,30 +114,22 @@ def measure_extensions(
 ) -> ExtensionResult:
     """Extend a model by each method, measure all, and choose one.
 
-    A single method is refused with an error where it does not fit; of several, those that do not
-    fit are reported so. Measured beside them are the original, where it can be run, and the model
-    as trained with its attention, its texts or its images cut to what it was trained at. Causal
-    models may be fine-tuned, the baselines as all others.
+    A single method that does not fit is an error; of several, it is reported. The baselines are the
+    original, where it can be run, and the original with attention, texts or images limited to what
+    it was trained at. Causal models may be fine-tuned, baselines included.
 
     Args:
         checkpoint: to extend.
-        data: of ``Checkpoint.data``.
+        data: from ``Checkpoint.data``.
         methods: to extend it by.
-        factor: by which its trained length grows.
-        tuning: of each; 0 steps for none.
-        seed: of needles, words and masks.
-        always: choose the best of several methods even where none gains anything over the model
-            as it is.
-        progress: called as the work proceeds.
-        state: a file that keeps what has been measured; what it holds is not measured again.
-        stop: asked after each model; True raises ``Interrupted``.
+        state: a file that keeps readings, so that none is measured again.
+        factor, tuning, seed, always, progress, stop: see ``extend_checkpoint``.
 
     Raises:
-        ArgumentError: when the only method does not fit or diverges in fine-tuning, none can be
+        ArgumentError: if the only method does not fit or diverges in fine-tuning, none can be
             written, a model that is not causal is to be fine-tuned, or the data do not fit.
-        DataError: when the text is too short, or images cannot be read.
-        CheckpointError: when ``state`` is damaged.
-        Interrupted: when ``stop`` says so.
+        CheckpointError: if ``state`` is damaged.
+        DataError, Interrupted: as ``extend_checkpoint``.
     """
     began = time.perf_counter()
     if tuning.steps and not isinstance(checkpoint.model, Decoder):
@@ -152,9 +147,40 @@ def measure_extensions(
             got=", ".join(method.spec for method in methods),
             remedy="Choose another method; posenc evaluate measures a model as it is.",
         )
-    # What is read, not what is in memory, so that a changed text or image is measured anew.
-    seen = suite.images.sha256 if isinstance(suite, ImageSuite) else data.sha256  # type: ignore[union-attr]
-    measured = MeasuredFile(state, checkpoint.model, seen, suite.lengths, seed, tuning, methods)
+
+    def tuned(candidate: Candidate, report: Callable[[str], None]) -> tuple[nn.Module, float]:
+        assert isinstance(data, Text)  # of a decoder
+        assert candidate.model is not None
+        return finetuned(
+            candidate.model,
+            data.trained,
+            tuning,
+            length=checkpoint.length,
+            goal=suite.lengths[-1],
+            byte_needles=isinstance(data.needles, ByteNeedles),
+            stepped=lambda step, loss: report(f"fine-tuning, step {step}, loss {loss:.3f}"),
+        )
+
+    def findings_on(candidate: Candidate, report: Callable[[str], None]) -> Findings:
+        if candidate.model is None:
+            return candidate.findings
+        report("measuring")
+        reading = suite.measure(candidate.model, limit=candidate.limit)
+        findings = replace(candidate.findings, untuned=reading)
+        models[candidate.key] = candidate.model
+        if not tuning.steps or not candidate.trainable:
+            return findings
+        report("fine-tuning")
+        try:
+            models[candidate.key], seconds = tuned(candidate, report)
+        except ArgumentError as error:
+            return replace(findings, failed=str(error))
+        report("measuring again")
+        again = replace(suite.measure(models[candidate.key]), steps=tuning.steps, seconds=seconds)
+        return replace(findings, tuned=again)
+
+    sha256 = _source(suite, data).sha256  # changed data are measured anew
+    kept = MeasuredFile(state, checkpoint.model, sha256, suite.lengths, seed, tuning, methods)
     findings: list[Findings] = []
     models: dict[str, nn.Module] = {}
     for done, candidate in enumerate(candidates):
@@ -162,15 +188,12 @@ def measure_extensions(
         def report(stage: str, key: str = candidate.key, done: int = done) -> None:
             progress(f"{key}: {stage}", done, len(candidates))
 
-        known = measured.get(candidate.key)
+        known = kept.get(candidate.key)
         if known is not None:
-            findings.append(replace(candidate.findings, **known))
+            findings.append(replace(candidate.findings, **vars(known)))
             continue
-        result, model = _measured(candidate, checkpoint, data, suite, tuning, report)
-        findings.append(result)
-        measured.add(result)
-        if model is not None:
-            models[candidate.key] = model
+        findings.append(findings_on(candidate, report))
+        kept.add(findings[-1])
         if stop() and done + 1 < len(candidates):
             raise Interrupted(
                 "measuring",
@@ -185,20 +208,14 @@ def measure_extensions(
         study = replace(study, finetune=tuning.described(width))
     chosen, reason = choose(study, tuned=bool(tuning.steps), always=always)
     study = replace(study, chosen=chosen, reason=reason, seconds=time.perf_counter() - began)
-    winner = next((each for each in candidates if each.key == chosen), None)
+    winner = next((candidate for candidate in candidates if candidate.key == chosen), None)
     if winner is None:
         return ExtensionResult(study, None, None, factor)
-    model = models.get(winner.key)
-    if model is None:  # measured before a stop
-        model = winner.model
-        if tuning.steps:
-            model, _ = _finetuned(winner, checkpoint, data, suite, tuning, lambda stage: None)
-    return ExtensionResult(
-        study,
-        model.goal if isinstance(model, BySize) else model,
-        winner.method,
-        factor if winner.factor is None else winner.factor,
-    )
+    model = models.get(winner.key) or winner.model
+    if winner.key not in models and tuning.steps:  # measured before an interruption
+        model, _ = tuned(winner, lambda stage: None)
+    model = model.goal if isinstance(model, BySize) else model
+    return ExtensionResult(study, model, winner.method, winner.factor or factor)
 
 
 def _prepared(
@@ -209,33 +226,26 @@ def _prepared(
     factor: float,
     seed: int,
 ) -> tuple[list[Candidate], Suite]:
-    """The models to compare, and the suite that measures them."""
+    """The models to compare, and their suite."""
     model, length, strict = checkpoint.model, checkpoint.length, len(methods) == 1
     if isinstance(model, ImageEncoder | VisionTransformer):
         cells = sides(model.config.cells, goal_cells(model, methods, factor=factor))
         suite = ImageSuite.of(model, _images(checkpoint, data), cells)
         return list(image_candidates(model, methods, cells=cells)), suite
     lengths = lengths_to(length, factor)
+    context: dict[str, Any] = {"length": length, "strict": strict}
     if isinstance(model, Decoder):
-        candidates = decoder_candidates(model, methods, factor=factor, length=length, strict=strict)
+        candidates = decoder_candidates(model, methods, factor=factor, **context)
     else:
-        candidates = table_candidates(
-            model, methods, goal=lengths[-1], length=length, strict=strict
-        )
+        candidates = table_candidates(model, methods, goal=lengths[-1], **context)
     return list(candidates), _text_suite(checkpoint, data, lengths, seed=seed)
 
 
 def _text_suite(
     checkpoint: Checkpoint, data: Text | ImageSource, lengths: tuple[int, ...], *, seed: int
 ) -> Suite:
-    """The measurements of a model that reads text."""
     if not isinstance(data, Text):
-        raise ArgumentError(
-            "images",
-            expected=f"none, for a {checkpoint.family}, which reads text",
-            got=data.path,
-            remedy="Give a text.",
-        )
+        raise _unfit(checkpoint, "images", data.path, "reads text", "Give a text.")
     if isinstance(checkpoint.model, MaskedLM):
         return MaskedSuite.of(data, lengths, seed=seed)
     if isinstance(checkpoint.model, Encoder):
@@ -245,60 +255,21 @@ def _text_suite(
 
 def _images(checkpoint: Checkpoint, data: Text | ImageSource) -> ImageSource:
     if not isinstance(data, ImageSource):
-        raise ArgumentError(
-            "text",
-            expected=f"none, for a {checkpoint.family}, which sees images",
-            got="a text",
-            remedy="Give images.",
-        )
+        raise _unfit(checkpoint, "text", "a text", "sees images", "Give images.")
     return data
 
 
-def _measured(
-    candidate: Candidate,
-    checkpoint: Checkpoint,
-    data: Text | ImageSource,
-    suite: Suite,
-    tuning: Tuning,
-    report: Callable[[str], None],
-) -> tuple[Findings, nn.Module | None]:
-    """The findings on one candidate, and its model after fine-tuning; None: it has none."""
-    if candidate.model is None:
-        return candidate.findings, None
-    report("measuring")
-    reading = suite.measure(candidate.model, limit=candidate.limit)
-    findings = replace(candidate.findings, untuned=reading)
-    if not tuning.steps or not candidate.trainable or not isinstance(data, Text):
-        return findings, candidate.model
-    report("fine-tuning")
-    try:
-        model, seconds = _finetuned(candidate, checkpoint, data, suite, tuning, report)
-    except ArgumentError as error:
-        return replace(findings, failed=str(error)), None
-    report("measuring again")
-    tuned = replace(suite.measure(model), steps=tuning.steps, seconds=seconds)
-    return replace(findings, tuned=tuned), model
+def _unfit(checkpoint: Checkpoint, name: str, got: object, what: str, remedy: str) -> ArgumentError:
+    expected = f"none, for a {checkpoint.family}, which {what}"
+    return ArgumentError(name, expected=expected, got=got, remedy=remedy)
 
 
-def _finetuned(
-    candidate: Candidate,
-    checkpoint: Checkpoint,
-    data: Text | ImageSource,
-    suite: Suite,
-    tuning: Tuning,
-    report: Callable[[str], None],
-) -> tuple[nn.Module, float]:
-    assert isinstance(data, Text)  # no others are fine-tuned
-    assert candidate.model is not None
-    return finetuned(
-        candidate.model,
-        data.trained,
-        tuning,
-        length=checkpoint.length,
-        goal=suite.lengths[-1],
-        byte_needles=isinstance(data.needles, ByteNeedles),
-        stepped=lambda step, loss: report(f"fine-tuning, step {step}, loss {loss:.3f}"),
-    )
+def _source(suite: Suite, data: Text | ImageSource) -> Text | Images:
+    """The data that were read."""
+    if isinstance(suite, ImageSuite):
+        return suite.images
+    assert isinstance(data, Text)
+    return data
 
 
 def _study(
@@ -310,13 +281,10 @@ def _study(
     factor: float,
     seed: int,
 ) -> Study:
-    seen: Text | Images
-    if isinstance(suite, ImageSuite):
-        unit, seen = "pixel", suite.images
-        factor = factor if factor == 1.0 else suite.lengths[-1] / suite.lengths[0]
-    else:
-        assert isinstance(data, Text)
-        unit, seen = data.unit, data
+    source = _source(suite, data)
+    unit = source.unit if isinstance(source, Text) else "pixel"
+    if unit == "pixel" and factor != 1.0:
+        factor = suite.lengths[-1] / suite.lengths[0]
     return Study(
         checkpoint=checkpoint.name,
         family=checkpoint.family,
@@ -325,8 +293,8 @@ def _study(
         factor=factor,
         lengths=suite.lengths,
         unit=unit,
-        text=seen.name,
-        sha256=seen.sha256,
+        text=source.name,
+        sha256=source.sha256,
         findings=findings,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={

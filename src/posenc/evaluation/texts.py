@@ -1,4 +1,4 @@
-"""A text as ids, by a checkpoint's tokenizer or of its bytes."""
+"""A text as ids of a tokenizer, or as bytes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from posenc.storage import panics_as_errors, read_bytes
 __all__ = ["Encode", "SpecialTokens", "Text", "read_ids", "read_tokenizer"]
 
 Encode = Callable[[str], Sequence[int]]
-"""Text to ids, without special ones."""
+"""Text to ids, without special tokens."""
 
 MOST_BYTES = 4_000_000
-"""Of a part that are encoded by a tokenizer: more would take longer than it is worth."""
+"""Bytes of each part that are encoded by a tokenizer."""
 
 BYTES = 256
-"""Vocabulary of models that read bytes; one more with a mask."""
+"""Vocabulary of models of bytes, without a mask."""
 
 MASKS = ("[MASK]", "<mask>")
-"""Mask tokens to look for where ``tokenizer_config.json`` names none."""
+"""Mask tokens by default."""
 
 MOST_TOKENIZER = 1 << 26
-"""Bytes of a tokenizer.json; those of 256,000 tokens have half of it."""
+"""Bytes of a tokenizer.json, twice those of 256,000 tokens."""
 
 POOL = 256
-"""Ids that words to be copied are made of: so many that the text has, and not the rarest."""
+"""Number of ids that words to be copied consist of: the most frequent of the text."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SpecialTokens:
 
     Args:
         begin, end: before and after every text.
-        mask: in place of a masked token; None: there is none.
+        mask: in place of a masked token, if there is one.
     """
 
     begin: tuple[int, ...] = ()
@@ -52,11 +52,11 @@ class SpecialTokens:
 
     @property
     def count(self) -> int:
-        """How many are added to a text."""
+        """Number of ids added to a text."""
         return len(self.begin) + len(self.end)
 
     def around(self, rows: Tensor) -> Tensor:
-        """``[N, L]`` ids with these around them; of truth values: with False around them."""
+        """``[N, L]`` ids (booleans) with these (with False) before and after them."""
         begin, end = (
             torch.tensor(ids, dtype=torch.int64).expand(len(rows), -1)
             * (rows.dtype is not torch.bool)
@@ -70,12 +70,11 @@ class Text:
     """A text to measure on, and one to train on.
 
     Args:
-        measured, trained: ``[T]`` ids that share nothing. Where nothing is to be trained, the
-            latter are none.
-        unit: what an id stands for, ``"byte"`` or ``"token"``.
+        measured, trained: ``[T]`` ids, disjoint parts of the text; the latter may be empty.
+        unit: of an id, ``"byte"`` or ``"token"``.
         needles: how they are hidden in it.
-        pool: ids that words to be copied are made of.
-        name: of the text, in a phrase.
+        pool: ids that words to be copied consist of.
+        name: description of the text.
         sha256: of its bytes.
         special: tokens that the tokenizer adds.
     """
@@ -102,12 +101,12 @@ def read_ids(
     Args:
         path: a file or folder.
         encode: of the tokenizer; None: ids are bytes.
-        training: whether anything is to be trained: then what is measured is held out. Of
-            the shipped text it always is, since models of the lab were trained on the rest.
+        training: hold out what is measured. The shipped text always is held out, as posenc's own
+            models were trained on the rest.
         special: tokens that the tokenizer adds; none by default.
 
     Raises:
-        DataError: when it is unusable.
+        DataError: if it is unusable.
     """
     corpus = read_corpus(path)
     held_out = corpus.held_out
@@ -128,18 +127,15 @@ def read_ids(
 
 
 def read_tokenizer(folder: Path, vocabulary: int) -> tuple[Encode | None, SpecialTokens]:
-    """The tokenizer of a checkpoint folder, and the special tokens it adds.
+    """The tokenizer of a checkpoint folder (None: ids are bytes), and its special tokens.
 
     Args:
         folder: with ``tokenizer.json``; models of 256 bytes (and a mask) need none.
         vocabulary: of the model.
 
-    Returns:
-        Text to ids (None: ids are bytes), and the special tokens.
-
     Raises:
-        ArgumentError: when the tokenizers library is missing.
-        CheckpointError: when the tokenizer is missing, damaged, or another model's.
+        ArgumentError: if the tokenizers library is missing.
+        CheckpointError: if the tokenizer is missing, damaged, or another model's.
     """
     path = folder / "tokenizer.json"
     if not path.exists():
@@ -206,6 +202,6 @@ def _ids(part: bytes, encode: Encode | None) -> Int[Tensor, " T"]:
 
 
 def _pool(ids: Int[Tensor, " T"]) -> Int[Tensor, " P"]:
+    """The most frequent ids."""
     counts = torch.bincount(ids)
-    known = int((counts > 0).sum())
-    return counts.argsort(descending=True)[: min(POOL, known)]
+    return counts.argsort(descending=True)[: min(POOL, int((counts > 0).sum()))]

@@ -1,266 +1,186 @@
-"""Findings of a study, in words."""
+"""Findings of a study in sentences, from ``templates/sentences.jinja``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import pairwise
 
-from posenc.evaluation.candidates import CUT, SCALED
-from posenc.evaluation.choosing import baselines, best, gap, has_needles, shortfall
-from posenc.evaluation.results import Findings, Reading, Study
-from posenc.evaluation.verdict_next_token import copying, expectation, needles_found, window_beaten
-from posenc.experiments.wording import listed
+from posenc.evaluation.candidates import CUT, SCALED, WINDOW
+from posenc.evaluation.choosing import (
+    QUANTILE,
+    TIE,
+    baselines,
+    best,
+    gap,
+    has_needles,
+    ranked,
+    say,
+    shortfall,
+)
+from posenc.evaluation.results import Reading, Study
 
-__all__ = ["at", "findings", "headline", "setting"]
+__all__ = ["expectation", "findings", "headline", "setting"]
 
 SAME = 0.02
-"""At short contexts, deteriorations up to this (of a loss, as a share of itself) do not count."""
-
-UNTIMED = "takes an unknown time (the machine was busy: its passes took too unequal times)"
+"""Largest deterioration at short contexts that is not reported (of losses, relative)."""
 
 SLOWER = 1.5
-"""A method that takes so many times as long is said to."""
+"""A method that takes so many times as long is reported as slow."""
+
+EXPECTED: tuple[tuple[str, ...], ...] = (
+    ("direct",),
+    ("interpolate",),
+    ("ntk",),
+    ("yarn", "yarn@alpha=0.5@beta=4"),
+    ("rerope", "self_extend"),
+)
+"""From worst to best at twice the trained length, before any training."""
 
 
 def setting(study: Study) -> str:
-    """Model, text and lengths of the study."""
-    lengths = ", ".join(study.called(length) for length in study.lengths)
-    told = f"A {study.family} of {study.parameters:,} parameters, trained at "
-    told += f"{at(study, study.length)}, "
-    if study.unit == "pixel":
-        return f"{told}was shown {study.text} at {lengths} pixels."
-    told += f"read {study.text} in {'contexts' if study.causal else 'texts'} of {lengths}."
-    if study.finetune:
-        told += (
-            " Everything was measured without training, and after "
-            f"{study.finetune['steps']} equal steps of fine-tuning at "
-            f"{study.finetune['positions']} positions."
-        )
-    return told
+    """Model, data and lengths of the study."""
+    return say("setting", study=study, lengths=", ".join(map(study.called, study.lengths)))
 
 
 def headline(study: Study) -> list[str]:
-    """The recommended method, and how sure that is; for a model as it is, its figures."""
+    """The recommended method and its certainty; the figures of a model measured as it is."""
     if study.factor == 1.0:
-        return list(_alone(study))
-    told = [*_advised(study, tuned=study.tuned), *_certainty(study)]
-    return told or ["Nothing that a checkpoint can hold was measured: see below."]
+        (method,) = study.findings
+        facts = {"study": study, "key": method.key, "reading": method.untuned}
+        shown = [metric for metric in study.metrics if not metric.brief]
+        return [say("figures", **facts, metric=metric) for metric in shown]
+    sentences = [*_advised(study, tuned=study.tuned), *_certainty(study)]
+    return sentences or ["Nothing that a checkpoint can hold was measured: see below."]
 
 
 def findings(study: Study) -> list[tuple[str, list[str]]]:
-    """Further findings: titles, and sentences under each."""
+    """Further findings: titles, and the sentences under each."""
     if study.factor == 1.0:
         return []
     groups: list[tuple[str, list[str]]] = []
-    for tuned in (False, True) if study.tuned else (False,):
-        told = [] if tuned or not study.tuned else [*_advised(study, tuned=False)]
-        told += _ranking(study, tuned=tuned)
+    for tuned in _whens(study):
+        sentences = [] if tuned or not study.tuned else [*_advised(study, tuned=False)]
+        sentences += _ranking(study, tuned=tuned)
         if study.causal:
-            told += [*window_beaten(study, tuned=tuned), *needles_found(study, tuned=tuned)]
+            sentences += [*_window_beaten(study, tuned=tuned), *_needles(study, tuned=tuned)]
         else:
-            told += _baseline(study)
-        groups.append(("After fine-tuning" if tuned else "Without training", told))
-    if study.unit != "pixel":  # at the trained size a table of images is what it was
-        short = [*_short(study), *(copying(study) if study.causal else ())]
+            sentences += _baseline(study)
+        groups.append(("After fine-tuning" if tuned else "Without training", sentences))
+    if study.unit != "pixel":  # at the trained size a table of images is unchanged
+        short = [*_short(study), *(_copying(study) if study.causal else ())]
         groups.append(("In contexts no longer than before", short))
     if study.causal:
         groups.append(("Against what is expected", expectation(study)))
     if study.chosen is not None:
-        written = [f"Written: {study.chosen}. {study.reason}", *_noted(study)]
+        written = [f"Written: {study.chosen}. {study.reason}", *_noted(study, study.chosen)]
     else:
         written = [f"No checkpoint was written. {study.reason}"]
     groups.append(("The checkpoint", written))
-    return [(title, told) for title, told in groups if told]
+    return [(title, sentences) for title, sentences in groups if sentences]
 
 
-def at(study: Study, length: int) -> str:
-    """A length with its unit."""
-    side = " a side" if study.unit == "pixel" and length not in study.labels else ""
-    return f"{study.called(length)} {study.unit}s{side}"
+def _whens(study: Study) -> tuple[bool, ...]:
+    return (False, True) if study.tuned else (False,)
 
 
-def _alone(study: Study) -> Iterator[str]:
-    each = study.findings[0]
-    reading = each.untuned
-    assert reading is not None  # a study of one model has measured it
-    for metric in study.metrics:
-        if metric.brief:
-            continue
-        told = "; ".join(
-            f"at {study.called(n)} {metric.told(value)}" for n, value in reading.of(metric).items()
-        )
-        beyond = study.goal > study.length
-        how = {
-            CUT: f", given {at(study, study.length)} of longer texts",
-            "interpolate": ", its table interpolated for larger images",
-        }.get(each.key, "")
-        guess = f" (a guess finds {study.chance:.1%})" if metric.key == "needles" else ""
-        yield (
-            f"{study.checkpoint}, trained at {at(study, study.length)}{how if beyond else ''}: "
-            f"{told}{guess}."
-        )
+def _readings(study: Study, *, tuned: bool = False) -> dict[str, Reading]:
+    return {method.key: reading for method, reading in ranked(study, tuned=tuned)}
 
 
 def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
-    """The recommended method beside the baselines."""
-    key = best(study, tuned=tuned)
-    readings = {each.key: reading for each, reading in study.ranked(tuned=tuned)}
+    """The recommended method beside the baselines, and its cost."""
+    key, readings = best(study, tuned=tuned), _readings(study, tuned=tuned)
     if key is None:
         return
-    when = "Without any training"
-    if tuned:
-        when = f"After {study.finetune['steps']} steps of fine-tuning"
+    steps = study.finetune["steps"] if tuned else 0
+    when = f"After {steps} steps of fine-tuning" if tuned else "Without any training"
     missing = shortfall(study, key, tuned=tuned)
     if missing:
         yield f"{when}, do not stretch: {missing}."
         return
-    chosen, metric, goal = readings[key], study.deciding, study.goal
-    others = [
-        (name, readings[other]) for other, name in baselines(study).items() if other in readings
-    ]
-
-    def beside(shown: Sequence[str]) -> str:
-        pairs = ", ".join(
-            f"{name}: {value}" for (name, _), value in zip(others, shown, strict=True)
-        )
-        return f" ({pairs})" if pairs else ""
-
-    what = "size" if study.unit == "pixel" else "length"
-    told = f"{when}, use {key}: at {at(study, goal)}, {study.factor:g} times the trained {what}, "
-    told += metric.told(chosen.of(metric)[goal])
-    told += beside([metric.shown(reading.of(metric)[goal]) for _, reading in others])
-    if has_needles(study):
-        found = f"{chosen.found(goal):.0%} of the needles"
-        told += f", and it finds {found}{beside([f'{r.found(goal):.0%}' for _, r in others])}"
-    yield f"{told}."
-    yield from _cost(study, key, readings)
+    names = baselines(study).items()
+    yield say(
+        "advised",
+        study=study,
+        when=when,
+        key=key,
+        reading=readings[key],
+        others=[(words, readings[name]) for name, words in names if name in readings],
+        needles=next((m for m in study.metrics if m.key == "needles" and has_needles(study)), None),
+    )
+    every = {method.key: reading for method, reading in study.ranked(tuned=tuned)}
+    yield from _cost(study, key, every)
 
 
 def _cost(study: Study, key: str, readings: dict[str, Reading]) -> Iterator[str]:
-    """Cost of the chosen method, where that is much; beside shorter texts, always."""
-    chosen, goal = readings[key], study.goal
-    megabytes = f"takes {chosen.peak_memory_bytes / 1e6:.0f} MB beside "
-    plain = readings.get("direct")
-    if plain is not None and not (chosen.timed and plain.timed):
-        yield f"{key} {UNTIMED}; it {megabytes}{plain.peak_memory_bytes / 1e6:.0f} MB."
-    elif plain is not None and chosen.per_second * SLOWER <= plain.per_second:
-        yield (
-            f"{key} takes {plain.per_second / chosen.per_second:.2g} times as long as the model "
-            f"not stretched to read {goal} {study.unit}s here, and {megabytes}"
-            f"{plain.peak_memory_bytes / 1e6:.0f} MB."
-        )
+    """Cost of a method, if high; compared with shorter texts, always."""
+    chosen, plain = readings[key], readings.get("direct")
+    facts = {"study": study, "key": key, "chosen": chosen}
+    if plain is not None:
+        slower = plain.per_second / chosen.per_second
+        timed = chosen.timed and plain.timed
+        if not timed or slower >= SLOWER:
+            yield say("cost", **facts, base=plain, times=slower if timed else None)
     base = readings.get(CUT) or readings.get(SCALED)
     if base is not None:
-        longer = 1.0 if study.unit == "pixel" else goal / study.length
-        what = ("an image of ", "one of ") if study.unit == "pixel" else ("", "")
+        longer = 1.0 if study.unit == "pixel" else study.goal / study.length
         times = longer * base.per_second / chosen.per_second
-        known = f"takes {times:.2g} times as long" if chosen.timed and base.timed else UNTIMED
-        yield (
-            f"{key} {known} for {what[0]}{at(study, goal)} as the model as trained for "
-            f"{what[1]}{study.called(study.length)} here, and {megabytes}"
-            f"{base.peak_memory_bytes / 1e6:.0f} MB."
-        )
+        timed = chosen.timed and base.timed
+        yield say("cost_of_length", **facts, base=base, times=times if timed else None)
 
 
 def _certainty(study: Study) -> Iterator[str]:
-    """Certainty of the first sentence."""
-    key = best(study, tuned=study.tuned)
-    readings = {each.key: reading for each, reading in study.ranked(tuned=study.tuned)}
+    """Certainty of the recommendation."""
+    key, readings = best(study, tuned=study.tuned), _readings(study, tuned=study.tuned)
     if key is None:
         return
-    metric = study.deciding
-    chosen = readings.pop(key)
-    if SCALED not in baselines(study):
-        readings.pop(SCALED, None)
+    metric, chosen = study.deciding, readings.pop(key)
     gaps = {name: gap(reading, chosen, lower=metric.lower) for name, reading in readings.items()}
-    known = {name: found for name, found in gaps.items() if found is not None}
-    same = [name for name, found in known.items() if not found.sure]
-    better = [name for name, found in known.items() if found.sure and found.mean < 0]
-    worse = [(name, found) for name, found in known.items() if found.sure and found.mean > 0]
-    told = []
-    if same:
-        told.append(
-            f"{listed(same)} cannot be told from it by {'their' if len(same) > 1 else 'its'} "
-            f"{metric.name}"
+    known = {name: deficit for name, deficit in gaps.items() if deficit is not None}
+    worse = {name: d for name, d in known.items() if d.sure and d.mean > 0}
+    if known:
+        yield say(
+            "certainty",
+            study=study,
+            same=[name for name, deficit in known.items() if not deficit.sure],
+            better=[name for name, d in known.items() if d.sure and d.mean < 0],
+            worse=min(worse.items(), key=lambda pair: pair[1].mean) if worse else None,
+            pieces=len(chosen.windows),
         )
-    if worse:
-        name, found = min(worse, key=lambda pair: pair[1].mean)
-        rank = "the next"
-        if better:
-            rank += " that loses more" if metric.lower else " below it"
-        told.append(f"{name}, {rank}, {metric.difference(found)}")
-    if better:
-        told.append(
-            f"{listed(better)} {'have' if len(better) > 1 else 'has'} "
-            f"{'less' if metric.lower else 'a higher'} {metric.name}"
-        )
-    if told:
-        yield (
-            f"How sure: {'; '.join(told)} ({len(chosen.windows)} {study.sample}, 95% intervals)."
-        )
-    one = "one trained model and one seed"
-    if has_needles(study):
-        asked = study.asked * len(study.depths)
-        half = 1.96 * math.sqrt(0.25 / asked)
-        yield (
-            f"Shares of needles are of {asked} and sure to {half:.0%} at worst. All this is {one}: "
-            "where methods are close, another may order them otherwise."
-        )
-    else:
-        yield (f"All this is {one}: where methods are close, another may order them otherwise.")
+    asked = study.asked * len(study.depths) if has_needles(study) else 0
+    half = QUANTILE * math.sqrt(0.25 / asked) if asked else None
+    yield say("chance", asked=asked, half=half)
 
 
-def _noted(study: Study) -> Iterator[str]:
-    """Advice of the written method on its options."""
-    chosen = study.of(study.chosen or "")
+def _noted(study: Study, key: str) -> Iterator[str]:
+    """Advice on the written method, and on ``segments`` if that is better."""
+    chosen, segments = study.of(key), study.of("segments")
     if chosen is not None:
         yield from (f"{chosen.key}: {sentence}" for sentence in chosen.advice)
-    ahead = study.of("segments")
-    best, other = (each and each.reading(study.tuned) for each in (chosen, ahead))
-    found = gap(best, other, lower=study.deciding.lower) if best and other else None
-    if found is not None and found.sure and found.mean > 0:
-        yield (
-            f"segments does better and needs no other checkpoint: posenc.extension.segments(model, "
-            f"length={study.length}, …) reads with the model as it is."
-        )
+    mine, other = (method and method.reading(study.tuned) for method in (chosen, segments))
+    deficit = gap(mine, other, lower=study.deciding.lower) if mine and other else None
+    if deficit is not None and deficit.sure and deficit.mean > 0:
+        yield say("segments", study=study)
 
 
 def _ranking(study: Study, *, tuned: bool) -> Iterator[str]:
-    ranked = study.ranked(tuned=tuned)
-    metric = study.deciding
-    if SCALED not in baselines(study):
-        ranked = [pair for pair in ranked if pair[0].key != SCALED]
-    if len(ranked) < 2:
-        return
-
-    def told(pairs: Sequence[tuple[Findings, Reading]]) -> str:
-        return ", ".join(f"{e.key} {metric.shown(r.of(metric)[study.goal])}" for e, r in pairs)
-
-    best, rest = ("Least", "most") if metric.lower else ("Highest", "lowest")
-    sentence = f"{best} {metric.name} at {at(study, study.goal)}: {told(ranked[:4])}"
-    if len(ranked) > 4:
-        sentence += f"; {rest}: {told(ranked[-1:])}"
-    yield f"{sentence} {metric.axis}." if metric.lower else f"{sentence}."
+    order = [(method.key, reading) for method, reading in ranked(study, tuned=tuned)]
+    if len(order) > 1:
+        yield say("ranking", study=study, ranked=order)
 
 
 def _baseline(study: Study) -> Iterator[str]:
-    """Methods that are surely better than the baselines."""
-    metric = study.deciding
+    """Methods that are significantly better than the baselines."""
+    metric, readings = study.deciding, _readings(study)
     for key in (CUT, SCALED):
-        base = study.of(key)
-        if key not in baselines(study) or base is None or base.untuned is None:
+        base = readings.get(key)
+        if base is None:
             continue
-        better = []
-        for each, reading in study.ranked():
-            found = gap(base.untuned, reading, lower=metric.lower)
-            if found is not None and found.sure and found.mean > 0:
-                better.append(each.key)
-        yield (
-            f"{baselines(study)[key].capitalize()}, as the model was trained, "
-            f"{metric.told(base.untuned.of(metric)[study.goal])}. "
-            f"{listed(better) if better else 'No method'} {'do' if len(better) > 1 else 'does'} "
-            "surely better."
-        )
+        gaps = {n: gap(base, reading, lower=metric.lower) for n, reading in readings.items()}
+        better = [name for name, deficit in gaps.items() if deficit and deficit.sure]
+        better = [name for name in better if gaps[name].mean > 0]  # type: ignore[union-attr]
+        yield say("baseline", study=study, words=baselines(study)[key], base=base, better=better)
 
 
 def _short(study: Study) -> Iterator[str]:
@@ -269,32 +189,79 @@ def _short(study: Study) -> Iterator[str]:
     if original is None or original.untuned is None:
         return
     metric = study.deciding
-    for tuned in (False, True) if study.tuned else (False,):
-        base = original.reading(tuned) or original.untuned
-        before = base.of(metric)[study.length]
-        now = {
-            each.key: reading.of(metric)[study.length]
-            for each, reading in study.ranked(tuned=tuned)
-            if each.role == "method"
-        }
-        if metric.lower:
-            verb, much = "rises", f"{SAME:.0%}"
-            worse = {key: value / before - 1 for key, value in now.items()}
-            shown = {key: f"{by:+.1%}" for key, by in worse.items()}
-        else:
-            verb, much = "falls", f"{100 * SAME:.0f} points"
-            worse = {key: before - value for key, value in now.items()}
-            shown = {key: f"{-100 * by:+.0f}" for key, by in worse.items()}
-        if not worse:
-            continue
-        when = " after fine-tuning" if tuned else ""
-        told = ", ".join(f"{key} {shown[key]}" for key, by in worse.items() if by > SAME)
-        if told:
-            yield (
-                f"At the trained length{when} the {metric.name} {verb} by more than {much} with "
-                f"{told}."
-            )
-        else:
-            yield (
-                f"At the trained length{when} no method's {metric.name} {verb} by more than {much}."
-            )
+    for tuned in _whens(study):
+        before = (original.reading(tuned) or original.untuned).of(metric)[study.length]
+        worse = {}
+        for method, reading in study.ranked(tuned=tuned):
+            now = reading.of(metric)[study.length]
+            if method.role == "method":
+                worse[method.key] = now / before - 1 if metric.lower else before - now
+        if worse:
+            much = {key: by for key, by in worse.items() if by > SAME}
+            yield say("short", metric=metric, tuned=tuned, limit=SAME, worse=much)
+
+
+def expectation(study: Study) -> list[str]:
+    """The order that is expected before training, and how the measured one differs."""
+    measured = _readings(study)
+    steps = [(group, [key for key in group if key in measured]) for group in EXPECTED]
+    known = [keys for _, keys in steps if keys]
+    at = study.length * 2
+    if len(known) < 3 or at not in study.lengths:
+        return []
+
+    def loss(keys: list[str]) -> float:
+        return min(measured[key].loss[at] for key in keys)
+
+    order = ", then ".join(" and ".join(keys) for keys in known)
+    sentences = [f"Expected at twice the length before any training, from worst to best: {order}."]
+    pairs = [(worse, better, loss(worse), loss(better)) for worse, better in pairwise(known)]
+    tied = [pair for pair in pairs if abs(pair[3] - pair[2]) <= pair[2] * TIE]
+    wrong = [pair for pair in pairs if pair[3] > pair[2] * (1 + TIE)]
+    if not wrong and not tied:
+        sentences.append(f"So it is here, at {at} {study.unit}s.")
+    sentences += [say("tied", worse=pair[0], better=pair[1], limit=TIE) for pair in tied]
+    for worse, better, *losses in wrong:
+        sentences.append(say("wrong", worse=worse, better=better, losses=losses))
+        advised = [method for key in better if (method := study.of(key)) and method.advice]
+        sentences += [f"{method.key}: {' '.join(method.advice)}" for method in advised]
+    return sentences
+
+
+def _window_beaten(study: Study, *, tuned: bool) -> Iterator[str]:
+    """Methods with less loss than a plain sliding window."""
+    losses = {key: r.loss[study.goal] for key, r in _readings(study, tuned=tuned).items()}
+    if WINDOW in losses:
+        limit = losses[WINDOW]
+        beaten = [key for key, loss in losses.items() if loss < limit * (1 - TIE)]
+        yield say("window_beaten", study=study, limit=limit, beaten=beaten, margin=TIE)
+
+
+def _needles(study: Study, *, tuned: bool) -> Iterator[str]:
+    """Methods that find most needles, and whether that is informative."""
+    original = study.of("direct")
+    if original is None or original.untuned is None:
+        return
+    facts = {"study": study, "base": original.untuned.found(study.length)}
+    if not has_needles(study):
+        if not tuned:
+            yield say("needles_unlearned", **facts)
+        return
+    shares = {key: r.found(study.goal) for key, r in _readings(study, tuned=tuned).items()}
+    window = shares.pop(WINDOW, None)
+    most = sorted(shares.items(), key=lambda pair: -pair[1])[:4]
+    yield say("needles", **facts, most=most, window=window)
+
+
+def _copying(study: Study) -> Iterator[str]:
+    """Effect of extension on near distances."""
+    original = study.of("direct")
+    if original is None or original.untuned is None:
+        return
+    base, at = original.untuned.copied[study.length], study.length
+    if base < 3 * study.copy_chance:
+        yield say("copying_unlearned", study=study, base=base)
+        return
+    copied = [(m.key, r.copied[at]) for m, r in study.ranked() if m.role == "method"]
+    if copied:
+        yield say("copying", base=base, worst=sorted(copied, key=lambda pair: pair[1])[:3])

@@ -1,8 +1,8 @@
-"""Sentences of a comparison from templates, and the values and lists of names in them."""
+"""Sentences from templates, and the values and lists of names in them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,19 +11,24 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from posenc.experiments.results import Metric
 from posenc.experiments.statistics import Estimate
 
-__all__ = ["amount", "listed", "sentence"]
+__all__ = ["amount", "listed", "render", "sentence"]
 
 
 def sentence(name: str, **facts: Any) -> str:
-    """A sentence (or a few) by the macro of this name in ``templates/sentences.jinja``."""
-    text: str = getattr(_templates().get_template("sentences.jinja").module, name)(**facts)
+    """A sentence (or a few) about a comparison, by the macro of this name."""
+    return render("posenc.experiments", name, facts)
+
+
+def render(package: str, name: str, facts: Mapping[str, Any]) -> str:
+    """Sentences by a macro of the package's ``templates/sentences.jinja``."""
+    text: str = getattr(_templates(package).get_template("sentences.jinja").module, name)(**facts)
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 @cache
-def _templates() -> Environment:
+def _templates(package: str) -> Environment:
     made = Environment(
-        loader=PackageLoader("posenc.experiments"),
+        loader=PackageLoader(package),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

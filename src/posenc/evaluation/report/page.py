@@ -1,4 +1,4 @@
-"""The report of a study: one HTML file that needs nothing but itself, pictures and tables."""
+"""The report of a study: a self-contained HTML page, pictures and tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from posenc.evaluation.report.charts import draw_charts
 from posenc.evaluation.results import Study
-from posenc.evaluation.verdict import at, findings, headline, setting
+from posenc.evaluation.verdict import findings, headline, setting
 from posenc.storage import make_folder, write_bytes
 from posenc.visualization.charts import Chart, picture_files
 from posenc.visualization.html import environment, source
@@ -22,13 +22,10 @@ __all__ = ["render_page", "write_study"]
 
 
 def write_study(study: Study, folder: Path) -> Path:
-    """Write the report into a folder: ``index.html``, charts, ``study.json``, ``study.csv``.
-
-    Returns:
-        Where the page is.
+    """Write ``index.html``, charts, ``study.json`` and ``study.csv``; the path of the page.
 
     Raises:
-        OutputError: when the folder cannot be written to.
+        OutputError: if the folder cannot be written to.
     """
     make_folder(folder)
     for name, content in _contents(study):
@@ -37,13 +34,12 @@ def write_study(study: Study, folder: Path) -> Path:
 
 
 def render_page(study: Study, charts: list[Chart]) -> str:
-    """The whole page as HTML, scripts and styles included."""
+    """The HTML page with its scripts and styles."""
     templates = environment("posenc.evaluation.report")
     libraries = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub is wrong
     return templates.get_template("study.html.jinja").render(
         study=study,
         whens=(False, True) if study.tuned else (False,),
-        at=at(study, study.goal),
         setting=setting(study),
         headline=headline(study),
         findings=findings(study),
@@ -69,13 +65,13 @@ def _contents(study: Study) -> Iterator[tuple[str, bytes]]:
 
 
 def _table(study: Study) -> str:
-    """A line for each number, with what it is of."""
+    """All numbers as CSV, one per line."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["method", "tuned", "metric", "length", "at", "value"])
     for tuned in (False, True):
-        for each, reading in study.ranked(tuned=tuned):
-            start = [each.key, int(tuned)]
+        for method, reading in study.ranked(tuned=tuned):
+            start = [method.key, int(tuned)]
             for metric in study.metrics:
                 if metric.key == "needles":
                     continue
@@ -86,7 +82,7 @@ def _table(study: Study) -> str:
             for length, shares in reading.needles.items():
                 for depth, share in zip(study.depths, shares, strict=True):
                     table.writerow([*start, "needles", length, depth, share])
-            per_second = [f"{study.counted}_per_second", study.goal, "", reading.per_second]
-            table.writerow([*start, *per_second])
+            speed = f"{study.counted}_per_second"
+            table.writerow([*start, speed, study.goal, "", reading.per_second])
             table.writerow([*start, "peak_memory_bytes", study.goal, "", reading.peak_memory_bytes])
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""Measuring a model of images: classes and features at larger sizes, time and memory."""
+"""Measurements of a model of images: classes and features by size, time and memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch.nn.functional import cosine_similarity
 
 from posenc.errors import ArgumentError
 from posenc.evaluation.images import Images, ImageSource, Size
-from posenc.evaluation.results import Metric, Reading
+from posenc.evaluation.results import Reading
 from posenc.evaluation.suites.next_token import BUDGET, cost
+from posenc.evaluation.suites.words import words
 from posenc.models import ImageEncoder, VisionTransformer
 from posenc.models.vision import mean_of_real
 
@@ -23,16 +24,16 @@ __all__ = ["BySize", "ImageSuite", "Size", "cells_of", "images_for", "sides"]
 TOKENS_A_CALL = 4096
 
 FEWEST, MOST = 64, 1024
-"""Images, if there are so many."""
+"""Number of images, if available."""
 
 Vision = ImageEncoder | VisionTransformer
 
 
 class BySize(nn.Module):
-    """A model of images with a table for each size; all else is shared.
+    """A model of images with a position table for each size; all else is shared.
 
     Args:
-        models: by (height, width) in pixels, the size that was asked for last.
+        models: by (height, width) in pixels, the requested size last.
     """
 
     def __init__(self, models: Mapping[Size, Vision]) -> None:
@@ -42,7 +43,7 @@ class BySize(nn.Module):
 
     @property
     def goal(self) -> nn.Module:
-        """The model for the size that was asked for."""
+        """The model for the requested size."""
         return self.models[-1]
 
     def at(self, size: Size) -> nn.Module:
@@ -50,18 +51,18 @@ class BySize(nn.Module):
         return self.models[self._sizes.index(size)]
 
     def forward(self, images: Float[Tensor, "B P Y X"]) -> Any:
-        """The output of the model for images of this size."""
+        """The output of the model for this size."""
         return self.at((images.shape[-2], images.shape[-1]))(images)
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSuite:
-    """Measurements of models of images: the same images, at several sizes.
+    """Measurements of models of images on the same images at several sizes.
 
     Args:
         images: at all sizes.
-        sizes: longer side in pixels → (height, width), the one that was trained at first.
-        original: the model that others are held to, shown the images at the first size.
+        sizes: longer side in pixels → (height, width), the trained one first.
+        original: the model compared with, shown the images at the first size.
     """
 
     images: Images
@@ -70,16 +71,16 @@ class ImageSuite:
 
     @classmethod
     def of(cls, model: Vision, source: ImageSource, cells: Sequence[Size]) -> ImageSuite:
-        """The suite of a model, with as many images as are worth their time.
+        """The suite of a model, with the default number of images.
 
         Args:
             model: as trained.
             source: of the images.
-            cells: sizes in cells of the model, the trained one first.
+            cells: sizes in cells, the trained one first.
 
         Raises:
-            ArgumentError: when two sizes have the same longer side, or there is no path.
-            DataError: when images cannot be read.
+            ArgumentError: if two sizes have the same longer side, or there is no path.
+            DataError: if images cannot be read.
         """
         patch = model.config.patch
         pixels = [(patch * height, patch * width) for height, width in cells]
@@ -100,7 +101,7 @@ class ImageSuite:
         return tuple(self.sizes)
 
     def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
-        """See ``Suite``. With a limit images are shown at that size, however large they are."""
+        """See ``Suite``; images are scaled to ``limit``."""
         features, classes = self._outputs(self.original, self.lengths[0])
         values: dict[str, dict[int, Tensor]] = {"right": {}, "agreement": {}, "cosine": {}}
         for length in self.lengths:
@@ -113,30 +114,38 @@ class ImageSuite:
         last = limit or self.lengths[-1]
         batch = self._batch(last)
         spent = cost(model, self.images.pixels[self.sizes[last]][:batch], count=batch)
-        deciding = values[self._metrics()[0].key][self.lengths[-1]]
+        deciding = next(by_size for by_size in values.values() if by_size)[self.lengths[-1]]
         means = {
-            key: {length: float(each.mean()) for length, each in found.items()}
-            for key, found in values.items()
+            key: {length: float(value.mean()) for length, value in by_size.items()}
+            for key, by_size in values.items()
         }
+        windows = tuple(round(float(value), 5) for value in deciding)
         return Reading(
             right=means["right"],
             agreement=means["agreement"],
             cosine=means["cosine"],
             **spent._asdict(),
-            windows=tuple(round(float(each), 5) for each in deciding),
+            windows=windows,
         )
 
     def facts(self, unit: str) -> dict[str, Any]:
         """See ``Suite``."""
-        first, goal = self.lengths[0], self.lengths[-1]
-        metrics = self._metrics()
+        called = {length: self._called(length) for length in self.lengths}
+        keys = ["cosine"]
+        if isinstance(self.original, VisionTransformer):
+            keys = [*(["right"] if self.images.labels is not None else []), "agreement", "cosine"]
+        named = words(
+            "images",
+            deciding="accuracy" if keys[0] == "right" else keys[0],
+            unit=unit,
+            goal=called[self.lengths[-1]],
+            first=called[self.lengths[0]],
+            count=len(self.images.pixels[self.sizes[self.lengths[0]]]),
+        )
         return {
-            "metrics": metrics,
-            "guide": f"Highest {metrics[0].name} at {self._called(goal)} {unit}s first, on the "
-            f"same {len(self.images.pixels[self.sizes[first]])} images at every size. Agreement "
-            f"and cosine are with the original shown the images at {self._called(first)}: a larger "
-            "image shows more, so that what differs need not be worse.",
-            "labels": {n: self._called(n) for n in self.lengths if self._called(n) != str(n)},
+            "guide": named["guide"],
+            "metrics": tuple(metric for metric in named["metrics"] if metric.key in keys),
+            "labels": {length: name for length, name in called.items() if name != str(length)},
             "sample": "images",
             "counted": "images",
         }
@@ -144,42 +153,6 @@ class ImageSuite:
     def _called(self, length: int) -> str:
         height, width = self.sizes[length]
         return str(length) if height == width else f"{height}×{width}"
-
-    def _metrics(self) -> tuple[Metric, ...]:
-        """The metrics, the deciding one first."""
-        right = Metric(
-            key="right",
-            name="accuracy",
-            axis="share of images",
-            does="it classifies {} of the images right",
-            worse="classifies {} points fewer right",
-            title="Classified right by size",
-            guide="The dashed rule is the trained size. Click a name to single it out.",
-        )
-        agreement = Metric(
-            key="agreement",
-            name="agreement",
-            axis="share of images",
-            does="it gives {} of the images the class that the original gives them at its own size",
-            worse="agrees on {} points fewer",
-            title="Classified as by the original, by size",
-            guide="Each image is shown at every size; the class is compared with the one that the "
-            "original gives it at its own size, right or wrong.",
-        )
-        cosine = Metric(
-            key="cosine",
-            name="cosine",
-            axis="cosine with the original's features",
-            does="its features have a mean cosine of {} with those of the original at its own size",
-            worse="has a cosine less by {}",
-            title="Features beside the original's, by size",
-            guide="Features are those of the class token (without one: the mean over patches) "
-            "after the last norm.",
-            percent=False,
-        )
-        if not isinstance(self.original, VisionTransformer):
-            return (cosine,)
-        return (agreement, cosine) if self.images.labels is None else (right, agreement, cosine)
 
     def _batch(self, length: int) -> int:
         height, width = self.sizes[length]
@@ -205,7 +178,7 @@ class ImageSuite:
 
 
 def sides(trained: Size, goal: Size) -> list[Size]:
-    """The sizes to measure at, in cells: trained, its doubles or one between, the goal."""
+    """The sizes to measure in cells: the trained one, its doubles or one between, the goal."""
     between = []
     for factor in (2, 4, 8):
         doubled = (factor * trained[0], factor * trained[1])
@@ -218,10 +191,10 @@ def sides(trained: Size, goal: Size) -> list[Size]:
 
 
 def cells_of(model: Vision, lengths: Sequence[int] | None) -> list[Size]:
-    """The trained size in cells, and those whose longer sides are asked for in pixels.
+    """The trained size in cells, and sizes by their longer sides in pixels.
 
     Raises:
-        ArgumentError: on a side that is no multiple of the patch.
+        ArgumentError: for a side that is not a multiple of the patch.
     """
     height, width = model.config.cells
     patch, side = model.config.patch, max(height, width)
@@ -242,7 +215,7 @@ def cells_of(model: Vision, lengths: Sequence[int] | None) -> list[Size]:
 
 
 def images_for(cells: int) -> int:
-    """How many images are worth their time, of so many cells each."""
+    """Number of images to measure, of so many cells each."""
     return min(MOST, max(FEWEST, 2 * BUDGET // cells))
 
 

@@ -1,4 +1,4 @@
-"""Tests of a stretched model beside its loss: finding a needle, and copying near tokens."""
+"""Probes of a model beside its loss: finding needles, and copying near tokens."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ __all__ = [
 Model = Callable[[Tensor], Tensor]
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 0.95)
-"""Where needles are hidden, as shares of the context before the question."""
+"""Depths of needles, as shares of the context before the question."""
 
 WORD, KNOWN = 16, 4
-"""Tokens of the word that is to be copied, and how many of the copy are shown."""
+"""Tokens of a word to be copied, and how many of the copy are given."""
 
 LETTERS, FIRST_LETTER = 26, ord("a")
 
 SHORTEST, LONGEST = 8, 24
-"""Of the words that training rows repeat."""
+"""Lengths of words that training rows repeat."""
 
 
 @dataclass(frozen=True)
 class ByteNeedles:
-    """The lab's needles, for models of bytes that were trained to find them."""
+    """Marked bytes, for models of bytes that were trained to find them."""
 
     chance = needles.CHANCE
     description = (
@@ -49,7 +49,7 @@ class ByteNeedles:
     def hide(
         self, windows: Int[Tensor, "W L"], depth: float, generator: torch.Generator
     ) -> tuple[Int[Tensor, "W L"], Int[Tensor, "W 1"]]:
-        """Windows with a needle at this depth and the question at their end, and the answers."""
+        """Windows with a needle at this depth and the question at their end; and the answers."""
         reserved = (windows >= needles.FIRST) & (windows < needles.FIRST + needles.KINDS)
         reserved |= windows == needles.QUERY
         hidden = windows.masked_fill(reserved, ord(" "))
@@ -62,7 +62,7 @@ class ByteNeedles:
 
 @dataclass(frozen=True)
 class KeyNeedles:
-    """A pass key of five digits, told in a sentence in the text and asked for at its end.
+    """A pass key of five digits, hidden in the text as a sentence and asked for at its end.
 
     Args:
         encode: text to ids.
@@ -78,9 +78,9 @@ class KeyNeedles:
     def hide(
         self, windows: Int[Tensor, "W L"], depth: float, generator: torch.Generator
     ) -> tuple[Int[Tensor, "W L"], Int[Tensor, "W n"]]:
-        """As ``ByteNeedles.hide``; with several tokens an answer, all but the last are shown.
+        """As ``ByteNeedles.hide``; all tokens of an answer but the last are given.
 
-        Every key of a batch has as many tokens as the first.
+        All keys of a batch have the same number of tokens.
         """
         length = windows.shape[1]
         hidden, answers = [], []
@@ -96,11 +96,11 @@ class KeyNeedles:
                 if width in (None, len(answer)):
                     break
             width = len(answer)
-            told = list(self.encode(f"\nThe pass key is {key}. Remember it.\n"))
-            room = length - len(told) - len(whole) + 1
+            needle = list(self.encode(f"\nThe pass key is {key}. Remember it.\n"))
+            room = length - len(needle) - len(whole) + 1
             begin = round(depth * room)
             text = row[:room].tolist()
-            hidden.append(text[:begin] + told + text[begin:] + whole[:-1])
+            hidden.append(text[:begin] + needle + text[begin:] + whole[:-1])
             answers.append(answer)
         return torch.tensor(hidden), torch.tensor(answers)
 
@@ -111,11 +111,11 @@ Needles = ByteNeedles | KeyNeedles
 def copying(
     windows: Int[Tensor, "W L"], pool: Int[Tensor, " P"], generator: torch.Generator
 ) -> tuple[Int[Tensor, "W L"], Int[Tensor, "W n"]]:
-    """Windows that end in a random word and most of its repetition, and what is to follow.
+    """Windows that end in a random word and most of its repetition; and the rest of that.
 
     Args:
         windows: of text.
-        pool: ids that words are made of.
+        pool: ids that words consist of.
         generator: of the words.
     """
     rows = len(windows)
@@ -128,10 +128,10 @@ def copying(
 def share_right(
     model: Model, windows: Int[Tensor, "W L"], answers: Int[Tensor, "W n"], *, whole: bool
 ) -> float:
-    """How often the likeliest tokens are the answers, which the windows end in but for the last.
+    """Share of answers that the model predicts, given windows that end in all but their last token.
 
     Args:
-        whole: an answer counts if all of its tokens are right, else each token counts.
+        whole: count an answer if all of its tokens are right, else each token.
     """
     count = answers.shape[1]
     rows = rows_a_call(windows.shape[1])
@@ -151,7 +151,7 @@ def letters() -> Int[Tensor, " P"]:
 def repeat(
     windows: Int[Tensor, "W L"], generator: torch.Generator, *, latest: float
 ) -> Int[Tensor, "W L"]:
-    """Bytes that from some place on, in the first ``latest`` of a window, repeat a random word."""
+    """Bytes that repeat a random word from a place in the first ``latest`` of a window on."""
     repeated = windows.clone()
     for row in repeated:
         size = int(torch.randint(SHORTEST, LONGEST + 1, (), generator=generator))

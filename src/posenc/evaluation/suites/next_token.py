@@ -1,4 +1,4 @@
-"""Measuring a model of the next token: loss, needles, copying, time and memory."""
+"""Measurements of a causal model: loss, needles, copying, time and memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from posenc.errors import DataError
-from posenc.evaluation.results import Metric, Reading
+from posenc.evaluation.results import Reading
 from posenc.evaluation.suites.needles import DEPTHS, Needles, copying, share_right
+from posenc.evaluation.suites.words import words
 from posenc.experiments.text_loss import Profile, Targets
 from posenc.training.machine import PeakMemory
 from posenc.training.seeding import generator
@@ -27,27 +28,27 @@ __all__ = [
     "Cost",
     "NextTokenSuite",
     "Suite",
-    "bins_and_run",
     "cost",
     "lengths_to",
+    "profile_of",
+    "require_text",
 ]
 
 Model = Callable[[Tensor], Tensor]
 
 BUDGET = 1 << 16
-"""Tokens that are read for one number, in windows of whatever length."""
+"""Tokens read for one number."""
 
 FEWEST, MOST = 8, 256
 """Windows for one number."""
 
 BINS, RUN = 16, 8
-"""Of the loss by position; fewer where contexts are long."""
-
+"""Bins of the loss by position, and segments in a run; fewer for long contexts."""
 
 FEWEST_PASSES, MOST_PASSES = 5, 40
 KNOWN, PATIENCE = 0.05, 2.0
-"""Passes are timed until half the interval of their median is so small a share of it, or so many
-seconds are over."""
+"""Passes are timed until half the interval of their median is at most this share of it, or for so
+many seconds."""
 
 
 class Suite(Protocol):
@@ -55,30 +56,29 @@ class Suite(Protocol):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The lengths that are measured, the one asked for last."""
+        """The measured lengths, the requested one last."""
 
     def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
         """Measure one model.
 
         Args:
-            model: stretched, or not.
-            limit: the longest input that the model is given; longer ones are cut to it (images
-                scaled to it).
+            model: the original or an extended one.
+            limit: maximum input length; longer inputs are cut (images scaled) to it.
         """
 
     def facts(self, unit: str) -> dict[str, Any]:
-        """Fields of a ``Study`` that say what was measured, for tokens that are called so."""
+        """Fields of a ``Study`` that describe the measurements, in this unit of length."""
 
 
 @dataclass(frozen=True, eq=False)
 class NextTokenSuite:
-    """Measurements of causal models: the same tokens, needles and words for all.
+    """Measurements of causal models on the same tokens, needles and words.
 
     Args:
-        text: ``[T]`` ids to read.
-        lengths: of contexts; the longest decides what tokens are predicted.
+        text: ``[T]`` ids.
+        lengths: of contexts; the same tokens are predicted in all of them.
         needles: how they are hidden.
-        pool: ids that words to be copied are made of.
+        pool: ids that words to be copied consist of.
         seed: of needles and words.
         windows: for one number.
     """
@@ -100,32 +100,24 @@ class NextTokenSuite:
         *,
         seed: int,
     ) -> NextTokenSuite:
-        """The suite of a text, with the usual number of windows.
+        """The suite of a text, with the default number of windows.
 
         Raises:
-            DataError: when the text is too short.
+            DataError: if the text is too short.
         """
-        longest = lengths[-1]
-        least = 4 * longest
-        if len(text) < least:
-            raise DataError(
-                "text",
-                expected=f"at least {least} tokens, to test contexts of {longest}",
-                got=len(text),
-                remedy="Give a longer text, or a smaller factor.",
-            )
-        windows = min(MOST, max(FEWEST, BUDGET // longest))
+        require_text(len(text), lengths[-1], "token")
+        windows = min(MOST, max(FEWEST, BUDGET // lengths[-1]))
         return cls(text, lengths, needles, pool, seed, windows)
 
     @property
     def targets(self) -> Targets:
-        """Tokens that are predicted at every length."""
+        """Tokens predicted at every length."""
         longest = self.lengths[-1]
         width = max(1, self.lengths[0] // 2)
         return Targets.spread(len(self.text), width=width, longest=longest, count=self.windows)
 
     def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
-        """See ``Suite``. There is no limit: every causal model reads texts of any length."""
+        """See ``Suite``; ``limit`` is ignored, as causal models read texts of any length."""
         device = next(model.parameters()).device
         longest = self.lengths[-1]
 
@@ -137,26 +129,19 @@ class NextTokenSuite:
         spent = cost(model, self._windows(longest, 1), count=longest)
         targets = self.targets
         bits = {length: targets.each(run, text, length) for length in self.lengths}
-        bins, row = bins_and_run(longest)
-        profile = Profile.spread(
-            len(text),
-            length=longest,
-            bins=bins,
-            run=row,
-            count=max(1, self.windows // (bins + row)),
-        )
+        profile = profile_of(len(text), longest, self.windows)
         return Reading(
-            loss={length: float(each.mean()) for length, each in bits.items()},
+            loss={length: float(values.mean()) for length, values in bits.items()},
             by_position=tuple(profile.loss(run, text)),
             needles={length: self._needles(run, length) for length in self.lengths},
             copied={length: self._copied(run, length) for length in self.lengths},
             **spent._asdict(),
-            windows=tuple(round(float(each), 5) for each in bits[longest].mean(1)),
+            windows=tuple(round(float(value), 5) for value in bits[longest].mean(1)),
         )
 
     @property
     def asked(self) -> int:
-        """Needles for each depth and length."""
+        """Needles per depth and length."""
         return max(FEWEST, self.windows // 4)
 
     def _windows(self, length: int, count: int) -> Int[Tensor, "W L"]:
@@ -165,11 +150,11 @@ class NextTokenSuite:
 
     def _needles(self, run: Model, length: int) -> tuple[float, ...]:
         windows = self._windows(length, self.asked)
-        found = []
+        shares = []
         for index, depth in enumerate(DEPTHS):
             hidden, answers = self.needles.hide(windows, depth, generator(self.seed, length, index))
-            found.append(share_right(run, hidden, answers, whole=True))
-        return tuple(found)
+            shares.append(share_right(run, hidden, answers, whole=True))
+        return tuple(shares)
 
     def _copied(self, run: Model, length: int) -> float:
         windows = self._windows(length, self.windows)
@@ -180,40 +165,15 @@ class NextTokenSuite:
         """See ``Suite``."""
         targets = self.targets
         count = len(targets.ends) * targets.width
-        loss = Metric(
-            key="loss",
-            name="loss",
-            axis=f"bits per {unit}",
-            does=f"its loss is {{}} bits a {unit}",
-            worse=f"costs {{}} bits a {unit} more",
-            title="Loss by length",
-            guide=f"The same {count:,} {unit}s at every length: a longer context only adds what "
-            "stands before them. The dashed rule is the trained length. Click a name to single "
-            "it out.",
-            lower=True,
-            percent=False,
+        named = words(
+            "next_token",
+            unit=unit,
+            goal=self.lengths[-1],
+            count=count,
+            depths=len(DEPTHS),
+            asked=self.asked,
         )
-        found = Metric(
-            key="needles",
-            name="needles found",
-            axis="share found",
-            does="it finds {} of the needles",
-        )
-        copied = Metric(
-            key="copied",
-            name="copied",
-            axis="share copied",
-            does="it copies {}",
-            title="Copying what is near",
-            guide="A random word of 16 stands twice at the end of a context: how much of the "
-            "second is foreseen? It shows whether stretching has blurred near distances.",
-            brief=True,
-        )
-        return {
-            "metrics": (loss, found, copied),
-            "guide": f"Least loss at {self.lengths[-1]} first. Losses are bits per {unit} on the "
-            f"same {count:,} {unit}s at every length; needles are the share found over "
-            f"{len(DEPTHS)} depths; one seed, {self.asked} needles a depth and length.",
+        return named | {
             "depths": DEPTHS,
             "needles": self.needles.description,
             "chance": self.needles.chance,
@@ -227,9 +187,9 @@ class Cost(NamedTuple):
     """Time and memory of a pass.
 
     Args:
-        per_second: what was read, by the seconds of the median pass.
-        time_error: half the 95 % interval of that median, as a share of it.
-        peak_memory_bytes: which the passes took beyond the process before them.
+        per_second: items per second, by the median time.
+        time_error: half the 95 % interval of that median, relative to it.
+        peak_memory_bytes: beyond the process before the passes.
     """
 
     per_second: float
@@ -239,12 +199,12 @@ class Cost(NamedTuple):
 
 @torch.inference_mode()
 def cost(model: nn.Module, inputs: Tensor, *, count: int) -> Cost:
-    """Time and memory of a pass over some inputs, repeated until its time is known well enough.
+    """Time and memory of a pass, repeated until its time is precise.
 
     Args:
-        model: run.
+        model: to run.
         inputs: of a pass.
-        count: of what is read in it.
+        count: items in them.
     """
     device = next(model.parameters()).device
     inputs = inputs.to(device)
@@ -263,23 +223,37 @@ def cost(model: nn.Module, inputs: Tensor, *, count: int) -> Cost:
 
 
 def _spread(times: Sequence[float]) -> float:
-    """Half the 95 % interval of the median, by ranks, as a share of the median.
-
-    With fewer than six times the interval is that from the least to the most.
-    """
+    """Half the 95 % interval of the median by ranks (the range of fewer than six), relative."""
     ranked, count = sorted(times), len(times)
     cut = max(0, math.floor((count - 1.96 * math.sqrt(count)) / 2))
     return (ranked[count - 1 - cut] - ranked[cut]) / 2 / median(times)
 
 
-def bins_and_run(longest: int) -> tuple[int, int]:
-    """Of the loss by position."""
+def require_text(size: int, longest: int, unit: str) -> None:
+    """Require a text of four times the longest context.
+
+    Raises:
+        DataError: if it is shorter.
+    """
+    if size < 4 * longest:
+        raise DataError(
+            "text",
+            expected=f"at least {4 * longest} {unit}s, to test contexts of {longest}",
+            got=size,
+            remedy="Give a longer text, or a smaller factor.",
+        )
+
+
+def profile_of(size: int, longest: int, windows: int) -> Profile:
+    """Segments of a text for the loss by position in the longest context."""
     few = BUDGET // longest < BINS + RUN
-    return (BINS // 2, RUN // 4) if few else (BINS, RUN)
+    bins, run = (BINS // 2, RUN // 4) if few else (BINS, RUN)
+    count = max(1, windows // (bins + run))
+    return Profile.spread(size, length=longest, bins=bins, run=run, count=count)
 
 
 def lengths_to(length: int, factor: float) -> tuple[int, ...]:
-    """Half the trained length, itself, its doubles, and what ``factor`` makes of it."""
+    """Half the trained length, the length itself, its doubles, and ``factor`` times it."""
     goal = round(length * factor)
     doubles = [length]
     while doubles[-1] * 2 < goal:

@@ -1,4 +1,4 @@
-"""Measuring a sentence encoder: long documents found by a passage that was cut out of them."""
+"""Measurements of a sentence encoder: retrieval of long documents by passages cut out of them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from posenc.errors import DataError
-from posenc.evaluation.results import Metric, Reading
+from posenc.evaluation.results import Reading
 from posenc.evaluation.suites.next_token import BUDGET, cost
+from posenc.evaluation.suites.words import words
 from posenc.evaluation.texts import SpecialTokens, Text
 from posenc.experiments.text_loss import rows_a_call
 
 __all__ = ["RetrievalSuite"]
 
 PARTS = 4
-"""Of a document; a passage is cut out of the middle of each."""
+"""Parts of a document; a passage is cut out of the middle of each."""
 
 PASSAGE = 48
-"""Tokens of a passage; fewer where the shortest documents are short."""
+"""Tokens of a passage; fewer in short documents."""
 
 FEWEST, MOST = 8, 64
 """Documents."""
@@ -32,17 +33,17 @@ READ = 3 * BUDGET // 2
 
 @dataclass(frozen=True, eq=False)
 class RetrievalSuite:
-    """Measurements of sentence encoders: the same documents for all.
+    """Measurements of sentence encoders on the same documents.
 
-    From the middle of each quarter of a document a passage is cut out. Each passage is a query, for
-    which what is left of its document is to come first among what is left of all. Vectors are
-    means over tokens, compared by their cosine.
+    A passage is cut out of the middle of each quarter of a document. Each passage is a query, for
+    which the rest of its document should rank first among the rests of all, by the cosine of mean
+    token vectors.
 
     Args:
-        documents: ``[N, T]`` ids: what fills the longest length, and the passages.
+        documents: ``[N, T]`` ids: the longest length and the passages.
         special: added to every text.
-        lengths: of documents, special tokens included and passages cut out.
-        passage: tokens of one.
+        lengths: of documents, with special tokens, without passages.
+        passage: tokens in one.
     """
 
     documents: Int[Tensor, "N T"]
@@ -52,10 +53,10 @@ class RetrievalSuite:
 
     @classmethod
     def of(cls, text: Text, lengths: tuple[int, ...]) -> RetrievalSuite:
-        """The suite of a text, with the usual number of documents, evenly spread.
+        """The suite of a text, with the default number of documents, sampled evenly.
 
         Raises:
-            DataError: when the text is too short.
+            DataError: if the text is too short.
         """
         passage = min(PASSAGE, max(1, lengths[0] // PARTS))
         size = lengths[-1] - text.special.count + PARTS * passage
@@ -74,7 +75,7 @@ class RetrievalSuite:
         return cls(documents, text.special, lengths, passage)
 
     def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
-        """See ``Suite``. With a limit only the first so many tokens of a document are read."""
+        """See ``Suite``; documents are cut after ``limit`` tokens."""
         hits = {length: self._hits(model, length, limit) for length in self.lengths}
         longest = self.lengths[-1]
         inputs = self._cut(self._rest(longest)[:1], limit)
@@ -88,22 +89,8 @@ class RetrievalSuite:
     def facts(self, unit: str) -> dict[str, Any]:
         """See ``Suite``."""
         count = len(self.documents)
-        recall = Metric(
-            key="needles",
-            name="recall",
-            axis="share of passages",
-            does="it finds the documents of {} of the passages",
-            worse="finds {} points fewer",
-            title="Recall by length",
-            guide="How often the right document comes first. The dashed rule is the trained "
-            "length: what is cut there loses the passages behind it. Click a name to single it "
-            "out.",
-        )
-        return {
-            "metrics": (recall,),
-            "guide": f"Highest recall at {self.lengths[-1]} first: the share of passages for which "
-            f"their own document comes first among {count}, over {PARTS} depths. Vectors are means "
-            "over tokens.",
+        named = words("retrieval", goal=self.lengths[-1], count=count, depths=PARTS)
+        return named | {
             "depths": tuple((part + 0.5) / PARTS for part in range(PARTS)),
             "needles": f"passages of {self.passage} {unit}s, each cut out of a document, by which "
             f"what is left of it is looked for among what is left of all {count}",
@@ -115,14 +102,14 @@ class RetrievalSuite:
     def _hits(self, model: nn.Module, length: int, limit: int | None) -> Bool[Tensor, "P N"]:
         """True for passages whose document ranks first."""
         rest = self._vectors(model, self._cut(self._rest(length), limit))
-        found = []
+        hits = []
         for passage in self._passages(length):
             scores = self._vectors(model, self.special.around(passage)) @ rest.T
-            found.append(scores.argmax(1) == torch.arange(len(rest)))
-        return torch.stack(found)
+            hits.append(scores.argmax(1) == torch.arange(len(rest)))
+        return torch.stack(hits)
 
     def _places(self, length: int) -> tuple[int, list[int]]:
-        """Tokens of a document with its passages, and where these begin."""
+        """Tokens of a document with its passages, and where the passages begin."""
         whole = length - self.special.count + PARTS * self.passage
         part = whole // PARTS
         return whole, [index * part + (part - self.passage) // 2 for index in range(PARTS)]
