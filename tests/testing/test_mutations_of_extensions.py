@@ -91,8 +91,8 @@ MUTATIONS = [
     ),
     Mutation(
         interpolate._interpolated,
-        "[by * each for each in before]",
-        "[by for each in before]",
+        "[by * divisor for divisor in before]",
+        "[by for divisor in before]",
         test_frequencies.test_interpolation_twice,
     ),
     # Tables.
@@ -123,14 +123,16 @@ MUTATIONS = [
         lengths.seen_lengths, "keepdim=True) + 1", "keepdim=True)", own_frequencies("longrope", 1)
     ),
     Mutation(lengths.seen_lengths, '"amax") + 1', '"amax")', by_hand),
-    Mutation(lengths.seen_lengths, ".masked_fill(~found, -torch.inf)", "", any_order),
+    Mutation(lengths.seen_lengths, ".masked_fill(~known, -torch.inf)", "", any_order),
     Mutation(
         lengths._counted,
-        "places.masked_fill(layout.special, -torch.inf)",
-        "places",
+        "positions.masked_fill(layout.special, -torch.inf)",
+        "positions",
         test_lengths.test_special_tokens_do_not_count,
     ),
-    Mutation(lengths._counted, "places.masked_fill(~layout.valid, -torch.inf)", "places", by_hand),
+    Mutation(
+        lengths._counted, "positions.masked_fill(~layout.valid, -torch.inf)", "positions", by_hand
+    ),
     Mutation(
         longrope.LongRope.divisors,
         "> self.length",

@@ -1,6 +1,6 @@
-"""A trained encoding at a new length: each method from an encoding to an encoding.
+"""Extension of trained encodings to longer inputs.
 
-The function of every entry of ``EXTENSIONS`` is here by its name, as ``posenc.extension.yarn``.
+Each method of ``EXTENSIONS`` is here by its name, such as ``posenc.extension.yarn``.
 """
 
 from collections.abc import Callable

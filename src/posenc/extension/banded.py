@@ -1,4 +1,4 @@
-"""RoPE in which near and far pairs are rotated by different rules."""
+"""RoPE with different positions for near and far pairs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["Band", "BandedRope", "within"]
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """Pairs of queries and keys that are rotated by other positions than their own.
+    """Pairs of queries and keys that are rotated by positions other than their own.
 
     Args:
-        query: ``[b, Q]`` where queries stand for these pairs.
-        key: ``[b, K]`` where keys do.
-        pairs: ``[b, Q, K]`` which pairs these are; None: all that are in no other band.
+        query: ``[b, Q]`` positions of queries for these pairs.
+        key: ``[b, K]`` positions of keys.
+        pairs: ``[b, Q, K]`` mask; None: all pairs in no other band.
     """
 
     query: Float[Tensor, "b Q"]
@@ -39,13 +39,13 @@ class Band:
 
 
 class BandedRope(ScoreTerm, ABC):
-    """``s_ij = scale · ⟨R(a_b(p_i)) q_i, R(c_b(p_j)) k_j⟩`` with b the band that pair i, j is in.
+    """``s_ij = scale · ⟨R(a_b(p_i)) q_i, R(c_b(p_j)) k_j⟩``, where b is the band of the pair i, j.
 
-    A subclass writes ``bands``. Keys are stored untransformed, each call turns them for each band
-    as their layout says, so caches, chunks, packing and padding are right without further ado.
+    Subclasses define ``bands``. Keys are cached untransformed and rotated for each band by their
+    layout.
 
     Args:
-        rope: the rope of training.
+        rope: as trained.
     """
 
     replaces_product: ClassVar[bool] = True
@@ -57,21 +57,16 @@ class BandedRope(ScoreTerm, ABC):
 
     @abstractmethod
     def bands(self, grid: Grid) -> Sequence[Band]:
-        """The bands; the first is that of all pairs that are in no other."""
+        """The bands; the first holds all pairs in no other."""
 
     def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B H K D"], grid: Grid, *, scale: float
     ) -> Float[Tensor, "B H Q K"]:
         require_width(q, self.rope.head_dim)
         rest, *others = self.bands(grid)
         logits = self._product(q * scale, k, grid, rest)
         for band in others:
-            assert band.pairs is not None  # only the first has all the rest
+            assert band.pairs is not None  # only the first lacks a mask
             product = self._product(q * scale, k, grid, band)
             logits = torch.where(band.pairs.unsqueeze(1), product, logits)
         return logits
@@ -80,8 +75,8 @@ class BandedRope(ScoreTerm, ABC):
         rotated = self._rotate(q, band.query, grid.query)
         return rotated @ self._rotate(k, band.key, grid.key).mT
 
-    def _rotate(self, x: Tensor, places: Float[Tensor, "b L"], layout: Layout) -> Tensor:
-        angles = angles_at(places.unsqueeze(-1), self.rope.frequencies(like=wider(places)))
+    def _rotate(self, x: Tensor, positions: Float[Tensor, "b L"], layout: Layout) -> Tensor:
+        angles = angles_at(positions.unsqueeze(-1), self.rope.frequencies(like=wider(positions)))
         angles = zero_special(angles, layout)
         return rotate(x, angles, self.rope.pairing, gain=self.rope.gain)
 

@@ -1,4 +1,4 @@
-"""Entries of the registry of extensions."""
+"""Registry entry of a method of extension."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ from posenc.entry import Citation
 __all__ = ["CONTEXT", "Extension", "ExtensionClaims"]
 
 CONTEXT = ("factor", "length")
-"""Parameters of a method that say how far to stretch; all others are its options."""
+"""Parameters of a method that are not its options."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtensionClaims:
-    """Claims of a method, held by tests.
+    """Properties of a method, verified by tests.
 
     Args:
-        identity_at_one: stretched by 1 it changes nothing.
-        decodes_as_whole: one token at a time with a cache, across the trained length, equals one
-            pass over the whole.
-        short_unchanged: below the trained length nothing changes.
-        training: whether it is meant to be followed by fine-tuning: ``"none"``, ``"helps"`` or
-            ``"needed"``.
-        expect: what to expect past the trained length, in a sentence.
+        identity_at_one: a factor of 1 changes nothing.
+        decodes_as_whole: decoding with a cache across the trained length equals one pass.
+        short_unchanged: nothing changes below the trained length.
+        training: fine-tuning that it is meant for: ``"none"``, ``"helps"`` or ``"needed"``.
+        expect: expected behaviour past the trained length, in a sentence.
         cost: extra work and memory, in Q, K, D, H.
-        transformers: the ``rope_type`` under which transformers knows it; None: it does not.
+        transformers: its ``rope_type`` in transformers, if any.
     """
 
     identity_at_one: bool = True
@@ -49,15 +47,14 @@ class Extension:
     """A method in the registry of extensions.
 
     Args:
-        function: a trained encoding (or, at the level of the model, a model) to a stretched one;
-            all further parameters are keyword-only.
-        summary: what it does, in a sentence.
-        on: names of the encodings it fits.
+        function: from a trained encoding to an extended one (of level ``"model"``, from a model to
+            a model); all other parameters are keyword-only.
+        summary: its effect, in a sentence.
+        on: names of the encodings it fits, or ``"any"``.
         claims, citation: see there.
-        sample: arguments that suit 6 trained tokens and heads of 8, for laws that stretch by 2.
-        level: what it changes: the encoding of each layer, or the model as a whole.
-        advice: with the function's arguments, what to know before it is used as told; may be
-            empty.
+        sample: arguments for laws with 6 trained tokens, heads of 8 and a factor of 2.
+        level: changes the encoding of each layer, or the whole model.
+        advice: from the function's arguments to notes on its use with them.
     """
 
     function: Callable[..., Encoding] | Callable[..., nn.Module]
@@ -70,9 +67,9 @@ class Extension:
     advice: Callable[..., tuple[str, ...]] | None = None
 
     def parameters(self) -> Mapping[str, Parameter]:
-        """The function's keyword parameters by name, their annotations resolved."""
+        """Keyword parameters of the function, with resolved annotations."""
         return domains(self.function)
 
     def options(self) -> dict[str, Parameter]:
-        """The method's options: all parameters but ``factor`` and ``length``."""
+        """Parameters other than ``factor`` and ``length``."""
         return {n: p for n, p in self.parameters().items() if n not in CONTEXT}

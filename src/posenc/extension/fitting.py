@@ -1,4 +1,4 @@
-"""Checks that a method fits an encoding, and replacement of the changed part."""
+"""Validation of methods of extension, and replacement of parts."""
 
 from __future__ import annotations
 
@@ -9,31 +9,22 @@ from posenc.encoding import Encoding, Part
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 
-__all__ = [
-    "Misfit",
-    "replaced",
-    "require_factor",
-    "require_free_score",
-    "require_length",
-    "require_part",
-    "require_rope",
-    "require_unstretched",
-]
+__all__ = ["Misfit", "replaced", "require_factor", "require_length", "require_part", "require_rope"]
 
 AnyPart = TypeVar("AnyPart", bound=Part)
 
 
 class Misfit(ArgumentError):
-    """A method of extension that does not fit the encoding."""
+    """The method does not fit the encoding."""
 
     @classmethod
     def of(cls, method: str, expected: str, encoding: Encoding) -> Misfit:
-        """The error for ``method``, which needs ``expected``."""
-        found = " and ".join(type(part).__name__ for part in encoding.parts()) or "no encoding"
+        """The error of a method that needs ``expected``."""
+        parts = " and ".join(type(part).__name__ for part in encoding.parts()) or "no encoding"
         return cls(
             "encoding",
             expected=f"{expected}, which {method} stretches",
-            got=found,
+            got=parts,
             remedy="posenc.extension.applicable(encoding) lists the methods that fit.",
         )
 
@@ -42,7 +33,7 @@ def require_part(encoding: Encoding, kind: type[AnyPart], method: str, expected:
     """The encoding's part of exactly this class.
 
     Raises:
-        Misfit: when it has none.
+        Misfit: if there is none.
     """
     for part in encoding.parts():
         if type(part) is kind:
@@ -50,53 +41,45 @@ def require_part(encoding: Encoding, kind: type[AnyPart], method: str, expected:
     raise Misfit.of(method, expected, encoding)
 
 
-def require_rope(encoding: Encoding, method: str) -> Rope:
+def require_rope(
+    encoding: Encoding, method: str, *, as_trained: bool = False, free_score: bool = False
+) -> Rope:
     """The encoding's RoPE.
 
-    Raises:
-        Misfit: when it has none.
-    """
-    return require_part(encoding, Rope, method, "rope")
-
-
-def require_unstretched(rope: Rope, method: str) -> Rope:
-    """A RoPE that nothing has stretched yet, for methods whose equations begin from its base.
+    Args:
+        encoding: to extend.
+        method: for messages.
+        as_trained: refuse one that has been extended already.
+        free_score: refuse encodings with a score part.
 
     Raises:
-        Misfit: when its frequencies have been divided, or its products scaled, already.
+        Misfit: if there is no such RoPE.
     """
-    if rope.divisors is not None or rope.gain != 1:
+    rope = require_part(encoding, Rope, method, "rope")
+    if as_trained and (rope.divisors is not None or rope.gain != 1):
         raise Misfit(
             "encoding",
             expected=f"the rope of training, from which {method} begins",
             got="one that is stretched already",
             remedy="Begin from the original encoding, or use rerope or self_extend.",
         )
+    if free_score and encoding.score is not None:
+        raise Misfit.of(method, "rope without a score part", encoding)
     return rope
 
 
-def require_free_score(encoding: Encoding, method: str) -> None:
-    """Refuse an encoding whose site for scores, which the method needs, is taken.
-
-    Raises:
-        Misfit: when it has a score part.
-    """
-    if encoding.score is not None:
-        raise Misfit.of(method, "rope without a score part", encoding)
-
-
 def replaced(encoding: Encoding, old: Part, new: Part | None) -> Encoding:
-    """The encoding with ``new`` for ``old``, on whichever site it belongs; other parts are shared.
+    """The encoding with ``new`` (None: nothing) in place of ``old``; other parts are shared.
 
     Raises:
-        ArgumentError: when that site is taken.
+        ArgumentError: if the site of ``new`` is taken.
     """
     kept = [part for part in encoding.parts() if part is not old]
     return Encoding.of(*kept, *(() if new is None else (new,)))
 
 
 def require_factor(factor: float) -> float:
-    """``factor`` if it stretches.
+    """``factor`` as a float.
 
     Raises:
         ArgumentError: below 1, or not finite.
@@ -112,10 +95,10 @@ def require_factor(factor: float) -> float:
 
 
 def require_length(length: float, *, least: float = 2) -> float:
-    """``length`` if a model can have been trained at it.
+    """``length`` as a float.
 
     Raises:
-        ArgumentError: below ``least``.
+        ArgumentError: below ``least``, or not finite.
     """
     if not (math.isfinite(length) and length >= least):
         raise ArgumentError(

@@ -13,46 +13,45 @@ __all__ = ["seen_lengths"]
 
 
 def seen_lengths(grid: Grid) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b k"]]:
-    """The length in tokens that each query's and each key's row has: largest key position + 1.
+    """Length of each query's and each key's row, as the largest key position + 1.
 
-    Each batch row has its own, and where layouts mark documents each document: padding, special
-    tokens and other documents do not count, keys that are still to come do. ``[B|1, Q|1]`` and
-    ``[B|1, K|1]``; -∞ where there is no key.
+    Documents count separately; padding and special tokens do not count, future keys do.
+    ``[B|1, Q|1]`` and ``[B|1, K|1]``; −∞ without keys.
     """
     query, key = grid.query, grid.key
-    places = _counted(key)
+    positions = _counted(key)
     if query.document is None and key.document is None:
-        longest = places.amax(dim=1, keepdim=True) + 1
+        longest = positions.amax(dim=1, keepdim=True) + 1
         return longest, longest
     rows = max(
-        places.shape[0], *(d.shape[0] for d in (query.document, key.document) if d is not None)
+        positions.shape[0], *(d.shape[0] for d in (query.document, key.document) if d is not None)
     )
-    places = places.expand(rows, -1)
+    positions = positions.expand(rows, -1)
     documents = _documents(key).expand(rows, -1).contiguous()
     ordered, order = documents.sort(dim=1)
     begins = torch.zeros_like(ordered)
     begins[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).long()
     group = begins.cumsum(1)
-    longest = torch.full_like(places, -torch.inf)
-    longest = longest.scatter_reduce(1, group, places.gather(1, order), "amax") + 1
+    longest = torch.full_like(positions, -torch.inf)
+    longest = longest.scatter_reduce(1, group, positions.gather(1, order), "amax") + 1
 
     def of(wanted: Int[Tensor, "b L"]) -> Float[Tensor, "b L"]:
         wanted = wanted.expand(rows, -1).contiguous()
         at = torch.searchsorted(ordered, wanted).clamp(max=ordered.shape[1] - 1)
-        found = ordered.gather(1, at) == wanted
-        return longest.gather(1, group.gather(1, at)).masked_fill(~found, -torch.inf)
+        known = ordered.gather(1, at) == wanted
+        return longest.gather(1, group.gather(1, at)).masked_fill(~known, -torch.inf)
 
     return of(_documents(query)), of(documents)
 
 
 def _counted(layout: Layout) -> Float[Tensor, "b L"]:
-    """Positions, -∞ for padding and special tokens."""
-    places = layout.positions[..., 0]
+    """Positions, −∞ for padding and special tokens."""
+    positions = layout.positions[..., 0]
     if layout.valid is not None:
-        places = places.masked_fill(~layout.valid, -torch.inf)
+        positions = positions.masked_fill(~layout.valid, -torch.inf)
     if layout.special is not None:
-        places = places.masked_fill(layout.special, -torch.inf)
-    return places
+        positions = positions.masked_fill(layout.special, -torch.inf)
+    return positions
 
 
 def _documents(layout: Layout) -> Int[Tensor, "b L"]:

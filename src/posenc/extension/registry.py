@@ -1,9 +1,9 @@
-"""Every method of extension by name."""
+"""Registry of methods of extension."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from posenc.encoding import Encoding
@@ -28,20 +28,19 @@ def extend(
     length: float | None = None,
     **options: object,
 ) -> Encoding:
-    """The encoding stretched by the method called ``name``; what it does not change is shared.
+    """Extend an encoding by a method; unchanged parts are shared.
 
     Args:
         encoding: of one layer, as trained.
-        name: a key of ``EXTENSIONS``, or several joined by ``+``, applied in that order
+        name: a key of ``EXTENSIONS``, or several joined by ``+`` and applied in order
             (``"yarn+log_n"``).
-        factor: how many times the trained length to reach, 1 or more.
+        factor: extension of the trained length, 1 or more.
         length: the trained length L in tokens.
-        **options: the method's own options. With joined names an option goes to the one method
-            that has it.
+        **options: of the method; with joined names, of the one method that has it.
 
     Raises:
-        UnknownNameError: on a name or option that does not exist, with the close matches.
-        ArgumentError: when the method does not fit the encoding or needs what is not given.
+        UnknownNameError: for an unknown name or option, with close matches.
+        ArgumentError: if the method does not fit the encoding, or lacks an argument.
 
     >>> import posenc
     >>> from posenc.extension import extend
@@ -49,11 +48,8 @@ def extend(
     >>> extend(rope, "ntk", factor=9).query_key.divisors
     (1.0, 3.0, 9.0)
     """
-    names = [part.strip() for part in name.split("+")]
-    chosen = _assign(options, names)
-    for each in names:
-        arguments = _arguments(each, {"factor": factor, "length": length}, chosen[each])
-        encoding = cast(Encoding, EXTENSIONS[each].function(encoding, **arguments))
+    for method, arguments in _calls(name, {"factor": factor, "length": length}, options):
+        encoding = cast(Encoding, method.function(encoding, **arguments))
     return encoding
 
 
@@ -66,13 +62,13 @@ def extend_layers(
     layers: Mapping[int, Mapping[str, Any]] | None = None,
     **options: object,
 ) -> list[Encoding]:
-    """The encodings of all layers stretched; layers that shared one still do.
+    """Extend the encodings of all layers; layers that shared one still do.
 
     Args:
-        encodings: one a layer.
+        encodings: of each layer.
         name, factor, length, options: as for ``extend``.
-        layers: by the number of a layer (from 0) what is different there: other values of
-            ``factor``, ``length`` or options. Such a layer shares with none.
+        layers: number of a layer (from 0) → overrides of ``factor``, ``length`` and options. Such a
+            layer shares with none.
 
     Raises: as ``extend``; also ArgumentError for a layer that does not exist.
     """
@@ -99,7 +95,7 @@ def extend_layers(
 
 
 def applicable(encoding: Encoding) -> list[str]:
-    """The names of the methods that fit an encoding, sorted; those for models fit any."""
+    """Sorted names of the methods that fit an encoding; those of models fit any."""
     return [name for name, method in EXTENSIONS.items() if _fits(method, encoding)]
 
 
@@ -111,31 +107,23 @@ def advice(
     length: float | None = None,
     **options: object,
 ) -> tuple[str, ...]:
-    """Advice on stretching the encoding like this: sentences, maybe none.
-
-    YaRN's ramp, for one, is meant for thousands of tokens: at a short trained length its defaults
-    do something else than their names say, and this tells what, and which values to use.
+    """Notes on extending an encoding with these arguments, such as defaults that do not suit it.
 
     Args and Raises: as ``extend``.
 
     >>> import posenc
     >>> from posenc.extension import advice
     >>> rope = posenc.create("rope", head_dim=16)
-    >>> advice(rope, "llama3", length=64, factor=4)[0]
-    'Of 8 pairs 1 turn 4 times or more within 64 tokens and are meant to stay, 5 turn at most 1 \
-times and are meant to be interpolated, 2 to be blended.'
+    >>> advice(rope, "llama3", length=64, factor=4)[0][:45]
+    'Of 8 pairs 1 turn 4 times or more within 64 t'
     """
-    names = [part.strip() for part in name.split("+")]
-    chosen = _assign(options, names)
-    told: tuple[str, ...] = ()
-    for each in names:
-        method = EXTENSIONS[each]
-        if method.advice is None:
-            continue
-        arguments = _arguments(each, {"factor": factor, "length": length}, chosen[each])
-        given = {"factor": factor, "length": length} | arguments
-        told += method.advice(encoding, **_taken(method.advice, given))
-    return told
+    context = {"factor": factor, "length": length}
+    notes: tuple[str, ...] = ()
+    for method, arguments in _calls(name, context, options):
+        if method.advice is not None:
+            known, taken = context | arguments, inspect.signature(method.advice).parameters
+            notes += method.advice(encoding, **{n: v for n, v in known.items() if n in taken})
+    return notes
 
 
 def _fits(method: Extension, encoding: Encoding) -> bool:
@@ -149,8 +137,29 @@ def _fits(method: Extension, encoding: Encoding) -> bool:
     return True
 
 
-def _assign(options: Mapping[str, object], names: Sequence[str]) -> dict[str, dict[str, object]]:
-    """Give each option to the one method that has it."""
+def _calls(
+    names: str, context: Mapping[str, float | None], options: Mapping[str, object]
+) -> Iterator[tuple[Extension, dict[str, Any]]]:
+    """Joined methods, each with its arguments from the context and its options."""
+    joined = [name.strip() for name in names.split("+")]
+    chosen = _assign(options, joined)
+    for name in joined:
+        arguments = chosen[name]
+        for parameter, description in EXTENSIONS[name].parameters().items():
+            if parameter in CONTEXT and context[parameter] is not None:
+                arguments[parameter] = context[parameter]
+            if parameter not in arguments and description.default is description.empty:
+                raise ArgumentError(
+                    parameter,
+                    expected=f"a value, which {name} needs",
+                    got="none",
+                    remedy="factor says how far to stretch, length at what length it was trained.",
+                )
+        yield EXTENSIONS[name], arguments
+
+
+def _assign(options: Mapping[str, object], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Options by the one method that has them."""
     for name in names:
         if EXTENSIONS.require(name).level == "model":
             raise ArgumentError(
@@ -159,11 +168,11 @@ def _assign(options: Mapping[str, object], names: Sequence[str]) -> dict[str, di
                 got=f"{name!r}, which changes how a model is run",
                 remedy=f"Use posenc.extension.{name}(model, …).",
             )
-    chosen: dict[str, dict[str, object]] = {name: {} for name in names}
+    chosen: dict[str, dict[str, Any]] = {name: {} for name in names}
     for option, value in options.items():
         owners = [name for name in chosen if option in EXTENSIONS[name].options()]
         if not owners:
-            valid = [each for name in chosen for each in EXTENSIONS[name].options()]
+            valid = [known for name in chosen for known in EXTENSIONS[name].options()]
             raise UnknownNameError.of(f"option of {'+'.join(chosen)}", option, valid)
         if len(owners) > 1:
             raise ArgumentError(
@@ -174,26 +183,3 @@ def _assign(options: Mapping[str, object], names: Sequence[str]) -> dict[str, di
             )
         chosen[owners[0]][option] = value
     return chosen
-
-
-def _arguments(
-    name: str, context: Mapping[str, float | None], options: Mapping[str, object]
-) -> dict[str, Any]:
-    """The arguments that the method takes from the context, and its options."""
-    arguments = dict(options)
-    for parameter, description in EXTENSIONS[name].parameters().items():
-        if parameter in CONTEXT and context[parameter] is not None:
-            arguments[parameter] = context[parameter]
-        if parameter not in arguments and description.default is description.empty:
-            raise ArgumentError(
-                parameter,
-                expected=f"a value, which {name} needs",
-                got="none",
-                remedy="factor says how far to stretch, length at what length it was trained.",
-            )
-    return arguments
-
-
-def _taken(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that a function takes."""
-    return {n: v for n, v in arguments.items() if n in inspect.signature(function).parameters}

@@ -1,27 +1,20 @@
-"""Tables of another size."""
+"""Resampling of tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from posenc.arguments import check
 from posenc.encodings.embedding.learned import Learned
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 
-__all__ = [
-    "Align",
-    "Mode",
-    "_require_prefix",
-    "longer_count",
-    "resampled_grid",
-    "resampled_rows",
-    "with_rows",
-]
+__all__ = ["Align", "Mode", "longer_count", "resampled_grid", "resampled_rows", "with_rows"]
 
 Align = Literal["corners", "centers"]
 
@@ -31,7 +24,7 @@ Mode = Literal["bicubic", "bilinear"]
 def resampled_rows(
     table: Float[Tensor, "N C"], count: int, *, align: Align
 ) -> Float[Tensor, "M C"]:
-    """``count`` rows read from the table by linear interpolation, in its dtype."""
+    """Linear interpolation of a table to ``count`` rows, in its dtype."""
     columns = table.detach().to(_wide(table)).T.unsqueeze(0)
     rows = interpolate(columns, size=count, mode="linear", align_corners=_corners(align))
     return rows[0].T.to(table.dtype).contiguous()
@@ -45,9 +38,8 @@ def resampled_grid(
     antialias: bool,
     mode: Mode = "bicubic",
 ) -> Float[Tensor, "h w C"]:
-    """A grid of ``size`` cells read from the table by interpolation, in its dtype."""
-    if mode not in get_args(Mode):
-        raise UnknownNameError.of("mode", mode, get_args(Mode))
+    """Interpolation of a grid to ``size`` cells, in its dtype."""
+    check("mode", Mode, mode, "bicubic")
     if tuple(table.shape[:2]) == tuple(size):
         return table.detach().clone()
     planes = table.detach().to(_wide(table)).movedim(-1, 0).unsqueeze(0)
@@ -61,7 +53,7 @@ def resampled_grid(
 def rows_like(
     table: Float[Tensor, "N C"], count: int, *, generator: torch.Generator
 ) -> Float[Tensor, "M C"]:
-    """``count`` rows drawn with the mean and spread that each feature has in the table's rows."""
+    """``count`` rows drawn with the mean and deviation of each feature of the table."""
     wide = _wide(table)
     trained = table.detach().to(wide)
     noise = torch.randn((count, table.shape[1]), generator=generator, device="cpu", dtype=wide)
@@ -70,7 +62,7 @@ def rows_like(
 
 
 def with_rows(learned: Learned, rows: Float[Tensor, "N C"]) -> Learned:
-    """The same learned positions with other rows, as parameters of their own."""
+    """Learned positions with other rows, as new parameters."""
     with torch.device("meta"):
         part = Learned(
             dim=rows.shape[1], max_length=len(rows), fusion=learned.fusion, std=learned.std
@@ -80,16 +72,7 @@ def with_rows(learned: Learned, rows: Float[Tensor, "N C"]) -> Learned:
 
 
 def longer_count(learned: Learned, factor: float, prefix: int) -> int:
-    """Rows after stretching: the prefix, and ``factor`` times the others, to the nearest row."""
-    return prefix + round(factor * (learned.max_length - _require_prefix(learned, prefix)))
-
-
-def _require_prefix(learned: Learned, prefix: int) -> int:
-    """``prefix`` if the table has rows beside it.
-
-    Raises:
-        ArgumentError: when it is negative, or leaves none.
-    """
+    """The prefix, and ``factor`` times the other rows, to the nearest row."""
     if not 0 <= prefix < learned.max_length:
         raise ArgumentError(
             "prefix",
@@ -97,12 +80,11 @@ def _require_prefix(learned: Learned, prefix: int) -> int:
             got=prefix,
             remedy="1 keeps the row of a class token, 2 the padding of RoBERTa and OPT.",
         )
-    return prefix
+    return prefix + round(factor * (learned.max_length - prefix))
 
 
 def _corners(align: Align) -> bool:
-    if align not in ("corners", "centers"):
-        raise UnknownNameError.of("align", align, ("corners", "centers"))
+    check("align", Align, align, None)
     return align == "corners"
 
 

@@ -21,19 +21,18 @@ __all__ = ["VaryingRope"]
 
 
 class VaryingRope(QueryKeyTransform, ABC):
-    """RoPE that divides each pair's frequency by a factor of the length n of the text.
+    """RoPE with frequencies divided depending on the length n of the input.
 
-    n is the largest key position + 1, a batch row or packed document for itself, as it is at
-    this call: all keys, cached ones too, are rotated anew for it, so that rows never change one
-    another, and a shorter text after a longer one is as if it came first. While a text grows
-    token by token the past is seen at a new n each time, where one pass sees all at the last n.
+    n is the largest key position + 1 of the row or document in each call: all keys, cached ones
+    too, are rotated for it. Rows do not affect one another. Under token-by-token decoding the past
+    is rotated for a new n in each step, in one pass for the last n.
 
-    A subclass writes ``divisors``.
+    Subclasses define ``divisors``.
 
     Args:
-        rope: the rope of training.
+        rope: as trained.
         length: the trained length L.
-        gain: factor of the rotated features of queries and of keys.
+        gain: factor of rotated features.
     """
 
     tokenwise = False
@@ -45,7 +44,7 @@ class VaryingRope(QueryKeyTransform, ABC):
 
     @abstractmethod
     def divisors(self, lengths: Float[Tensor, "b l"]) -> Float[Tensor, "b l T"]:
-        """Divisors of each pair's frequency for each of these lengths."""
+        """Divisors of each pair's frequency at these lengths."""
 
     def forward(
         self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"], grid: Grid

@@ -1,4 +1,4 @@
-"""No change at all."""
+"""The encoding without extension."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["direct"]
 
 
 def direct(encoding: Encoding) -> Encoding:
-    """The encoding as it is: the baseline of every comparison.
+    """The unchanged encoding, the baseline of comparisons.
 
     Args:
         encoding: any.

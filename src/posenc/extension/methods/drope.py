@@ -11,22 +11,20 @@ __all__ = ["drope"]
 
 
 def drope(encoding: Encoding) -> Encoding:
-    """DroPE: rope is dropped after training, and the model recalibrated without it.
+    """DroPE: RoPE is removed after training, and the model recalibrated without it.
 
-    What remains tells positions by the causal mask alone, as NoPE does. Recalibration is a short
-    further training at the trained length, which is the caller's to do (the paper spends 0.5 to 2
-    % of the tokens of training): before it the model knows nothing of order. Cost: less than
-    none. The paper's scaling of logits past the trained length is joined as ``"drope+log_n"``, with
-    a logarithm of another slope.
+    What remains depends on order by the causal mask only, as NoPE does. Recalibration is a short
+    training at the trained length (0.5 to 2 % of the tokens of training in the paper), left to the
+    caller; without it the model is useless. Reduces cost. The paper's scaling of logits is
+    ``"drope+log_n"``, with another slope.
 
     Args:
-        encoding: with rope (stretched or not); queries should see the past only.
+        encoding: with RoPE (extended or not), for causal attention.
 
     Raises:
-        ArgumentError: when it has no rope.
+        ArgumentError: if it has no RoPE.
 
-    Reference: Gelberg et al. 2025, "Extending the Context of Pretrained LLMs by Dropping Their
-    Positional Embeddings".
+    Reference: Gelberg et al. 2025.
 
     >>> import posenc
     >>> from posenc.extension import drope

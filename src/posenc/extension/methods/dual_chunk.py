@@ -13,12 +13,7 @@ from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.banded import Band, BandedRope
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import (
-    replaced,
-    require_free_score,
-    require_length,
-    require_rope,
-)
+from posenc.extension.fitting import replaced, require_length, require_rope
 from posenc.grid import Grid
 
 __all__ = ["DualChunk", "dual_chunk"]
@@ -29,35 +24,33 @@ def dual_chunk(
 ) -> Encoding:
     """Dual chunk attention: exact distances inside a chunk, bounded ones between chunks.
 
-    With chunks of ``S = reach - local`` tokens, keys stand at ``p_j mod S``. A query stands at
-    ``p_i mod S`` for keys of its own chunk, at ``min(p_i mod S + S, reach)`` for those of the chunk
-    before, whose last ``local`` tokens so keep their distance to it, and at ``min(2S - 1, reach)``
-    for all earlier ones. Cost: three products for each pair instead of one; served by ``tiled`` in
-    memory linear in K. As the authors' code, whose largest position is ``reach``; in the paper it
-    is one less.
+    With chunks of ``S = reach - local`` tokens, the position of a key is ``p_j mod S``. That of a
+    query is ``p_i mod S`` for keys of its chunk, ``min(p_i mod S + S, reach)`` for the previous
+    chunk, whose last ``local`` tokens keep their distances, and ``min(2S - 1, reach)`` for earlier
+    ones. Cost: three products per pair; linear memory with ``tiled``. As the authors' code, with
+    positions up to ``reach``; in the paper, up to one less.
 
     Args:
-        encoding: with rope (stretched or not) and no score part; queries see the past only.
-        length: L, the length it was trained at.
-        reach: the largest distance to be met, below L; ¾ L by default, as in the authors' code.
-        local: tokens of the chunk before at their own distance, below ``reach``; L/16 by default,
-            at least 1.
+        encoding: with RoPE (extended or not) and no score part, for causal attention.
+        length: L, the trained length.
+        reach: largest distance, below L; ¾ L by default, as in the authors' code.
+        local: tokens of the previous chunk at exact distances, below ``reach``; L/16 by default, at
+            least 1.
 
     Raises:
-        ArgumentError: when the encoding does not fit, or an argument is out of its domain.
+        ArgumentError: if the encoding does not fit, or an argument is outside its domain.
 
-    Reference: An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models".
+    Reference: An et al. 2024.
 
     >>> import posenc
     >>> from posenc.extension import dual_chunk
     >>> dual_chunk(posenc.create("rope", head_dim=8), length=64).score
     DualChunk(
       reach=48, chunk=44
-      (rope): Rope(rotated=8 of 8, base=10000, half)
+      (rope): Rope(head_dim=8)
     )
     """
-    rope = require_rope(encoding, "dual_chunk")
-    require_free_score(encoding, "dual_chunk")
+    rope = require_rope(encoding, "dual_chunk", free_score=True)
     length = require_length(length, least=4)
     reach = float(int(0.75 * length)) if reach is None else reach
     local = max(1.0, float(int(length / 16))) if local is None else local
@@ -86,13 +79,13 @@ class DualChunk(BandedRope):
     def bands(self, grid: Grid) -> Sequence[Band]:
         queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
         query_chunk, key_chunk = ((p / self.chunk).floor() for p in (queries, keys))
-        inside, places = queries - query_chunk * self.chunk, keys - key_chunk * self.chunk
+        inside, positions = queries - query_chunk * self.chunk, keys - key_chunk * self.chunk
         apart = query_chunk.unsqueeze(2) - key_chunk.unsqueeze(1)
         farthest = torch.full_like(queries[:, :1], min(2 * self.chunk - 1, self.reach))
         return (
-            Band(farthest, places),
-            Band((inside + self.chunk).clamp(max=self.reach), places, apart == 1),
-            Band(inside, places, apart <= 0),
+            Band(farthest, positions),
+            Band((inside + self.chunk).clamp(max=self.reach), positions, apart == 1),
+            Band(inside, positions, apart <= 0),
         )
 
 

@@ -1,4 +1,4 @@
-"""NTK-aware scaling that grows with the text."""
+"""NTK-aware scaling by the length of the input."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.entry import Citation
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import (
-    replaced,
-    require_factor,
-    require_length,
-    require_rope,
-    require_unstretched,
-)
+from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.ntk import require_pairs
 from posenc.extension.varying import VaryingRope
 
@@ -24,42 +18,40 @@ __all__ = ["DynamicNtkRope", "dynamic_ntk"]
 
 
 def dynamic_ntk(encoding: Encoding, *, factor: float, length: float) -> Encoding:
-    """Dynamic NTK: NTK-aware scaling by ``s · n/L - (s - 1)`` once a text has n > L tokens.
+    """Dynamic NTK: NTK-aware scaling by ``s · n/L - (s - 1)`` for inputs of n > L tokens.
 
-    Pair t turns ``(s n/L - s + 1)^(2t/(d-2))`` times slower; up to L nothing changes; with s = 1 it
-    is NTK by ``n/L``. ``s`` is ``factor``, ``L`` is ``length`` in tokens, n the largest key
-    position + 1 of the batch row (or packed document), at this call: see ``VaryingRope`` for what
-    that means under a cache. Cost: all keys are turned at each call. Differs from transformers in
-    that each row has its own n, where transformers takes the longest row's for all, and keeps it
-    until a batch is shorter than L.
+    Pair t rotates ``(s n/L - s + 1)^(2t/(d-2))`` times slower; nothing changes up to L. ``s`` is
+    ``factor``, ``L`` is ``length``, n the largest key position + 1 of the row or document in this
+    call; see ``VaryingRope`` for its effect with a cache. Cost: all keys are rotated in each call.
+    Differs from transformers, which uses the longest row's n for all rows, until a batch is shorter
+    than L.
 
     Args:
-        encoding: with rope.
+        encoding: with RoPE.
         factor: s, 1 or more.
-        length: L, the length it was trained at.
+        length: L, the trained length.
 
     Raises:
-        ArgumentError: when it has no rope that is as trained, only one pair turns, or an argument
-            is out of its domain.
+        ArgumentError: if it has no RoPE as trained of at least two pairs, or an argument is outside
+            its domain.
 
-    Reference: emozilla 2023, "Dynamically Scaled RoPE further increases performance of long
-    context LLaMA with zero fine-tuning" (r/LocalLLaMA).
+    Reference: emozilla 2023 (r/LocalLLaMA).
 
     >>> import posenc
     >>> from posenc.extension import dynamic_ntk
     >>> dynamic_ntk(posenc.create("rope", head_dim=6), factor=2, length=64).query_key
     DynamicNtkRope(
       factor=2, length=64
-      (rope): Rope(rotated=6 of 6, base=10000, half)
+      (rope): Rope(head_dim=6)
     )
     """
-    rope = require_pairs(require_unstretched(require_rope(encoding, "dynamic_ntk"), "dynamic_ntk"))
+    rope = require_pairs(require_rope(encoding, "dynamic_ntk", as_trained=True))
     part = DynamicNtkRope(rope=rope, factor=require_factor(factor), length=require_length(length))
     return replaced(encoding, rope, part)
 
 
 class DynamicNtkRope(VaryingRope):
-    """RoPE whose base grows with the text; see ``dynamic_ntk``."""
+    """RoPE whose base grows with the length; see ``dynamic_ntk``."""
 
     def __init__(self, *, rope: Rope, factor: float, length: float) -> None:
         super().__init__(rope=rope, length=length)

@@ -1,4 +1,4 @@
-"""A trained table decomposed."""
+"""Hierarchical decomposition of a trained table."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ __all__ = ["hierarchical"]
 def hierarchical(
     encoding: Encoding, *, factor: float, alpha: float = PAPER_ALPHA, prefix: int = 0
 ) -> Encoding:
-    """Hierarchical decomposition: n trained rows make up to n², the first n of them unchanged.
+    """Hierarchical decomposition: n trained rows make up to n², the first n unchanged.
 
-    ``P'[i·n + j] = α u_i + (1 - α) u_j`` with ``u_j = (P_j - α P_0) / (1 - α)``. The rows that
-    ``factor`` asks for are made once and are parameters of their own; the encoding called
-    ``hierarchical`` is the same tied to n rows. Cost: none. Differs from the source in nothing.
+    ``P'[i·n + j] = α u_i + (1 - α) u_j`` with ``u_j = (P_j - α P_0) / (1 - α)``. The new rows are
+    independent parameters; the encoding ``hierarchical`` is the same tied to n rows. Cost: none.
+    Differs from the source in nothing.
 
     Args:
         encoding: with a learned table.
-        factor: 1 to n; how many times the rows.
+        factor: extension of the rows, 1 to n.
         alpha: α, weight of the coarse part, 0 < α < 1 and not 0.5.
-        prefix: first rows that are no positions and stay; n counts the others.
+        prefix: number of first rows that are kept, as they are no positions; n counts the others.
 
     Raises:
-        ArgumentError: when there is no learned table, or an argument is out of its domain.
+        ArgumentError: if there is no learned table, or an argument is outside its domain.
 
-    Reference: Su 2020, "Hierarchical decomposition of position encodings: BERT can handle
-    ultra-long texts" (kexue.fm/archives/7947).
+    Reference: Su 2020 (kexue.fm/archives/7947).
 
     >>> import posenc
     >>> from posenc.extension import hierarchical
@@ -60,7 +59,7 @@ def hierarchical(
         )
     blocks = -(-count // len(trained))
     rows = hierarchical_rows(trained, alpha, blocks=blocks)[:count].to(table.dtype)
-    rows[: len(trained)] = table[prefix:]  # what the formula gives, but for rounding
+    rows[: len(trained)] = table[prefix:]  # the formula gives these up to rounding
     return replaced(encoding, learned, with_rows(learned, torch.cat([table[:prefix], rows])))
 
 

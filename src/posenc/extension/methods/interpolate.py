@@ -1,8 +1,9 @@
-"""Position interpolation, and tables resampled."""
+"""Position interpolation, and resampling of tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -44,51 +45,49 @@ def interpolate(
 ) -> Encoding:
     """Position interpolation: positions are divided by ``factor``, tables resampled.
 
-    - rope: each pair turns ``factor`` times slower.
-    - sinusoidal, radix: read at ``p / factor``.
-    - learned: a table of ``factor`` times the rows, by linear interpolation; ``prefix`` rows stay.
-    - learned2d, swin: a table for images (windows) of ``size``, by bicubic interpolation (a = -¾,
-      torch's) or bilinear; special tokens' rows stay.
+    - rope: each pair rotates ``factor`` times slower.
+    - sinusoidal, radix: evaluated at ``p / factor``.
+    - learned: linear interpolation to ``factor`` times the rows after ``prefix``.
+    - learned2d, swin: bicubic (a = -¾) or bilinear interpolation to the ``size`` of images or
+      windows; rows of special tokens are kept.
 
-    Each part that can be interpolated is; all others stay. Cost: none. Differs from the papers in
-    nothing; ViT, Swin and DeiT resample as here with the default options, timm with
-    ``antialias=True``.
+    All such parts are interpolated, others kept. Cost: none. Differs from the papers in nothing;
+    the defaults are those of ViT, Swin and DeiT, timm has ``antialias=True``.
 
     Args:
-        encoding: with at least one of these.
-        factor: 1 or more; how many times the trained length. For images, of each side, to the
-            nearest cell.
-        size: (height, width) in cells, for images and windows instead of ``factor``; exact, where
-            a factor would have to be rounded.
-        prefix: first rows of a learned table that are no positions and stay.
-        align: ``"corners"``: first and last rows stay first and last; ``"centers"``: cells keep
-            their share of the whole (torch's ``align_corners=False``). By default corners for
-            texts and Swin's offsets, centers for images.
-        antialias: smooth before making an image smaller; bicubic, a is -½ then.
+        encoding: with at least one such part.
+        factor: extension of the trained length, 1 or more; of images, of each side, to the nearest
+            cell.
+        size: (height, width) in cells of images and windows, instead of ``factor``.
+        prefix: number of first rows of a learned table that are no positions.
+        align: ``"corners"``: first and last rows are kept; ``"centers"``: cells keep their share of
+            the whole (torch's ``align_corners=False``). By default corners for learned tables,
+            centers for learned2d and swin.
+        antialias: smooth when making an image smaller; bicubic then has a = -½.
         mode: ``"bicubic"`` or ``"bilinear"``, for images and windows.
 
     Raises:
-        ArgumentError: when no part can be interpolated, ``factor`` is below 1, or what an encoding
-            needs of ``factor`` and ``size`` is missing.
+        ArgumentError: if no part can be interpolated, ``factor`` is below 1, or ``factor`` and
+            ``size`` are both missing.
 
-    Reference: Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
-    Interpolation"; Dosovitskiy et al. 2021, section 3.2; Liu et al. 2021, section 4.1.
+    Reference: Chen et al. 2023; Dosovitskiy et al. 2021, section 3.2; Liu et al. 2021, section 4.1.
 
     >>> import posenc
     >>> from posenc.extension import interpolate
-    >>> interpolate(posenc.create("learned", dim=4, max_length=8), factor=4).embedding
-    Learned(max_length=32, dim=4, add)
+    >>> interpolate(posenc.create("learned", dim=4, max_length=8), factor=4).embedding.max_length
+    32
     """
     if factor is not None:
         factor = require_factor(factor)
-    stretched = encoding
+    resample = partial(resampled_grid, align=align or "centers", antialias=antialias, mode=mode)
+    extended = encoding
     for part in encoding.parts():
-        changed = _interpolated(part, factor, size, prefix, align, (antialias, mode))
+        changed = _interpolated(part, factor, size, prefix, align, resample)
         if changed is not None:
-            stretched = replaced(stretched, part, changed)
-    if stretched is encoding:
+            extended = replaced(extended, part, changed)
+    if extended is encoding:
         raise Misfit.of("interpolate", "rope, sinusoidal, radix or a table", encoding)
-    return stretched
+    return extended
 
 
 def _interpolated(
@@ -97,18 +96,16 @@ def _interpolated(
     size: Sequence[int] | None,
     prefix: int,
     align: Align | None,
-    kernel: tuple[bool, Mode],
+    resample: Callable[[Tensor, Sequence[int]], Tensor],
 ) -> Part | None:
     if isinstance(part, Learned2d):
-        sides = _size(part.table.shape[:2], factor, size)
-        return _resized(part, sides, align or "centers", kernel)
+        return _resized(part, _size(part.table.shape[:2], factor, size), resample)
     if isinstance(part, Swin):
-        sides = _size(part.window.sides, factor, size)
-        return _rewindowed(part, sides, align or "centers", kernel)
+        return _rewindowed(part, _size(part.window.sides, factor, size), resample)
     if isinstance(part, Rope):
         by = _factor(factor)
         before = part.divisors or (1.0,) * (part.rotated // 2)
-        return part.stretched([by * each for each in before], gain=part.gain)
+        return part.stretched([by * divisor for divisor in before], gain=part.gain)
     if isinstance(part, Sinusoidal | Radix):
         return Squeezed(part, factor=_factor(factor))
     if isinstance(part, Squeezed):
@@ -135,9 +132,8 @@ def _size(
     sides: Sequence[int], factor: float | None, size: Sequence[int] | None
 ) -> tuple[int, int]:
     if size is None:
-        height, width = (round(_factor(factor) * side) for side in sides)
-        return height, width
-    if len(size) != 2 or min(size) < 1:
+        size = [round(_factor(factor) * side) for side in sides]
+    elif len(size) != 2 or min(size) < 1:
         raise ArgumentError(
             "size", expected="(height, width) in cells, from 1", got=size, remedy="Count them."
         )
@@ -145,40 +141,31 @@ def _size(
 
 
 def _resized(
-    part: Learned2d, size: tuple[int, int], align: Align, kernel: tuple[bool, Mode]
+    part: Learned2d, size: tuple[int, int], resample: Callable[[Tensor, Sequence[int]], Tensor]
 ) -> Learned2d:
+    special, dim = part.special, part.table.shape[-1]
     with torch.device("meta"):
-        resized = Learned2d(
-            dim=part.table.shape[-1], size=size, special=len(part.special), std=part.std
-        )
-    antialias, mode = kernel
-    table = resampled_grid(part.table, size, align=align, antialias=antialias, mode=mode)
+        resized = Learned2d(dim=dim, size=size, special=len(special), std=part.std)
+    table = resample(part.table, size)
     resized.table = nn.Parameter(table, requires_grad=part.table.requires_grad)
-    resized.special = nn.Parameter(
-        part.special.detach().clone(), requires_grad=part.special.requires_grad
-    )
+    resized.special = nn.Parameter(special.detach().clone(), requires_grad=special.requires_grad)
     return resized.train(part.training)
 
 
 def _rewindowed(
-    part: Swin, window: tuple[int, int], align: Align, kernel: tuple[bool, Mode]
+    part: Swin, window: tuple[int, int], resample: Callable[[Tensor, Sequence[int]], Tensor]
 ) -> Swin:
     heads = part.table.shape[0]
     with torch.device("meta"):
         rewindowed = Swin(heads=heads, window=window)
     planes = part.table.T.reshape(*part.window.spans, heads)
-    antialias, mode = kernel
-    resampled = resampled_grid(
-        planes, rewindowed.window.spans, align=align, antialias=antialias, mode=mode
-    )
-    rewindowed.table = nn.Parameter(
-        resampled.flatten(0, 1).T.contiguous(), requires_grad=part.table.requires_grad
-    )
+    table = resample(planes, rewindowed.window.spans).flatten(0, 1).T.contiguous()
+    rewindowed.table = nn.Parameter(table, requires_grad=part.table.requires_grad)
     return rewindowed.train(part.training)
 
 
 class Squeezed(EmbeddingEncoding):
-    """An embedding part that is read at positions divided by ``factor``."""
+    """An embedding part evaluated at positions divided by ``factor``."""
 
     def __init__(self, inner: Sinusoidal | Radix, *, factor: float) -> None:
         super().__init__()
@@ -189,11 +176,7 @@ class Squeezed(EmbeddingEncoding):
         return f"factor={self.factor:g}"
 
     def forward(
-        self,
-        x: Float[Tensor, "B L C"],
-        layout: Layout,
-        *,
-        tokens: Int[Tensor, "B L"] | None = None,
+        self, x: Float[Tensor, "B L C"], layout: Layout, *, tokens: Int[Tensor, "B L"] | None = None
     ) -> Float[Tensor, "B L C"]:
         squeezed = layout.with_positions(layout.positions / self.factor)
         embedded: Tensor = self.inner(x, squeezed, tokens=tokens)

@@ -10,13 +10,7 @@ from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.banded import Band, BandedRope, within
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import (
-    replaced,
-    require_factor,
-    require_free_score,
-    require_length,
-    require_rope,
-)
+from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.rerope import require_window
 from posenc.grid import Grid
 
@@ -31,34 +25,31 @@ def leaky_rerope(
     window: float | None = None,
     leak: float | None = None,
 ) -> Encoding:
-    """Leaky ReRoPE: distances past ``window`` grow ``leak`` times slower.
+    """Leaky ReRoPE: distances beyond ``window`` grow ``leak`` times slower.
 
     ``s_ij = scale · ⟨q_i, R(Δ') k_j⟩`` with ``Δ' = Δ`` up to w, and ``±(w + (|Δ| - w) / κ)``
     beyond. ``w`` is ``window`` in tokens, ``κ`` is ``leak``, ``Δ = p_j - p_i``. Cost: two products
-    for each pair instead of one; served by ``tiled`` in memory linear in K. Differs from the source
-    in nothing; its code also has ``log_n``.
+    per pair; linear memory with ``tiled``. Differs from the source in nothing; its code adds
+    ``log_n``.
 
     Args:
-        encoding: with rope (stretched or not) and no score part.
+        encoding: with RoPE (extended or not) and no score part.
         factor: s, 1 or more.
-        length: L, the length it was trained at.
-        window: w, up to L; half of L by default.
-        leak: κ, 1 or more; by default ``(s L - w) / (L - w)``, with which the longest of s·L
-            tokens' distances counts as L.
+        length: L, the trained length.
+        window: w, up to L; L/2 by default.
+        leak: κ, 1 or more; by default ``(s L - w) / (L - w)``, which maps the distance s·L to L.
 
     Raises:
-        ArgumentError: when the encoding does not fit, or an argument is out of its domain.
+        ArgumentError: if the encoding does not fit, or an argument is outside its domain.
 
-    Reference: Su 2023, "Transformer upgrade road 12: infinite extrapolation with ReRoPE?"
-    (kexue.fm/archives/9708).
+    Reference: Su 2023 (kexue.fm/archives/9708).
 
     >>> import posenc
     >>> from posenc.extension import leaky_rerope
     >>> leaky_rerope(posenc.create("rope", head_dim=8), factor=4, length=64).score.leak
     7.0
     """
-    rope = require_rope(encoding, "leaky_rerope")
-    require_free_score(encoding, "leaky_rerope")
+    rope = require_rope(encoding, "leaky_rerope", free_score=True)
     factor, length = require_factor(factor), require_length(length)
     window = require_window(window, length, share=0.5)
     if leak is None:
@@ -74,7 +65,7 @@ def leaky_rerope(
 
 
 class LeakyRerope(BandedRope):
-    """RoPE with far distances slowed down; see ``leaky_rerope``."""
+    """RoPE with slower far distances; see ``leaky_rerope``."""
 
     def __init__(self, *, rope: Rope, window: float, leak: float) -> None:
         super().__init__(rope=rope)
@@ -84,7 +75,7 @@ class LeakyRerope(BandedRope):
         return f"window={self.window:g}, leak={self.leak:g}"
 
     def bands(self, grid: Grid) -> Sequence[Band]:
-        # Only distances count: from the first key on, quotients of far positions stay exact.
+        # relative to the first key, so that quotients of large positions are exact
         first = grid.key.positions[:, :1, 0]
         queries, keys = (side.positions[..., 0] - first for side in (grid.query, grid.key))
         slow, ahead = queries / self.leak, self.window * (1 - 1 / self.leak)

@@ -8,13 +8,7 @@ from posenc.encoding import Encoding
 from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import (
-    replaced,
-    require_factor,
-    require_length,
-    require_rope,
-    require_unstretched,
-)
+from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.ntk_by_parts import blended, ramp_advice, rotations
 
 __all__ = ["llama3"]
@@ -23,24 +17,24 @@ __all__ = ["llama3"]
 def llama3(
     encoding: Encoding, *, factor: float, length: float, low: float = 1.0, high: float = 4.0
 ) -> Encoding:
-    """Llama 3.1's RoPE: pairs with wavelengths up to L/high stay, from L/low on are interpolated.
+    """Llama 3.1's RoPE: wavelengths up to L/high are kept, those from L/low on interpolated.
 
     With ``r_t = L θ_t / 2π``, pair t keeps the share ``clip((r_t - low) / (high - low), 0, 1)`` of
     its frequency and divides the rest by s: NTK-by-parts with α = 1, β = 4 and L = 8192. ``s`` is
     ``factor``, ``L`` is ``length`` in tokens. Cost: none. Differs from the release in nothing.
 
     Args:
-        encoding: with rope.
+        encoding: with RoPE.
         factor: s, 1 or more (8 in Llama 3.1).
-        length: L, the length it was trained at.
-        low: turns within L (``low_freq_factor``) at and below which a pair is interpolated.
-        high: turns within L (``high_freq_factor``) at and above which a pair stays.
+        length: L, the trained length.
+        low: rotations within L (``low_freq_factor``) up to which a pair is interpolated.
+        high: rotations within L (``high_freq_factor``) from which on a pair is kept.
 
     Raises:
-        ArgumentError: when it has no rope that is as trained, or an argument is out of its
-            domain (0 ≤ low < high).
+        ArgumentError: if it has no RoPE as trained, or an argument is outside its domain (0 ≤ low <
+            high).
 
-    Reference: Grattafiori et al. 2024, "The Llama 3 Herd of Models", and its release.
+    Reference: Grattafiori et al. 2024, and the release of Llama 3.1.
 
     >>> import posenc
     >>> from posenc.extension import llama3
@@ -48,7 +42,7 @@ def llama3(
     >>> [round(d, 2) for d in llama3(rope, factor=8, length=512).query_key.divisors]
     [1.0, 1.07, 8.0]
     """
-    rope = require_unstretched(require_rope(encoding, "llama3"), "llama3")
+    rope = require_rope(encoding, "llama3", as_trained=True)
     factor, length = require_factor(factor), require_length(length)
     if not (math.isfinite(high) and 0 <= low < high):
         raise ArgumentError(
@@ -73,9 +67,7 @@ ENTRY = Extension(
     summary="Interpolates pairs with wavelengths past the trained length, keeps fast ones.",
     on=("rope",),
     claims=ExtensionClaims(
-        training="helps",
-        expect="As NTK-by-parts, with a shorter ramp.",
-        transformers="llama3",
+        training="helps", expect="As NTK-by-parts, with a shorter ramp.", transformers="llama3"
     ),
     citation=Citation(
         authors="Grattafiori et al.",

@@ -1,4 +1,4 @@
-"""Logits that grow with the logarithm of the length."""
+"""Logits scaled by the logarithm of the length."""
 
 from __future__ import annotations
 
@@ -28,37 +28,36 @@ from posenc.layout import Layout
 
 __all__ = ["LogN", "LogNScore", "log_n"]
 
-FIT = ("heads", "head_dim", "dim", "causal", "mixes_heads")
-"""What a part is made for, and one that wraps it as well."""
+SHARED = ("axes", "causal_only", "heads", "head_dim", "dim", "causal", "mixes_heads")
+"""Attributes of a part that a wrapper has too."""
 
 
 def log_n(encoding: Encoding, *, length: float) -> Encoding:
-    """Log-n scaling: the logits of a query among n > L tokens are multiplied by ``ln n / ln L``.
+    """Log-n scaling: logits of a query among n > L tokens are multiplied by ``ln n / ln L``.
 
-    ``s_ij → κ_i s_ij`` with ``κ_i = max(1, ln n_i / ln L)``, the whole logit, biases included. n_i
-    is what query i itself looks back on, ``p_i + 1``, so that one token at a time equals one pass;
-    where queries see both sides it is the largest key position + 1 of the row or document. ``L``
-    is ``length`` in tokens. It keeps the entropy of attention from growing with the length, and is
-    joined to other methods: ``extend(encoding, "rerope+log_n", …)``. Cost: Q·D·H; a bias that was
-    a table is no longer one. Differs from the source in nothing.
+    ``s_ij → κ_i s_ij`` with ``κ_i = max(1, ln n_i / ln L)``, biases included. With a causal mask
+    n_i is ``p_i + 1``, so that decoding equals one pass; otherwise the largest key position + 1 of
+    the row or document. ``L`` is ``length`` in tokens. It keeps the entropy of attention from
+    growing with the length, and is joined to other methods:
+    ``extend(encoding, "rerope+log_n", …)``. Cost: Q·D·H; a constant bias table is no longer
+    constant. Differs from the source in nothing.
 
     Args:
-        encoding: any whose weights are a softmax.
-        length: L, the length it was trained at.
+        encoding: any with softmax weights.
+        length: L, the trained length.
 
     Raises:
-        ArgumentError: when the weights are no softmax (stick_breaking), or ``length`` is below 2.
+        ArgumentError: if the weights are no softmax (stick_breaking), or ``length`` is below 2.
 
-    Reference: Su 2021, "Scale operation of attention from entropy invariance"
-    (kexue.fm/archives/8823); Chiang and Cholak 2022, "Overcoming a Theoretical Limitation of
-    Self-Attention".
+    Reference: Su 2021 (kexue.fm/archives/8823); Chiang and Cholak 2022, "Overcoming a Theoretical
+    Limitation of Self-Attention".
 
     >>> import posenc
     >>> from posenc.extension import log_n
     >>> log_n(posenc.create("alibi", heads=4), length=64).score
     LogNScore(
       length=64
-      (inner): Alibi(heads=4, fixed)
+      (inner): Alibi(heads=4)
     )
     """
     length = require_length(length)
@@ -81,16 +80,15 @@ def log_factor(grid: Grid, length: float) -> Float[Tensor, "b q"]:
 
 
 class LogN(QueryKeyTransform):
-    """Queries times κ, after another transform if there is one; see ``log_n``."""
+    """Queries scaled by κ after an optional transform; see ``log_n``."""
 
     def __init__(self, inner: QueryKeyTransform | None, *, length: float) -> None:
         super().__init__()
         self.inner, self.length = inner, length
         if inner is None:
-            _take_over(self, {"axes": None})
+            self.__dict__["axes"] = None
         else:
-            names = ("axes", "causal_only", "scale", "tokenwise", "views", "widening", *FIT)
-            _take_over(self, {name: getattr(inner, name) for name in names})
+            _take_over(self, inner, "scale", "tokenwise", "views", "widening")
 
     def extra_repr(self) -> str:
         return f"length={self.length:g}"
@@ -111,15 +109,14 @@ class LogN(QueryKeyTransform):
 
 
 class LogNScore(ScoreTerm):
-    """A score part times κ; see ``log_n``."""
+    """A score part scaled by κ; see ``log_n``."""
 
     reads_layout = True
 
     def __init__(self, inner: ScoreTerm, *, length: float) -> None:
         super().__init__()
         self.inner, self.length = inner, length
-        names = ("axes", "causal_only", "terms", "replaces_product", *FIT)
-        _take_over(self, {name: getattr(inner, name) for name in names})
+        _take_over(self, inner, "terms", "replaces_product")
 
     def extra_repr(self) -> str:
         return f"length={self.length:g}"
@@ -131,24 +128,14 @@ class LogNScore(ScoreTerm):
         self.inner.attach(query, key)
 
     def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B H K D"], grid: Grid, *, scale: float
     ) -> Float[Tensor, "b H Q K"]:
         factor = _columns(log_factor(grid, self.length))
         scores: Tensor = self.inner(self._plain(q, factor), k, grid, scale=scale)
         return scores * factor.to(torch.promote_types(scores.dtype, factor.dtype))
 
     def lower(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B H K D"], grid: Grid, *, scale: float
     ) -> tuple[StructuredScore, ...] | None:
         factor = _columns(log_factor(grid, self.length))
         terms = self.inner.lower(self._plain(q, factor), k, grid, scale=scale)
@@ -163,14 +150,14 @@ class LogNScore(ScoreTerm):
         return scaled
 
     def _plain(self, q: Tensor, factor: Tensor) -> Tensor:
-        """Queries as they were before ``LogN``, which leaves them alone if all is to be scaled."""
+        """Queries before the scaling by ``LogN``."""
         return q if self.replaces_product else (q / factor).to(q.dtype)
 
 
 def _scaled(
     term: StructuredScore, factor: Float[Tensor, "b 1 q 1"], grid: Grid
 ) -> tuple[StructuredScore, ...] | None:
-    """The term times κ; None where what depends on the offset depends on the key's content too."""
+    """The term times κ; None if a term by offset depends on the content of the key."""
     if isinstance(term, LowRank):
         return (replace(term, query=term.query * factor),)
     if term.right is not None:
@@ -207,9 +194,9 @@ def _columns(factor: Float[Tensor, "b q"]) -> Float[Tensor, "b 1 q 1"]:
     return factor.unsqueeze(1).unsqueeze(-1)
 
 
-def _take_over(part: Part, attributes: dict[str, object]) -> None:
-    """Give a part that wraps another what the other's class says of itself."""
-    part.__dict__.update(attributes)
+def _take_over(part: Part, inner: Part, *names: str) -> None:
+    """Give a wrapper the attributes of the part in it."""
+    part.__dict__.update({name: getattr(inner, name) for name in (*SHARED, *names)})
 
 
 ENTRY = Extension(

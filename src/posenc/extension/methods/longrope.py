@@ -14,13 +14,7 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import (
-    replaced,
-    require_factor,
-    require_length,
-    require_rope,
-    require_unstretched,
-)
+from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.varying import VaryingRope
 
 __all__ = ["LongRope", "longrope"]
@@ -35,31 +29,30 @@ def longrope(
     short_factors: Sequence[float] | None = None,
     temperature: float | None = None,
 ) -> Encoding:
-    """LongRoPE: each pair has its own divisor, one set for texts up to L, one for longer ones.
+    """LongRoPE: a divisor for each pair, with different sets for inputs up to L and longer ones.
 
-    Pair t turns ``long_factors[t]`` times slower in a text of n > L tokens, ``short_factors[t]``
-    times slower in one of n ≤ L. Rotated features are multiplied by ``m = √(1 + ln s / ln L)``,
-    whatever n. ``s`` is ``factor``, ``L`` is ``length`` in tokens, n the largest key position + 1
-    of the batch row (or packed document), at this call: see ``VaryingRope`` for what that means
-    under a cache. Cost: all keys are turned at each call. Differs from transformers in that each
-    row has its own n, where transformers takes the longest row's for all.
+    Pair t rotates ``long_factors[t]`` times slower in an input of n > L tokens, else
+    ``short_factors[t]`` times slower. Rotated features are multiplied by
+    ``m = √(1 + ln s / ln L)``. ``s`` is ``factor``, ``L`` is ``length``, n the largest key position
+    + 1 of the row or document in this call; see ``VaryingRope`` for its effect with a cache. Cost:
+    all keys are rotated in each call. Differs from transformers, which uses the longest row's n for
+    all rows.
 
-    Good factors are found by search on a text: ``posenc.extension.search_factors``. Without any,
-    those of NTK-by-parts' kind, ``s^(t/(d/2-1))`` for long texts and 1 for short ones, stand in.
+    Factors are found by ``posenc.extension.search_factors``; by default ``s^(t/(d/2-1))`` for long
+    inputs and 1 for short ones.
 
     Args:
-        encoding: with rope.
+        encoding: with RoPE.
         factor: s, 1 or more.
-        length: L, the length it was trained at.
+        length: L, the trained length.
         long_factors: ``[d/2]``, above 0.
         short_factors: ``[d/2]``, above 0.
-        temperature: m instead of the formula (``attention_factor``).
+        temperature: m, overriding the formula (``attention_factor``).
 
     Raises:
-        ArgumentError: when it has no rope that is as trained, or an argument is out of its
-            domain.
+        ArgumentError: if it has no RoPE as trained, or an argument is outside its domain.
 
-    Reference: Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens".
+    Reference: Ding et al. 2024.
 
     >>> import posenc
     >>> from posenc.extension import longrope
@@ -67,7 +60,7 @@ def longrope(
     >>> longrope(rope, factor=4, length=64, long_factors=(1, 2, 4)).query_key.long
     (1.0, 2.0, 4.0)
     """
-    rope = require_unstretched(require_rope(encoding, "longrope"), "longrope")
+    rope = require_rope(encoding, "longrope", as_trained=True)
     factor, length = require_factor(factor), require_length(length)
     pairs = rope.rotated // 2
     if long_factors is None:
@@ -93,7 +86,7 @@ class LongRope(VaryingRope):
         short: Sequence[float],
         gain: float,
     ) -> None:
-        # Rope's own checks, for both sets.
+        # validated as divisors of a Rope
         for name, given in (("long_factors", long), ("short_factors", short)):
             try:
                 rope.stretched(given, gain=gain)
@@ -113,8 +106,8 @@ class LongRope(VaryingRope):
 
     def divisors(self, lengths: Float[Tensor, "b l"]) -> Float[Tensor, "b l T"]:
         long, short = (
-            torch.tensor(each, dtype=lengths.dtype, device=lengths.device)
-            for each in (self.long, self.short)
+            torch.tensor(factors, dtype=lengths.dtype, device=lengths.device)
+            for factors in (self.long, self.short)
         )
         return torch.where(lengths.unsqueeze(-1) > self.length, long, short)
 

@@ -7,12 +7,7 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import (
-    replaced,
-    require_factor,
-    require_rope,
-    require_unstretched,
-)
+from posenc.extension.fitting import replaced, require_factor, require_rope
 
 __all__ = ["base_divisors", "ntk", "require_pairs"]
 
@@ -20,44 +15,40 @@ __all__ = ["base_divisors", "ntk", "require_pairs"]
 def ntk(encoding: Encoding, *, factor: float) -> Encoding:
     """NTK-aware scaling: RoPE with base ``base · s^(d/(d-2))``.
 
-    Pair t then turns ``s^(2t/(d-2))`` times slower: the fastest, t = 0, as before, the slowest as
-    with interpolation; in the picture of digits, a larger radix that keeps the low digits and
-    interpolates the high ones. ``s`` is ``factor``, ``d`` the rotated width in features. Serves
-    learned frequencies too, which it divides by the same. Cost: none. Differs from the source in
-    nothing.
+    Pair t rotates ``s^(2t/(d-2))`` times slower: the fastest, t = 0, as before, the slowest as with
+    interpolation. ``s`` is ``factor``, ``d`` the rotated width in features. Learned frequencies are
+    divided alike. Cost: none. Differs from the source in nothing.
 
     Args:
-        encoding: with rope.
+        encoding: with RoPE.
         factor: s, 1 or more.
 
     Raises:
-        ArgumentError: when it has no rope that is as trained, ``factor`` is below 1, or only one
-            pair turns (whose base means nothing).
+        ArgumentError: if it has no RoPE as trained of at least two pairs, or ``factor`` is below 1.
 
-    Reference: bloc97 2023, "NTK-Aware Scaled RoPE allows LLaMA models to have extended (8k+)
-    context size" (r/LocalLLaMA); Su 2023, kexue.fm/archives/9675.
+    Reference: bloc97 2023 (r/LocalLLaMA); Su 2023 (kexue.fm/archives/9675).
 
     >>> import posenc
     >>> from posenc.extension import ntk
     >>> ntk(posenc.create("rope", head_dim=6), factor=9).query_key.divisors
     (1.0, 3.0, 9.0)
     """
-    rope = require_unstretched(require_rope(encoding, "ntk"), "ntk")
+    rope = require_rope(encoding, "ntk", as_trained=True)
     divisors = base_divisors(rope, require_factor(factor))
     return replaced(encoding, rope, rope.stretched(divisors))
 
 
 def base_divisors(rope: Rope, factor: float) -> list[float]:
-    """By how much slower each pair turns in base ``base · factor^(d/(d-2))``."""
+    """Divisors of the frequencies for base ``base · factor^(d/(d-2))``."""
     pairs = require_pairs(rope).rotated // 2
     return [factor ** (t / (pairs - 1)) for t in range(pairs)]
 
 
 def require_pairs(rope: Rope) -> Rope:
-    """A RoPE of at least two pairs.
+    """Require at least two pairs.
 
     Raises:
-        ArgumentError: when it has one.
+        ArgumentError: for one pair, which does not depend on the base.
     """
     if rope.rotated < 4:
         raise ArgumentError(

@@ -1,16 +1,17 @@
-"""Positions written in a larger base."""
+"""Positions in a larger base."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from posenc.arguments import check
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.radix import Radix
 from posenc.entry import Citation
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_part
 from posenc.extension.resampling import resampled_rows, rows_like
@@ -31,26 +32,23 @@ def radix_base(
 ) -> Encoding:
     """Change of radix: positions are written with the same number of digits in a larger base.
 
-    ``p = Σ_t d_t γ^t``, digits ``0 … γ - 1`` instead of ``0 … β - 1``: this is the view in which a
-    larger base of RoPE is a change of radix (``ntk``). Each digit place has a table of β trained
-    rows and needs γ. Cost: none.
+    ``p = Σ_t d_t γ^t``, with digits ``0 … γ - 1`` instead of ``0 … β - 1``, analogous to a larger
+    base of RoPE (``ntk``). The table of each digit grows from β to γ rows. Cost: none.
 
     Args:
         encoding: with radix positions.
         factor: s, 1 or more.
-        length: L, the trained length; by default all ``β^m`` positions.
-        base: γ, β or more; by default the smallest with ``γ^m ≥ s L``.
-        digits: ``"interpolated"``: the γ rows of a place are read from its β by linear
-            interpolation, first and last staying; ``"drawn"``: the β rows stay, and new ones are
-            drawn with their mean and spread.
+        length: L, the trained length; all ``β^m`` positions by default.
+        base: γ, at least β; the smallest with ``γ^m ≥ s L`` by default.
+        digits: ``"interpolated"``: rows are interpolated linearly, first and last kept;
+            ``"drawn"``: the β rows are kept, and new ones drawn with their mean and deviation.
         seed: of the draw.
 
     Raises:
-        ArgumentError: when there are no radix positions, or an argument is out of its domain.
+        ArgumentError: if there are no radix positions, or an argument is outside its domain.
         UnknownNameError: for other ``digits``.
 
-    Reference: Su 2023, "Transformer upgrade road 10: RoPE is a β-ary encoding"
-    (kexue.fm/archives/9675).
+    Reference: Su 2023 (kexue.fm/archives/9675).
 
     >>> import posenc
     >>> from posenc.extension import radix_base
@@ -58,8 +56,7 @@ def radix_base(
     16
     """
     radix = require_part(encoding, Radix, "radix_base", "radix positions")
-    if digits not in ("interpolated", "drawn"):
-        raise UnknownNameError.of("digits", digits, ("interpolated", "drawn"))
+    check("digits", NewDigits, digits, "interpolated")
     covered = radix.base**radix.digits if length is None else length
     wanted = require_factor(factor) * covered
     if base is None:
@@ -75,23 +72,18 @@ def radix_base(
             remedy="None takes the smallest.",
         )
     generator = torch.Generator().manual_seed(seed)
-    tables = [_more_rows(table, base, digits, generator) for table in radix.tables.detach()]
+    tables = []
+    for table in radix.tables.detach():
+        if digits == "interpolated":
+            tables.append(resampled_rows(table, base, align="corners"))
+        else:
+            drawn = rows_like(table, base - len(table), generator=generator)
+            tables.append(torch.cat([table, drawn]))
     with torch.device("meta"):
-        larger = Radix(
-            dim=radix.tables.shape[-1],
-            base=base,
-            digits=radix.digits,
-            std=radix.std,
-        )
+        larger = Radix(dim=radix.tables.shape[-1], base=base, digits=radix.digits, std=radix.std)
     larger.join = radix.join
     larger.tables = nn.Parameter(torch.stack(tables), requires_grad=radix.tables.requires_grad)
     return replaced(encoding, radix, larger.train(radix.training))
-
-
-def _more_rows(table: Tensor, count: int, digits: NewDigits, generator: torch.Generator) -> Tensor:
-    if digits == "interpolated":
-        return resampled_rows(table, count, align="corners")
-    return torch.cat([table, rows_like(table, count - len(table), generator=generator)])
 
 
 ENTRY = Extension(

@@ -1,4 +1,4 @@
-"""New rows of a learned table drawn with the trained rows' mean and deviation."""
+"""New rows of a learned table drawn at random."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ __all__ = ["random_tail"]
 
 
 def random_tail(encoding: Encoding, *, factor: float, prefix: int = 0, seed: int = 0) -> Encoding:
-    """Random tail: trained rows stay, new ones are drawn with the trained rows' mean and spread.
+    """Random tail: trained rows are kept, new ones drawn with their mean and deviation.
 
-    ``P[p, c] ~ N(mean_c, std_c)`` for positions past the table, mean and standard deviation over
-    the trained rows of each feature. Cost: none. To be trained: before that a new row says only
-    that it is some position.
+    ``P[p, c] ~ N(mean_c, std_c)`` for positions past the table, with statistics of each feature
+    over the trained rows. Cost: none. To be fine-tuned.
 
     Args:
         encoding: with a learned table.
-        factor: 1 or more; how many times the rows.
-        prefix: first rows that are no positions; they stay, and do not count.
+        factor: extension of the rows, 1 or more.
+        prefix: number of first rows that are no positions.
         seed: of the draw.
 
     Raises:
-        ArgumentError: when there is no learned table, or an argument is out of its domain.
+        ArgumentError: if there is no learned table, or an argument is outside its domain.
 
     >>> import posenc
     >>> from posenc.extension import random_tail

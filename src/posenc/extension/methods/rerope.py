@@ -10,47 +10,38 @@ from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.banded import Band, BandedRope, within
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import (
-    replaced,
-    require_free_score,
-    require_length,
-    require_rope,
-)
+from posenc.extension.fitting import replaced, require_length, require_rope
 from posenc.grid import Grid
 
 __all__ = ["Rerope", "require_window", "rerope"]
 
 
 def rerope(encoding: Encoding, *, length: float, window: float | None = None) -> Encoding:
-    """ReRoPE: distances of ``window`` and more all count as ``window``.
+    """ReRoPE: distances are clipped at ``window``.
 
-    ``s_ij = scale · ⟨q_i, R(Δ') k_j⟩`` with ``Δ' = clip(p_j - p_i, -w, w)``: no distance is longer
-    than one seen in training, however long the text. ``w`` is ``window`` in tokens. Cost: two
-    products for each pair instead of one; served by ``tiled`` in memory linear in K. Differs from
-    the source in nothing; its code also has the logits grow with the logarithm of the length,
-    which is ``log_n`` here.
+    ``s_ij = scale · ⟨q_i, R(Δ') k_j⟩`` with ``Δ' = clip(p_j - p_i, -w, w)``, so that no distance is
+    longer than in training. ``w`` is ``window`` in tokens. Cost: two products per pair; linear
+    memory with ``tiled``. Differs from the source in nothing; its code adds ``log_n``.
 
     Args:
-        encoding: with rope (stretched or not) and no score part.
-        length: L, the length it was trained at.
-        window: w, up to L; half of L by default (the source advises a quarter to a half).
+        encoding: with RoPE (extended or not) and no score part.
+        length: L, the trained length.
+        window: w, up to L; L/2 by default (the source advises L/4 to L/2).
 
     Raises:
-        ArgumentError: when the encoding does not fit, or an argument is out of its domain.
+        ArgumentError: if the encoding does not fit, or an argument is outside its domain.
 
-    Reference: Su 2023, "Transformer upgrade road 12: infinite extrapolation with ReRoPE?"
-    (kexue.fm/archives/9708).
+    Reference: Su 2023 (kexue.fm/archives/9708).
 
     >>> import posenc
     >>> from posenc.extension import rerope
     >>> rerope(posenc.create("rope", head_dim=8), length=64).score
     Rerope(
       window=32
-      (rope): Rope(rotated=8 of 8, base=10000, half)
+      (rope): Rope(head_dim=8)
     )
     """
-    rope = require_rope(encoding, "rerope")
-    require_free_score(encoding, "rerope")
+    rope = require_rope(encoding, "rerope", free_score=True)
     window = require_window(window, require_length(length), share=0.5)
     return replaced(encoding, rope, Rerope(rope=rope, window=window))
 
@@ -59,7 +50,7 @@ def require_window(window: float | None, length: float, *, share: float) -> floa
     """``window``, or a share of the trained length in whole tokens.
 
     Raises:
-        ArgumentError: when it is below 1 or longer than the trained length.
+        ArgumentError: unless 1 ≤ ``window`` ≤ ``length``.
     """
     if window is None:
         return max(1.0, float(int(share * length)))
@@ -74,7 +65,7 @@ def require_window(window: float | None, length: float, *, share: float) -> floa
 
 
 class Rerope(BandedRope):
-    """RoPE with distances clipped; see ``rerope``."""
+    """RoPE with clipped distances; see ``rerope``."""
 
     def __init__(self, *, rope: Rope, window: float) -> None:
         super().__init__(rope=rope)

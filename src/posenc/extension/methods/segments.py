@@ -1,4 +1,4 @@
-"""Long inputs as overlapping segments."""
+"""Long inputs in overlapping segments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.arguments import check
+from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import require_length
 from posenc.layout import Layout
@@ -20,30 +21,24 @@ Combine = Literal["before", "mean", "middle"]
 
 
 def segments(
-    model: nn.Module,
-    *,
-    length: int,
-    overlap: int | None = None,
-    combine: Combine = "before",
+    model: nn.Module, *, length: int, overlap: int | None = None, combine: Combine = "before"
 ) -> Segments:
-    """Segment-wise inference: a long input in overlapping segments, each at trained positions.
+    """Segment-wise inference: a long input in overlapping segments, each at positions from 0.
 
-    Segments of L tokens begin every ``L - overlap`` tokens, the last one earlier so that it is as
-    long; each stands at positions from 0, and is read by itself. A token in several segments gets
-    an output as ``combine`` says. An input of up to L tokens is read as it is. Cost: up to
-    ``L / (L - overlap)`` times that of reading each token once, linear in the input's length;
-    memory of one segment. No token sees farther than L.
+    Segments of L tokens start every ``L - overlap`` tokens, the last one so that it ends with the
+    input. The outputs of a token in several segments are combined. Shorter inputs are not split.
+    Cost: up to ``L / (L - overlap)`` times that of one pass over segments, linear in the length,
+    with the memory of one segment. No token sees farther than L.
 
     Args:
-        model: called with ``(tokens, layout)``, whose outputs are ``[B, L, …]``, one a token.
-        length: L, the length it was trained at.
-        overlap: tokens that neighbouring segments share, below L; half of L by default.
+        model: called with ``(tokens, layout)``, with outputs ``[B, L, …]``.
+        length: L, the trained length.
+        overlap: tokens shared by neighbouring segments, below L; L/2 by default.
         combine: ``"before"``: the output with the most tokens before it (language models);
-            ``"middle"``: that farthest from where the text was cut (encoders); ``"mean"``: the
-            mean of all.
+            ``"middle"``: the output farthest from a cut (encoders); ``"mean"``: the mean.
 
     Raises:
-        ArgumentError: when ``length`` or ``overlap`` is out of its domain.
+        ArgumentError: if ``length`` or ``overlap`` is outside its domain.
         UnknownNameError: for another ``combine``.
 
     >>> import torch
@@ -79,8 +74,7 @@ class Segments(nn.Module):
                 got=overlap,
                 remedy="None shares a half.",
             )
-        if combine not in ("before", "mean", "middle"):
-            raise UnknownNameError.of("combine", combine, ("before", "mean", "middle"))
+        check("combine", Combine, combine, "before")
         self.model, self.length, self.overlap = model, length, overlap
         self.combine: Combine = combine
 
@@ -90,14 +84,14 @@ class Segments(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "B L"], layout: Layout | None = None
     ) -> Float[Tensor, "B L *features"]:
-        """The model's output for every token.
+        """The model's outputs ``[B, L, …]``.
 
         Args:
             tokens: ``[B, L]`` ids.
-            layout: where they are, one axis, without documents; a sequence by default.
+            layout: with one axis and without documents; a sequence by default.
 
         Raises:
-            ArgumentError: for a layout with documents, which should be read one by one.
+            ArgumentError: for a layout with documents.
         """
         count = tokens.shape[1]
         layout = Layout.sequence(count, device=tokens.device) if layout is None else layout
@@ -127,12 +121,12 @@ class Segments(nn.Module):
         return output
 
     def starts(self, count: int) -> list[int]:
-        """First tokens of the segments of an input of ``count`` tokens."""
+        """First tokens of the segments."""
         last = max(0, count - self.length)
         return [*range(0, last, self.length - self.overlap), last]
 
     def _weights(self, starts: list[int], count: int) -> Float[Tensor, "S L"]:
-        """The share of each segment in the output of each token; sums to 1 over segments."""
+        """Share of each segment in each token's output; sums to 1 over segments."""
         places = torch.arange(count).unsqueeze(0)
         begins = torch.tensor(starts).unsqueeze(1)
         inside = (places >= begins) & (places < begins + self.length)
@@ -146,13 +140,13 @@ class Segments(nn.Module):
 
 
 def _span(share: Float[Tensor, " n"]) -> tuple[int, int]:
-    """First and last place with a share, so that no work is done for the others."""
-    found = share.nonzero().flatten()
-    return (int(found[0]), int(found[-1]) + 1) if len(found) else (0, 0)
+    """First place with a share, and the end of the last."""
+    places = share.nonzero().flatten()
+    return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
 
 
 def _from_zero(layout: Layout) -> Layout:
-    """The same tokens, moved so that each row's first real one stands at 0."""
+    """The layout moved so that the first valid token of each row is at 0."""
     if layout.start is not None:
         return Layout.sequence(layout.length, device=layout.device)
     positions = layout.positions

@@ -11,13 +11,7 @@ from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.banded import Band, BandedRope, within
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import (
-    replaced,
-    require_factor,
-    require_free_score,
-    require_length,
-    require_rope,
-)
+from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.rerope import require_window
 from posenc.grid import Grid
 
@@ -32,38 +26,35 @@ def self_extend(
     window: float | None = None,
     group: int | None = None,
 ) -> Encoding:
-    """Self-Extend: near tokens keep their distances, far ones are counted in groups.
+    """Self-Extend: near distances are kept, far ones counted in groups.
 
     ``s_ij = scale · ⟨q_i, R(-δ) k_j⟩`` with ``δ = p_i - p_j`` where that is below w, and
-    ``δ = ⌊p_i/G⌋ - ⌊p_j/G⌋ + w - ⌊w/G⌋`` from there on. ``w`` is ``window`` in tokens, ``G`` is
-    ``group``; tokens ahead of a query are treated as in a mirror. Cost: two products for each
-    pair instead of one; served by ``tiled`` in memory linear in K. Differs from the paper in
-    nothing (its later code has w/G for ⌊w/G⌋). Groups begin at multiples of G, so that it is not
-    quite relative.
+    ``δ = ⌊p_i/G⌋ - ⌊p_j/G⌋ + w - ⌊w/G⌋`` beyond; mirrored for keys ahead. ``w`` is ``window`` in
+    tokens, ``G`` is ``group``. Groups start at multiples of G, so it is not exactly relative. Cost:
+    two products per pair; linear memory with ``tiled``. Differs from the paper in nothing (its
+    later code has w/G for ⌊w/G⌋).
 
     Args:
-        encoding: with rope (stretched or not) and no score part.
+        encoding: with RoPE (extended or not) and no score part.
         factor: s, 1 or more.
-        length: L, the length it was trained at.
-        window: w, up to L; a quarter of L by default.
-        group: G, 1 or more; by default the smallest with which no distance within s·L tokens
-            counts as more than L.
+        length: L, the trained length.
+        window: w, up to L; L/4 by default.
+        group: G, 1 or more; by default the smallest that maps distances within s·L to at most L.
 
     Raises:
-        ArgumentError: when the encoding does not fit, or an argument is out of its domain.
+        ArgumentError: if the encoding does not fit, or an argument is outside its domain.
 
-    Reference: Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning".
+    Reference: Jin et al. 2024.
 
     >>> import posenc
     >>> from posenc.extension import self_extend
     >>> self_extend(posenc.create("rope", head_dim=8), factor=4, length=64).score
     SelfExtend(
       window=16, group=5
-      (rope): Rope(rotated=8 of 8, base=10000, half)
+      (rope): Rope(head_dim=8)
     )
     """
-    rope = require_rope(encoding, "self_extend")
-    require_free_score(encoding, "self_extend")
+    rope = require_rope(encoding, "self_extend", free_score=True)
     factor, length = require_factor(factor), require_length(length)
     window = require_window(window, length, share=0.25)
     if group is None:
@@ -80,7 +71,7 @@ def self_extend(
 
 
 class SelfExtend(BandedRope):
-    """RoPE with far distances in groups; see ``self_extend``."""
+    """RoPE with grouped far distances; see ``self_extend``."""
 
     def __init__(self, *, rope: Rope, window: float, group: int) -> None:
         super().__init__(rope=rope)

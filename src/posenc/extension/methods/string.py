@@ -12,13 +12,7 @@ from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.banded import Band, BandedRope, within
 from posenc.extension.entry import Extension, ExtensionClaims
-from posenc.extension.fitting import (
-    replaced,
-    require_factor,
-    require_free_score,
-    require_length,
-    require_rope,
-)
+from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.grid import Grid
 
 __all__ = ["String", "string"]
@@ -33,41 +27,38 @@ def string(
     local: int | None = None,
     temperature: float = 1.0,
 ) -> Encoding:
-    """STRING: far tokens take over distances that training has seen more often.
+    """STRING: far tokens are rotated by shorter distances, which are frequent in training.
 
     ``s_ij = scale · ⟨q_i, R(-δ) k_j⟩`` with ``δ = p_i - p_j`` where that is below S, and
-    ``δ = p_i - p_j - S + W`` from there on. ``S`` is ``shift``, ``W`` is ``local``, both in tokens.
-    Meant for texts of the trained length, whose longest distances are seldom met in training; it
-    reaches ``L + S - W`` tokens before a distance is met that is longer than L. Cost: two products
-    for each pair instead of one; served by ``tiled`` in memory linear in K. Differs from the paper
-    in nothing; its code counts the pairs at distance S twice, and scales rotated features by
-    ``0.1 ln 2 + 1``, as ``temperature`` can.
+    ``δ = p_i - p_j - S + W`` beyond. ``S`` is ``shift``, ``W`` is ``local``, in tokens. Meant for
+    inputs of the trained length; distances exceed L from ``L + S - W`` tokens on. Cost: two
+    products per pair; linear memory with ``tiled``. Differs from the paper in nothing; its code
+    counts pairs at distance S twice, and scales rotated features by ``0.1 ln 2 + 1``, as
+    ``temperature`` can.
 
     Args:
-        encoding: with rope (stretched or not) and no score part; queries see the past only.
-        factor: s, 1 or more; up to a little less than 2 with the default shift.
-        length: L, the length it was trained at.
-        shift: S, above ``local``; by default a third of L, or as much more as s·L tokens need.
-        local: W, tokens around a far one that stay apart; 128 by default, or an eighth of L if
-            that is less.
-        temperature: factor of the rotated features of queries and of keys.
+        encoding: with RoPE (extended or not) and no score part, for causal attention.
+        factor: s, 1 or more; slightly below 2 with the default shift.
+        length: L, the trained length.
+        shift: S, above ``local``; by default L/3, or what s·L tokens need.
+        local: W, tokens around a far one at distinct distances; min(128, L/8) by default.
+        temperature: factor of rotated features.
 
     Raises:
-        ArgumentError: when the encoding does not fit, an argument is out of its domain, or no
-            shift up to L reaches s·L tokens.
+        ArgumentError: if the encoding does not fit, an argument is outside its domain, or no shift
+            up to L reaches s·L tokens.
 
-    Reference: An et al. 2024, "Why Does the Effective Context Length of LLMs Fall Short?"
+    Reference: An et al. 2024.
 
     >>> import posenc
     >>> from posenc.extension import string
     >>> string(posenc.create("rope", head_dim=8), factor=1.5, length=64).score
     String(
       shift=40, local=8
-      (rope): Rope(rotated=8 of 8, base=10000, half)
+      (rope): Rope(head_dim=8)
     )
     """
-    rope = require_rope(encoding, "string")
-    require_free_score(encoding, "string")
+    rope = require_rope(encoding, "string", free_score=True)
     factor, length = require_factor(factor), require_length(length)
     local = max(1, min(128, int(length / 8))) if local is None else local
     if not 0 < local < length:
@@ -105,7 +96,7 @@ def string(
 
 
 class String(BandedRope):
-    """RoPE with far distances shifted; see ``string``."""
+    """RoPE with shifted far distances; see ``string``."""
 
     causal_only: ClassVar[bool] = True
 
