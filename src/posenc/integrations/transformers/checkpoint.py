@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.extended import extended
 from posenc.integrations.transformers.families import FAMILIES
 from posenc.integrations.transformers.family import Family, family_name, stored_tensors
-from posenc.integrations.transformers.mapping import Match, Piece, join, match, matches
+from posenc.integrations.transformers.mapping import Match, fits, join, match
 from posenc.integrations.transformers.stored import INDEX, WHOLE, StoredTensors
 from posenc.models.stack import StackConfig
 from posenc.models.unfilled import unfilled
@@ -26,10 +25,7 @@ __all__ = ["FAMILIES", "config_of", "load", "load_described", "save"]
 
 
 def load(
-    folder: Path | str,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
+    folder: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> nn.Module:
     """The model of a transformers checkpoint folder, in eval mode, without dropout.
 
@@ -49,10 +45,7 @@ def load(
 
 
 def load_described(
-    fields: Fields,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
+    fields: Fields, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> nn.Module:
     """The model of a ``config.json`` that has been read, with the weights beside it.
 
@@ -64,12 +57,12 @@ def load_described(
         empty = _made(
             lambda: unfilled(lambda: family.make(described), stored.shapes.values()), fields
         )
-        rows = _rows(empty, family, stored)
+        matches, spelled = _matched(empty, family, stored)
         # shapes are compared before memory is allocated
         unfilled(lambda: extended(empty, fields), stored.shapes.values())
         with torch.random.fork_rng(devices=[]):
             model = _made(lambda: family.make(described), fields).to(dtype)
-        _fill(model, rows, stored)
+        _fill(model, matches, spelled, stored)
     return extended(model, fields).to(device).eval()
 
 
@@ -108,16 +101,16 @@ def save(
         folder: new or empty.
         family: ``model_type`` to write.
         like: a checkpoint folder, or the fields of its ``config.json``, that supplies further
-            fields (ids of special tokens, for example). Its description of the encoding is kept
-            if it is equivalent.
-        fields: of ``config.json``, overriding those of ``like``. ``rope_parameters`` must match
-            the model's encoding; they are derived from it by default.
+            fields (ids of special tokens, for example). Its description of the encoding is kept if
+            it is equivalent.
+        fields: of ``config.json``, overriding those of ``like``. ``rope_parameters`` must match the
+            model's encoding; they are derived from it by default.
         shard_bytes: maximum file size; larger models are written in shards with an index.
 
     Raises:
         UnknownNameError: for a family that does not exist or is read-only.
-        ArgumentError: if the model does not have the family's architecture, or
-            ``rope_parameters`` do not match its encoding.
+        ArgumentError: if the model does not have the family's architecture, or ``rope_parameters``
+            do not match its encoding.
         CheckpointError: if ``like`` is not a checkpoint of this family.
         OutputError: if the folder is in use or cannot be written to.
     """
@@ -201,23 +194,10 @@ def _gated(model: nn.Module) -> bool:
     return isinstance(config, StackConfig) and config.activation in ("swiglu", "geglu")
 
 
-@dataclass(frozen=True, eq=False)
-class _Row:
-    """A model tensor and its source in the checkpoint.
-
-    Args:
-        match: the tensor and its rule.
-        spelled: names of the source tensors in the checkpoint.
-        begins: first column of the piece in each source tensor.
-    """
-
-    match: Match
-    spelled: tuple[str, ...]
-    begins: tuple[int, ...]
-
-
-def _rows(model: nn.Module, family: Family, stored: StoredTensors) -> list[_Row]:
-    """The source of every tensor of the model, found from shapes.
+def _matched(
+    model: nn.Module, family: Family, stored: StoredTensors
+) -> tuple[list[Match], dict[str, str]]:
+    """The model's tensors with their rules, and the spelling of each source in the checkpoint.
 
     Raises:
         CheckpointError: if a tensor is missing, unknown, or of another shape or dtype.
@@ -230,20 +210,17 @@ def _rows(model: nn.Module, family: Family, stored: StoredTensors) -> list[_Row]
     spelled: dict[str, str] = {}
     for name, tensor in join(matches).items():
         spelling = next((s for s in family.spellings(name) if s in stored.shapes), None)
-        if spelling is None and _is_bare(name, family, stored):
-            raise CheckpointError(
-                str(stored.folder),
-                expected=f"a model with an output layer ({name}), which predicts the next token",
-                got="one without, saved from the bare model",
-                remedy="Save the whole model, as AutoModelForCausalLM loads it. Nothing was "
-                "loaded.",
-            )
         if spelling is None:
+            bare = _is_bare(name, family, stored)
             raise CheckpointError(
                 str(stored.folder),
-                expected=f"a tensor {name}",
-                got="none",
-                remedy="config.json describes a model with it. Download both again. Nothing was "
+                expected=f"a model with an output layer ({name}), which predicts the next token"
+                if bare
+                else f"a tensor {name}",
+                got="one without, saved from the bare model" if bare else "none",
+                remedy="Save the whole model, as AutoModelForCausalLM loads it. Nothing was loaded."
+                if bare
+                else "config.json describes a model with it. Download both again. Nothing was "
                 "loaded.",
             )
         stored.require(spelling, tensor.shape)
@@ -257,15 +234,7 @@ def _rows(model: nn.Module, family: Family, stored: StoredTensors) -> list[_Row]
             got=unknown[0] + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""),
             remedy="This variant is not supported; nothing was loaded.",
         )
-    begin = dict.fromkeys(spelled, 0)
-    rows = []
-    for matched in matches:
-        begins = tuple(begin[name] for name in matched.names)
-        rows.append(_Row(matched, tuple(spelled[name] for name in matched.names), begins))
-        for name, part in zip(matched.names, matched.parts, strict=True):
-            if isinstance(matched.rule, Piece):
-                begin[name] += part.shape[1]
-    return rows
+    return matches, spelled
 
 
 def _is_bare(name: str, family: Family, stored: StoredTensors) -> bool:
@@ -276,24 +245,28 @@ def _is_bare(name: str, family: Family, stored: StoredTensors) -> bool:
 
 
 @torch.no_grad()
-def _fill(model: nn.Module, rows: Sequence[_Row], stored: StoredTensors) -> None:
+def _fill(
+    model: nn.Module, matches: Sequence[Match], spelled: Mapping[str, str], stored: StoredTensors
+) -> None:
     """Copy every tensor of the model from the checkpoint."""
     tensors, heads = stored_tensors(model), _heads(model)
-    for row in rows:
+    begin = dict.fromkeys(spelled, 0)  # first column of the next piece
+    for item in matches:
         theirs = []
-        for name, begin, part in zip(row.spelled, row.begins, row.match.parts, strict=True):
-            tensor = stored.read(name)
-            if isinstance(row.match.rule, Piece):
-                tensor = tensor.narrow(1, begin, part.shape[1])
+        for name, part in zip(item.names, item.parts, strict=True):
+            tensor = stored.read(spelled[name])
+            if item.rule.piece:
+                tensor = tensor.narrow(1, begin[name], part.shape[1])
+                begin[name] += part.shape[1]
             theirs.append(tensor)
-        ours = tensors[row.match.name]
-        ours.copy_(row.match.rule.read(theirs, heads).reshape(ours.shape))
+        ours = tensors[item.name]
+        ours.copy_(item.rule.read(theirs, heads).reshape(ours.shape))
 
 
 def _ignored(name: str, family: Family) -> bool:
     """True if an unused tensor is allowed."""
     spellings = (s for pattern in family.ignored for s in family.spellings(pattern))
-    return any(matches(spelling, name) is not None for spelling in spellings)
+    return any(fits(spelling, name) is not None for spelling in spellings)
 
 
 def _theirs(model: nn.Module, family: Family, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,20 +64,13 @@ class Fields:
         Shapes are compared with the weights only after the model is created on the meta device,
         which takes long for many layers and heads.
         """
-        value = self.get(name, default)
-        if type(value) is not int or not 1 <= value <= LARGEST:
-            raise self.wrong(name, "a whole number of 1 or more", value)
+        value: int = self._valid(name, default, "a whole number of 1 or more", _is_count)
         self._require_room(name, value)
         return value
 
     def counts(self, name: str) -> list[int]:
         """A list of whole numbers of at least 1."""
-        values = self.get(name)
-        if not isinstance(values, list) or not values:
-            raise self.wrong(name, "a list of whole numbers of 1 or more", values)
-        for value in values:
-            if type(value) is not int or not 1 <= value <= LARGEST:
-                raise self.wrong(name, "a list of whole numbers of 1 or more", values)
+        values = self._list(name, "a list of whole numbers of 1 or more", _is_count)
         self._require_room(name, sum(values))
         return values
 
@@ -98,7 +91,7 @@ class Fields:
         """Height and width, from a pair or a single number."""
         value = self.get(name, default)
         pair = value if isinstance(value, list) else [value, value]
-        if len(pair) != 2 or not all(type(side) is int and 0 < side <= LARGEST for side in pair):
+        if len(pair) != 2 or not all(map(_is_count, pair)):
             raise self.wrong(name, "one or two whole numbers of 1 or more", value)
         return pair[0], pair[1]
 
@@ -111,31 +104,20 @@ class Fields:
 
     def classes(self) -> int:
         """Number of labels; transformers omits them if there are two."""
-        labels = self.get("id2label", {})
-        if not isinstance(labels, dict):
-            raise self.wrong("id2label", "an object", labels)
+        labels = self._valid("id2label", {}, "an object", lambda value: isinstance(value, dict))
         return len(labels) or 2
 
     def number(self, name: str, default: float = REQUIRED) -> float:
         """A finite number."""
-        value = self.get(name, default)
-        if not _is_number(value):
-            raise self.wrong(name, "a finite number", value)
-        return float(value)
+        return float(self._valid(name, default, "a finite number", _is_number))
 
     def numbers(self, name: str) -> list[float]:
         """A list of numbers."""
-        value = self.get(name)
-        if not isinstance(value, list) or not all(map(_is_number, value)):
-            raise self.wrong(name, "a list of numbers", value)
-        return [float(item) for item in value]
+        return [float(item) for item in self._list(name, "a list of numbers", _is_number)]
 
     def flag(self, name: str, default: bool = REQUIRED) -> bool:
         """True or False."""
-        value = self.get(name, default)
-        if not isinstance(value, bool):
-            raise self.wrong(name, "true or false", value)
-        return value
+        return bool(self._valid(name, default, "true or false", lambda v: isinstance(v, bool)))
 
     def choice(self, name: str, known: Mapping[str, Choice], default: str = REQUIRED) -> Choice:
         """The value of ``known`` for the field's name."""
@@ -157,6 +139,18 @@ class Fields:
             raise self.wrong(name, "a value", "none")
         return value
 
+    def _list(self, name: str, expected: str, valid: Callable[[Any], bool]) -> list[Any]:
+        values = self.get(name)
+        if not isinstance(values, list) or not values or not all(map(valid, values)):
+            raise self.wrong(name, expected, values)
+        return values
+
+    def _valid(self, name: str, default: Any, expected: str, valid: Callable[[Any], bool]) -> Any:
+        value = self.get(name, default)
+        if not valid(value):
+            raise self.wrong(name, expected, value)
+        return value
+
     def wrong(self, name: str, expected: str, got: object) -> CheckpointError:
         """An error about one field."""
         return CheckpointError(
@@ -165,6 +159,10 @@ class Fields:
             got=got,
             remedy="This model is not supported; nothing was loaded.",
         )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 1 <= value <= LARGEST
 
 
 def _is_number(value: object) -> bool:

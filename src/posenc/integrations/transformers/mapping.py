@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 __all__ = [
-    "HeadColumns",
-    "HeadRows",
-    "HeadsFirst",
     "Match",
-    "OneTensor",
-    "Piece",
-    "RowsFrom",
     "Rule",
-    "SplitByHead",
-    "Stacked",
     "Table",
-    "Transposed",
+    "fits",
+    "head_columns",
+    "head_rows",
+    "heads_first",
     "join",
     "match",
-    "matches",
+    "piece",
+    "rows_from",
+    "split_by_head",
+    "stacked",
+    "transposed",
 ]
 
 
-class Rule(ABC):
+@dataclass(frozen=True)
+class Rule:
     """Conversion between a tensor of the model and tensors of the checkpoint.
 
     Both directions depend on shapes only: ``write`` of a meta tensor gives the shapes that ``read``
@@ -37,128 +36,89 @@ class Rule(ABC):
 
     Args:
         names: patterns of the checkpoint's names.
+        read: from the checkpoint's tensors, in this order, and the number of heads to the model's.
+        write: from the model's tensor and the number of heads to the checkpoint's.
+        piece: the checkpoint's tensor ``[1, n, C]`` is a sequence of such pieces, in the order of
+            the table.
     """
 
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-    @abstractmethod
-    def read(self, theirs: Sequence[Tensor], heads: int) -> Tensor:
-        """The model's tensor from the checkpoint's, in the order of ``names``."""
-
-    @abstractmethod
-    def write(self, ours: Tensor, heads: int) -> Sequence[Tensor]:
-        """The checkpoint's tensors."""
+    names: tuple[str, ...]
+    read: Callable[[Sequence[Tensor], int], Tensor]
+    write: Callable[[Tensor, int], Sequence[Tensor]]
+    piece: bool = False
 
 
-class Stacked(Rule):
+Conversion = Callable[[Tensor, int], Tensor]
+"""From a tensor and the number of heads to a tensor."""
+
+
+def _same(x: Tensor, heads: int) -> Tensor:
+    return x
+
+
+def converted(
+    name: str, read: Conversion = _same, write: Conversion = _same, *, piece: bool = False
+) -> Rule:
+    """One tensor of the checkpoint, converted in both directions."""
+    return Rule(
+        (name,), lambda x, heads: read(x[0], heads), lambda x, heads: (write(x, heads),), piece
+    )
+
+
+def stacked(*names: str) -> Rule:
     """Concatenation of the rows of tensors of equal shape."""
-
-    def read(self, theirs: Sequence[Tensor], heads: int) -> Tensor:
-        return torch.cat(list(theirs))
-
-    def write(self, ours: Tensor, heads: int) -> Sequence[Tensor]:
-        return ours.chunk(len(self.names))
+    return Rule(names, lambda x, heads: torch.cat(list(x)), lambda x, heads: x.chunk(len(names)))
 
 
-class OneTensor(Rule):
-    """The same tensor under another name; subclasses convert it."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-
-    def read(self, theirs: Sequence[Tensor], heads: int) -> Tensor:
-        return self.ours(theirs[0], heads)
-
-    def write(self, ours: Tensor, heads: int) -> Sequence[Tensor]:
-        return (self.theirs(ours, heads),)
-
-    def ours(self, theirs: Tensor, heads: int) -> Tensor:
-        """The model's form of it."""
-        return theirs
-
-    def theirs(self, ours: Tensor, heads: int) -> Tensor:
-        """The checkpoint's form of it."""
-        return ours
-
-
-class Transposed(OneTensor):
+def transposed(name: str) -> Rule:
     """A transposed matrix."""
-
-    def ours(self, theirs: Tensor, heads: int) -> Tensor:
-        return theirs.mT
-
-    def theirs(self, ours: Tensor, heads: int) -> Tensor:
-        return ours.mT
+    return converted(name, lambda x, heads: x.mT, lambda x, heads: x.mT)
 
 
-class Piece(OneTensor):
-    """Some rows of a checkpoint tensor ``[1, n, C]``, consecutive in the order of the table.
-
-    The model's tensor is ``[…, C]`` with as many rows.
-    """
-
-    def theirs(self, ours: Tensor, heads: int) -> Tensor:
-        return ours.reshape(1, -1, ours.shape[-1])
+def piece(name: str) -> Rule:
+    """Consecutive rows of a tensor ``[1, n, C]``; the model's tensor is ``[…, C]``."""
+    return converted(name, write=lambda x, heads: x.reshape(1, -1, x.shape[-1]), piece=True)
 
 
-class RowsFrom(OneTensor):
+def rows_from(name: str, first: int) -> Rule:
     """A tensor without its first rows, which are unused."""
 
-    def __init__(self, name: str, first: int) -> None:
-        super().__init__(name)
-        self.first = first
+    def write(x: Tensor, heads: int) -> Tensor:
+        return torch.cat([x.new_zeros(first, *x.shape[1:]), x])
 
-    def ours(self, theirs: Tensor, heads: int) -> Tensor:
-        return theirs[self.first :]
-
-    def theirs(self, ours: Tensor, heads: int) -> Tensor:
-        return torch.cat([ours.new_zeros(self.first, *ours.shape[1:]), ours])
+    return converted(name, lambda x, heads: x[first:], write)
 
 
-class SplitByHead(OneTensor):
+def split_by_head(name: str) -> Rule:
     """Rows of query, key and value of each head in turn; in the model all queries come first."""
 
-    def ours(self, theirs: Tensor, heads: int) -> Tensor:
-        return _regroup(theirs, heads, 3)
+    def regroup(x: Tensor, outer: int, inner: int) -> Tensor:
+        return x.reshape(outer, inner, -1, *x.shape[1:]).transpose(0, 1).reshape(x.shape)
 
-    def theirs(self, ours: Tensor, heads: int) -> Tensor:
-        return _regroup(ours, 3, heads)
+    return converted(
+        name, lambda x, heads: regroup(x, heads, 3), lambda x, heads: regroup(x, 3, heads)
+    )
 
 
-class HeadColumns(OneTensor):
+def head_columns(name: str) -> Rule:
     """A projection to heads, ``[C, H, D]`` in the checkpoint, ``[H·D, C]`` in the model."""
 
-    def ours(self, theirs: Tensor, heads: int) -> Tensor:
-        return theirs.flatten(1).mT
+    def write(x: Tensor, heads: int) -> Tensor:
+        return x.mT.reshape(x.shape[1], heads, -1)
 
-    def theirs(self, ours: Tensor, heads: int) -> Tensor:
-        return ours.mT.reshape(ours.shape[1], heads, -1)
+    return converted(name, lambda x, heads: x.flatten(1).mT, write)
 
 
-class HeadRows(OneTensor):
+def head_rows(name: str) -> Rule:
     """A projection from heads, ``[C, H, D]`` in the checkpoint, ``[C, H·D]`` in the model."""
-
-    def ours(self, theirs: Tensor, heads: int) -> Tensor:
-        return theirs.flatten(1)
-
-    def theirs(self, ours: Tensor, heads: int) -> Tensor:
-        return ours.reshape(len(ours), heads, -1)
+    return converted(
+        name, lambda x, heads: x.flatten(1), lambda x, heads: x.reshape(len(x), heads, -1)
+    )
 
 
-class HeadsFirst(OneTensor):
+def heads_first(name: str) -> Rule:
     """``[C, H, D]`` in the checkpoint, ``[H, D, C]`` in the model."""
-
-    def ours(self, theirs: Tensor, heads: int) -> Tensor:
-        return theirs.permute(1, 2, 0)
-
-    def theirs(self, ours: Tensor, heads: int) -> Tensor:
-        return ours.permute(2, 0, 1)
-
-
-def _regroup(x: Tensor, outer: int, inner: int) -> Tensor:
-    """Rows in ``outer`` groups of ``inner`` groups, transposed to ``inner`` of ``outer``."""
-    return x.reshape(outer, inner, -1, *x.shape[1:]).transpose(0, 1).reshape(x.shape)
+    return converted(name, lambda x, heads: x.permute(1, 2, 0), lambda x, heads: x.permute(2, 0, 1))
 
 
 Table = Mapping[str, str | Rule]
@@ -174,7 +134,7 @@ HOLES = {
 }
 
 
-def matches(pattern: str, name: str) -> dict[str, str] | None:
+def fits(pattern: str, name: str) -> dict[str, str] | None:
     """Values of the pattern's fields that give ``name``; None if it does not match."""
     expression = re.escape(pattern)
     for hole, group in HOLES.items():
@@ -207,14 +167,13 @@ def match(
     matched: list[Match] = []
     left = dict(tensors)
     for pattern, row in table.items():
-        rule = OneTensor(row) if isinstance(row, str) else row
+        rule = converted(row) if isinstance(row, str) else row
         for name in list(left):
-            holes = matches(pattern, name)
-            if holes is None:
-                continue
-            written = rule.write(left.pop(name), heads)
-            names = tuple(theirs.format(**holes) for theirs in rule.names)
-            matched.append(Match(name, rule, names, written))
+            holes = fits(pattern, name)
+            if holes is not None:
+                written = rule.write(left.pop(name), heads)
+                names = tuple(theirs.format(**holes) for theirs in rule.names)
+                matched.append(Match(name, rule, names, written))
     return matched, list(left)
 
 

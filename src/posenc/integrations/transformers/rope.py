@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,10 @@ from posenc.extension.methods.longrope import LongRope
 from posenc.integrations.transformers.config import Fields
 from posenc.models import Decoder, DecoderConfig
 
-__all__ = ["RopeFields", "rope_decoder"]
+__all__ = ["SCALINGS", "TRAINED", "RopeFields", "rope_decoder"]
+
+TRAINED = "original_max_position_embeddings"
+"""Name of the trained length of an extended model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +61,10 @@ class RopeFields:
         kind = values.get("rope_type", values.get("type", "default"))
         if kind == "default":
             return Encoding.of(rope)
-        if kind not in METHODS:
-            raise fields.wrong("rope_type", f"default, {', '.join(METHODS)}", repr(kind))
-        method, options = METHODS[kind]
-        stretched = extend(Encoding.of(rope), method, **options(parameters, fields))
+        if kind not in SCALINGS:
+            raise fields.wrong("rope_type", f"default, {', '.join(SCALINGS)}", repr(kind))
+        arguments = _arguments(kind, parameters, fields)
+        stretched = extend(Encoding.of(rope), SCALINGS[kind][0], **arguments)
         part = stretched.query_key
         if isinstance(part, LongRope) and part.long == part.short:
             # equal factors for every length: plain rope
@@ -103,98 +106,77 @@ class RopeFields:
 
 def rope_decoder(encoding: Encoding, **fields: Any) -> Decoder:
     """A decoder with this encoding in each layer; by name if possible."""
-    part = _known(encoding)
-    rope = part if isinstance(part, Rope) else part.rope
+    part, rope = _known(encoding)
     options: dict[str, Any] = {"base": rope.base, "fraction": rope.fraction}
     if rope.divisors is not None:
         options |= {"divisors": rope.divisors, "gain": rope.gain}
     config = DecoderConfig(**fields, encoding="rope", options=options)
-    named = isinstance(part, Rope)
-    return Decoder(config, encodings=None if named else [encoding] * config.layers)
+    return Decoder(config, encodings=None if part is rope else [encoding] * config.layers)
 
 
-def _length(parameters: Fields, fields: Fields) -> int:
-    """The trained length, which an extended model's configuration keeps."""
-    for place in (fields, parameters):
-        length = place.optional_count("original_max_position_embeddings")
-        if length is not None:
-            return length
-    return fields.count("max_position_embeddings")
-
-
-def _factor(parameters: Fields, fields: Fields) -> float:
-    if parameters.values.get("factor") is not None:
-        return parameters.number("factor")
-    return fields.count("max_position_embeddings") / _length(parameters, fields)
-
-
-def _optional(parameters: Fields, name: str) -> float | None:
-    return None if parameters.values.get(name) is None else parameters.number(name)
-
-
-def _linear(parameters: Fields, fields: Fields) -> dict[str, Any]:
-    return {"factor": parameters.number("factor")}
-
-
-def _dynamic(parameters: Fields, fields: Fields) -> dict[str, Any]:
-    return {
-        "factor": parameters.number("factor"),
-        "length": fields.count("max_position_embeddings"),
-    }
-
-
-def _llama3(parameters: Fields, fields: Fields) -> dict[str, Any]:
-    return {
-        "factor": parameters.number("factor"),
-        "length": _length(parameters, fields),
-        "low": parameters.number("low_freq_factor"),
-        "high": parameters.number("high_freq_factor"),
-    }
-
-
-def _yarn(parameters: Fields, fields: Fields) -> dict[str, Any]:
-    factor, temperature = _factor(parameters, fields), _optional(parameters, "attention_factor")
-    scale, scale_all = _optional(parameters, "mscale"), _optional(parameters, "mscale_all_dim")
-    if temperature is None and scale and scale_all:
-        temperature = (0.1 * scale * math.log(factor) + 1) / (
-            0.1 * scale_all * math.log(factor) + 1
-        )
-    return {
-        "factor": factor,
-        "length": _length(parameters, fields),
-        "alpha": _optional(parameters, "beta_slow") or 1.0,
-        "beta": _optional(parameters, "beta_fast") or 32.0,
-        "truncate": parameters.flag("truncate", True),
-        "temperature": temperature,
-    }
-
-
-def _longrope(parameters: Fields, fields: Fields) -> dict[str, Any]:
-    return {
-        "factor": _factor(parameters, fields),
-        "length": _length(parameters, fields),
-        "long_factors": parameters.numbers("long_factor"),
-        "short_factors": parameters.numbers("short_factor"),
-        "temperature": _optional(parameters, "attention_factor"),
-    }
-
-
-METHODS: dict[str, tuple[str, Callable[[Fields, Fields], dict[str, Any]]]] = {
-    "dynamic": ("dynamic_ntk", _dynamic),
-    "linear": ("interpolate", _linear),
-    "llama3": ("llama3", _llama3),
-    "longrope": ("longrope", _longrope),
-    "yarn": ("yarn", _yarn),
+SCALINGS: dict[str, tuple[str, dict[str, tuple[str, Any]]]] = {
+    "dynamic": ("dynamic_ntk", {}),
+    "linear": ("interpolate", {}),
+    "llama3": ("llama3", {"low": ("low_freq_factor", 1.0), "high": ("high_freq_factor", 4.0)}),
+    "longrope": (
+        "longrope",
+        {
+            "long_factors": ("long_factor", ()),
+            "short_factors": ("short_factor", ()),
+            "temperature": ("attention_factor", None),
+        },
+    ),
+    "yarn": (
+        "yarn",
+        {
+            "alpha": ("beta_slow", 1.0),
+            "beta": ("beta_fast", 32.0),
+            "truncate": ("truncate", True),
+            "temperature": ("attention_factor", None),
+        },
+    ),
 }
-"""Method in ``posenc.extension`` and its arguments, by ``rope_type``."""
+"""By ``rope_type``: the method, and its options' names and defaults in transformers."""
+
+
+def _arguments(kind: str, parameters: Fields, fields: Fields) -> dict[str, Any]:
+    """Arguments of a scaling's method."""
+    arguments: dict[str, Any] = {}
+    for ours, (theirs, default) in SCALINGS[kind][1].items():
+        if isinstance(default, tuple):
+            arguments[ours] = parameters.numbers(theirs)
+        elif isinstance(default, bool):
+            arguments[ours] = parameters.flag(theirs, default)
+        elif parameters.values.get(theirs) is None and kind != "llama3":
+            arguments[ours] = default
+        else:
+            arguments[ours] = parameters.number(theirs)
+    if kind == "dynamic":
+        arguments["length"] = fields.count("max_position_embeddings")
+    elif kind != "linear":
+        places = [place.optional_count(TRAINED) for place in (fields, parameters)]
+        known = next((length for length in places if length is not None), None)
+        arguments["length"] = known or fields.count("max_position_embeddings")
+    if kind in ("longrope", "yarn") and parameters.values.get("factor") is None:
+        arguments["factor"] = fields.count("max_position_embeddings") / arguments["length"]
+    else:
+        arguments["factor"] = parameters.number("factor")
+    if kind == "yarn" and arguments["temperature"] is None:
+        scales = [parameters.values.get(name) for name in ("mscale", "mscale_all_dim")]
+        if all(scales):
+            one, every = (
+                0.1 * parameters.number(name) * math.log(arguments["factor"]) + 1
+                for name in ("mscale", "mscale_all_dim")
+            )
+            arguments["temperature"] = one / every
+    return arguments
 
 
 def _parameters(encoding: Encoding) -> dict[str, Any]:
     """``rope_parameters`` of an encoding."""
-    part = _known(encoding)
-    rope = part if isinstance(part, Rope) else part.rope
-    if rope.pairing != "half" or rope.log_frequencies is not None:
-        learned = rope.log_frequencies is not None
+    part, rope = _known(encoding)
+    learned = rope.log_frequencies is not None
+    if rope.pairing != "half" or learned:
         raise _unknown(
             "rope with pairing='half' and learned=False",
             f"pairing={rope.pairing!r}, learned={learned}",
@@ -217,28 +199,27 @@ def _parameters(encoding: Encoding) -> dict[str, Any]:
         "long_factor": list(long),
         "short_factor": list(short),
         "attention_factor": part.gain,
-        "original_max_position_embeddings": int(length),
+        TRAINED: int(length),
         **base,
     }
 
 
-def _known(encoding: Encoding) -> Rope | DynamicNtkRope | LongRope:
-    """The only part of an encoding, which transformers supports.
+def _known(encoding: Encoding) -> tuple[Rope | DynamicNtkRope | LongRope, Rope]:
+    """The only part of an encoding that transformers supports, and its RoPE as trained.
 
     Raises:
         ArgumentError: for other parts.
     """
     part = encoding.query_key
     if encoding.parts() == (part,) and isinstance(part, Rope | DynamicNtkRope | LongRope):
-        return part
+        return part, part if isinstance(part, Rope) else part.rope
     names = " and ".join(type(part).__name__ for part in encoding.parts()) or "no encoding"
     raise _unknown("a model encoded by rope only", names)
 
 
 def _traits(encoding: Encoding) -> tuple[object, ...]:
     """Attributes in which two equal encodings agree."""
-    part = _known(encoding)
-    rope = part if isinstance(part, Rope) else part.rope
+    part, rope = _known(encoding)
     own: tuple[float, ...] = ()
     if isinstance(part, DynamicNtkRope):
         own = (part.factor, part.length)
@@ -253,9 +234,8 @@ def _alike(one: Encoding, other: Encoding) -> bool:
     """True if two encodings rotate equally, up to rounding."""
     first, second = _traits(one), _traits(other)
     return len(first) == len(second) and all(
-        math.isclose(a, b, rel_tol=1e-6)
-        if isinstance(a, float) and isinstance(b, float)
-        else a == b
+        a == b
+        or (isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-6))
         for a, b in zip(first, second, strict=True)
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor
@@ -26,8 +25,8 @@ class StoredTensors:
     """Tensors by name, read one at a time without executing code.
 
     Raises:
-        CheckpointError: for entering, when there are no safetensors, or a shard is missing,
-            damaged or lacks a tensor of the index.
+        CheckpointError: for entering, when there are no safetensors, or a shard is missing, damaged
+            or lacks a tensor of the index.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,12 +47,7 @@ class StoredTensors:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     @property
@@ -130,27 +124,23 @@ class StoredTensors:
                 got=f"no {', '.join(missing)}",
                 remedy="Download the missing shards; nothing was loaded.",
             )
-        for file in files:
-            held = self._open(file)
-            for name in (name for name, place in weights.items() if place == file):
-                if name not in held:
-                    raise CheckpointError(
-                        str(self.folder / file),
-                        expected=f"{name} according to {INDEX}",
-                        got="none",
-                        remedy="Download this shard again; nothing was loaded.",
-                    )
+        held = {file: self._open(file) for file in files}
+        for name, file in weights.items():
+            if name not in held[file]:
+                raise CheckpointError(
+                    str(self.folder / file),
+                    expected=f"{name} according to {INDEX}",
+                    got="none",
+                    remedy="Download this shard again; nothing was loaded.",
+                )
         self._file_of = weights
         self._shapes = {name: self._shapes[name] for name in weights}
 
     def _open(self, file: str) -> set[str]:
         path = self.folder / file
+        remedy = "Download or write it again; nothing was loaded."
         opened = self._stack.enter_context(
-            open_tensors(
-                path,
-                expected="a complete safetensors file",
-                remedy="Download or write it again; nothing was loaded.",
-            )
+            open_tensors(path, expected="a complete safetensors file", remedy=remedy)
         )
         self._files[file] = opened
         names = set(opened.keys())

@@ -9,10 +9,12 @@ from typing import Any
 from torch import nn
 
 from posenc.encoding import Encoding
+from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.checkpoint import save
 from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.extended import FIELD, extension_field, native_fields
+from posenc.integrations.transformers.extended import FIELD
+from posenc.integrations.transformers.rope import SCALINGS, TRAINED
 from posenc.models.replacing import with_encodings
 
 __all__ = ["is_stretched", "save_stretched"]
@@ -54,15 +56,46 @@ def save_stretched(
     if originals[0].query_key is not None:
         # a table has its own length, rope does not; dynamic NTK keeps the trained length
         grown["max_position_embeddings"] = length if method == "dynamic_ntk" else whole
+    context: dict[str, Any] = {"factor": factor, "length": length, "options": dict(options)}
+    extension = {"method": method, **context}
     try:
-        native = native_fields(method, originals[0], factor=factor, length=length, options=options)
+        native = _native_fields(originals[0], method=method, **context)
         save(model, folder, family=family, like=fields, fields={**grown, **native})
     except ArgumentError:
-        described = extension_field(method, factor=factor, length=length, options=options)
         plain = with_encodings(model, originals)
-        save(plain, folder, family=family, like=fields, fields=described)
+        save(plain, folder, family=family, like=fields, fields={FIELD: extension})
         return False
     return True
+
+
+def _native_fields(
+    original: Encoding, *, method: str, factor: float, length: int, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """``rope_parameters`` of a method as transformers has it; empty if derived from the model."""
+    part = original.query_key
+    kinds = {ours: kind for kind, (ours, _) in SCALINGS.items() if kind != "longrope"}
+    if method not in kinds or not isinstance(part, Rope):
+        return {}
+    kind = kinds[method]
+    names = SCALINGS[kind][1]
+    if set(options) - set(names):
+        raise ArgumentError(
+            "options",
+            expected=f"of {', '.join(names) or 'none'}",
+            got=", ".join(options),
+            remedy="Omit the others.",
+        )
+    written = {theirs: options.get(ours, default) for ours, (theirs, default) in names.items()}
+    if kind in ("yarn", "llama3"):
+        written[TRAINED] = length
+    parameters = {
+        "rope_type": kind,
+        "rope_theta": part.base,
+        "partial_rotary_factor": part.fraction,
+        "factor": factor,
+        **{name: value for name, value in written.items() if value is not None},
+    }
+    return {"rope_parameters": parameters, "rope_scaling": parameters}
 
 
 def is_stretched(folder: Path | str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.family import Family
-from posenc.integrations.transformers.mapping import SplitByHead, Table
+from posenc.integrations.transformers.mapping import Table, split_by_head
 from posenc.models import Decoder, DecoderConfig
 
 __all__ = ["ENTRY"]
@@ -15,7 +15,7 @@ TABLE: Table = {
     "embedding.weight": "transformer.word_embeddings.weight",
     "embedding_norm.{kind}": "transformer.word_embeddings_layernorm.{kind}",
     "blocks.{layer}.attention_norm.{kind}": LAYER + ".input_layernorm.{kind}",
-    "blocks.{layer}.attention.merged.{kind}": SplitByHead(
+    "blocks.{layer}.attention.merged.{kind}": split_by_head(
         LAYER + ".self_attention.query_key_value.{kind}"
     ),
     "blocks.{layer}.attention.output.{kind}": LAYER + ".self_attention.dense.{kind}",
@@ -48,9 +48,4 @@ def make(fields: Fields) -> Decoder:
     return Decoder(config)
 
 
-ENTRY = Family(
-    make=make,
-    table=TABLE,
-    prefix="transformer.",
-    ignored=("lm_head.weight",),
-)
+ENTRY = Family(make=make, table=TABLE, prefix="transformer.", ignored=("lm_head.weight",))

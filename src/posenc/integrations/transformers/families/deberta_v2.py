@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.families.bert import (
-    ACTIVATIONS,
-    SIZES,
+from posenc.integrations.transformers.families.common import (
+    TRANSFORM,
     encoder_table,
+    masked_if_headed,
+    read_shape,
     with_head,
 )
 from posenc.integrations.transformers.family import Family
@@ -31,12 +32,6 @@ ENCODER: Table = {
     SCORE + ".key.weight": LAYER + ".pos_key_proj.weight",
 }
 
-HEAD: Table = {
-    "head.dense.{kind}": "cls.predictions.transform.dense.{kind}",
-    "head.norm.{kind}": "cls.predictions.transform.LayerNorm.{kind}",
-    "head.bias": "cls.predictions.bias",
-}
-
 RELATIVE_NORM_EPS = 1e-7
 
 
@@ -46,8 +41,8 @@ def make(fields: Fields) -> Encoder | MaskedLM:
     Without the Enhanced Mask Decoder, which transformers lacks.
     """
     fields.require("conv_kernel_size", 0)
-    sizes: dict[str, Any] = {ours: fields.count(theirs) for ours, theirs in SIZES.items()}
-    fields.require("embedding_size", sizes["dim"])
+    shape = read_shape(fields, eps=1e-7)
+    fields.require("embedding_size", shape["dim"])
     names = []
     options: dict[str, Any] = {}
     if fields.flag("relative_attention", False):
@@ -57,20 +52,17 @@ def make(fields: Fields) -> Encoder | MaskedLM:
     if fields.flag("position_biased_input", True):
         names.append("learned")
     config = EncoderConfig(
-        **sizes,
+        **shape,
         types=fields.count("type_vocab_size") if fields.get("type_vocab_size", 0) else 0,
-        activation=fields.choice("hidden_act", ACTIVATIONS, "gelu"),
-        norm_eps=fields.number("layer_norm_eps", 1e-7),
         embedding_scale=1.0,
         encoding="+".join(names) or "nope",
         options=options,
         max_length=fields.count("max_position_embeddings", 512),
     )
-    heads = ("cls.predictions.", "lm_predictions.")
-    if not any(name.startswith(heads) for name in fields.tensors):
-        return Encoder(config)
-    fields.require("hidden_act", "gelu")
-    return MaskedLM(config)
+    model = masked_if_headed(config, fields, "cls.predictions.", "lm_predictions.")
+    if isinstance(model, MaskedLM):
+        fields.require("hidden_act", "gelu")
+    return model
 
 
 def _options(fields: Fields) -> dict[str, Any]:
@@ -98,13 +90,13 @@ def _options(fields: Fields) -> dict[str, Any]:
 
 ENTRY = Family(
     make=make,
-    table=with_head(ENCODER, HEAD),
+    table=with_head(ENCODER, TRANSFORM),
     prefix="deberta.",
     aliases={
-        "cls.predictions.transform.dense.weight": "lm_predictions.lm_head.dense.weight",
-        "cls.predictions.transform.dense.bias": "lm_predictions.lm_head.dense.bias",
-        "cls.predictions.transform.LayerNorm.weight": "lm_predictions.lm_head.LayerNorm.weight",
-        "cls.predictions.transform.LayerNorm.bias": "lm_predictions.lm_head.LayerNorm.bias",
+        **{
+            f"cls.predictions.transform.{name}": f"lm_predictions.lm_head.{name}"
+            for name in ("dense.weight", "dense.bias", "LayerNorm.weight", "LayerNorm.bias")
+        },
         "cls.predictions.bias": "lm_predictions.lm_head.bias",
     },
     ignored=(

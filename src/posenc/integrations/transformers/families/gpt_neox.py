@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
-from posenc.errors import ArgumentError
 from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.family import (
-    Family,
-    Written,
-    require_config,
-    stored_tensors,
-)
-from posenc.integrations.transformers.mapping import SplitByHead, Table
+from posenc.integrations.transformers.families.common import ACTIVATIONS as COMMON
+from posenc.integrations.transformers.families.common import read_shape, write_shape, wrong_model
+from posenc.integrations.transformers.family import Family, Written, require_config, stored_tensors
+from posenc.integrations.transformers.mapping import Table, split_by_head
 from posenc.integrations.transformers.rope import RopeFields, rope_decoder
 from posenc.models import Decoder
 from posenc.models.block import Activation
@@ -26,7 +20,7 @@ LAYER = "gpt_neox.layers.{layer}"
 TABLE: Table = {
     "embedding.weight": "gpt_neox.embed_in.weight",
     "blocks.{layer}.attention_norm.{kind}": LAYER + ".input_layernorm.{kind}",
-    "blocks.{layer}.attention.merged.{kind}": SplitByHead(
+    "blocks.{layer}.attention.merged.{kind}": split_by_head(
         LAYER + ".attention.query_key_value.{kind}"
     ),
     "blocks.{layer}.attention.output.{kind}": LAYER + ".attention.dense.{kind}",
@@ -37,34 +31,18 @@ TABLE: Table = {
     "output.weight": "embed_out.weight",
 }
 
-SIZES = {
-    "vocabulary": "vocab_size",
-    "dim": "hidden_size",
-    "hidden": "intermediate_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-}
-
 ROPE = RopeFields(base="rotary_emb_base", fraction="rotary_pct", rotated=0.25, partial=True)
 
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
+ACTIVATIONS: dict[str, Activation] = {**COMMON, "gelu_fast": "gelu_tanh"}
 
 
 def make(fields: Fields) -> Decoder:
     """The decoder of a configuration."""
-    sizes: dict[str, Any] = {ours: fields.count(theirs) for ours, theirs in SIZES.items()}
+    shape = read_shape(fields, eps=1e-5, activations=ACTIVATIONS)
     return rope_decoder(
-        ROPE.read(fields, head_dim=sizes["dim"] // sizes["heads"]),
-        **sizes,
-        activation=fields.choice("hidden_act", ACTIVATIONS, "gelu"),
+        ROPE.read(fields, head_dim=shape["dim"] // shape["heads"]),
+        **shape,
         norm="layer",
-        norm_eps=fields.number("layer_norm_eps", 1e-5),
         parallel=fields.flag("use_parallel_residual", True),
         bias=True,
         attention_bias="all" if fields.flag("attention_bias", True) else "none",
@@ -78,9 +56,7 @@ def make(fields: Fields) -> Decoder:
 def write(model: nn.Module, like: Fields) -> Written:
     """Configuration and tensors of a decoder shaped like GPT-NeoX."""
     if not isinstance(model, Decoder):
-        raise ArgumentError(
-            "model", expected="a Decoder", got=type(model).__name__, remedy="Use another family."
-        )
+        raise wrong_model(model, "a Decoder")
     config = model.config
     require_config(
         config,
@@ -95,14 +71,7 @@ def write(model: nn.Module, like: Fields) -> Written:
     )
     if config.biases == "inputs":
         require_config(config, biases="all")
-    activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    if config.activation not in activations or config.kv_heads not in (None, config.heads):
-        require_config(config, activation="gelu", kv_heads=None)
-    fields: dict[str, Any] = {
-        **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
-        "intermediate_size": config.feed_forward_width,
-        "hidden_act": activations[config.activation],
-        "layer_norm_eps": 1e-5 if config.norm_eps is None else config.norm_eps,
+    fields = write_shape(config, activations=ACTIVATIONS) | {
         "use_parallel_residual": config.parallel,
         "attention_bias": config.biases == "all",
         "tie_word_embeddings": config.tied,

@@ -7,15 +7,10 @@ from typing import Any, Literal
 
 from torch import nn
 
-from posenc.errors import ArgumentError
 from posenc.integrations.transformers.config import Fields
-from posenc.integrations.transformers.family import (
-    Family,
-    Written,
-    require_config,
-    stored_tensors,
-)
-from posenc.integrations.transformers.mapping import Stacked, Table
+from posenc.integrations.transformers.families.common import SIZES, wrong_model
+from posenc.integrations.transformers.family import Family, Written, require_config, stored_tensors
+from posenc.integrations.transformers.mapping import Table, stacked
 from posenc.integrations.transformers.rope import RopeFields, rope_decoder
 from posenc.models import Decoder
 
@@ -31,7 +26,7 @@ TABLE: Table = {
     "blocks.{layer}.attention.value.{kind}": LAYER + ".self_attn.v_proj.{kind}",
     "blocks.{layer}.attention.output.{kind}": LAYER + ".self_attn.o_proj.{kind}",
     "blocks.{layer}.feed_forward_norm.weight": LAYER + ".post_attention_layernorm.weight",
-    "blocks.{layer}.feed_forward.input.{kind}": Stacked(
+    "blocks.{layer}.feed_forward.input.{kind}": stacked(
         LAYER + ".mlp.gate_proj.{kind}", LAYER + ".mlp.up_proj.{kind}"
     ),
     "blocks.{layer}.feed_forward.output.{kind}": LAYER + ".mlp.down_proj.{kind}",
@@ -40,14 +35,6 @@ TABLE: Table = {
 }
 
 IGNORED = ("lm_head.weight", LAYER + ".self_attn.rotary_emb.inv_freq")
-
-SIZES = {
-    "vocabulary": "vocab_size",
-    "dim": "hidden_size",
-    "hidden": "intermediate_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-}
 
 ROPE = RopeFields()
 
@@ -88,9 +75,7 @@ def write(model: nn.Module, like: Fields, *, kind: Kind) -> Written:
     An embedding scale (√C) is multiplied into the weights, which unties the output layer.
     """
     if not isinstance(model, Decoder):
-        raise ArgumentError(
-            "model", expected="a Decoder", got=type(model).__name__, remedy="Use another family."
-        )
+        raise wrong_model(model, "a Decoder")
     config = model.config
     require_config(
         config,

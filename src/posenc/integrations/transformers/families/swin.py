@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.family import Family
-from posenc.integrations.transformers.mapping import Table, Transposed
+from posenc.integrations.transformers.mapping import Table, transposed
 from posenc.models import Swin, SwinConfig
 
 __all__ = ["ENTRY"]
@@ -16,7 +16,7 @@ MERGING = "swin.encoder.layers.{layer}.downsample"
 TABLE: Table = {
     "patches.projection.{kind}": "swin.embeddings.patch_embeddings.projection.{kind}",
     "patch_norm.{kind}": "swin.embeddings.norm.{kind}",
-    OURS + ".attention.encoding.score.table": Transposed(
+    OURS + ".attention.encoding.score.table": transposed(
         THEIRS + ".attention.self.relative_position_bias_table"
     ),
     OURS + ".attention_norm.{kind}": THEIRS + ".layernorm_before.{kind}",

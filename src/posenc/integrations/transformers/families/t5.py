@@ -6,7 +6,7 @@ from typing import Any
 
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.family import Family
-from posenc.integrations.transformers.mapping import Stacked, Table, Transposed
+from posenc.integrations.transformers.mapping import Table, stacked, transposed
 from posenc.models import Encoder, EncoderConfig, Transformer, TransformerConfig
 from posenc.models.block import Activation
 
@@ -30,7 +30,7 @@ def _stack(side: str, blocks: str, norm: str) -> Table:
     ours, attention = blocks + ".{layer}", side + ".block.{layer}.layer.0"
     feed_forward = FEED_FORWARD[side]
     return {
-        f"{blocks}.0.attention.encoding.score.table": Transposed(
+        f"{blocks}.0.attention.encoding.score.table": transposed(
             f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         ),
         **_attention(f"{ours}.attention", f"{attention}.SelfAttention"),
@@ -57,7 +57,7 @@ TABLE: Table = {
 }
 
 GATED: Table = {
-    f"{ours}.{{layer}}.feed_forward.input.weight": Stacked(
+    f"{ours}.{{layer}}.feed_forward.input.weight": stacked(
         theirs + ".DenseReluDense.wi_0.weight", theirs + ".DenseReluDense.wi_1.weight"
     )
     for ours, theirs in {**FEED_FORWARD, "blocks": FEED_FORWARD["encoder"]}.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.family import Family
-from posenc.integrations.transformers.mapping import HeadColumns, HeadRows, HeadsFirst, Table
+from posenc.integrations.transformers.mapping import Table, head_columns, head_rows, heads_first
 from posenc.models import Encoder, EncoderConfig
 from posenc.models.block import Activation
 
@@ -15,11 +15,11 @@ BLOCK = "blocks.{layer}"
 
 TABLE: Table = {
     "embedding.weight": "transformer.word_embedding.weight",
-    BLOCK + ".attention.query.weight": HeadColumns(LAYER + ".rel_attn.q"),
-    BLOCK + ".attention.key.weight": HeadColumns(LAYER + ".rel_attn.k"),
-    BLOCK + ".attention.value.weight": HeadColumns(LAYER + ".rel_attn.v"),
-    BLOCK + ".attention.output.weight": HeadRows(LAYER + ".rel_attn.o"),
-    BLOCK + ".attention.encoding.score.weight": HeadsFirst(LAYER + ".rel_attn.r"),
+    BLOCK + ".attention.query.weight": head_columns(LAYER + ".rel_attn.q"),
+    BLOCK + ".attention.key.weight": head_columns(LAYER + ".rel_attn.k"),
+    BLOCK + ".attention.value.weight": head_columns(LAYER + ".rel_attn.v"),
+    BLOCK + ".attention.output.weight": head_rows(LAYER + ".rel_attn.o"),
+    BLOCK + ".attention.encoding.score.weight": heads_first(LAYER + ".rel_attn.r"),
     BLOCK + ".attention.encoding.score.biases.content": LAYER + ".rel_attn.r_w_bias",
     BLOCK + ".attention.encoding.score.biases.position": LAYER + ".rel_attn.r_r_bias",
     BLOCK + ".attention_norm.{kind}": LAYER + ".rel_attn.layer_norm.{kind}",
