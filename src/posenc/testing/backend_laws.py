@@ -14,7 +14,17 @@ from posenc.encodings.common.rotation import apply_rotation
 from posenc.errors import ArgumentError, BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.testing.subject import HEADS, LENGTH, LawBroken, Subject, agree, heads_of, observed
+from posenc.testing.subject import (
+    HEADS,
+    LENGTH,
+    LawBroken,
+    Subject,
+    agree,
+    heads_of,
+    law,
+    observed,
+    operands,
+)
 
 __all__ = [
     "backends_agree",
@@ -26,41 +36,33 @@ __all__ = [
 ]
 
 
+@law
 def grouped_heads_are_repeated(subject: Subject) -> None:
     """Grouped key/value heads give the same as repeated heads."""
     encoding = subject.layer().encoding
-    q, k, v = (
-        heads_of(HEADS, LENGTH, seed=2),
-        heads_of(3, LENGTH, seed=3),
-        heads_of(3, LENGTH, seed=4),
-    )
+    q, k, v = operands(LENGTH, LENGTH)
     grid = Grid.of(observed(subject, encoding, Layout.sequence(LENGTH)), causal=True)
     for backend in serving(q, k, v, grid, encoding):
         grouped = attend(q, k, v, grid, encoding, backend=backend)
         every_k, every_v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
-        agree(
-            "grouped_heads_are_repeated",
-            backend,
-            grouped,
-            attend(q, every_k, every_v, grid, encoding, backend="reference"),
-        )
+        agree(backend, grouped, attend(q, every_k, every_v, grid, encoding, backend="reference"))
 
 
+@law
 def heads_are_slices(subject: Subject) -> None:
     """The encoding of a range of heads gives that slice of the output and gradients.
 
     If heads depend on each other, it raises an error.
     """
     encoding = subject.layer().encoding
-    sizes = zip((HEADS, 3, 3), (2, 3, 4), strict=True)
-    q, k, v = (heads_of(count, LENGTH, seed=seed).requires_grad_() for count, seed in sizes)
+    q, k, v = (x.requires_grad_() for x in operands(LENGTH, LENGTH))
     grid = Grid.of(observed(subject, encoding, Layout.sequence(LENGTH)), causal=True)
     tensors = [q, k, v, *encoding.parameters()]
     for begin, end in ((0, 2), (2, 6)):
         if any(part.mixes_heads for part in encoding.parts()):
             with contextlib.suppress(ArgumentError):
                 encoding.heads(begin, end)
-                raise LawBroken("heads_are_slices: an encoding that mixes heads raises no error")
+                raise LawBroken("an encoding that mixes heads raises no error")
             continue
         some = encoding.heads(begin, end)
         groups = slice(begin // 2, end // 2)
@@ -69,13 +71,14 @@ def heads_are_slices(subject: Subject) -> None:
         inputs = (q[:, begin:end], k[:, groups], v[:, groups])
         for backend in serving(*inputs, grid, some):
             part = attend(*inputs, grid, some, backend=backend)
-            agree("heads_are_slices", f"heads {begin} to {end} by {backend}", part, whole)
+            agree(f"heads {begin} to {end} by {backend}", part, whole)
             gradients = torch.autograd.grad(
                 part.sin().sum(), tensors, None, True, allow_unused=True
             )
-            _agree_gradients("heads_are_slices", backend, gradients, expected)
+            _agree_gradients(backend, gradients, expected)
 
 
+@law
 def lowered_is_forward(subject: Subject) -> None:
     """The structured form of each attention part equals its definition, including gradients."""
     encoding = subject.layer().encoding
@@ -136,10 +139,9 @@ def _sum(terms: Iterable[StructuredScore], grid: Grid) -> Tensor:
 
 
 def _match(forward: Tensor, dense: Tensor, inputs: list[Tensor], label: str) -> None:
-    law = "lowered_is_forward"
     dense = dense.expand_as(forward) if forward.shape[0] > 1 else dense
     forward = forward.expand_as(dense)
-    agree(law, label, dense, forward)
+    agree(label, dense, forward)
     if not forward.requires_grad:
         return
     weight = torch.linspace(-1, 1, forward.numel(), dtype=forward.dtype).view(forward.shape)
@@ -147,21 +149,14 @@ def _match(forward: Tensor, dense: Tensor, inputs: list[Tensor], label: str) -> 
         torch.autograd.grad((side * weight).sum(), inputs, allow_unused=True, retain_graph=True)
         for side in (dense, forward)
     ]
-    for got, expected in zip(*pairs, strict=True):
-        if expected is not None or got is not None:
-            zero = torch.zeros_like(got if expected is None else expected)
-            agree(
-                law,
-                f"a gradient of {label}",
-                zero if got is None else got,
-                zero if expected is None else expected,
-            )
+    _agree_gradients(label, *pairs, tolerance=1e-6)
 
 
 SHAPES = ((1, 1), (1, 65), (63, 63), (65, 65), (30, 65))
 """Numbers of queries (the last ones) and keys."""
 
 
+@law
 def backends_agree(subject: Subject) -> None:
     """Every backend that supports the encoding equals ``reference``, including gradients."""
     for frozen in (False, True):
@@ -174,11 +169,8 @@ def backends_agree(subject: Subject) -> None:
 
 
 def _one_grid(subject: Subject, encoding: Encoding, layout: Layout, queries: int) -> None:
-    law, rows, keys = "backends_agree", layout.batch, layout.length
-    shapes = ((HEADS, queries), (3, keys), (3, keys))
-    q, k, v = (
-        heads_of(n, size, seed=i, rows=rows).requires_grad_() for i, (n, size) in enumerate(shapes)
-    )
+    rows, keys = layout.batch, layout.length
+    q, k, v = (x.requires_grad_() for x in operands(queries, keys, rows=rows))
     seen = observed(subject, encoding, layout, rows=rows)
     grid = Grid(seen.slice(keys - queries, keys), seen, causal=True)
     learned = [p for p in encoding.parameters() if p.requires_grad]
@@ -194,28 +186,29 @@ def _one_grid(subject: Subject, encoding: Encoding, layout: Layout, queries: int
     expected, expected_gradients = run("reference")
     for backend in serving(q, k, v, grid, encoding):
         output, gradients = run(backend)
-        agree(law, f"{backend} with {queries}×{keys}", output, expected, tolerance=1e-5)
-        _agree_gradients(law, backend, gradients, expected_gradients)
+        agree(f"{backend} with {queries}×{keys}", output, expected, tolerance=1e-5)
+        _agree_gradients(backend, gradients, expected_gradients)
 
 
 def _agree_gradients(
-    law: str,
-    backend: str,
+    label: str,
     gradients: Sequence[Tensor | None],
     expected: Sequence[Tensor | None],
+    *,
+    tolerance: float = 1e-5,
 ) -> None:
     """Require equal gradients; None stands for zeros."""
     for pair in zip(gradients, expected, strict=True):
         present = next((x for x in pair if x is not None), None)
         if present is not None:
-            zero = torch.zeros_like(present)
-            got, gradient = (zero if x is None else x for x in pair)
-            agree(law, f"a gradient of {backend}", got, gradient, tolerance=1e-5)
+            got, gradient = (torch.zeros_like(present) if x is None else x for x in pair)
+            agree(f"a gradient of {label}", got, gradient, tolerance=tolerance)
 
 
+@law
 def lse_is_of_all_logits(subject: Subject) -> None:
     """Every backend that supports the encoding returns the LSE of ``reference``."""
-    encoding, law = subject.layer().encoding, "lse_is_of_all_logits"
+    encoding = subject.layer().encoding
     if encoding.score is not None and encoding.score.replaces_softmax:
         return
     length = 2 * LENGTH
@@ -226,8 +219,8 @@ def lse_is_of_all_logits(subject: Subject) -> None:
         (Layout.padded([length, 6], side="left"), length, None),
         (Layout.padded([LENGTH, length]), LENGTH, None),
     ):
-        rows, shapes = layout.batch, ((HEADS, queries), (3, length), (3, length))
-        q, k, v = (heads_of(n, size, seed=i, rows=rows) for i, (n, size) in enumerate(shapes))
+        rows = layout.batch
+        q, k, v = operands(queries, length, rows=rows)
         seen = observed(subject, encoding, layout, rows=rows)
         grid = Grid(seen.slice(length - queries, length), seen, causal=True, window=window)
         # constant and learned tables take different paths
@@ -235,10 +228,10 @@ def lse_is_of_all_logits(subject: Subject) -> None:
             expected, sums = attend(q, k, v, grid, encoding, backend="reference", return_lse=True)
             for backend in serving(q, k, v, grid, encoding):
                 output, lse = attend(q, k, v, grid, encoding, backend=backend, return_lse=True)
-                agree(law, f"the output of {backend}", output, expected)
+                agree(f"the output of {backend}", output, expected)
                 if not torch.equal(lse.isneginf(), sums.isneginf()):
-                    raise LawBroken(f"{law}: {backend} is -inf for other queries")
-                agree(law, backend, lse.nan_to_num(neginf=0.0), sums.nan_to_num(neginf=0.0))
+                    raise LawBroken(f"{backend} is -inf for other queries")
+                agree(backend, lse.nan_to_num(neginf=0.0), sums.nan_to_num(neginf=0.0))
 
 
 def serving(q: Tensor, k: Tensor, v: Tensor, grid: Grid, encoding: Encoding) -> list[str]:

@@ -15,14 +15,23 @@ from torch import Tensor, nn
 from posenc.layout import Layout
 from posenc.models import generate
 from posenc.testing.stacks import run, stack, tokens
-from posenc.testing.subject import LENGTH, LawBroken, Layer, Subject, agree, inputs
+from posenc.testing.subject import (
+    LENGTH,
+    LawBroken,
+    Layer,
+    Subject,
+    agree,
+    inputs,
+    named,
+    tokens_of,
+)
 
 __all__ = ["adapters_merge", "offloading_changes_nothing", "quantisation_is_near"]
 
 
+@named
 def adapters_merge(subject: Subject) -> None:
     """LoRA adapters on every linear layer change the output, have gradients, and can be merged."""
-    law = "adapters_merge"
     for merged in (False, True):
         layer = subject.layer(merged=merged)
         before = _output(subject, layer)
@@ -33,18 +42,19 @@ def adapters_merge(subject: Subject) -> None:
         gradients = torch.autograd.grad(total, list(adapters.values()), allow_unused=True)
         for name, gradient in zip(adapters, gradients, strict=True):
             if gradient is None:
-                raise LawBroken(f"{law}: {name} has no gradient")
+                raise LawBroken(f"{name} has no gradient")
         with torch.no_grad():
             generator = torch.Generator().manual_seed(3)
             for parameter in adapters.values():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
         adapted = _output(subject, model)
         if torch.allclose(adapted, before, atol=1e-4):
-            raise LawBroken(f"{law}: adapters on {', '.join(names)} change nothing")
+            raise LawBroken(f"adapters on {', '.join(names)} change nothing")
         unloaded = cast(Any, copy.deepcopy(model)).merge_and_unload()
-        agree(law, "the model with its adapters merged", _output(subject, unloaded), adapted)
+        agree("the model with its adapters merged", _output(subject, unloaded), adapted)
 
 
+@named
 def offloading_changes_nothing(subject: Subject) -> None:
     """accelerate's CPU offloading does not change outputs or generated tokens.
 
@@ -58,14 +68,15 @@ def offloading_changes_nothing(subject: Subject) -> None:
             expected = run(subject, model)
             offloaded = cpu_offload(copy.deepcopy(model), execution_device=torch.device("cpu"))
             got = run(subject, offloaded)
-        agree("offloading_changes_nothing", f"the output, tied={tied}", got, expected)
+        agree(f"the output, tied={tied}", got, expected)
         if subject.axes == 1 and tied:
             drawn = [
                 generate(decoder, tokens(), max_new_tokens=3) for decoder in (offloaded, model)
             ]
-            agree("offloading_changes_nothing", "the generated tokens", *drawn)
+            agree("the generated tokens", *drawn)
 
 
+@named
 def quantisation_is_near(subject: Subject) -> None:
     """``quantize_dynamic`` of all linear layers changes logits little."""
     from torch.ao.quantization import quantize_dynamic
@@ -76,7 +87,7 @@ def quantisation_is_near(subject: Subject) -> None:
         expected = run(subject, model)
         quantised: Any = quantize_dynamic(model, dtype=torch.qint8)  # type: ignore[no-untyped-call]
         got = run(subject, quantised)
-    agree("quantisation_is_near", "the output", got, expected, tolerance=0.2)
+    agree("the output", got, expected, tolerance=0.2)
 
 
 def _adapted(layer: Layer, names: list[str]) -> nn.Module:
@@ -89,6 +100,6 @@ def _adapted(layer: Layer, names: list[str]) -> nn.Module:
 
 
 def _output(subject: Subject, model: nn.Module) -> Tensor:
-    tokens = torch.arange(2 * LENGTH).reshape(2, LENGTH) % 5
-    output: Tensor = model(inputs(), subject.place(Layout.sequence(LENGTH)), tokens=tokens)
+    layout = subject.place(Layout.sequence(LENGTH))
+    output: Tensor = model(inputs(), layout, tokens=tokens_of())
     return output

@@ -7,7 +7,7 @@ result of a causal attention layer, without knowledge of the encoding.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -15,104 +15,93 @@ from torch import Tensor
 from posenc.attention import LayerCache, attend
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.testing.backend_laws import (
-    backends_agree,
-    grouped_heads_are_repeated,
-    heads_are_slices,
-    lowered_is_forward,
-    lse_is_of_all_logits,
-)
-from posenc.testing.padding_laws import invalid_tokens_hold_anything
-from posenc.testing.position_laws import (
-    double_positions_serve_any_features,
-    far_positions_are_exact,
-)
+from posenc.testing import backend_laws, padding_laws, position_laws, tracing_laws
 from posenc.testing.subject import (
-    HEADS,
     LENGTH,
+    REGISTERED,
     LawBroken,
     Layer,
     Subject,
     agree,
-    heads_of,
     inputs,
+    law,
     observed,
+    operands,
+    tokens_of,
 )
-from posenc.testing.tracing_laws import compiles_once, exports, runs_without_values
 
-__all__ = ["LAWS", "Law", "certify"]
+__all__ = ["LAWS", "certify"]
 
-Law = Callable[[Subject], None]
-
-
-def _tokens(rows: int = 2, length: int = LENGTH) -> Tensor:
-    return torch.arange(rows * length).reshape(rows, length) % 5
+MODULES = (backend_laws, padding_laws, position_laws, tracing_laws)
+"""Modules with further laws."""
 
 
 def _whole(subject: Subject, layer: Layer, x: Tensor, tokens: Tensor | None = None) -> Tensor:
-    tokens = _tokens(*x.shape[:2]) if tokens is None else tokens
+    tokens = tokens_of(*x.shape[:2]) if tokens is None else tokens
     whole: Tensor = layer(x, subject.place(Layout.sequence(x.shape[1])), tokens=tokens)
     return whole
 
 
+@law
 def cached_is_full(subject: Subject) -> None:
     """One token at a time with a cache equals one pass."""
-    _in_chunks(subject, [1] * LENGTH, "cached_is_full")
+    _in_chunks(subject, [1] * LENGTH)
 
 
+@law
 def chunked_is_full(subject: Subject) -> None:
     """Chunks of any size with a cache equal one pass."""
-    _in_chunks(subject, [5, 1, 7], "chunked_is_full")
+    _in_chunks(subject, [5, 1, 7])
 
 
-def _in_chunks(subject: Subject, sizes: list[int], law: str) -> None:
-    layer, x, tokens, cache = subject.layer(), inputs(), _tokens(), LayerCache()
+def _in_chunks(subject: Subject, sizes: list[int]) -> None:
+    layer, x, tokens, cache = subject.layer(), inputs(), tokens_of(), LayerCache()
     parts, start = [], 0
     for size in sizes:
         layout = subject.place(Layout.sequence(size, start))
         part = slice(start, start + size)
         parts.append(layer(x[:, part], layout, tokens=tokens[:, part], cache=cache))
         start += size
-    agree(law, "the output", torch.cat(parts, dim=1), _whole(subject, layer, x))
+    agree("the output", torch.cat(parts, dim=1), _whole(subject, layer, x))
 
 
+@law
 def sharded_is_whole(subject: Subject) -> None:
     """Queries of the second half with all keys give the second half of the output."""
     encoding = subject.layer().encoding
-    q, k, v = (
-        heads_of(HEADS, LENGTH, seed=2),
-        heads_of(3, LENGTH, seed=3),
-        heads_of(3, LENGTH, seed=4),
-    )
+    q, k, v = operands(LENGTH, LENGTH)
     layout = observed(subject, encoding, Layout.sequence(LENGTH))
     whole = attend(q, k, v, Grid.of(layout, causal=True), encoding)
     half = Grid(layout.slice(6, LENGTH), layout, causal=True)
     part = attend(q[:, :, 6:], k, v, half, encoding)
-    agree("sharded_is_whole", "the second half", part, whole[:, :, 6:])
+    agree("the second half", part, whole[:, :, 6:])
 
 
+@law
 def packed_is_separate(subject: Subject) -> None:
     """Documents packed into one row equal separate documents."""
-    layer, x, tokens = subject.layer(), inputs(1), _tokens(1)
+    layer, x, tokens = subject.layer(), inputs(1), tokens_of(1)
     packed = layer(x, subject.place(Layout.packed([8, 5])), tokens=tokens)
     for part in (slice(0, 8), slice(8, LENGTH)):
         alone = _whole(subject, layer, x[:, part], tokens[:, part])
-        agree("packed_is_separate", f"document {part}", packed[:, part], alone)
+        agree(f"document {part}", packed[:, part], alone)
 
 
+@law
 def padded_is_unpadded(subject: Subject) -> None:
     """Rows padded on either side equal unpadded rows."""
-    layer, x, tokens = subject.layer(), inputs(), _tokens()
+    layer, x, tokens = subject.layer(), inputs(), tokens_of()
     for side in ("left", "right"):
         padded = layer(x, subject.place(Layout.padded([LENGTH, 8], side=side)), tokens=tokens)
         real = slice(LENGTH - 8, LENGTH) if side == "left" else slice(0, 8)
         alone = _whole(subject, layer, x[1:, real], tokens[1:, real])
-        agree("padded_is_unpadded", f"{side} padding", padded[1:, real], alone)
+        agree(f"{side} padding", padded[1:, real], alone)
 
 
+@law
 def hidden_tokens_change_nothing(subject: Subject) -> None:
     """Features of padding and of other documents have no effect."""
-    layer, x, tokens = subject.layer(), inputs(), _tokens()
+    layer, x, tokens = subject.layer(), inputs(), tokens_of()
     garbage = 100 * inputs(seed=5)
     for layout, kept in (
         (Layout.padded([8, 8], LENGTH), slice(0, 8)),
@@ -123,49 +112,46 @@ def hidden_tokens_change_nothing(subject: Subject) -> None:
         changed = garbage.clone()
         changed[:, kept] = x[:, kept]
         agree(
-            "hidden_tokens_change_nothing",
             f"tokens {kept}",
             layer(changed, layout, tokens=tokens)[:, kept],
             layer(x, layout, tokens=tokens)[:, kept],
         )
 
 
+@law
 def causal_is_causal(subject: Subject) -> None:
     """Later tokens have no effect on earlier ones."""
     layer, x = subject.layer(), inputs()
     changed = x.clone()
     changed[:, 7:] = 100 * inputs(seed=5)[:, 7:]
-    agree(
-        "causal_is_causal",
-        "the past",
-        _whole(subject, layer, changed)[:, :7],
-        _whole(subject, layer, x)[:, :7],
-    )
+    agree("the past", _whole(subject, layer, changed)[:, :7], _whole(subject, layer, x)[:, :7])
 
 
+@law
 def windows_are_windows(subject: Subject) -> None:
     """Tokens outside the sliding window have no effect on a query."""
     layer, x = subject.layer(window=4), inputs()
     changed = x.clone()
     changed[:, :5] = 100 * inputs(seed=5)[:, :5]
     before, after = _whole(subject, layer, x), _whole(subject, layer, changed)
-    agree("windows_are_windows", "queries outside their window", after[:, 8:], before[:, 8:])
+    agree("queries outside their window", after[:, 8:], before[:, 8:])
     if torch.allclose(before[:, 7], after[:, 7], atol=1e-9):
-        raise LawBroken("windows_are_windows: the last token in the window makes no difference")
+        raise LawBroken("the last token in the window makes no difference")
 
 
+@law
 def shift_is_as_claimed(subject: Subject) -> None:
     """A shift of all positions has no effect if and only if the encoding is relative."""
-    layer, x, tokens = subject.layer(), inputs(), _tokens()
+    layer, x, tokens = subject.layer(), inputs(), tokens_of()
     still = _whole(subject, layer, x)
     shifts = (37,) if "positions" in subject.claims.exceptions else (37, 5000)
     shifted = [layer(x, _shifted(subject, by), tokens=tokens) for by in shifts]
     if subject.claims.relative:
         for by, output in zip(shifts, shifted, strict=True):
             label = f"the output shifted by {by}"
-            agree("shift_is_as_claimed", label, output, still, tolerance=1e-5 * by)
+            agree(label, output, still, tolerance=1e-5 * by)
     elif all(torch.allclose(output, still, atol=1e-6) for output in shifted):
-        raise LawBroken("shift_is_as_claimed: relative, but not claimed to be")
+        raise LawBroken("relative, but not claimed to be")
 
 
 def _shifted(subject: Subject, by: int) -> Layout:
@@ -175,43 +161,47 @@ def _shifted(subject: Subject, by: int) -> Layout:
     return layout.with_positions(layout.positions + by)
 
 
+@law
 def rows_are_independent(subject: Subject) -> None:
     """Batch rows at different positions equal separate calls."""
-    layer, x, tokens = subject.layer(), inputs(), _tokens()
+    layer, x, tokens = subject.layer(), inputs(), tokens_of()
     times = torch.stack([torch.arange(LENGTH), torch.arange(LENGTH) * 2 + 3]).float()
     both = layer(x, subject.place(Layout.at(times)), tokens=tokens)
     for row in (0, 1):
         layout = subject.place(Layout.at(times[row]))
         alone = layer(x[row : row + 1], layout, tokens=tokens[row : row + 1])
-        agree("rows_are_independent", f"row {row}", both[row : row + 1], alone)
+        agree(f"row {row}", both[row : row + 1], alone)
 
 
+@law
 def irregular_is_regular(subject: Subject) -> None:
     """Integer positions without ``start`` equal the regular layout."""
-    layer, x, tokens = subject.layer(), inputs(), _tokens()
+    layer, x, tokens = subject.layer(), inputs(), tokens_of()
     times = Layout.at(torch.arange(LENGTH).float())
     irregular = layer(x, subject.place(times), tokens=tokens)
-    agree("irregular_is_regular", "the output", irregular, _whole(subject, layer, x))
+    agree("the output", irregular, _whole(subject, layer, x))
 
 
+@law
 def empty_rows_are_zero(subject: Subject) -> None:
     """A query without visible keys gives zeros and finite gradients."""
     encoding = subject.layer().encoding
-    q, k, v = (heads_of(n, 4, seed=i).requires_grad_() for i, n in enumerate((HEADS, 3, 3)))
+    q, k, v = (x.requires_grad_() for x in operands(4, 4))
     early = observed(subject, encoding, Layout.sequence(4))
     late = observed(subject, encoding, Layout.sequence(4, start=2))
     output = attend(q, k, v, Grid(early, late, causal=True), encoding)
-    agree("empty_rows_are_zero", "queries without keys", output[:, :, :2], output[:, :, :2] * 0)
+    agree("queries without keys", output[:, :, :2], output[:, :, :2] * 0)
     gradients = torch.autograd.grad(output.square().sum(), (q, k, v))
     if not all(bool(gradient.isfinite().all()) for gradient in (output, *gradients)):
-        raise LawBroken("empty_rows_are_zero: a value or gradient is not finite")
+        raise LawBroken("a value or gradient is not finite")
 
 
+@law
 def gradients_are_right(subject: Subject) -> None:
     """Analytical gradients equal numerical ones, in float64."""
     layer, x = subject.layer(), inputs(1, 5).requires_grad_()
     layout = subject.place(Layout.at(torch.arange(5, dtype=torch.float64)))
-    tokens = _tokens(1, 5)
+    tokens = tokens_of(1, 5)
     parameters = [p for p in layer.encoding.parameters() if p.requires_grad]
 
     def output(x: Tensor, *values: Tensor) -> Tensor:
@@ -221,9 +211,10 @@ def gradients_are_right(subject: Subject) -> None:
     try:
         torch.autograd.gradcheck(output, (x, *parameters), fast_mode=True, atol=1e-4, rtol=1e-3)
     except RuntimeError as error:
-        raise LawBroken(f"gradients_are_right: {error}") from error
+        raise LawBroken(f"{error}") from error
 
 
+@law
 def single_precision_is_double(subject: Subject) -> None:
     """The output in float32 equals that in float64.
 
@@ -231,7 +222,7 @@ def single_precision_is_double(subject: Subject) -> None:
     """
     narrow = subject.layer(dtype=torch.float32)
     wide = copy.deepcopy(narrow).double()
-    x, tokens = inputs().float(), _tokens()
+    x, tokens = inputs().float(), tokens_of()
     far = 0 if "positions" in subject.claims.exceptions else 5000
     # the error of an angle of 5000 radians is 5000 · 2^-24 in float32
     for label, layout, tolerance in (
@@ -243,12 +234,13 @@ def single_precision_is_double(subject: Subject) -> None:
         placed = subject.place(layout)
         got = narrow(x, placed, tokens=tokens)
         if got.dtype != torch.float32:
-            raise LawBroken(f"single_precision_is_double: {got.dtype} returned for float32")
+            raise LawBroken(f"{got.dtype} returned for float32")
         exact = placed.with_positions(placed.positions.double())
         expected = wide(x.double(), exact, tokens=tokens)
-        agree("single_precision_is_double", label, got, expected, tolerance=tolerance)
+        agree(label, got, expected, tolerance=tolerance)
 
 
+@law
 def half_precision_keeps_positions(subject: Subject) -> None:
     """In bfloat16 and under autocast, large positions are as exact as small ones.
 
@@ -259,64 +251,33 @@ def half_precision_keeps_positions(subject: Subject) -> None:
     x = inputs().bfloat16()
     narrow = subject.layer(dtype=torch.bfloat16)
     wide = copy.deepcopy(narrow).double()
-    expected = wide(x.double(), layout, tokens=_tokens())
-    got = narrow(x, layout, tokens=_tokens())
+    expected = wide(x.double(), layout, tokens=tokens_of())
+    got = narrow(x, layout, tokens=tokens_of())
     if got.dtype != torch.bfloat16:
-        raise LawBroken(f"half_precision_keeps_positions: {got.dtype} returned for bfloat16")
-    law = "half_precision_keeps_positions"
-    agree(law, "bfloat16", got, expected, tolerance=0.06)
+        raise LawBroken(f"{got.dtype} returned for bfloat16")
+    agree("bfloat16", got, expected, tolerance=0.06)
     with torch.autocast("cpu", torch.bfloat16):
-        mixed = copy.deepcopy(wide).float()(x.float(), layout, tokens=_tokens())
-    agree(law, "autocast", mixed, expected, tolerance=0.06)
+        mixed = copy.deepcopy(wide).float()(x.float(), layout, tokens=tokens_of())
+    agree("autocast", mixed, expected, tolerance=0.06)
 
 
+@law
 def survives_saving(subject: Subject) -> None:
     """A state dict, a deep copy, and a model created on the meta device give the same output."""
     layer, x = subject.layer(), inputs()
     expected = _whole(subject, layer, x)
-    agree("survives_saving", "a deep copy", _whole(subject, copy.deepcopy(layer), x), expected)
+    agree("a deep copy", _whole(subject, copy.deepcopy(layer), x), expected)
     fresh = Layer(subject.make()).double().eval()
     fresh.load_state_dict(layer.state_dict())
-    agree("survives_saving", "a loaded state dict", _whole(subject, fresh, x), expected)
+    agree("a loaded state dict", _whole(subject, fresh, x), expected)
     with torch.device("meta"):
         hollow = Layer(subject.make()).double().eval()
     hollow = hollow.to_empty(device="cpu")
     hollow.load_state_dict(layer.state_dict())
-    agree("survives_saving", "a model from the meta device", _whole(subject, hollow, x), expected)
+    agree("a model from the meta device", _whole(subject, hollow, x), expected)
 
 
-LAWS: dict[str, Law] = {
-    law.__name__: law
-    for law in (
-        backends_agree,
-        cached_is_full,
-        causal_is_causal,
-        chunked_is_full,
-        compiles_once,
-        double_positions_serve_any_features,
-        empty_rows_are_zero,
-        exports,
-        far_positions_are_exact,
-        gradients_are_right,
-        grouped_heads_are_repeated,
-        half_precision_keeps_positions,
-        heads_are_slices,
-        hidden_tokens_change_nothing,
-        invalid_tokens_hold_anything,
-        irregular_is_regular,
-        lowered_is_forward,
-        lse_is_of_all_logits,
-        packed_is_separate,
-        padded_is_unpadded,
-        rows_are_independent,
-        runs_without_values,
-        sharded_is_whole,
-        shift_is_as_claimed,
-        single_precision_is_double,
-        survives_saving,
-        windows_are_windows,
-    )
-}
+LAWS = dict(sorted(REGISTERED.items()))
 """All laws by name."""
 
 

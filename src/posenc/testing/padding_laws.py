@@ -15,23 +15,23 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.testing.backend_laws import serving
 from posenc.testing.subject import (
-    HEADS,
     LENGTH,
     Layer,
     Subject,
     agree,
-    heads_of,
     inputs,
+    law,
     observed,
+    operands,
+    tokens_of,
 )
 
 __all__ = ["invalid_tokens_hold_anything"]
 
-LAW = "invalid_tokens_hold_anything"
-
 POISON = (torch.nan, torch.inf, -torch.inf)
 
 
+@law
 def invalid_tokens_hold_anything(subject: Subject) -> None:
     """NaN and infinity at invalid tokens reach no other value and no gradient.
 
@@ -48,7 +48,7 @@ def invalid_tokens_hold_anything(subject: Subject) -> None:
     if key.signal is not None:
         key = replace(key, signal=_filled(key.signal.detach(), key, POISON))
     query = key.slice(LENGTH - 9, LENGTH)
-    q, k, v = heads_of(HEADS, 9, seed=2), heads_of(3, LENGTH, seed=3), heads_of(3, LENGTH, seed=4)
+    q, k, v = operands(9, LENGTH)
     sides, grid = [query, key, key], Grid(query, key, causal=True)
     given = [x.transpose(1, 2) for x in (q, k, v)]
     for backend in serving(q, k, v, grid, encoding):
@@ -58,7 +58,7 @@ def invalid_tokens_hold_anything(subject: Subject) -> None:
 
 def _cached(layer: Layer, layout: Layout, first: int, x: Tensor) -> Tensor:
     """The layer's outputs ``[B, L, C]`` in two calls: the ``first`` tokens, then the others."""
-    tokens = torch.arange(x.shape[0] * x.shape[1]).reshape(x.shape[:2]) % 5
+    tokens = tokens_of(*x.shape[:2])
     cache, outputs = LayerCache(), []
     for part in (slice(0, first), slice(first, layout.length)):
         where = layout.slice(part.start, part.stop)
@@ -98,10 +98,10 @@ def _compare(
         for gradient, at in zip(gradients[: len(layouts)], layouts, strict=True):
             if gradient is not None:
                 outside = gradient - _filled(gradient, at, (0.0,))
-                agree(LAW, f"the gradient of padding ({label})", outside, torch.zeros_like(outside))
+                agree(f"the gradient of padding ({label})", outside, torch.zeros_like(outside))
     for plain, poisoned in zip(*results, strict=True):
         if plain is not None and poisoned is not None:
-            agree(LAW, f"a value or gradient ({label})", poisoned, plain)
+            agree(f"a value or gradient ({label})", poisoned, plain)
 
 
 def _filled(x: Tensor, layout: Layout, fill: Sequence[float]) -> Tensor:

@@ -149,4 +149,4 @@ def _compare(
             raise LawBroken(f"{label}: {name} has no gradient")
         if got is None:
             raise LawBroken(f"{label}: {name} has no gradient in two processes")
-        agree(label, f"the gradient of {name}", got, gradient, tolerance=1e-6)
+        agree(f"{label}: the gradient of {name}", got, gradient, tolerance=1e-6)

@@ -12,7 +12,17 @@ from torch import Tensor
 from posenc.attention import BACKENDS
 from posenc.errors import BackendRefusal, LengthError
 from posenc.layout import Layout
-from posenc.testing.subject import LENGTH, LawBroken, Layer, Subject, agree, fold, inputs
+from posenc.testing.subject import (
+    LENGTH,
+    LawBroken,
+    Layer,
+    Subject,
+    agree,
+    fold,
+    inputs,
+    law,
+    tokens_of,
+)
 
 __all__ = ["double_positions_serve_any_features", "far_positions_are_exact"]
 
@@ -23,9 +33,10 @@ FARTHEST = 2**53 - 32
 """Start near 2^53, for encodings with exact angles there."""
 
 
+@law
 def double_positions_serve_any_features(subject: Subject) -> None:
     """float64 and float32 positions give the same, in the features' dtype, on every backend."""
-    law, tokens = "double_positions_serve_any_features", _tokens()
+    tokens = tokens_of()
     for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 0.06)):
         layer, x = subject.layer(dtype=dtype), inputs().to(dtype)
         for layout in _layouts(subject)[: None if dtype == torch.float32 else 1]:
@@ -36,8 +47,8 @@ def double_positions_serve_any_features(subject: Subject) -> None:
                     expected = layer(x, layout, tokens=tokens)
                     got = layer(x, double, tokens=tokens)
                     if got.dtype != dtype:
-                        raise LawBroken(f"{law}: {backend} returns {got.dtype} for {dtype}")
-                    agree(law, f"{dtype} by {backend}", got, expected, tolerance=tolerance)
+                        raise LawBroken(f"{backend} returns {got.dtype} for {dtype}")
+                    agree(f"{dtype} by {backend}", got, expected, tolerance=tolerance)
 
 
 def _layouts(subject: Subject) -> list[Layout]:
@@ -47,6 +58,7 @@ def _layouts(subject: Subject) -> list[Layout]:
     return [*placed, Layout.image(3, 4, prefix=1)] if subject.axes == 2 else placed
 
 
+@law
 def far_positions_are_exact(subject: Subject) -> None:
     """Up to 2^53, float32 and float64 features give the same.
 
@@ -55,7 +67,7 @@ def far_positions_are_exact(subject: Subject) -> None:
     """
     if "positions" in subject.claims.exceptions:
         return
-    law, wide, x, tokens = "far_positions_are_exact", subject.layer(), inputs(), _tokens()
+    wide, x, tokens = subject.layer(), inputs(), tokens_of()
     near = _at(wide, x, 0, subject, tokens)
     single = copy.deepcopy(wide).float()
     for start in FAR if "angles" in subject.claims.exceptions else (*FAR, FARTHEST):
@@ -64,9 +76,9 @@ def far_positions_are_exact(subject: Subject) -> None:
         except LengthError:
             return
         if subject.claims.relative:  # positions are float64 with float64 features
-            agree(law, f"the output from {start} on", far, near, tolerance=2e-5)
+            agree(f"the output from {start} on", far, near, tolerance=2e-5)
         got = _at(single, x.float(), start, subject, tokens)
-        agree(law, f"float32 features from {start} on", got, far, tolerance=2e-5)
+        agree(f"float32 features from {start} on", got, far, tolerance=2e-5)
 
 
 def _at(layer: Layer, x: Tensor, start: int, subject: Subject, tokens: Tensor) -> Tensor:
@@ -80,7 +92,3 @@ def _at(layer: Layer, x: Tensor, start: int, subject: Subject, tokens: Tensor) -
     )
     output: Tensor = layer(x, layout, tokens=tokens)
     return output
-
-
-def _tokens() -> Tensor:
-    return torch.arange(2 * LENGTH).reshape(2, LENGTH) % 5

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import ParamSpec
 
 import torch
 from jaxtyping import Float
@@ -21,6 +23,7 @@ __all__ = [
     "HEAD_DIM",
     "LENGTH",
     "PARTIAL",
+    "REGISTERED",
     "LawBroken",
     "Layer",
     "Subject",
@@ -28,8 +31,14 @@ __all__ = [
     "fold",
     "heads_of",
     "inputs",
+    "law",
+    "named",
     "observed",
+    "operands",
+    "tokens_of",
 ]
+
+P = ParamSpec("P")
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 3, 8
 """Six heads: not a power of two, and divisible into groups."""
@@ -52,6 +61,19 @@ COLUMNS, ROWS = 5, 4
 
 class LawBroken(AssertionError):
     """An encoding violates a law."""
+
+
+def named(check: Callable[P, None]) -> Callable[P, None]:
+    """A law whose ``LawBroken`` starts with its name."""
+
+    @functools.wraps(check)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            check(*args, **kwargs)
+        except LawBroken as error:
+            raise LawBroken(f"{check.__name__}: {error}") from error
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -111,11 +133,7 @@ class Subject:
         return records
 
     def layer(
-        self,
-        *,
-        dtype: torch.dtype = torch.float64,
-        window: int | None = None,
-        merged: bool = False,
+        self, *, dtype: torch.dtype = torch.float64, window: int | None = None, merged: bool = False
     ) -> Layer:
         """A causal attention layer with this encoding, the same in every call."""
         with torch.random.fork_rng(devices=[]):
@@ -132,6 +150,16 @@ class Subject:
     def place(self, layout: Layout) -> Layout:
         """A layout of one axis folded to this encoding's axes; see ``fold``."""
         return fold(layout, self.axes)
+
+
+REGISTERED: dict[str, Callable[[Subject], None]] = {}
+"""Laws of the modules imported so far; see ``posenc.testing.laws.LAWS``."""
+
+
+def law(check: Callable[[Subject], None]) -> Callable[[Subject], None]:
+    """Register a law."""
+    REGISTERED[check.__name__] = named(check)
+    return REGISTERED[check.__name__]
 
 
 def fold(layout: Layout, axes: int) -> Layout:
@@ -198,10 +226,22 @@ def inputs(rows: int = 2, length: int = LENGTH, *, seed: int = 1) -> Tensor:
     return torch.randn(rows, length, DIM, generator=generator, dtype=torch.float64)
 
 
+def tokens_of(rows: int = 2, length: int = LENGTH) -> Tensor:
+    """Token ids ``[rows, length]``."""
+    return torch.arange(rows * length).reshape(rows, length) % 5
+
+
 def heads_of(count: int, length: int, *, seed: int, rows: int = 2) -> Tensor:
     """Queries, keys or values ``[rows, count, length, 8]``, the same for a seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, count, length, HEAD_DIM, generator=generator, dtype=torch.float64)
+
+
+def operands(queries: int, keys: int, *, rows: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries of all heads, and keys and values of grouped heads."""
+    q = heads_of(HEADS, queries, seed=2, rows=rows)
+    k, v = (heads_of(KV_HEADS, keys, seed=seed, rows=rows) for seed in (3, 4))
+    return q, k, v
 
 
 def observed(subject: Subject, encoding: Encoding, layout: Layout, rows: int = 2) -> Layout:
@@ -210,18 +250,18 @@ def observed(subject: Subject, encoding: Encoding, layout: Layout, rows: int = 2
     return encoding.double().observe(x, subject.place(layout))
 
 
-def agree(law: str, label: str, got: Tensor, expected: Tensor, *, tolerance: float = 1e-6) -> None:
+def agree(label: str, got: Tensor, expected: Tensor, *, tolerance: float = 1e-6) -> None:
     """Require equal tensors within ``tolerance`` · max(1, largest value).
 
     Raises:
         LawBroken: with the label and the difference.
     """
     if got.shape != expected.shape:
-        raise LawBroken(f"{law}: {label} has shape {list(got.shape)}, not {list(expected.shape)}")
+        raise LawBroken(f"{label} has shape {list(got.shape)}, not {list(expected.shape)}")
     got, expected = got.detach().double(), expected.detach().double()
     if not got.numel():
         return
     scale = max(1.0, expected.abs().max().item())
     off = (got - expected).abs().max().item()
     if not off <= tolerance * scale:
-        raise LawBroken(f"{law}: {label} is off by {off:.3g}, more than {tolerance * scale:.3g}")
+        raise LawBroken(f"{label} is off by {off:.3g}, more than {tolerance * scale:.3g}")

@@ -44,13 +44,7 @@ def tolerance(reference: Tensor, exact: Tensor, *, factor: float = FACTOR) -> fl
 
 
 def agree_as_well(
-    law: str,
-    label: str,
-    got: Tensor,
-    reference: Tensor,
-    exact: Tensor,
-    *,
-    factor: float = FACTOR,
+    law: str, label: str, got: Tensor, reference: Tensor, exact: Tensor, *, factor: float = FACTOR
 ) -> None:
     """Require ``got`` to equal ``exact`` within ``tolerance``.
 

@@ -11,7 +11,19 @@ from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from posenc.layout import Layout
-from posenc.testing.subject import DIM, LENGTH, LawBroken, Layer, Subject, agree, fold, inputs
+from posenc.testing.subject import (
+    DIM,
+    LENGTH,
+    LawBroken,
+    Layer,
+    Subject,
+    agree,
+    fold,
+    inputs,
+    law,
+    named,
+    tokens_of,
+)
 
 __all__ = ["compiles_once", "exports", "exports_to_onnx", "runs_without_values"]
 
@@ -37,10 +49,10 @@ class Model(nn.Module):
 
 
 def _arguments(rows: int, length: int) -> tuple[Tensor, Tensor]:
-    tokens = torch.arange(rows * length).reshape(rows, length) % 5
-    return inputs(rows, length).float(), tokens
+    return inputs(rows, length).float(), tokens_of(rows, length)
 
 
+@law
 def compiles_once(subject: Subject) -> None:
     """``torch.compile(fullgraph=True)`` gives the same, without recompilation for each length."""
     model, counter = Model(subject), CompileCounter()
@@ -48,11 +60,12 @@ def compiles_once(subject: Subject) -> None:
     compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
     for length in (LENGTH, 9, 21):
         given = _arguments(2, length)
-        agree("compiles_once", f"length {length}", compiled(*given), model(*given))
+        agree(f"length {length}", compiled(*given), model(*given))
     if counter.frame_count != 1:
-        raise LawBroken(f"compiles_once: {counter.frame_count} compilations for three lengths")
+        raise LawBroken(f"{counter.frame_count} compilations for three lengths")
 
 
+@law
 def exports(subject: Subject) -> None:
     """``torch.export`` with dynamic batch and length gives a program with the same results."""
     model = Model(subject)
@@ -60,7 +73,7 @@ def exports(subject: Subject) -> None:
         program = _export(model).module()
         for rows, length in SIZES:
             given = _arguments(rows, length)
-            agree("exports", f"a batch of {rows} × {length}", program(*given), model(*given))
+            agree(f"a batch of {rows} × {length}", program(*given), model(*given))
 
 
 def _export(model: Model) -> torch.export.ExportedProgram:
@@ -69,6 +82,7 @@ def _export(model: Model) -> torch.export.ExportedProgram:
     return torch.export.export(model, _arguments(*SIZES[0]), dynamic_shapes=shapes)
 
 
+@law
 def runs_without_values(subject: Subject) -> None:
     """Meta and fake tensors give the right shapes, without reading values."""
 
@@ -82,7 +96,7 @@ def runs_without_values(subject: Subject) -> None:
         ):
             output = model.layer(x, subject.place(layout), tokens=tokens)
             if output.shape != x.shape:
-                raise LawBroken(f"runs_without_values: {kind} tensors give {list(output.shape)}")
+                raise LawBroken(f"{kind} tensors give {list(output.shape)}")
 
     try:
         model = Model(subject)
@@ -90,9 +104,10 @@ def runs_without_values(subject: Subject) -> None:
             check("fake", "cpu", model)
         check("meta", "meta", model.to("meta"))
     except (RuntimeError, NotImplementedError) as error:
-        raise LawBroken(f"runs_without_values: {error}") from error
+        raise LawBroken(f"{error}") from error
 
 
+@named
 def exports_to_onnx(subject: Subject) -> None:
     """The exported program gives the same in ONNX Runtime, to 1e-4.
 
@@ -108,7 +123,7 @@ def exports_to_onnx(subject: Subject) -> None:
         path = Path(folder) / "model.onnx"
         written = torch.onnx.export(_export(model), dynamo=True, optimize=False, verbose=False)
         if written is None:
-            raise LawBroken("exports_to_onnx: no program was written")
+            raise LawBroken("no program was written")
         written.save(path)
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         names = [argument.name for argument in session.get_inputs()]
@@ -116,4 +131,4 @@ def exports_to_onnx(subject: Subject) -> None:
             given = _arguments(rows, length)
             arrays = {name: x.numpy() for name, x in zip(names, given, strict=False)}
             got = torch.from_numpy(session.run(None, arrays)[0])
-            agree("exports_to_onnx", f"{rows} × {length}", got, model(*given), tolerance=1e-4)
+            agree(f"{rows} × {length}", got, model(*given), tolerance=1e-4)
