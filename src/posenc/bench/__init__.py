@@ -1,7 +1,7 @@
-"""The bench: attention with encodings against attention without, in one run.
+"""Benchmarks of attention with encodings, relative to attention without, in one run.
 
-Each round runs all contenders in turn, so that the load of the machine falls on all of them, and
-what is reported is the median over rounds of the ratio to plain SDPA in the same round.
+Each round runs all contenders in turn, so that the load of the machine affects all of them;
+reported are medians over rounds of the ratio to plain SDPA in the same round.
 
     from pathlib import Path
 
@@ -9,7 +9,7 @@ what is reported is the median over rounds of the ratio to plain SDPA in the sam
     from posenc.bench.run import bench
     from posenc.bench.settings import Settings
 
-    if __name__ == "__main__":  # memory is measured in a process of its own
+    if __name__ == "__main__":  # memory is measured in a separate process
         report = bench(Settings(encodings=["t5", "alibi"], lengths=[1024]))
         write_results(report, Path("out"))
 """

@@ -1,4 +1,4 @@
-"""Error of a contender against the definition in float64, at full length, with gradients."""
+"""Error of a contender relative to the definition in float64, with gradients."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from posenc.registry import ENCODINGS
 __all__ = ["Errors", "Expected", "expect"]
 
 ROWS = 64
-"""Queries that are compared, in the middle. Only they are given a gradient, so that theirs is all
-of the keys', values' and parameters' gradients, and the definition need not hold a Q×K matrix."""
+"""Queries in the middle that are compared. Only they have a gradient, so that the definition needs
+no Q×K matrix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Errors:
-    """Largest differences, each as a share of the largest expected value.
+    """Largest differences, relative to the largest expected value.
 
     Args:
-        output: of the output's rows.
+        output: of the compared rows.
         gradient: of the worst gradient; None without a backward pass.
     """
 
@@ -41,9 +41,9 @@ class Expected:
     """Output and gradients of the definition in float64 for some queries.
 
     Args:
-        rows: which.
+        rows: the queries.
         output: ``[1, H, R, D]``.
-        gradients: of q, k, v and the encoding's parameters, when only these rows get one.
+        gradients: of q, k, v and parameters, if only these rows have a gradient.
     """
 
     rows: slice
@@ -51,7 +51,7 @@ class Expected:
     gradients: Sequence[Tensor | None]
 
     def compare(self, prepared: Prepared, *, backward: bool) -> Errors:
-        """Run a contender once and see."""
+        """Run a contender once and compare."""
         weight = torch.zeros_like(prepared.weight)
         weight[:, :, self.rows] = prepared.weight[:, :, self.rows]
         with torch.set_grad_enabled(backward):
@@ -59,16 +59,13 @@ class Expected:
         far = _distance(output.detach()[:, :, self.rows], self.output)
         if not backward:
             return Errors(output=far, gradient=None)
-        found = torch.autograd.grad(output, prepared.wanted, weight, allow_unused=True)
-        pairs = zip(found, self.gradients, strict=True)
+        gradients = torch.autograd.grad(output, prepared.wanted, weight, allow_unused=True)
+        pairs = zip(gradients, self.gradients, strict=True)
         return Errors(output=far, gradient=max(_distance(a, b) for a, b in pairs))
 
 
 def expect(contender: Contender, call: Call) -> Expected | None:
-    """Expected values of a contender; None where some queries alone cannot tell.
-
-    That is so where what happens between two tokens depends on how many others there are.
-    """
+    """Expected values of a contender; None if a pair of tokens depends on the number of others."""
     names = parse_name(call.case.encoding)[0].split("+")
     encoding: Encoding
     if isinstance(contender, Plain):
@@ -89,17 +86,15 @@ def expect(contender: Contender, call: Call) -> Expected | None:
     wanted = [q, k, v, *(p for p in encoding.parameters() if p.requires_grad)]
     weight = call.weight[:, :, rows].double()
     return Expected(
-        rows,
-        output.detach(),
-        torch.autograd.grad(output, wanted, weight, allow_unused=True),
+        rows, output.detach(), torch.autograd.grad(output, wanted, weight, allow_unused=True)
     )
 
 
-def _distance(found: Tensor | None, expected: Tensor | None) -> float:
-    if found is None or expected is None:
-        return 0.0 if found is expected or (_silent(found) and _silent(expected)) else float("nan")
+def _distance(got: Tensor | None, expected: Tensor | None) -> float:
+    if got is None or expected is None:
+        return 0.0 if got is expected or (_silent(got) and _silent(expected)) else float("nan")
     size = float(expected.abs().max())
-    far = float((found.double() - expected).abs().max())
+    far = float((got.double() - expected).abs().max())
     return far / size if size else far
 
 

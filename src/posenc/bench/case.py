@@ -1,4 +1,4 @@
-"""One call of attention that is measured, and what it is made of."""
+"""Cases of a bench: one call of attention each."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from posenc.registry import ENCODINGS, create
 __all__ = ["FROZEN", "Call", "Case", "parse_name", "past_only"]
 
 FROZEN = "frozen"
-"""Suffix behind ``@`` of an encoding whose parameters want no gradient."""
+"""Suffix after ``@`` of an encoding whose parameters require no gradient."""
 
 OF_EXTENT = ("window", "size")
-"""Options of encodings of images that say how many cells there are."""
+"""Options of image encodings for the number of cells."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One case: encoding, sizes and device.
+    """Encoding, sizes and device of a call.
 
     Args:
-        encoding: as ``parse_name`` reads it: ``t5``, ``t5@frozen``, ``shaw@max_distance=64``.
+        encoding: as read by ``parse_name``: ``t5``, ``t5@frozen``, ``shaw@max_distance=64``.
         length: tokens; encodings of two axes get an image of as many cells.
-        causal: queries see the past only.
+        causal: with a causal mask.
         heads, head_dim: of q, k and v.
-        device, dtype: theirs, as torch names them.
+        device, dtype: of the tensors, as named by torch.
     """
 
     encoding: str
@@ -48,7 +48,7 @@ class Case:
     dtype: str = "float32"
 
     def build(self) -> Call:
-        """Tensors and an encoding for it, the same at every call."""
+        """Tensors and encoding of the case, the same in every call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self._build()
@@ -93,21 +93,21 @@ class Case:
         return torch.randn(shape).to(self.device, getattr(torch, self.dtype))
 
     def at(self, length: int) -> Case:
-        """The same of another length."""
+        """The same case with another length."""
         return replace(self, length=length)
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A case, built.
+    """The tensors of a case.
 
     Args:
-        case: which.
-        q, k, v: ``[1, H, L, D]``, wanting gradients.
-        x: ``[1, L, C]``, what the layer would have read, for parts that read the tokens.
-        weight: ``[1, H, L, D]``, the gradient that the output gets.
-        layout: where the tokens are.
-        encoding: its parameters want gradients unless it is frozen.
+        case: the case.
+        q, k, v: ``[1, H, L, D]``, requiring gradients.
+        x: ``[1, L, C]``, the layer's input, for parts that read the tokens.
+        weight: ``[1, H, L, D]``, the gradient of the output.
+        layout: of the tokens.
+        encoding: requires gradients unless frozen.
         projections: of queries and keys, for parts that share a layer's.
     """
 
@@ -123,12 +123,12 @@ class Call:
 
     @property
     def grid(self) -> Grid:
-        """Everything against everything, with what the encoding has read from the tokens."""
+        """The grid of all pairs, with the signals of the encoding."""
         return Grid.of(self.encoding.observe(self.x, self.layout), causal=self.case.causal)
 
     @property
     def scale(self) -> float:
-        """The factor of the logits."""
+        """The softmax scale."""
         return self.encoding.default_scale(self.case.head_dim)
 
     @property
@@ -137,16 +137,16 @@ class Call:
 
     @property
     def wanted(self) -> list[Tensor]:
-        """All that wants a gradient: q, k, v, then the encoding's parameters."""
+        """Tensors that require gradients: q, k, v and the encoding's parameters."""
         return [*self.inputs, *(p for p in self.encoding.parameters() if p.requires_grad)]
 
 
 def parse_name(text: str) -> tuple[str, Mapping[str, Any], bool]:
-    """The encoding's name, its options, and whether it is frozen.
+    """The name of an encoding, its options, and whether it is frozen.
 
     Raises:
-        UnknownNameError: on an encoding, option or change that does not exist.
-        ArgumentError: on one that does nothing within attention, or on positions of another kind.
+        UnknownNameError: for an unknown encoding, option or change.
+        ArgumentError: for an encoding without a part in attention, or other positions.
     """
     encoding, *changes = text.split("@")
     kept = [change for change in changes if change != FROZEN]
@@ -172,7 +172,7 @@ def parse_name(text: str) -> tuple[str, Mapping[str, Any], bool]:
 
 
 def past_only(text: str) -> bool:
-    """Whether an encoding means nothing without a causal mask.
+    """True if an encoding requires a causal mask.
 
     Raises: as ``parse_name``.
     """
@@ -180,6 +180,6 @@ def past_only(text: str) -> bool:
 
 
 def _axes(name: str) -> int:
-    """1 for encodings of texts, 2 for those of images alone."""
+    """1 for encodings of text, 2 for those of images only."""
     known = [ENCODINGS[part].claims for part in name.split("+") if part in ENCODINGS]
     return 2 if any(not claims.serves(1) and claims.serves(2) for claims in known) else 1

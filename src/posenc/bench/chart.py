@@ -1,4 +1,4 @@
-"""Time and memory against length, drawn by Altair."""
+"""Charts of time and memory by length."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ LEAST_MEGABYTES = 0.1
 
 
 def draw(report: Report) -> dict[str, Any] | None:
-    """Both charts above one another, as a Vega-Lite specification with its data.
+    """Both charts as a Vega-Lite specification; None if nothing was measured forward and backward.
 
-    A panel an encoding, a line a contender, forward and backward, both axes logarithmic. None
-    where nothing was measured forward and backward.
+    A panel per encoding, a line per contender, logarithmic axes.
     """
     calls = [r for r in report.readings if r.level == "call"]
     bidirectional = {r.encoding for r in calls if not r.causal}

@@ -1,4 +1,4 @@
-"""Timing that can be trusted on a shared machine: ratios, measured side by side."""
+"""Interleaved timing, for ratios on a shared machine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Entrant:
     """A timed call.
 
     Args:
-        run: does it once.
-        rounds: it takes part in so many, the first ones.
-        calls: how often it runs in a round; the time of a round is divided by it.
+        run: runs it once.
+        rounds: number of rounds, from the first on.
+        calls: repetitions in a round; times are divided by it.
     """
 
     run: Callable[[], object]
@@ -28,9 +28,9 @@ class Entrant:
 
 
 def interleaved(entrants: Mapping[str, Entrant], *, device: str) -> dict[str, list[float]]:
-    """Seconds a call of every entrant, round by round; each round runs all of them in turn.
+    """Seconds per call of every entrant and round; each round runs all of them in turn.
 
-    Every other round goes through them backwards, so that none always follows the same other.
+    The order is reversed in every other round.
     """
     seconds: dict[str, list[float]] = {name: [] for name in entrants}
     for round_ in range(max((entrant.rounds for entrant in entrants.values()), default=0)):
@@ -41,7 +41,7 @@ def interleaved(entrants: Mapping[str, Entrant], *, device: str) -> dict[str, li
 
 
 def median_ratio(mine: list[float], base: list[float]) -> float:
-    """Median over rounds of one's time over the other's in the same round."""
+    """Median over rounds of the ratio of times in the same round."""
     return statistics.median(a / b for a, b in zip(mine, base, strict=False))
 
 

@@ -1,4 +1,4 @@
-"""Ways to compute one call of attention: posenc's, and what one would take instead."""
+"""Ways to compute one call of attention: posenc, and alternatives."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ __all__ = [
 Level = Literal["call", "layer"]
 
 PLAIN = "plain SDPA"
-"""The name of what all calls are measured against."""
+"""Name of the reference of calls."""
 
 VARIANTS: dict[str, Backend] = {
     backend.name: backend for backend in (Triton(fuse_rotations=False),)
 }
-"""Backends with an option, by the names under which they are measured."""
+"""Backends with options, by the names under which they are measured."""
 
 MATRICES = {"eager": 8, "bias written out": 6}
-"""Matrices of Q×K that are alive at the same time in a backward pass, roughly."""
+"""Approximate number of Q×K matrices in memory during a backward pass."""
 
 KERNELS = 256
-"""Kernels that FlexAttention may be compiled to before it is run uncompiled, which is no use."""
+"""Kernels that FlexAttention may compile before it falls back to running uncompiled."""
 
 SHARE = 0.6
-"""Of the available memory, what a contender may be expected to take."""
+"""Share of the available memory that a contender may need."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +58,9 @@ class Prepared:
 
     Args:
         run: the forward pass.
-        wanted: what a backward pass makes gradients of.
-        weight: the gradient of the output, of its shape.
-        served_by: which backend or kernel does it, if that is worth saying.
+        wanted: tensors to compute gradients of.
+        weight: gradient of the output.
+        served_by: the backend or kernel, if chosen.
     """
 
     run: Callable[[], Tensor]
@@ -69,52 +69,45 @@ class Prepared:
     served_by: str = ""
 
     def forward(self) -> None:
-        """Once, without a graph."""
+        """Run without a graph."""
         with torch.no_grad():
             self.run()
 
     def both(self) -> tuple[Tensor, ...]:
-        """Once forward and backward: the gradients of all that is wanted."""
+        """Run forward and backward; the gradients of ``wanted``."""
         return torch.autograd.grad(self.run(), self.wanted, self.weight, allow_unused=True)
 
 
 class Contender(ABC):
-    """A way to compute a case."""
+    """A way to compute a case.
 
+    Attributes:
+        name: in tables.
+        level: a call of attention, or a whole layer.
+        foreign: code of another library, which may fail.
+    """
+
+    name: str
     level: ClassVar[Level] = "call"
-
     foreign: ClassVar[bool] = False
-    """Whether it is other people's code, which may fail for reasons of its own."""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Name in tables."""
-
-    @property
-    def base(self) -> str:
-        """Name of the contender that it is measured against."""
-        return PLAIN
 
     def refusal(self, call: Call) -> str | None:
-        """Why it cannot compute this; None if it can."""
+        """The reason why it cannot compute this, if any."""
         return None
 
     def forward_only(self, call: Call) -> str | None:
-        """Why it has no backward pass here; None if it has one."""
+        """The reason why it has no backward pass here, if any."""
         return None
 
     @abstractmethod
     def prepare(self, call: Call) -> Prepared:
-        """Everything but the computation, for a call that was not refused."""
+        """Prepare a supported call."""
 
 
 class Plain(Contender):
-    """PyTorch's fused kernel without any positions: the measure of all others."""
+    """PyTorch's fused kernel without positions, the reference of all others."""
 
-    @property
-    def name(self) -> str:
-        return PLAIN
+    name = PLAIN
 
     def prepare(self, call: Call) -> Prepared:
         def run() -> Tensor:
@@ -131,12 +124,8 @@ class Posenc(Contender):
     """
 
     def __init__(self, *, backend: str = "auto") -> None:
-        self.backend = backend
+        self.name = "posenc" if backend == "auto" else f"posenc {backend}"
         self._backend = VARIANTS.get(backend, backend)
-
-    @property
-    def name(self) -> str:
-        return "posenc" if self.backend == "auto" else f"posenc {self.backend}"
 
     def refusal(self, call: Call) -> str | None:
         try:
@@ -156,11 +145,9 @@ class Posenc(Contender):
 
 
 class Eager(Contender):
-    """The definition, a matrix of logits and one of weights, as one writes it down."""
+    """The definition, with matrices of logits and weights."""
 
-    @property
-    def name(self) -> str:
-        return "eager"
+    name = "eager"
 
     def refusal(self, call: Call) -> str | None:
         return _too_large(self.name, call)
@@ -170,14 +157,12 @@ class Eager(Contender):
 
 
 class WrittenOut(Contender):
-    """PyTorch's fused function with the encoding's scores written out as its mask.
+    """PyTorch's fused kernel with the encoding's scores as its mask.
 
-    Scores without a gradient are written once, outside the timing; others at every call.
+    Scores without a gradient are computed once, outside the timing.
     """
 
-    @property
-    def name(self) -> str:
-        return "bias written out"
+    name = "bias written out"
 
     def refusal(self, call: Call) -> str | None:
         score = call.encoding.score
@@ -212,13 +197,11 @@ class WrittenOut(Contender):
 
 
 class Flex(Contender):
-    """FlexAttention, the table as a function of the offset; backward on CUDA only."""
+    """FlexAttention with the table as a function of the offset; backward on CUDA only."""
 
     foreign: ClassVar[bool] = True
 
-    @property
-    def name(self) -> str:
-        return "FlexAttention"
+    name = "FlexAttention"
 
     def refusal(self, call: Call) -> str | None:
         if call.grid.shift is None:
@@ -251,7 +234,7 @@ class Flex(Contender):
             bias = read_offsets(lowered, call.grid, device=call.q.device).bias_by_offset
             assert bias is not None  # refused otherwise
             q, k, v = call.inputs
-            if self.forward_only(call) is not None:  # then it refuses what wants a gradient
+            if self.forward_only(call) is not None:  # it refuses inputs that require a gradient
                 q, k, v, bias = (x.detach() for x in (q, k, v, bias))
             output: Tensor = compiled(q, k, v, bias, block_mask, call.scale)
             return output
@@ -279,7 +262,7 @@ def _lowered(call: Call) -> tuple[StructuredScore, ...] | None:
 
 
 def _too_large(name: str, call: Call) -> str | None:
-    """Estimated bytes, where these are too many to try."""
+    """The estimated size, if it exceeds the available memory."""
     case = call.case
     needed = MATRICES[name] * case.heads * case.length**2 * max(4, call.q.element_size())
     available = available_memory(call.q.device)

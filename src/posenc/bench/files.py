@@ -1,4 +1,4 @@
-"""A bench's files: the readings as JSON, and the chart of them as pictures."""
+"""Output files of a bench: readings as JSON, and charts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ResultFiles:
     """Written files.
 
     Args:
-        json: all of the report.
-        pictures: the chart as PNG and SVG; none where nothing was measured.
+        json: the whole report.
+        pictures: the chart as PNG and SVG, if anything was measured.
     """
 
     json: Path
@@ -28,10 +28,10 @@ class ResultFiles:
 
 
 def write_results(report: Report, folder: Path) -> ResultFiles:
-    """Write ``attention_<device>.json``, ``.png`` and ``.svg``, each whole or not at all.
+    """Write ``attention_<device>.json``, ``.png`` and ``.svg``, each atomically.
 
     Raises:
-        OutputError: when the folder cannot be written to, or the disk is full.
+        OutputError: if the folder cannot be written to, or the disk is full.
     """
     make_folder(folder)
     name = f"attention_{str(report.settings['device']).partition(':')[0]}"

@@ -1,7 +1,7 @@
 """Whole attention layers, projections included: posenc's, and other libraries' own modules.
 
-All read ``[1, L, C]`` and write the same, with as many heads of the same width, and are measured
-against the same layer without positions.
+All map ``[1, L, C]`` to the same shape, with equal heads, and are measured against the same layer
+without positions.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from posenc.bench.contenders import Contender, Level, Prepared
 
 __all__ = ["LAYERS", "LayerContender", "PlainLayer", "PosencLayer", "Transformers", "XTransformers"]
 
-PLAIN_LAYER = "plain layer"
-
 VOCABULARY = 8
-"""Words of the models that modules are taken from: what their special tokens need."""
+"""Vocabulary of the models that modules are taken from: what their special tokens need."""
 
-Step = Callable[[Tensor], Tensor]
+Made = tuple[nn.Module, Callable[[Tensor], Any]]
+"""A module, and the function from token vectors to token vectors that runs it."""
 
 
 class LayerContender(Contender):
@@ -35,13 +34,9 @@ class LayerContender(Contender):
 
     level: ClassVar[Level] = "layer"
 
-    @property
-    def base(self) -> str:
-        return PLAIN_LAYER
-
     @abstractmethod
-    def make(self, call: Call) -> tuple[nn.Module, Step]:
-        """The module, and what runs it."""
+    def make(self, call: Call) -> Made:
+        """The module, and the function that runs it."""
 
     def prepare(self, call: Call) -> Prepared:
         with torch.random.fork_rng(devices=[]):
@@ -56,20 +51,17 @@ class LayerContender(Contender):
 class PlainLayer(LayerContender):
     """Four projections around plain SDPA."""
 
-    @property
-    def name(self) -> str:
-        return PLAIN_LAYER
+    name = "plain layer"
 
-    def make(self, call: Call) -> tuple[nn.Module, Step]:
+    def make(self, call: Call) -> Made:
         width = call.x.shape[-1]
         inner = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(4))
         shape = (1, call.case.length, call.case.heads, call.case.head_dim)
 
-        def step(x: Tensor) -> Tensor:
+        def step(x: Tensor) -> Any:
             q, k, v = (project(x).view(shape).transpose(1, 2) for project in inner[:3])
             output = scaled_dot_product_attention(q, k, v, is_causal=call.case.causal)
-            result: Tensor = inner[3](output.transpose(1, 2).flatten(2))
-            return result
+            return inner[3](output.transpose(1, 2).flatten(2))
 
         return inner, step
 
@@ -77,16 +69,12 @@ class PlainLayer(LayerContender):
 class PosencLayer(LayerContender):
     """``posenc.Attention`` with the case's encoding."""
 
-    @property
-    def name(self) -> str:
-        return "posenc layer"
+    name = "posenc layer"
 
-    def make(self, call: Call) -> tuple[nn.Module, Step]:
+    def make(self, call: Call) -> Made:
+        case = call.case
         layer = Attention(
-            dim=call.x.shape[-1],
-            heads=call.case.heads,
-            encoding=call.encoding,
-            causal=call.case.causal,
+            dim=call.x.shape[-1], heads=case.heads, encoding=call.encoding, causal=case.causal
         )
         return layer, lambda x: layer(x, call.layout)
 
@@ -95,13 +83,8 @@ class LibraryLayer(LayerContender):
     """A module of another library, for the encodings that it has."""
 
     foreign: ClassVar[bool] = True
-
     package: ClassVar[str]
-    makers: ClassVar[dict[str, Callable[[Call], tuple[nn.Module, Step]]]]
-
-    @property
-    def name(self) -> str:
-        return self.package.replace("_", "-")
+    makers: ClassVar[dict[str, Callable[[Call], Made]]]
 
     def refusal(self, call: Call) -> str | None:
         name = parse_name(call.case.encoding)[0]
@@ -113,55 +96,49 @@ class LibraryLayer(LayerContender):
             return "it is measured without a causal mask only"
         return None
 
-    def make(self, call: Call) -> tuple[nn.Module, Step]:
+    def make(self, call: Call) -> Made:
         return self.makers[parse_name(call.case.encoding)[0]](call)
 
 
+def _x_library() -> Any:
+    return import_module("x_transformers.x_transformers")
+
+
 def _x_attention(call: Call) -> nn.Module:
-    library = import_module("x_transformers.x_transformers")
     case = call.case
-    module: nn.Module = library.Attention(
+    attention: nn.Module = _x_library().Attention(
         dim=call.x.shape[-1], dim_head=case.head_dim, heads=case.heads, flash=True
     )
-    return module
+    return attention
 
 
-def _x_bias(bias: nn.Module, call: Call) -> tuple[nn.Module, Step]:
+def _x_bias(bias: nn.Module, call: Call) -> Made:
     attention, length = _x_attention(call), call.case.length
-
-    def step(x: Tensor) -> Tensor:
-        output: Tensor = attention(x, attn_bias=bias(length, length))
-        return output
-
-    return nn.ModuleList([attention, bias]), step
+    both = nn.ModuleList([attention, bias])
+    return both, lambda x: attention(x, attn_bias=bias(length, length))
 
 
-def _x_t5(call: Call) -> tuple[nn.Module, Step]:
-    library = import_module("x_transformers.x_transformers")
-    scale = call.case.head_dim**0.5
-    return _x_bias(library.RelativePositionBias(scale=scale, heads=call.case.heads), call)
+def _x_t5(call: Call) -> Made:
+    case = call.case
+    bias = _x_library().RelativePositionBias(scale=case.head_dim**0.5, heads=case.heads)
+    return _x_bias(bias, call)
 
 
-def _x_alibi(call: Call) -> tuple[nn.Module, Step]:
-    library = import_module("x_transformers.x_transformers")
-    return _x_bias(library.AlibiPositionalBias(heads=call.case.heads), call)
+def _x_alibi(call: Call) -> Made:
+    return _x_bias(_x_library().AlibiPositionalBias(heads=call.case.heads), call)
 
 
-def _x_dynamic(call: Call) -> tuple[nn.Module, Step]:
-    library = import_module("x_transformers.x_transformers")
-    width = call.x.shape[-1] // 4  # as its Encoder makes it
-    made = library.DynamicPositionBias(dim=width, heads=call.case.heads, depth=2)
-    return _x_bias(made, call)
+def _x_dynamic(call: Call) -> Made:
+    width = call.x.shape[-1] // 4  # as in its Encoder
+    bias = _x_library().DynamicPositionBias(dim=width, heads=call.case.heads, depth=2)
+    return _x_bias(bias, call)
 
 
-def _x_rope(call: Call) -> tuple[nn.Module, Step]:
-    library = import_module("x_transformers.x_transformers")
-    attention, rotary = _x_attention(call), library.RotaryEmbedding(call.case.head_dim)
+def _x_rope(call: Call) -> Made:
+    attention, rotary = _x_attention(call), _x_library().RotaryEmbedding(call.case.head_dim)
 
-    def step(x: Tensor) -> Tensor:
-        angles = rotary.forward_from_seq_len(x.shape[1])
-        output: Tensor = attention(x, rotary_pos_emb=angles)
-        return output
+    def step(x: Tensor) -> Any:
+        return attention(x, rotary_pos_emb=rotary.forward_from_seq_len(x.shape[1]))
 
     return nn.ModuleList([attention, rotary]), step
 
@@ -169,8 +146,9 @@ def _x_rope(call: Call) -> tuple[nn.Module, Step]:
 class XTransformers(LibraryLayer):
     """``x_transformers.Attention`` with its fused option, and its position biases."""
 
+    name = "x-transformers"
     package = "x_transformers"
-    makers: ClassVar[dict[str, Callable[[Call], tuple[nn.Module, Step]]]] = {
+    makers: ClassVar[dict[str, Callable[[Call], Made]]] = {
         "alibi": _x_alibi,
         "dynamic_bias": _x_dynamic,
         "rope": _x_rope,
@@ -179,7 +157,7 @@ class XTransformers(LibraryLayer):
 
 
 def _sizes(call: Call) -> dict[str, Any]:
-    """Sizes, as most configurations of transformers call them."""
+    """Sizes by their usual names in transformers."""
     return {
         "vocab_size": VOCABULARY,
         "hidden_size": call.x.shape[-1],
@@ -193,56 +171,46 @@ def _library() -> Any:
     return import_module("transformers")
 
 
-def _hf_t5(call: Call) -> tuple[nn.Module, Step]:
-    library, case = _library(), call.case
-    config = library.T5Config(
+def _hf_t5(call: Call) -> Made:
+    config = _library().T5Config(
         vocab_size=VOCABULARY,
         d_model=call.x.shape[-1],
-        d_kv=case.head_dim,
-        num_heads=case.heads,
+        d_kv=call.case.head_dim,
+        num_heads=call.case.heads,
         num_layers=1,
         d_ff=2,
         dropout_rate=0.0,
     )
-    attention = library.T5EncoderModel(config).encoder.block[0].layer[0].SelfAttention
+    attention = _library().T5EncoderModel(config).encoder.block[0].layer[0].SelfAttention
     return attention, lambda x: attention(x)[0]
 
 
-def _hf_bloom(call: Call) -> tuple[nn.Module, Step]:
-    library, case = _library(), call.case
-    config = library.BloomConfig(
+def _hf_bloom(call: Call) -> Made:
+    case = call.case
+    config = _library().BloomConfig(
         vocab_size=VOCABULARY, hidden_size=call.x.shape[-1], n_layer=1, n_head=case.heads
     )
-    model = library.BloomModel(config)
+    model = _library().BloomModel(config)
     attention = model.h[0].self_attention
     present = torch.ones(1, case.length, device=call.x.device)
     alibi = model.build_alibi_tensor(present, case.heads, call.x.dtype)
-
-    def step(x: Tensor) -> Tensor:
-        output: Tensor = attention(x, torch.zeros_like(x), alibi, None)[0]
-        return output
-
-    return attention, step
+    return attention, lambda x: attention(x, torch.zeros_like(x), alibi, None)[0]
 
 
-def _hf_llama(call: Call) -> tuple[nn.Module, Step]:
-    library = _library()
-    model = library.LlamaModel(library.LlamaConfig(**_sizes(call)))
+def _hf_llama(call: Call) -> Made:
+    model = _library().LlamaModel(_library().LlamaConfig(**_sizes(call)))
     attention, rotary = model.layers[0].self_attn, model.rotary_emb
     attention.is_causal = False
     order = torch.arange(call.case.length, device=call.x.device).unsqueeze(0)
-    both = nn.ModuleList([attention, rotary])
 
-    def step(x: Tensor) -> Tensor:
-        output: Tensor = attention(x, position_embeddings=rotary(x, order), attention_mask=None)[0]
-        return output
+    def step(x: Tensor) -> Any:
+        return attention(x, position_embeddings=rotary(x, order), attention_mask=None)[0]
 
-    return both, step
+    return nn.ModuleList([attention, rotary]), step
 
 
-def _hf_deberta(call: Call) -> tuple[nn.Module, Step]:
-    library = _library()
-    config = library.DebertaV2Config(
+def _hf_deberta(call: Call) -> Made:
+    config = _library().DebertaV2Config(
         **_sizes(call),
         relative_attention=True,
         pos_att_type=["c2p", "p2c"],
@@ -250,41 +218,34 @@ def _hf_deberta(call: Call) -> tuple[nn.Module, Step]:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    encoder = library.DebertaV2Model(config).encoder
-    attention = encoder.layer[0].attention
-    seen = torch.ones(1, 1, call.case.length, call.case.length, device=call.x.device).bool()
+    encoder = _library().DebertaV2Model(config).encoder
+    attention, length = encoder.layer[0].attention, call.case.length
+    seen = torch.ones(1, 1, length, length, device=call.x.device).bool()
 
-    def step(x: Tensor) -> Tensor:
-        output: Tensor = attention(
-            x,
-            seen,
-            relative_pos=encoder.get_rel_pos(x),
-            rel_embeddings=encoder.get_rel_embedding(),
-        )[0]
-        return output
+    def step(x: Tensor) -> Any:
+        relative, rows = encoder.get_rel_pos(x), encoder.get_rel_embedding()
+        return attention(x, seen, relative_pos=relative, rel_embeddings=rows)[0]
 
     return nn.ModuleList([attention, encoder.rel_embeddings]), step
 
 
-def _hf_xlnet(call: Call) -> tuple[nn.Module, Step]:
-    library, case = _library(), call.case
-    config = library.XLNetConfig(
+def _hf_xlnet(call: Call) -> Made:
+    config = _library().XLNetConfig(
         vocab_size=VOCABULARY,
         d_model=call.x.shape[-1],
         n_layer=1,
-        n_head=case.heads,
+        n_head=call.case.heads,
         d_inner=2,
         dropout=0.0,
     )
-    model = library.XLNetModel(config)
+    model = _library().XLNetModel(config)
     attention = model.layer[0].rel_attn
 
-    def step(x: Tensor) -> Tensor:
+    def step(x: Tensor) -> Any:
         length = x.shape[1]
         distances = model.relative_positional_encoding(length, length, bsz=1, device=x.device)
         given = x.transpose(0, 1)
-        output: Tensor = attention(given, None, None, None, distances.to(x.dtype), None)[0]
-        return output.transpose(0, 1)
+        return attention(given, None, None, None, distances.to(x.dtype), None)[0].transpose(0, 1)
 
     return attention, step
 
@@ -292,8 +253,8 @@ def _hf_xlnet(call: Call) -> tuple[nn.Module, Step]:
 class Transformers(LibraryLayer):
     """The attention modules of T5, BLOOM (ALiBi), Llama (RoPE), DeBERTa-v2 and XLNet."""
 
-    package = "transformers"
-    makers: ClassVar[dict[str, Callable[[Call], tuple[nn.Module, Step]]]] = {
+    name = package = "transformers"
+    makers: ClassVar[dict[str, Callable[[Call], Made]]] = {
         "alibi": _hf_bloom,
         "deberta": _hf_deberta,
         "rope": _hf_llama,
@@ -303,4 +264,4 @@ class Transformers(LibraryLayer):
 
 
 LAYERS = tuple(sorted({*XTransformers.makers, *Transformers.makers}))
-"""Encodings that another library has a module for."""
+"""Encodings for which another library has a module."""

@@ -1,9 +1,10 @@
-"""Limits: how much more than plain SDPA each kind of encoding may cost."""
+"""Limits of the cost of each kind of encoding, relative to plain SDPA."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from posenc.bench.contenders import PLAIN
 from posenc.bench.results import Quantity, Reading, Verdict
@@ -21,15 +22,15 @@ POSENC, FLEX = "posenc", "FlexAttention"
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """A bound on one quantity of posenc's own choice, ``backend="auto"``.
+    """A bound on one quantity of posenc with ``backend="auto"``.
 
     Args:
-        row: what the encodings have in common.
-        encodings: which.
+        row: name of the group of encodings.
+        encodings: the group.
         quantity: what is limited.
         lengths: tokens.
-        causal: queries see the past only.
         bound: the largest value allowed, or the smallest of ``beats flex`` and ``fits``.
+        causal: with a causal mask.
     """
 
     row: str
@@ -41,7 +42,7 @@ class Limit:
 
     @property
     def at_least(self) -> bool:
-        """Whether large values are good."""
+        """True if ``bound`` is the smallest value allowed."""
         return self.quantity in ("beats flex", "fits")
 
     @property
@@ -49,91 +50,76 @@ class Limit:
         return self.quantity in ("forward memory", "both memory")
 
 
-def _table(
-    row: str, encodings: Sequence[str], forward: float, both: float, *more: int
-) -> tuple[Limit, ...]:
-    """Limits of both passes at 2048 tokens, and of forward and backward at more lengths."""
-    return (
-        Limit(row=row, encodings=encodings, quantity="forward", lengths=(2048,), bound=forward),
-        Limit(
-            row=row,
-            encodings=encodings,
-            quantity="both",
-            lengths=tuple(sorted({2048, *more})),
-            bound=both,
-        ),
+def _limit(
+    row: str,
+    encodings: Sequence[str],
+    quantity: Quantity,
+    bound: float,
+    *lengths: int,
+    causal: bool = False,
+) -> Limit:
+    return Limit(
+        row=row, encodings=encodings, quantity=quantity, lengths=lengths, bound=bound, causal=causal
     )
 
 
 CPU = (
-    *_table("no score part", NO_SCORE, 1.1, 1.2),
-    *_table("constant tables", CONSTANT, 1.1, 1.15, 4096),
-    *_table("learnable tables", LEARNABLE, 1.1, 1.5, 1024, 4096),
-    *_table("left and right terms", TWO_SIDED, 1.8, 2.2),
-    Limit(
-        row="extra memory", encodings=ALL, quantity="forward memory", lengths=(16384,), bound=3e8
-    ),
-    Limit(row="extra memory", encodings=ALL, quantity="both memory", lengths=(16384,), bound=3e8),
-    Limit(
-        row="ALiBi, causal",
-        encodings=("alibi",),
-        quantity="forward",
-        lengths=(32768,),
-        bound=0.35,
-        causal=True,
-    ),
+    _limit("no score part", NO_SCORE, "forward", 1.1, 2048),
+    _limit("no score part", NO_SCORE, "both", 1.2, 2048),
+    _limit("constant tables", CONSTANT, "forward", 1.1, 2048),
+    _limit("constant tables", CONSTANT, "both", 1.15, 2048, 4096),
+    _limit("learnable tables", LEARNABLE, "forward", 1.1, 2048),
+    _limit("learnable tables", LEARNABLE, "both", 1.5, 1024, 2048, 4096),
+    _limit("left and right terms", TWO_SIDED, "forward", 1.8, 2048),
+    _limit("left and right terms", TWO_SIDED, "both", 2.2, 2048),
+    _limit("extra memory", ALL, "forward memory", 3e8, 16384),
+    _limit("extra memory", ALL, "both memory", 3e8, 16384),
+    _limit("ALiBi, causal", ("alibi",), "forward", 0.35, 32768, causal=True),
 )
 """In float32, 8 heads of 64, two cores."""
-
-
-def _cuda(
-    row: str, encodings: Sequence[str], quantity: Quantity, length: int, bound: float
-) -> Limit:
-    return Limit(row=row, encodings=encodings, quantity=quantity, lengths=(length,), bound=bound)
-
 
 TABLES = (*CONSTANT, *LEARNABLE)
 
 CUDA = (
-    _cuda("tables", TABLES, "forward", 8192, 1.15),
-    _cuda("tables", TABLES, "both", 8192, 1.3),
-    _cuda("left and right terms", TWO_SIDED, "forward", 8192, 1.6),
-    _cuda("left and right terms", TWO_SIDED, "both", 8192, 2.0),
-    _cuda("against FlexAttention", ("t5", "kerple"), "beats flex", 8192, 1.5),
-    _cuda("one long call", ALL, "fits", 131072, 1.0),
+    _limit("tables", TABLES, "forward", 1.15, 8192),
+    _limit("tables", TABLES, "both", 1.3, 8192),
+    _limit("left and right terms", TWO_SIDED, "forward", 1.6, 8192),
+    _limit("left and right terms", TWO_SIDED, "both", 2.0, 8192),
+    _limit("against FlexAttention", ("t5", "kerple"), "beats flex", 1.5, 8192),
+    _limit("one long call", ALL, "fits", 1.0, 131072),
 )
 """In bfloat16, 8 heads of 64."""
 
 
 def judge(limits: Iterable[Limit], readings: Sequence[Reading]) -> list[Verdict]:
-    """Every limit, one encoding and length at a time, against what was measured."""
+    """Verdicts on every limit, encoding and length."""
     verdicts = []
     for limit in limits:
-        for encoding in limit.encodings:
-            for length in limit.lengths:
-                value, reason = _value(limit, encoding, length, readings)
-                verdicts.append(
-                    Verdict(
-                        row=limit.row,
-                        encoding=encoding,
-                        length=length,
-                        causal=limit.causal,
-                        quantity=limit.quantity,
-                        bound=limit.bound,
-                        at_least=limit.at_least,
-                        value=value,
-                        reason=reason,
-                    )
-                )
+        for encoding, length in product(limit.encodings, limit.lengths):
+            value, reason = _value(limit, encoding, length, readings)
+            verdict = Verdict(
+                row=limit.row,
+                encoding=encoding,
+                length=length,
+                causal=limit.causal,
+                quantity=limit.quantity,
+                bound=limit.bound,
+                at_least=limit.at_least,
+                value=value,
+                reason=reason,
+            )
+            verdicts.append(verdict)
     return verdicts
 
 
 def _value(
     limit: Limit, encoding: str, length: int, readings: Sequence[Reading]
 ) -> tuple[float | None, str]:
-    """The value; or None, and why."""
-    found = [r for r in readings if (r.level, r.length, r.causal) == ("call", length, limit.causal)]
-    mine = _merged(found, POSENC, encoding)
+    """The value, or None and the reason."""
+    measured = [
+        r for r in readings if (r.level, r.length, r.causal) == ("call", length, limit.causal)
+    ]
+    mine = _merged(measured, POSENC, encoding)
     if mine is None:
         return None, "not measured"
     value: float | None
@@ -145,12 +131,12 @@ def _value(
         case "fits":
             value = None if mine.both_memory is None else 1.0
         case "beats flex":
-            flex = _merged(found, FLEX, encoding)
+            flex = _merged(measured, FLEX, encoding)
             if flex is None or flex.both_seconds is None:
                 return None, flex.refusal if flex is not None else "not measured"
             value = None if mine.both_seconds is None else flex.both_seconds / mine.both_seconds
         case _:
-            plain = _merged(found, PLAIN)
+            plain = _merged(measured, PLAIN)
             forward = limit.quantity == "forward memory"
             bytes_, base = (
                 None if r is None else r.forward_memory if forward else r.both_memory
@@ -161,7 +147,7 @@ def _value(
 
 
 def _merged(
-    found: Sequence[Reading], contender: str, encoding: str | None = None
+    measured: Sequence[Reading], contender: str, encoding: str | None = None
 ) -> Reading | None:
-    chosen = [r for r in found if r.contender == contender and encoding in (None, r.encoding)]
+    chosen = [r for r in measured if r.contender == contender and encoding in (None, r.encoding)]
     return Reading.merge(chosen) if chosen else None

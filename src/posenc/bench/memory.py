@@ -1,7 +1,7 @@
-"""Peak memory of a contender, forward and backward, beyond what its inputs take.
+"""Peak memory of a contender, forward and backward, beyond its inputs.
 
-On the CPU by the high-water mark of a process of its own, in which large blocks are mapped and
-unmapped one by one, so that what is freed is gone; on CUDA by what the allocator gave out.
+On the CPU it is the high-water mark of a separate process, in which large blocks are mapped
+separately, so that freed memory is returned; on CUDA it is that of the allocator.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
 
 import torch
 
@@ -25,7 +24,7 @@ from posenc.training.machine import PeakMemory
 __all__ = ["MemoryMeter", "Peak"]
 
 WARM_LENGTH = 512
-"""Tokens of a call made first, for what libraries allocate once."""
+"""Tokens of a first call, for one-time allocations of libraries."""
 
 SEPARATE_BLOCKS = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """For glibc: blocks of 64 KiB and more are returned to the system when they are freed."""
@@ -36,8 +35,8 @@ class Peak:
     """Bytes beyond the inputs.
 
     Args:
-        forward: by the end of the forward pass, what backward needs included.
-        both: by the end of the backward pass.
+        forward: up to the end of the forward pass, with what backward needs.
+        both: up to the end of the backward pass.
     """
 
     forward: int
@@ -45,10 +44,10 @@ class Peak:
 
 
 class MemoryMeter:
-    """Measures peaks, on the CPU in a process that it keeps for that.
+    """Measures peaks, on the CPU in a process of its own.
 
     Args:
-        device: where.
+        device: of the cases.
         threads: CPU threads of that process.
     """
 
@@ -60,16 +59,11 @@ class MemoryMeter:
     def __enter__(self) -> MemoryMeter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop()
 
     def measure(self, contender: Contender, case: Case) -> Peak | str:
-        """The peak, or why there is none."""
+        """The peak, or the reason why there is none."""
         if not self._apart:
             return _measure(contender, case)
         if self._worker is None:
@@ -82,7 +76,7 @@ class MemoryMeter:
             self._stop()
             return "its process was ended, for want of memory perhaps"
         if not os.access("/proc/self/clear_refs", os.W_OK):
-            self._stop()  # the high-water mark cannot be reset: each has a process of its own
+            self._stop()  # the high-water mark cannot be reset
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -97,7 +91,7 @@ class MemoryMeter:
 
 
 def _start(threads: int) -> tuple[SpawnProcess, Connection]:
-    """A process that serves, and the way to reach it."""
+    """A serving process, and the connection to it."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
@@ -116,8 +110,8 @@ def _start(threads: int) -> tuple[SpawnProcess, Connection]:
 
 
 def _serve(connection: Connection, threads: int) -> None:
-    """Measure what comes, until the other side is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other side is told, and ends this one
+    """Measure what is received, until the connection closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends this process
     torch.set_num_threads(threads)
     while True:
         try:
@@ -139,7 +133,7 @@ def _measure(contender: Contender, case: Case) -> Peak | str:
     contender.prepare(case.at(min(case.length, WARM_LENGTH)).build()).both()
     prepared = contender.prepare(call)
     gc.collect()
-    release()  # or what an earlier call has kept would not count
+    release()  # memory kept by earlier calls would not count
     meter = PeakMemory(torch.device(case.device))
     output = prepared.run()
     forward = meter.used()

@@ -14,35 +14,35 @@ from posenc.bench.settings import Settings
 __all__ = ["Job", "plan"]
 
 MIDDLE = {"cpu": 2048, "cuda": 8192}
-"""The length at which everything is measured."""
+"""Length at which everything is measured."""
 
 EXTRA = {"cpu": (512, 1024), "cuda": (2048, 32768)}
-"""More lengths, for the chart."""
+"""Further lengths, for the chart."""
 
 QUICK = 4096
-"""The longest length of a quick bench on the CPU."""
+"""Longest length of a quick bench on the CPU."""
 
 LONG = 16384
-"""Tokens from which on a call on the CPU takes many seconds: fewer rounds, and none to warm up."""
+"""Length from which on calls on the CPU have fewer rounds and no warm-up."""
 
 LONG_ROUNDS = (3, 1)
 
 ROTATED = {"nope": ("triton",), "rope": ("triton", "triton-unfused")}
-"""On CUDA, by our own kernels as well: no position, and a rotation within them or before."""
+"""Further backends on CUDA at the middle length."""
 
 FEW = 3
-"""Rounds of what no limit hangs on, and the least of what one does."""
+"""Rounds without a limit, and the least number with one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One case and who takes part.
+    """One case and its contenders.
 
     Args:
-        case: what is computed.
-        contenders: by whom; in timed jobs the first is the one the others are measured against.
+        case: the call.
+        contenders: in timed jobs the reference first.
         rounds: of timing forward, and forward and backward; (0, 0) for none.
-        others: rounds, at most, of those that are neither the base nor posenc's.
+        others: maximum rounds of contenders other than the reference and posenc.
         warm: call each once before, and compare it with float64.
         memory: measure peaks.
     """
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def work(self) -> float:
-        """Rough cost relative to other jobs."""
+        """Cost relative to other jobs, roughly."""
         passes = self.rounds[0] + 3 * self.rounds[1] + 4 * (self.warm + self.memory)
         size = self.case.length**2 / (2 if self.case.causal else 1)
         return passes * size * len(self.contenders)
@@ -94,7 +94,7 @@ Point = tuple[str, int, bool]
 
 
 def _asked_for(settings: Settings) -> tuple[set[Point], set[Point]]:
-    """Jobs timed and measured for the limits, and extras."""
+    """Points timed and measured for the limits and the chart."""
     timed: set[Point] = set()
     memory: set[Point] = set()
     for limit in settings.limits:
@@ -124,19 +124,19 @@ def _timed(settings: Settings, name: str, length: int, causal: bool) -> Job:
         if length == middle or settings.lengths or settings.on_cuda:
             contenders.append(Flex())
     if settings.on_cuda and settings.usual and not settings.quick and length == middle:
-        kernels = (each for each in ROTATED.get(name, ()) if each not in settings.backends)
-        contenders += [Posenc(backend=each) for each in kernels]
+        backends = [name for name in ROTATED.get(name, ()) if name not in settings.backends]
+        contenders += [Posenc(backend=backend) for backend in backends]
     if settings.on_cuda:
-        each = (rounds, rounds)
+        timed = (rounds, rounds)
     elif long:
-        each = (min(rounds, LONG_ROUNDS[0]), LONG_ROUNDS[1])
+        timed = (min(rounds, LONG_ROUNDS[0]), LONG_ROUNDS[1])
     else:
         few = min(rounds, FEW)
-        each = (few if secondary else max(few, min(rounds, rounds * 2048 // length)),) * 2
+        timed = (few if secondary else max(few, min(rounds, rounds * 2048 // length)),) * 2
     return Job(
         case=case,
         contenders=tuple(contenders),
-        rounds=each,
+        rounds=timed,
         others=rounds if settings.on_cuda else max(1, rounds // 5),
         warm=not long,
         memory=not long and (not settings.quick or length == middle),
@@ -144,7 +144,7 @@ def _timed(settings: Settings, name: str, length: int, causal: bool) -> Job:
 
 
 def _layers(settings: Settings) -> list[Job]:
-    """Whole layers, beside those of other libraries."""
+    """Jobs of whole layers."""
     if settings.quick:
         return []
     names = LAYERS if settings.encodings is None else settings.encodings
@@ -170,7 +170,7 @@ def _ours(settings: Settings) -> list[Contender]:
 
 
 def _causal(settings: Settings, name: str) -> bool:
-    """As asked; where nothing is asked, both ways unless the encoding knows the past only."""
+    """As set; by default only if the encoding requires it."""
     return past_only(name) if settings.causal is None else settings.causal
 
 
@@ -183,6 +183,6 @@ def _middle(settings: Settings) -> int:
 
 
 def _in_order(points: Iterable[Point]) -> list[Point]:
-    """By length, then by causality, then as the encodings are listed."""
+    """By length, then causality, then the order of ``ALL``."""
     ranks = {name: rank for rank, name in enumerate(ALL)}
     return sorted(points, key=lambda p: (p[1], p[2], ranks.get(p[0], len(ranks)), p[0]))

@@ -1,4 +1,4 @@
-"""Results of a bench: a reading for every contender in every case, and verdicts."""
+"""Readings of contenders, and verdicts on limits."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from posenc.codec import to_plain
 __all__ = ["Quantity", "Reading", "Report", "Verdict"]
 
 Quantity = Literal["forward", "both", "forward memory", "both memory", "beats flex", "fits"]
-"""Times as ratios to plain SDPA of the same causality; memory in bytes beyond its; ``beats flex``:
-FlexAttention's time forward and backward over posenc's; ``fits``: 1 if a call forward and backward
-comes to its end."""
+"""Times relative to plain SDPA; memory in bytes beyond its; ``beats flex``: time of FlexAttention
+forward and backward, relative to posenc; ``fits``: 1 if a call forward and backward succeeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One contender in one case; what was not measured is None.
+    """One contender in one case; None: not measured.
 
     Args:
         level: ``"call"`` of attention, or a whole ``"layer"`` with its projections.
         encoding, length, causal: of the case.
-        contender: what computed it.
-        served_by: the backend, where posenc chose one.
-        rounds: how many were timed forward, and forward and backward.
-        forward_seconds, both_seconds: medians; ``both`` is forward and backward, all gradients.
-        forward_ratio, both_ratio: medians of the ratios to the base of the same round.
+        contender: its name.
+        served_by: the backend that posenc chose.
+        rounds: timed forward, and forward and backward.
+        forward_seconds, both_seconds: medians; ``both`` is forward and backward.
+        forward_ratio, both_ratio: medians of ratios to the reference in the same round.
         forward_memory, both_memory: peak bytes beyond the inputs.
-        output_error, gradient_error: largest difference from float64, as a share of the largest
+        output_error, gradient_error: largest difference from float64, relative to the largest
             value.
-        refusal: why something is missing.
+        refusal: the reason for missing values.
     """
 
     level: Literal["call", "layer"]
@@ -53,7 +52,7 @@ class Reading:
 
     @staticmethod
     def merge(readings: Sequence[Reading]) -> Reading:
-        """Several readings of one contender in one case as one; what is first known, stands."""
+        """Readings of one contender in one case as one, with the first known values."""
         plain = [asdict(reading) for reading in readings]
         return Reading(**{f.name: _first(plain, f.name) for f in fields(Reading)})
 
@@ -64,20 +63,16 @@ class Reading:
 
 def _first(plain: list[dict[str, Any]], name: str) -> Any:
     empty = (None, "", (0, 0))
-    return next((each[name] for each in plain if each[name] not in empty), plain[0][name])
+    return next((fields[name] for fields in plain if fields[name] not in empty), plain[0][name])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One value of posenc's against its limit.
+    """A value of posenc compared with its limit; see ``Limit``.
 
     Args:
-        row: what the encodings of the limit have in common.
-        encoding, length, causal: the case.
-        quantity: what is limited.
-        bound: the largest value allowed, or the smallest.
-        at_least: whether it is the smallest.
-        value: None where it could not be measured.
+        row, encoding, length, causal, quantity, bound, at_least: of the limit.
+        value: None if not measured.
         reason: why not.
     """
 
@@ -104,17 +99,17 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A finished bench.
+    """Results of a bench.
 
     Args:
-        date: of the day, in UTC.
-        seconds: what it took.
-        settings: that it was done with.
-        device: in words.
+        date: in UTC.
+        seconds: duration.
+        settings: of the bench.
+        device: description.
         machine: system, cores and threads.
-        versions: of what took part.
-        readings: all that was measured.
-        verdicts: on every limit there is for these settings.
+        versions: of the packages.
+        readings: all measurements.
+        verdicts: on the limits for these settings.
     """
 
     date: str
@@ -128,14 +123,14 @@ class Report:
 
     @property
     def refusals(self) -> dict[str, dict[str, list[str]]]:
-        """For each contender and each reason why something is missing, the encodings."""
-        found: dict[str, dict[str, list[str]]] = {}
+        """Encodings by contender and refusal."""
+        refusals: dict[str, dict[str, list[str]]] = {}
         for reading in self.readings:
             if reading.refusal:
-                named = found.setdefault(reading.contender, {}).setdefault(reading.refusal, [])
+                named = refusals.setdefault(reading.contender, {}).setdefault(reading.refusal, [])
                 if reading.encoding not in named:
                     named.append(reading.encoding)
-        return found
+        return refusals
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain JSON values."""

@@ -1,4 +1,4 @@
-"""A bench from its settings to its readings."""
+"""Run of a bench, from settings to readings."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ __all__ = ["Step", "bench"]
 PACKAGES = ("posenc", "torch", "triton", "transformers", "x-transformers")
 
 LEAST_SECONDS = 0.02
-"""Least seconds of a round of a contender: short calls are repeated."""
+"""Shortest round; short calls are repeated."""
 
 MOST_CALLS = 50
 
 NO_ROOM = "the device has not enough memory"
 
 SHORT = 1024
-"""Tokens up to which calls on the CPU may be that short."""
+"""Tokens up to which calls on the CPU may be repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Jobs ahead of a bench.
+    """Progress of a bench.
 
     Args:
-        title: the case, in words.
-        share: of all the work, what is done.
+        title: description of the next job.
+        share: of the work that is done.
     """
 
     title: str
@@ -55,14 +55,14 @@ class Step:
 
 
 def bench(settings: Settings, *, progress: Callable[[Step], None] = lambda step: None) -> Report:
-    """Measure all that ``settings`` ask for.
+    """Measure what the settings ask for.
 
-    Sets the number of CPU threads while it runs. Starts a process for measurements of memory, so
-    a script that calls it needs the usual ``if __name__ == "__main__"``.
+    Sets the number of CPU threads while it runs. Starts a process for measurements of memory, so a
+    script needs the usual ``if __name__ == "__main__"``.
 
     Args:
-        settings: what to measure.
-        progress: told of every step before it is taken.
+        settings: of the bench.
+        progress: called before every step.
     """
     began = time.perf_counter()
     jobs = plan(settings)
@@ -93,7 +93,7 @@ def bench(settings: Settings, *, progress: Callable[[Step], None] = lambda step:
 
 
 def describe(job: Job) -> str:
-    """A job in words."""
+    """Description of a job."""
     case = job.case
     what = "layers" if job.contenders[0].level == "layer" else "calls" if job.timed else "memory"
     causal = ", causal" if case.causal else ""
@@ -108,7 +108,13 @@ def _measure(job: Job, meter: MemoryMeter) -> list[Reading]:
     errors: dict[str, Errors] = {}
     for contender in job.contenders:
         name = contender.name
-        readings[name] = _blank(contender, job.case)
+        readings[name] = Reading(
+            level=contender.level,
+            encoding=job.case.encoding,
+            contender=name,
+            length=job.case.length,
+            causal=job.case.causal,
+        )
         refusal = contender.refusal(call)
         if refusal is None and job.timed:
             try:
@@ -122,36 +128,22 @@ def _measure(job: Job, meter: MemoryMeter) -> list[Reading]:
                 refusal = _failed(contender, error)
         if refusal is not None:
             readings[name] = replace(readings[name], refusal=refusal)
-    backward = {c.name: c.forward_only(call) for c in job.contenders if not _refused(readings, c)}
+    left = [contender for contender in job.contenders if not readings[contender.name].refusal]
+    backward = {contender.name: contender.forward_only(call) for contender in left}
     if job.timed:
         _time(job, call, ready, backward, readings)
-    for name, found in errors.items():
+    for name, far in errors.items():
         readings[name] = replace(
-            readings[name], output_error=found.output, gradient_error=found.gradient
+            readings[name], output_error=far.output, gradient_error=far.gradient
         )
     del ready
-    for contender in job.contenders if job.memory else ():
-        if not _refused(readings, contender):
-            readings[contender.name] = _weigh(contender, job.case, readings[contender.name], meter)
+    for contender in left if job.memory else ():
+        readings[contender.name] = _weigh(contender, job.case, readings[contender.name], meter)
     return list(readings.values())
 
 
-def _blank(contender: Contender, case: Case) -> Reading:
-    return Reading(
-        level=contender.level,
-        encoding=case.encoding,
-        contender=contender.name,
-        length=case.length,
-        causal=case.causal,
-    )
-
-
-def _refused(readings: dict[str, Reading], contender: Contender) -> bool:
-    return bool(readings[contender.name].refusal)
-
-
 def _failed(contender: Contender, error: Exception) -> str:
-    """A reason why something is missing, if it is not our own code that fails."""
+    """The failure of another library as a reason; errors of posenc are raised."""
     if not contender.foreign:
         raise error
     return f"it fails with {type(error).__name__}"
@@ -175,7 +167,7 @@ def _time(
     backward: dict[str, str | None],
     readings: dict[str, Reading],
 ) -> None:
-    """Rounds of the forward pass, then of both; what came of them, into the readings."""
+    """Time rounds of the forward pass, then of both passes, into the readings."""
     base = job.contenders[0]
     rounds = {
         c.name: job.rounds
@@ -183,19 +175,15 @@ def _time(
         else (min(job.others, job.rounds[0]), min(job.others, job.rounds[1]))
         for c in job.contenders
     }
-    calls = {name: _calls(call.case, each, backward[name] is None) for name, each in ready.items()}
-    forward = interleaved(
-        {n: Entrant(each.forward, rounds[n][0], calls[n][0]) for n, each in ready.items()},
-        device=call.case.device,
-    )
-    both = interleaved(
-        {
-            n: Entrant(each.both, rounds[n][1], calls[n][1])
-            for n, each in ready.items()
-            if backward[n] is None
-        },
-        device=call.case.device,
-    )
+    calls = {n: _calls(call.case, once, backward[n] is None) for n, once in ready.items()}
+    passes = {n: Entrant(once.forward, rounds[n][0], calls[n][0]) for n, once in ready.items()}
+    forward = interleaved(passes, device=call.case.device)
+    passes = {
+        n: Entrant(once.both, rounds[n][1], calls[n][1])
+        for n, once in ready.items()
+        if backward[n] is None
+    }
+    both = interleaved(passes, device=call.case.device)
     for name, prepared in ready.items():
         timed = replace(
             readings[name],
@@ -240,10 +228,10 @@ def _weigh(contender: Contender, case: Case, reading: Reading, meter: MemoryMete
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -1,14 +1,15 @@
-"""Everything that decides what a bench measures."""
+"""Settings of a bench."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, get_args
 
 import torch
 
-from posenc.arguments import EXACT, Count, Interval, Width, check_fields
+from posenc.arguments import EXACT, Count, Interval, Width, check, check_fields
 from posenc.attention import BACKENDS
 from posenc.bench.case import Case, past_only
 from posenc.bench.contenders import VARIANTS
@@ -19,36 +20,35 @@ from posenc.training.machine import available_memory, cores
 
 __all__ = ["DTYPES", "Settings"]
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+DTYPES = get_args(Dtype)
 
 STANDARD = (8, 64)
-"""Heads, and their width, that limits are for."""
+"""Heads and their width in limits."""
 
 TENSORS = 8
-"""Query, key, value and output, and the gradient of each."""
+"""Query, key, value and output, and their gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One bench. With neither encodings nor lengths it is all that the limits ask for, and more.
+    """Settings of a bench. Without encodings and lengths, everything with limits is measured.
 
     Args:
-        encodings: as ``parse_name`` reads them; None: those that there are limits for.
-        lengths: tokens; None: those that there are limits for, and some more for the chart.
-        backends: of posenc; ``"auto"`` is the one that limits are for.
-        causal: queries see the past only. None: both ways, and past only at the middle length.
+        encodings: as read by ``parse_name``; by default those with limits.
+        lengths: tokens; by default those with limits, and more for the chart.
+        backends: of posenc; limits are for ``"auto"``.
+        causal: with a causal mask; None: both ways at the middle length, else without.
         heads, head_dim: of q, k and v.
-        rounds: of timing up to 2048 tokens; fewer of longer calls, and of what is slow or beside
-            the limits.
+        rounds: of timing up to 2048 tokens; longer and slow calls have fewer.
         threads: of the CPU; all cores by default.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
-        dtype: one of ``DTYPES``; float32 on the CPU and bfloat16 on CUDA by default.
-        quick: posenc and plain SDPA only, three rounds, nothing longer than 4096 tokens on the
-            CPU.
+        dtype: float32 on the CPU and bfloat16 on CUDA by default.
+        quick: posenc and plain SDPA only, three rounds, at most 4096 tokens on the CPU.
 
     Raises:
-        ArgumentError: on a value out of its domain.
-        UnknownNameError: on an encoding, option or backend that does not exist.
+        ArgumentError: for a value outside its domain.
+        UnknownNameError: for an unknown encoding, option, backend or dtype.
     """
 
     encodings: Sequence[str] | None = None
@@ -82,26 +82,22 @@ class Settings:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         check_fields(self)
+        check("dtype", Dtype | None, self.dtype, None)
         self._check_device()
         self._check_memory()
         if self.dtype is None:
             object.__setattr__(self, "dtype", "bfloat16" if self.on_cuda else "float32")
-        if self.dtype not in DTYPES:
-            raise UnknownNameError.of("dtype", str(self.dtype), DTYPES)
 
     def _check_device(self) -> None:
-        try:
-            device = torch.device(self.device)
-        except RuntimeError:
+        if not re.fullmatch(r"(cpu|cuda)(:\d+)?", self.device):
             _refuse("device", "cpu, cuda or cuda:N", self.device, "Choose one.")
-        if device.type not in ("cpu", "cuda"):
-            _refuse("device", "cpu, cuda or cuda:N", self.device, "Choose one.")
+        device = torch.device(self.device)
         present = torch.cuda.device_count() if device.type == "cuda" else 1
         if (device.index or 0) >= present:
             _refuse("device", "one that this machine has", self.device, "Use cpu.")
 
     def _check_memory(self) -> None:
-        """Refuse lengths of which not even the inputs and their gradients fit."""
+        """Require that inputs and their gradients fit into memory."""
         available = available_memory(torch.device(self.device))
         if available is None or not self.lengths:
             return
@@ -120,12 +116,12 @@ class Settings:
 
     @property
     def usual(self) -> bool:
-        """Whether nothing was chosen: all limits are to be measured."""
+        """True if neither encodings nor lengths were chosen."""
         return self.encodings is None and self.lengths is None
 
     @property
     def limits(self) -> tuple[Limit, ...]:
-        """Those that hold for these sizes and dtype."""
+        """Limits for these sizes and dtype."""
         usual = "bfloat16" if self.on_cuda else "float32"
         if (self.heads, self.head_dim) != STANDARD or self.dtype != usual:
             return ()
@@ -133,8 +129,8 @@ class Settings:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Rounds and threads, whether given or not."""
-        assert self.rounds is not None  # __post_init__ has filled both in
+        """Rounds and threads."""
+        assert self.rounds is not None  # set in __post_init__
         assert self.threads is not None
         return self.rounds, self.threads
 
