@@ -11,7 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from posenc.errors import DataError
+from posenc.experiments.results import Corpus as CorpusRecord
+from posenc.experiments.sequences import drawn
 from posenc.storage import read_bytes
 
 __all__ = ["MOST_BYTES", "SHIPPED", "Corpus", "read_corpus", "read_text", "shipped_text"]
@@ -59,6 +64,38 @@ class Corpus:
         return cls(
             name=name, train=train, held_out=held_out, files=files, sha256=digest.hexdigest()
         )
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Both parts as uint8."""
+        return (
+            torch.frombuffer(bytearray(self.train), dtype=torch.uint8),
+            torch.frombuffer(bytearray(self.held_out), dtype=torch.uint8),
+        )
+
+    def record(self) -> CorpusRecord:
+        """Name, sizes and hash, for the results."""
+        return CorpusRecord(
+            name=self.name,
+            sha256=self.sha256,
+            files=self.files,
+            train_bytes=len(self.train),
+            held_out_bytes=len(self.held_out),
+        )
+
+    def require_size(self, train: int, held_out: int, *, longest: int) -> None:
+        """Refuse a text with fewer bytes than these, which tests at ``longest`` need.
+
+        Raises:
+            DataError: with both sizes.
+        """
+        if len(self.train) < train or len(self.held_out) < held_out:
+            raise DataError(
+                "text",
+                expected=f"at least {train} bytes to train on and {held_out} held out, "
+                f"to test at length {longest}",
+                got=f"{len(self.train)} and {len(self.held_out)}",
+                remedy="Give a longer text, or shorter test lengths.",
+            )
 
     def describe(self) -> str:
         """Name and sizes in a phrase."""
@@ -129,11 +166,6 @@ def read_text(path: Path) -> Corpus:
     return Corpus.of(path.resolve().name, train, held_out, len(contents))
 
 
-def _drawn(name: str) -> float:
-    """A number from 0 to 1 that depends on the name alone."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
-
-
 def _walk(folder: Path) -> Iterator[Path]:
     for entry in folder.iterdir():
         if entry.name.startswith("."):
@@ -149,7 +181,7 @@ def _split(contents: dict[str, bytes]) -> tuple[bytes, bytes]:
     total = sum(map(len, contents.values()))
     chosen: set[str] = set()
     size = 0
-    for name in sorted(contents, key=_drawn):
+    for name in sorted(contents, key=drawn):
         if size + len(contents[name]) <= 1.5 * HELD_OUT * total and size < HELD_OUT * total:
             chosen.add(name)
             size += len(contents[name])

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 
 from posenc.codec import parse_option
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.experiments.results import Role, Subject
+from posenc.experiments.results import Subject
 from posenc.registry import ENCODINGS
 
 __all__ = ["Positions", "Recipe", "Variant", "describe", "require_encoding"]
@@ -133,46 +133,36 @@ def require_encoding(name: str, *, axes: int = 1) -> None:
 
 
 def describe(
-    variants: Sequence[Variant],
-    *,
-    references: Sequence[str],
-    note: Callable[[str], str] = lambda encoding: "",
-    axes: int = 1,
+    variants: Sequence[Variant], *, references: Sequence[str], note: Callable[[str], str]
 ) -> tuple[Subject, ...]:
     """The variants as a report lists them.
 
     Args:
         variants: all of them.
-        references: names of those that are there to judge the others by.
+        references: names of the controls.
         note: more about an encoding, in sentences; "" for none.
-        axes: position axes of the data.
     """
-    return tuple(_subject(variant, references, note, axes) for variant in variants)
+    return tuple(_subject(variant, references, note) for variant in variants)
 
 
-def _subject(
-    variant: Variant, references: Sequence[str], note: Callable[[str], str], axes: int
-) -> Subject:
+def _subject(variant: Variant, references: Sequence[str], note: Callable[[str], str]) -> Subject:
+    encoding = variant.encoding
     if variant.window is not None:
         return Subject(
             name=variant.name,
-            label=f"{variant.encoding} (window {variant.window})",
+            label=f"{encoding} (window {variant.window})",
             role="baseline",
-            note=f"The {variant.encoding} models, with attention cut to the last "
-            f"{variant.window} tokens when they are tested: what can be had without "
-            "looking further back.",
+            note=f"The {encoding} models, with attention cut to the last {variant.window} tokens "
+            "when they are tested: what can be had without looking further back.",
         )
-    recipe = Recipe.parse(variant.encoding, axes=axes)
-    control = variant.encoding in ("nope", *references)
-    role: Role = "control" if control else "candidate"
-    name, *changes = variant.encoding.split("@")
-    changes = [change.replace("=", " ").replace("_", " ") for change in changes]
-    said = [NOTES.get(recipe.encoding, ""), NOTES.get(recipe.positions, ""), note(variant.encoding)]
+    name, *changes = encoding.split("@")
+    shown = ", ".join(changes).replace("=", " ").replace("_", " ")
+    notes = [*(NOTES.get(part, "") for part in (name, *changes)), note(encoding)]
     return Subject(
         name=variant.name,
-        label=f"{name} ({', '.join(changes)})" if changes else name,
-        role=role,
-        note=" ".join(part for part in said if part),
+        label=f"{name} ({shown})" if changes else name,
+        role="control" if encoding in ("nope", *references) else "candidate",
+        note=" ".join(part for part in notes if part),
     )
 
 
@@ -183,3 +173,4 @@ NOTES = {
     "index": "Positions are 0, 1, 2, …, whatever the times: what it does without them.",
     "unsorted": "Positions are such a sample in no order, which tells nothing about order.",
 }
+"""Notes on encodings and positions in a report."""

@@ -55,10 +55,10 @@ class Metric:
     unit: str
     axis: str
     lower_is_better: bool
-    chance: float | None
     description: str
-    headline: bool
-    log_x: bool
+    chance: float | None = None
+    headline: bool = False
+    log_x: bool = False
     learned: float | None = None
     rule: str = ""
     overfit: float | None = None
@@ -142,10 +142,10 @@ class Corpus:
     """
 
     name: str
-    files: int
-    train_bytes: int
-    held_out_bytes: int
     sha256: str
+    files: int = 0
+    train_bytes: int = 0
+    held_out_bytes: int = 0
     unit: str = "bytes"
 
 

@@ -117,6 +117,11 @@ class Profile:
         """Tokens in a window."""
         return self.bins * self.width
 
+    @property
+    def middles(self) -> list[float]:
+        """Middle position of every bin."""
+        return [(index + 0.5) * self.width for index in range(self.bins)]
+
     def loss(self, model: Model, text: Int[Tensor, " T"]) -> list[tuple[float, float]]:
         """(middle of the bin, bits a byte) for every bin."""
         return self.curve(lambda rows: losses(model, text[rows].long(), last=self.length))
@@ -132,13 +137,13 @@ class Profile:
         begins = (self.starts.unsqueeze(1) + slides).flatten()
         values = each(begins.unsqueeze(1) + torch.arange(-1, self.length))
         binned = values.reshape(len(self.starts), len(slides), self.bins, self.width)
-        found = []
-        for index in range(self.bins):
-            # Segment s lies in this bin of the window that slid to s - index.
-            first = self.bins - 1 - index
-            value = binned[:, first : first + self.run, index].nanmean()
-            found.append(((index + 0.5) * self.width, float(value)))
-        return found
+        # Segment s lies in bin ``index`` of the window that slid to s - index.
+        first = range(self.bins - 1, -1, -1)
+        means = [
+            float(binned[:, begin : begin + self.run, index].nanmean())
+            for index, begin in enumerate(first)
+        ]
+        return list(zip(self.middles, means, strict=True))
 
 
 @torch.inference_mode()

@@ -51,20 +51,20 @@ def test_batches_are_a_function_of_seed_and_step(tmp_path: Path) -> None:
 def test_held_out_images_are_not_trained_on(tmp_path: Path) -> None:
     task = make(tmp_path)
     train = {image.numpy().tobytes() for image in task._train.pixels}
-    test = [image.numpy().tobytes() for image in task._test.pixels]
+    test = [image.numpy().tobytes() for image in task.held_out.pixels]
     assert len(test) == HELD_OUT
     assert sum(image in train for image in test) == 0
-    assert len(set(task._test.labels.tolist())) == 10
+    assert len(set(task.held_out.labels.tolist())) == 10
 
 
 def test_views_of_the_trained_size_are_the_image_itself(tmp_path: Path) -> None:
-    pixels = make(tmp_path)._test.pixels
+    pixels = make(tmp_path).held_out.pixels
     for name, view in VIEWS.items():
         assert torch.equal(view(pixels, 8, 8, 2).pixels, pixels), name
 
 
 def test_moved_images_are_whole_and_on_the_grid(tmp_path: Path) -> None:
-    pixels = make(tmp_path)._test.pixels
+    pixels = make(tmp_path).held_out.pixels
     view = VIEWS["padded"](pixels, 14, 8, 2)
     assert view.valid is not None
     assert view.valid.flatten(1).sum(1).eq(64).all()
@@ -87,7 +87,7 @@ def test_what_knows_offsets_alone_does_not_notice_padding(
     for name, parameter in model.named_parameters():
         if ".query." in name or ".key." in name:
             parameter.mul_(4)  # attention that is far from even
-    pixels = task._test.pixels[:20]
+    pixels = task.held_out.pixels[:20]
     view = VIEWS["padded"](pixels, 16, 8, 2)
     alike = torch.allclose(model(view.pixels, valid=view.valid), model(pixels), atol=1e-3)
     assert alike == (encoding != "rope2d" or special == 0)
@@ -126,7 +126,7 @@ def test_models_are_saved(tmp_path: Path) -> None:
     task = make(tmp_path)
     model = settled(task, "rope2d")
     task.save(model, tmp_path / "model")
-    images = task._test.pixels[:3]
+    images = task.held_out.pixels[:3]
     assert torch.equal(VisionTransformer.load(tmp_path / "model")(images), model(images))
 
 

@@ -17,7 +17,7 @@ from posenc.experiments.settings import Settings
 from posenc.experiments.tasks import TASKS, Task
 from posenc.experiments.tasks.common import grammar
 from posenc.experiments.tasks.common.interpolator import Interpolator, Timed
-from posenc.experiments.tasks.common.pairs import Pair, Split
+from posenc.experiments.tasks.common.pairs import Pair, PairTask, Split
 from posenc.experiments.tasks.phonemes import distance
 from posenc.layout import Layout
 from posenc.models import MaskedLM, TextClassifier, Transformer
@@ -190,11 +190,11 @@ def test_distance_counts_edits() -> None:
 
 def test_phonemes_score_against_the_closest_pronunciation(tmp_path: Path) -> None:
     task, _ = made("phonemes", tmp_path)
-    work = task._work  # type: ignore[attr-defined]
-    pairs = [pair for pair in work.split.tests[8] if len(pair.answers) > 1]
+    assert isinstance(task, PairTask)
+    pairs = [pair for pair in task.split.tests[8] if len(pair.answers) > 1]
     right = [list(pair.target) for pair in pairs]
-    assert work.score(right, pairs) == (0.0, 0.0)
-    assert work.score([[] for _ in pairs], pairs) == (1.0, 1.0)
+    assert task.score(right, pairs) == (0.0, 0.0)
+    assert task.score([[] for _ in pairs], pairs) == (1.0, 1.0)
 
 
 def test_translation_needs_a_text(tmp_path: Path) -> None:
@@ -218,9 +218,9 @@ def test_translation_reads_two_files(tmp_path: Path) -> None:
 
 def test_right_translations_score_full_marks(tmp_path: Path) -> None:
     task, _ = made("translation", tmp_path, train_length=16)
-    work = task._work  # type: ignore[attr-defined]
-    pairs = [pair for pair in work.split.tests[16] if len(pair.answers[0].split()) > 3]
-    bleu, chrf = work.score([list(pair.target) for pair in pairs], pairs)
+    assert isinstance(task, PairTask)
+    pairs = [pair for pair in task.split.tests[16] if len(pair.answers[0].split()) > 3]
+    bleu, chrf = task.score([list(pair.target) for pair in pairs], pairs)
     assert bleu == pytest.approx(100)
     assert chrf == pytest.approx(100)
 

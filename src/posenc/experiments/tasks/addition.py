@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from posenc.experiments.tasks.common.algorithm import (
+    DEFAULTS,
     SYMBOLS,
     Algorithm,
     AlgorithmTask,
     Example,
     answered,
 )
-from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, times
+from posenc.experiments.tasks.common.task import TaskEntry, TaskSettings
 
 __all__ = ["ENTRY"]
 
@@ -20,7 +22,6 @@ PLUS = SYMBOLS + 10
 
 def _make(settings: TaskSettings) -> AlgorithmTask:
     backwards: bool = settings.options["least_first"]
-    longest = settings.train_length
 
     def written(number: int, digits: int) -> list[int]:
         text = f"{number:0{digits}d}"
@@ -36,11 +37,11 @@ def _make(settings: TaskSettings) -> AlgorithmTask:
         settings,
         Algorithm(
             title="Add numbers of more digits than in training",
-            data=f"random sums, written {order}, of 1 to {longest} digits in training",
+            data=f"random sums, written {order}, of 1 to {settings.train_length} digits in "
+            "training",
             definition="addition",
             vocabulary=SYMBOLS + 11,
             draw=draw,
-            train=lambda random: draw(random.randint(1, longest), random),
             width=lambda length: 3 * length + 3,
             chance=0.1,
             unit="digits",
@@ -58,15 +59,7 @@ ENTRY = TaskEntry(
     "that count within each number (Abacus, McLeish et al. 2024) or random ones (Ruoss et al. "
     "2023). Within the training length relative encodings learn it fastest. Unsorted random "
     "positions, the control, must fail.",
-    defaults=Defaults(
-        encodings=("rope", "alibi", "t5", "sinusoidal", "sinusoidal@randomized"),
-        references=("nope", "sinusoidal@unsorted"),
-        train_length=8,
-        test_lengths=times(1, 1.5, 2, 4, 8, 16),
-        steps=1000,
-        batch=64,
-        learning_rate=5e-3,
-    ),
+    defaults=replace(DEFAULTS, train_length=8),
     options={"least_first": True},
     length_unit="digits",
 )

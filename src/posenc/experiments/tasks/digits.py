@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import cast
 
 import torch
@@ -14,21 +14,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.errors import ArgumentError, DataError
-from posenc.experiments.recipe import Recipe, describe
-from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
+from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.tasks.common.task import (
     Defaults,
     Probe,
+    Task,
     TaskEntry,
     TaskSettings,
-    probed,
+    generator,
+    model_shape,
+    plain_recipe,
     seen,
     times,
+    training_loss,
 )
 from posenc.layout import Layout
 from posenc.models import ImageConfig, VisionTransformer
-from posenc.training.memory_estimate import require_step, stack_bytes
-from posenc.training.seeding import fingerprint, generator
+from posenc.training.memory_estimate import stack_bytes
 from posenc.transforms import fitted
 
 __all__ = ["ENTRY", "Digits"]
@@ -56,209 +58,148 @@ class View:
     valid: Bool[Tensor, "N Y X"] | None = None
 
 
-class Digits:
+class Digits(Task):
     """A small ViT that learns 8×8 images and is shown the held-out ones larger and elsewhere.
 
     Args:
         settings: of the comparison; lengths are pixels a side.
 
+    Attributes:
+        held_out: the images that are never trained on.
+
     Raises:
-        ArgumentError: on a size that is no multiple of the patch.
-        DataError: when scikit-learn, which has the images, is not installed.
+        ArgumentError: for a size that is no multiple of the patch.
+        DataError: if scikit-learn, which has the images, is not installed.
     """
 
-    title = "Handwritten digits, learned at one size and shown larger and elsewhere"
-    training_unit = 1.0
-
     def __init__(self, settings: TaskSettings) -> None:
-        self._settings = settings
-        self.lengths = settings.lengths
-        self._patch: int = settings.options["patch"]
-        self._overlap: int = settings.options["overlap"]
-        for side in self.lengths:
-            if side % max(self._patch, 1):
+        options, side = settings.options, settings.train_length
+        self._patch: int = options["patch"]
+        self._special: int = options["special"]
+        for size in settings.lengths:
+            if size % max(self._patch, 1):
                 raise ArgumentError(
                     "test_lengths",
                     expected=f"multiples of the patch ({self._patch})",
-                    got=side,
+                    got=size,
                     remedy="Change the sizes or the option patch.",
                 )
-        self._train, self._test, digest = _load()
+        self._train, self.held_out, digest = _load()
         count = len(self._train.labels)
-        self.data = f"scikit-learn's 8×8 digits, {count} to train on, {HELD_OUT} held out"
-        self.corpus = Corpus(
-            name=self.data,
-            files=1,
-            train_bytes=count * SIDE * SIDE,
-            held_out_bytes=HELD_OUT * SIDE * SIDE,
-            sha256=digest,
-            unit="pixels",
+        super().__init__(
+            settings,
+            title="Handwritten digits, learned at one size and shown larger and elsewhere",
+            corpus=Corpus(
+                name=f"scikit-learn's 8×8 digits, {count} to train on, {HELD_OUT} held out",
+                sha256=digest,
+                files=1,
+                train_bytes=count * SIDE * SIDE,
+                held_out_bytes=HELD_OUT * SIDE * SIDE,
+                unit="pixels",
+            ),
+            metrics=_metrics(),
+            decisive=(digest, side, *model_shape(settings), tuple(sorted(options.items()))),
+            example_length=self._tokens(side),
         )
-        self.tokens_per_step = settings.batch * self._tokens(settings.train_length)
-        self.fingerprint = fingerprint(
-            digest,
-            settings.train_length,
-            settings.width,
-            settings.layers,
-            settings.heads,
-            settings.batch,
-            tuple(sorted(settings.options.items())),
-        )
-        self.metrics = self._metrics()
-        self.subjects = describe(settings.variants, references=settings.references, axes=2)
-
-    @property
-    def held_out(self) -> Images:
-        """The images that are never trained on."""
-        return self._test
+        run = partial(self._score, images=self._train, metric="scaled", side=side)
+        self.probes = [Probe(metrics=("seen",), x=side, run=run)]
+        self.probes += [
+            Probe(
+                metrics=(metric,),
+                x=size,
+                run=partial(self._score, images=self.held_out, metric=metric, side=size),
+                needs=partial(
+                    self.bytes_needed, rows=ROWS, length=self._tokens(size), training=False
+                ),
+            )
+            for metric in VIEWS
+            for size in self.lengths
+        ]
 
     def build(self, encoding: str) -> VisionTransformer:
         """A ``VisionTransformer``; tables end where the trained image ends."""
-        recipe = Recipe.parse(encoding, axes=2)
-        if recipe.positions != "plain":
-            raise ArgumentError(
-                "encoding",
-                expected="positions at rows and columns",
-                got=encoding,
-                remedy="Positions are drawn at random in tasks of sequences only.",
-            )
-        settings = self._settings
+        recipe = plain_recipe(encoding, axes=2)
+        options = self.settings.options
         config = ImageConfig(
-            size=(settings.train_length, settings.train_length),
+            size=(self.settings.train_length, self.settings.train_length),
             patch=self._patch,
-            overlap=self._overlap,
+            overlap=options["overlap"],
             channels=1,
-            dim=settings.width,
-            layers=settings.layers,
-            heads=settings.heads,
+            dim=self.settings.width,
+            layers=self.settings.layers,
+            heads=self.settings.heads,
             encoding=recipe.encoding,
             options=recipe.options,
             classes=CLASSES,
-            special=settings.options["special"],
-            dropout=settings.options["dropout"],
+            special=self._special,
+            dropout=options["dropout"],
         )
         return VisionTransformer(config)
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         """``images`` ``[batch, 1, Y, X]`` and ``labels`` ``[batch]``."""
-        drawn = torch.randint(
-            len(self._train.labels), (self._settings.batch,), generator=generator(seed, step)
-        )
-        pixels = _scaled(self._train.pixels[drawn], self._settings.train_length)
-        return {"images": pixels, "labels": self._train.labels[drawn]}
+        source = generator(seed, step)
+        rows = torch.randint(len(self._train.labels), (self.settings.batch,), generator=source)
+        pixels = _scaled(self._train.pixels[rows], self.settings.train_length)
+        return {"images": pixels, "labels": self._train.labels[rows]}
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """Mean cross-entropy, in nats."""
         return F.cross_entropy(model(batch["images"]).float(), batch["labels"])
 
-    def require_memory(self, model: nn.Module, available: int) -> None:
-        """Refuse a training step that is estimated not to fit into ``available`` bytes."""
-        rows, side = self._settings.batch, self._settings.train_length
-        needed = self._bytes(model, rows, side, training=True)
-        require_step(needed, available, rows=rows, length=self._tokens(side))
-
-    def count(self, encoding: str) -> int:
-        """One measurement a view and size, and one of images trained on."""
-        return len(VIEWS) * len(self.lengths) + 1
-
-    def measure(
-        self, model: nn.Module, encoding: str, seed: int, *, available: int | None
-    ) -> Iterator[list[Measurement | Refusal]]:
-        """The share of images classified right, in every view at every size."""
-        trained = self._settings.train_length
-        known = Probe(
-            metrics=("seen",),
-            x=trained,
-            run=lambda model: (self._score(model, self._train, "scaled", trained),),
+    def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
+        """With all attention weights in memory."""
+        return stack_bytes(
+            model,
+            cast(VisionTransformer, model).config,
+            layers=self.settings.layers,
+            vocabulary=0,
+            rows=rows,
+            length=length,
+            training=training,
         )
-        yield from probed([known], model, subject=encoding, seed=seed, available=available)
-        for metric in VIEWS:
-            for side in self.lengths:
-                probe = Probe(
-                    metrics=(metric,),
-                    x=side,
-                    run=lambda model, metric=metric, side=side: (  # type: ignore[misc]
-                        self._score(model, self._test, metric, side),
-                    ),
-                    needs=lambda model, side=side: self._bytes(  # type: ignore[misc]
-                        model, ROWS, side, training=False
-                    ),
-                )
-                try:
-                    yield from probed(
-                        [probe], model, subject=encoding, seed=seed, available=available
-                    )
-                except ArgumentError as error:  # of conv and sine2d, which take whole images
-                    reason = f"it needs {error.expected}"
-                    yield [Refusal(subject=encoding, metric=metric, x=side, reason=reason)]
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        """Write the model; ``VisionTransformer.load`` reads it."""
-        cast(VisionTransformer, model).save(folder)
 
     @torch.inference_mode()
-    def _score(self, model: nn.Module, images: Images, metric: str, side: int) -> float:
+    def _score(self, model: nn.Module, images: Images, metric: str, side: int) -> tuple[float]:
+        """Share of images classified right in a view."""
         vision = cast(VisionTransformer, model)
         device = next(model.parameters()).device
-        pixels, trained = images.pixels[:HELD_OUT], self._settings.train_length
-        view = VIEWS[metric](pixels, side, trained, self._patch)
+        trained = self.settings.train_length
+        view = VIEWS[metric](images.pixels[:HELD_OUT], side, trained, self._patch)
         layout: Layout | None = None
         if metric == "fitted":
-            cells = vision.encoder.layout(side // self._patch, side // self._patch)
-            layout = cells
+            layout = vision.encoder.layout(side // self._patch, side // self._patch)
             if side != trained:
-                layout = fitted(cells, cells=vision.config.cells)
+                layout = fitted(layout, cells=vision.config.cells)
         right = 0
         for begin in range(0, HELD_OUT, ROWS):
             rows = slice(begin, begin + ROWS)
             valid = None if view.valid is None else view.valid[rows].to(device)
             logits = vision(view.pixels[rows].to(device), layout, valid=valid)
             right += int((logits.argmax(1).cpu() == images.labels[rows]).sum().item())
-        return right / HELD_OUT
+        return (right / HELD_OUT,)
 
     def _tokens(self, side: int) -> int:
         cells = side // self._patch
-        return int(self._settings.options["special"]) + cells * cells
+        return self._special + cells * cells
 
-    def _bytes(self, model: nn.Module, rows: int, side: int, *, training: bool) -> int:
-        return stack_bytes(
-            cast(VisionTransformer, model).config,
-            layers=self._settings.layers,
-            vocabulary=0,
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
-            rows=rows,
-            length=self._tokens(side),
-            training=training,
-        )
 
-    def _metrics(self) -> tuple[Metric, ...]:
-        views = tuple(
-            Metric(
-                key=key,
-                label=label,
-                unit="share of images",
-                axis="size (pixels a side)",
-                lower_is_better=False,
-                chance=1 / CLASSES,
-                description=f"Share of held-out digits classified right {description}",
-                headline=key == "scaled",
-                log_x=False,
-                learned=0.9 if key == "scaled" else None,
-            )
-            for key, (label, description) in DESCRIPTIONS.items()
+def _metrics() -> tuple[Metric, ...]:
+    views = [
+        Metric(
+            key=key,
+            label=label,
+            unit="share of images",
+            axis="size (pixels a side)",
+            lower_is_better=False,
+            chance=1 / CLASSES,
+            description=f"Share of held-out digits classified right {description}",
+            headline=key == "scaled",
+            learned=0.9 if key == "scaled" else None,
         )
-        loss = Metric(
-            key="training_loss",
-            label="Training loss",
-            unit="nats per image",
-            axis="training step",
-            lower_is_better=True,
-            chance=None,
-            description="Mean over the steps since the point before.",
-            headline=False,
-            log_x=False,
-        )
-        return *views, loss, *(seen(view) for view in views if view.headline)
+        for key, (label, description) in DESCRIPTIONS.items()
+    ]
+    return *views, training_loss("nats per image"), seen(views[0])
 
 
 def _load() -> tuple[Images, Images, str]:
@@ -297,7 +238,7 @@ def _shown_moved(pixels: Tensor, side: int, trained: int, patch: int) -> View:
 
 
 def _on_sheet(pixels: Tensor, side: int, trained: int, patch: int) -> View:
-    """The same, of which all but the image itself is padding."""
+    """As moved, all but the image itself being padding."""
     images = _scaled(pixels, trained)
     sheet = images.new_zeros(len(images), 1, side, side)
     valid = torch.zeros(len(images), side, side, dtype=torch.bool)
@@ -337,12 +278,8 @@ DESCRIPTIONS = {
 }
 
 
-def _make(settings: TaskSettings) -> Digits:
-    return Digits(settings)
-
-
 ENTRY = TaskEntry(
-    make=_make,
+    make=Digits,
     summary="Classify handwritten digits, learned at one size and shown larger and elsewhere",
     data="8×8 images of handwritten digits (scikit-learn), a quarter held out",
     metric="share of images classified right: scaled, scaled with fitted positions, moved, padded",

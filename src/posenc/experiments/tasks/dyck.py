@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
-from posenc.experiments.tasks.common.algorithm import SYMBOLS, Algorithm, AlgorithmTask, Example
-from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, times
+from posenc.experiments.tasks.common.algorithm import (
+    DEFAULTS,
+    SYMBOLS,
+    Algorithm,
+    AlgorithmTask,
+    Example,
+)
+from posenc.experiments.tasks.common.task import TaskEntry, TaskSettings, times
 
 __all__ = ["ENTRY"]
 
@@ -38,16 +45,15 @@ def draw(brackets: int, random: Random) -> Example:
 
 
 def _make(settings: TaskSettings) -> AlgorithmTask:
-    longest = settings.train_length
     return AlgorithmTask(
         settings,
         Algorithm(
             title="Brackets left open in longer words than in training",
-            data=f"random words of brackets, 2 to {longest} of them in training",
+            data=f"random words of brackets, 2 to {settings.train_length} of them in training",
             definition="dyck",
             vocabulary=SYMBOLS + 2,
             draw=draw,
-            train=lambda random: draw(random.randint(2, longest), random),
+            shortest=2,
             width=lambda length: length,
             chance=CHANCE,
             unit="brackets",
@@ -64,14 +70,6 @@ ENTRY = TaskEntry(
     expectation="Counting needs no positions but where to begin: NoPE under a causal mask learns "
     "it and carries over, absolute encodings hurt past the training length (Bhattamishra et al. "
     "2020). The sum alone decides, so that unsorted random positions need not fail.",
-    defaults=Defaults(
-        encodings=("rope", "alibi", "t5", "sinusoidal", "sinusoidal@randomized"),
-        references=("nope", "sinusoidal@unsorted"),
-        train_length=16,
-        test_lengths=times(1, 2, 4, 8, 16),
-        steps=1000,
-        batch=64,
-        learning_rate=5e-3,
-    ),
+    defaults=replace(DEFAULTS, test_lengths=times(1, 2, 4, 8, 16)),
     length_unit="brackets",
 )

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.errors import ArgumentError, DataError, LengthError
+from posenc.arguments import Share, check
 from posenc.experiments.corpus import read_corpus
-from posenc.experiments.fitting import fit_note, fitted_options
-from posenc.experiments.recipe import Recipe, Variant, describe
-from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
+from posenc.experiments.recipe import Variant
+from posenc.experiments.results import Measurement, Metric, Refusal
 from posenc.experiments.tasks.common import needles
 from posenc.experiments.tasks.common.task import (
     Defaults,
+    Probe,
+    Task,
     TaskEntry,
     TaskSettings,
-    fingerprint,
     generator,
+    model_shape,
+    plain_recipe,
     seen,
     times,
+    training_loss,
 )
 from posenc.experiments.text_loss import (
     Profile,
@@ -36,7 +39,7 @@ from posenc.experiments.text_loss import (
     rows_a_call,
 )
 from posenc.models import Decoder, DecoderConfig
-from posenc.training.memory_estimate import decoder_bytes, gigabytes, require_step
+from posenc.training.memory_estimate import decoder_bytes
 
 __all__ = ["ENTRY", "LanguageModelling"]
 
@@ -45,20 +48,20 @@ SEGMENTS, NEEDLES = 256, 128
 """Segments scored, and needles asked for, at every length."""
 
 BINS, RUN, RUNS = 16, 16, 4
-"""Of the loss by position: bins, segments seen in each bin in a row, and how many such runs."""
+"""Of the loss by position: bins, segments seen in each bin in a row, and number of such runs."""
 
 TESTED_TOKENS = 1 << 20
-"""At very long contexts there are fewer segments, needles and runs, so as to keep to this."""
+"""At very long contexts there are fewer segments, needles and runs, to keep within this."""
 FEWEST = 16
 
 OVERFIT = 0.5
-"""Bits a byte that the text trained on may cost less; files differ by less than that."""
+"""Bits per byte that training text may cost less; files differ by less than that."""
 
 HELD_OUT_LENGTHS = 4
-"""Held-out bytes there must be, in multiples of the longest context."""
+"""Least held-out text, in multiples of the longest context."""
 
 
-class LanguageModelling:
+class LanguageModelling(Task):
     """Predict each byte of real text from those before it.
 
     Metrics: loss on the same bytes at every context length; loss by position in the context, on
@@ -68,80 +71,61 @@ class LanguageModelling:
         settings: of the comparison.
 
     Raises:
-        ArgumentError: when ``needle_rows`` is no share.
-        DataError: when the text is unusable, or too short for the lengths asked for.
+        ArgumentError: if ``needle_rows`` is no share.
+        DataError: if the text is unusable, or too short for the lengths.
     """
 
-    title = "Next byte of real text, at longer contexts than trained on"
     training_unit = 1 / math.log(2)
 
     def __init__(self, settings: TaskSettings) -> None:
-        self._settings = settings
-        self._needle_rows: float = settings.options["needle_rows"]
-        if not 0 <= self._needle_rows <= 1:
-            raise ArgumentError(
-                "needle_rows",
-                expected="a share from 0 to 1",
-                got=self._needle_rows,
-                remedy="Try 0.25.",
-            )
+        self._needle_rows = check(
+            "needle_rows", Share, settings.options["needle_rows"], ENTRY.options["needle_rows"]
+        )
         corpus = read_corpus(settings.text)
-        self._require_size(len(corpus.train), len(corpus.held_out))
-        self._train = torch.frombuffer(bytearray(corpus.train), dtype=torch.uint8)
-        self._held_out = torch.frombuffer(bytearray(corpus.held_out), dtype=torch.uint8)
-        self.data = corpus.describe()
-        self.corpus = Corpus(
-            name=corpus.name,
-            files=corpus.files,
-            train_bytes=len(corpus.train),
-            held_out_bytes=len(corpus.held_out),
-            sha256=corpus.sha256,
-        )
-        self.fingerprint = fingerprint(
-            corpus.sha256,
-            settings.train_length,
-            settings.width,
-            settings.layers,
-            settings.heads,
-            settings.batch,
-            self._needle_rows,
-        )
-        self.lengths = settings.lengths
-        self.tokens_per_step = settings.batch * settings.train_length
-        longest, width = settings.lengths[-1], settings.train_length // 2
-        size = len(corpus.held_out)
+        length, longest = settings.train_length, settings.lengths[-1]
+        corpus.require_size(4 * (length + 1), HELD_OUT_LENGTHS * longest, longest=longest)
+        self._train, self._held_out = corpus.tensors()
+        size, width = len(self._held_out), length // 2
         windows = max(FEWEST, TESTED_TOKENS // longest)
-        self._targets = Targets.spread(
-            size, width=width, longest=longest, count=min(SEGMENTS, windows)
-        )
-        self._stacks = Targets.spread(size, width=1, longest=longest, count=min(NEEDLES, windows))
-        self._seen = Targets.spread(
-            len(self._train), width=width, longest=settings.train_length, count=SEGMENTS
+        segments = Targets.spread(size, width=width, longest=longest, count=min(SEGMENTS, windows))
+        known = Targets.spread(len(self._train), width=width, longest=length, count=SEGMENTS)
+        self._haystacks = Targets.spread(
+            size, width=1, longest=longest, count=min(NEEDLES, windows)
         )
         runs = min(RUNS, max(1, windows // (RUN + BINS)))
         self._profile = Profile.spread(size, length=longest, bins=BINS, run=RUN, count=runs)
-        self.metrics = self._metrics()
-        self.subjects = describe(
-            settings.variants,
-            references=settings.references,
-            note=lambda encoding: fit_note(encoding, settings.train_length),
+        super().__init__(
+            settings,
+            title="Next byte of real text, at longer contexts than trained on",
+            corpus=corpus.record(),
+            metrics=self._metrics(segments, length, longest),
+            decisive=(corpus.sha256, length, *model_shape(settings), self._needle_rows),
+            example_length=length,
         )
+        self.data = corpus.describe()
+        self.probes = [self._probe("seen", length, partial(_loss, known, self._train, length))]
+        for test_length in self.lengths:
+            run = partial(_loss, segments, self._held_out, test_length)
+            self.probes.append(self._probe("loss", test_length, run))
+        for test_length in self.lengths if self._needle_rows else ():
+            run = partial(self._recall, length=test_length)
+            self.probes.append(self._probe("recall", test_length, run))
 
     def build(self, encoding: str) -> Decoder:
-        """A ``Decoder``; its learned table, if it has one, ends at the training length."""
-        return Decoder(self._config(encoding))
+        """A ``Decoder``; a learned table ends at the training length."""
+        arguments = self.model_arguments(plain_recipe(encoding))
+        return Decoder(DecoderConfig(vocabulary=VOCABULARY, **arguments))
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         """``inputs`` and ``targets`` ``[batch, train_length]``, windows from anywhere."""
-        settings = self._settings
-        draw = generator(seed, step)
-        places = len(self._train) - settings.train_length
-        begins = torch.randint(places, (settings.batch, 1), generator=draw)
-        windows = self._train[begins + torch.arange(settings.train_length + 1)].long()
+        length, batch = self.settings.train_length, self.settings.batch
+        source = generator(seed, step)
+        begins = torch.randint(len(self._train) - length, (batch, 1), generator=source)
+        windows = self._train[begins + torch.arange(length + 1)].long()
         inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-        rows = round(self._needle_rows * settings.batch)
+        rows = round(self._needle_rows * batch)
         if rows:
-            needles.hide(inputs[:rows], targets[:rows], draw)
+            needles.hide(inputs[:rows], targets[:rows], source)
         return {"inputs": inputs, "targets": targets}
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -149,226 +133,122 @@ class LanguageModelling:
         logits = model(batch["inputs"]).flatten(0, 1)
         return F.cross_entropy(logits.float(), batch["targets"].flatten())
 
-    def require_memory(self, model: nn.Module, available: int) -> None:
-        """Refuse a training step that is estimated not to fit into ``available`` bytes."""
-        settings = self._settings
-        needed = decoder_bytes(
-            cast(Decoder, model), settings.batch, settings.train_length, training=True
-        )
-        require_step(needed, available, rows=settings.batch, length=settings.train_length)
+    def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
+        """By the decoder's backends."""
+        return decoder_bytes(cast(Decoder, model), rows, length, training=training)
 
     def count(self, encoding: str) -> int:
-        """Measurements of one run, in the pieces that ``measure`` yields."""
-        pieces = len(self._settings.lengths) * (2 if self._needle_rows else 1) + 2
-        return pieces * len(self._variants(encoding))
+        """All probes and the loss by position, for each variant."""
+        return (len(self.probes) + 1) * len(self._variants(encoding))
 
     def measure(
         self, model: nn.Module, encoding: str, seed: int, *, available: int | None
     ) -> Iterator[list[Measurement | Refusal]]:
         """All metrics of the encoding and of its variants."""
         for variant in self._variants(encoding):
-            view = self._through(cast(Decoder, model), variant)
-            yield [self._on_trained(view, variant, seed, available)]
-            for length in self._settings.lengths:
-                yield [self._loss(view, variant, seed, length, available)]
-            if self._needle_rows:
-                for length in self._settings.lengths:
-                    yield [self._recall(view, variant, seed, length, available)]
+            view = _through(cast(Decoder, model), variant)
+            for probe in self.probes:
+                yield probe.measure(view, subject=variant.name, seed=seed, available=available)
             yield self._by_position(view, variant, seed, available)
 
-    def save(self, model: nn.Module, folder: Path) -> None:
-        """Write the decoder; ``Decoder.load`` reads it."""
-        cast(Decoder, model).save(folder)
-
     def _variants(self, encoding: str) -> list[Variant]:
-        return [v for v in self._settings.variants if v.encoding == encoding]
+        return [variant for variant in self.settings.variants if variant.encoding == encoding]
 
-    def _config(self, encoding: str) -> DecoderConfig:
-        settings = self._settings
-        recipe = Recipe.parse(encoding)
-        if recipe.positions != "plain":
-            raise ArgumentError(
-                "encoding",
-                expected="positions 0, 1, 2, … of the text",
-                got=encoding,
-                remedy="See posenc tasks for those that draw positions: copy, for example.",
-            )
-        return DecoderConfig(
-            vocabulary=VOCABULARY,
-            dim=settings.width,
-            layers=settings.layers,
-            heads=settings.heads,
-            encoding=recipe.encoding,
-            options=fitted_options(recipe, settings.train_length),
-            max_length=settings.train_length,
-        )
+    def _probe(
+        self, metric: str, length: int, run: Callable[[nn.Module], Sequence[float]]
+    ) -> Probe:
+        needs = partial(self.bytes_needed, rows=rows_a_call(length), length=length, training=False)
+        return Probe(metrics=(metric,), x=length, run=run, needs=needs)
 
-    def _through(self, model: Decoder, variant: Variant) -> Decoder:
-        """The model as the variant looks at it: the same weights."""
-        if variant.window is None:
-            return model
-        seen = Decoder(replace(model.config, window=variant.window))
-        seen.load_state_dict(model.state_dict())
-        seen.requires_grad_(requires_grad=False)
-        return seen.to(_device(model)).eval()
-
-    def _text(self, model: Decoder) -> Tensor:
-        """The held-out text where the model is."""
-        return self._held_out.to(_device(model))
-
-    def _on_trained(
-        self, model: Decoder, variant: Variant, seed: int, available: int | None
-    ) -> Measurement | Refusal:
-        length = self._settings.train_length
-        reason = _refusal(model, length, available)
-        if reason is not None:
-            return Refusal(subject=variant.name, metric="seen", x=length, reason=reason)
-        value = self._seen.loss(model, self._train.to(_device(model)), length)
-        return Measurement(subject=variant.name, seed=seed, metric="seen", x=length, value=value)
-
-    def _loss(
-        self, model: Decoder, variant: Variant, seed: int, length: int, available: int | None
-    ) -> Measurement | Refusal:
-        reason = _refusal(model, length, available)
-        if reason is not None:
-            return Refusal(subject=variant.name, metric="loss", x=length, reason=reason)
-        value = self._targets.loss(model, self._text(model), length)
-        return Measurement(subject=variant.name, seed=seed, metric="loss", x=length, value=value)
-
-    def _recall(
-        self, model: Decoder, variant: Variant, seed: int, length: int, available: int | None
-    ) -> Measurement | Refusal:
-        reason = _refusal(model, length, available)
-        if reason is not None:
-            return Refusal(subject=variant.name, metric="recall", x=length, reason=reason)
-        windows = self._stacks.windows(self._held_out, length)[:, 1:]
+    def _recall(self, model: nn.Module, length: int) -> tuple[float]:
+        windows = self._haystacks.windows(self._held_out, length)[:, 1:]
         stacks, answers = needles.haystacks(windows, generator(length))
         right = predictions(model, stacks.to(_device(model))) == answers
-        return Measurement(
-            subject=variant.name,
-            seed=seed,
-            metric="recall",
-            x=length,
-            value=float(right.double().mean()),
-        )
+        return (float(right.double().mean()),)
 
     def _by_position(
         self, model: Decoder, variant: Variant, seed: int, available: int | None
     ) -> list[Measurement | Refusal]:
-        """At the longest context, or at the training length where that is all there is."""
-        key, profile = "loss_by_position", self._profile
-        found: list[Measurement | Refusal] = []
-        reason = _refusal(model, profile.length, available)
-        if reason is not None:
-            found.append(Refusal(subject=variant.name, metric=key, x=profile.length, reason=reason))
-            profile = profile.shortened(self._settings.train_length)
-            if _refusal(model, profile.length, available) is not None:
-                return found
-        found += [
-            Measurement(subject=variant.name, seed=seed, metric=key, x=x, value=value)
-            for x, value in profile.loss(model, self._text(model))
-        ]
-        return found
+        """At the longest context; if that is refused, also at the training length."""
+        key = "loss_by_position"
+        refusals: list[Measurement | Refusal] = []
+        for profile in (self._profile, self._profile.shortened(self.settings.train_length)):
+            probe = self._probe(key, profile.length, partial(_curve, profile, self._held_out))
+            values = probe.attempt(model, available)
+            if not isinstance(values, str):
+                return refusals + [
+                    Measurement(subject=variant.name, seed=seed, metric=key, x=x, value=value)
+                    for x, value in zip(profile.middles, values, strict=True)
+                ]
+            refusals.append(
+                Refusal(subject=variant.name, metric=key, x=profile.length, reason=values)
+            )
+        return refusals[:1]
 
-    def _metrics(self) -> tuple[Metric, ...]:
+    def _metrics(self, segments: Targets, length: int, longest: int) -> list[Metric]:
+        context = partial(Metric, axis="context length (bytes)", log_x=True)
         entropy = byte_entropy(self._train, self._held_out)
-        width, longest = self._targets.width, self._settings.lengths[-1]
-        segments = len(self._targets.ends)
-        metrics = [
-            Metric(
-                key="loss",
-                label="Loss on the same bytes",
-                unit="bits per byte",
-                axis="context length (bytes)",
-                lower_is_better=True,
-                chance=entropy,
-                description=f"The same {segments * width:,} held-out bytes at every length, "
-                f"{width} at the end of each window: a longer window only adds context before "
-                "them. The rule is what a byte costs who knows only how frequent each is.",
-                headline=True,
-                log_x=True,
-                learned=pair_entropy(self._train, self._held_out),
-                rule="the byte before alone",
-                overfit=OVERFIT,
-            ),
-            Metric(
-                key="loss_by_position",
-                label="Loss by position in the context",
-                unit="bits per byte",
-                axis="position in the context (bytes)",
-                lower_is_better=True,
-                chance=entropy,
-                description=f"In windows of {longest} bytes that slide over held-out text, so "
-                "that every position is scored on the same bytes.",
-                headline=False,
-                log_x=False,
-            ),
-            Metric(
-                key="training_loss",
-                label="Training loss",
-                unit="bits per byte",
-                axis="training step",
-                lower_is_better=True,
-                chance=None,
-                description="Mean over the steps since the point before"
-                + (", needles included." if self._needle_rows else "."),
-                headline=False,
-                log_x=False,
-            ),
-        ]
-        if self._needle_rows:
-            metrics.insert(1, self._recall_metric())
-        return *metrics, seen(metrics[0])
-
-    def _recall_metric(self) -> Metric:
-        return Metric(
+        width = segments.width
+        loss = context(
+            key="loss",
+            label="Loss on the same bytes",
+            unit="bits per byte",
+            lower_is_better=True,
+            chance=entropy,
+            description=f"The same {len(segments.ends) * width:,} held-out bytes at every length, "
+            f"{width} at the end of each window: a longer window only adds context before "
+            "them. The rule is what a byte costs who knows only how frequent each is.",
+            headline=True,
+            learned=pair_entropy(self._train, self._held_out),
+            rule="the byte before alone",
+            overfit=OVERFIT,
+        )
+        recall = context(
             key="recall",
             label="Needles found",
             unit="share of needles",
-            axis="context length (bytes)",
             lower_is_better=False,
             chance=needles.CHANCE,
             description="One of 16 marked bytes stands in the first eighth of a window of real "
-            "text; asked at its end, how often is it named? "
-            f"{self._needle_rows:.0%} of the training windows ask this within "
-            f"{self._settings.train_length} bytes. The rule is a guess.",
-            headline=False,
-            log_x=True,
+            f"text; asked at its end, how often is it named? {self._needle_rows:.0%} of the "
+            f"training windows ask this within {length} bytes. The rule is a guess.",
             learned=0.5,
         )
-
-    def _require_size(self, train: int, held_out: int) -> None:
-        longest = self._settings.lengths[-1]
-        least_held_out = HELD_OUT_LENGTHS * longest
-        least_train = 4 * (self._settings.train_length + 1)
-        if held_out >= least_held_out and train >= least_train:
-            return
-        raise DataError(
-            "text",
-            expected=f"at least {least_train} bytes to train on and {least_held_out} held out, "
-            f"to test at length {longest}",
-            got=f"{train} and {held_out}",
-            remedy="Give a longer text, or shorter test lengths.",
+        by_position = Metric(
+            key="loss_by_position",
+            label="Loss by position in the context",
+            unit="bits per byte",
+            axis="position in the context (bytes)",
+            lower_is_better=True,
+            chance=entropy,
+            description=f"In windows of {longest} bytes that slide over held-out text, so "
+            "that every position is scored on the same bytes.",
         )
+        more = ", needles included." if self._needle_rows else "."
+        others = [by_position, training_loss("bits per byte", more), seen(loss)]
+        return [loss, *([recall] if self._needle_rows else []), *others]
 
 
-def _refusal(model: Decoder, length: int, available: int | None) -> str | None:
-    """Why a length cannot be tested; None if it can."""
-    try:
-        model.require_position(length - 1)
-    except LengthError as error:
-        return f"it needs position {length - 1}, outside {error.expected}"
-    needed = decoder_bytes(model, rows_a_call(length), length, training=False)
-    if available is not None and needed > available:
-        return (
-            f"a context of {length} would take about {gigabytes(needed)} of memory, of which "
-            f"{gigabytes(available)} are free"
-        )
-    return None
+def _through(model: Decoder, variant: Variant) -> Decoder:
+    """A decoder of the same weights, with the variant's window."""
+    if variant.window is None:
+        return model
+    view = Decoder(replace(model.config, window=variant.window))
+    view.load_state_dict(model.state_dict())
+    view.requires_grad_(requires_grad=False)
+    return view.to(_device(model)).eval()
 
 
-def _device(model: Decoder) -> torch.device:
-    return model.embedding.weight.device
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _loss(targets: Targets, text: Tensor, length: int, model: nn.Module) -> tuple[float]:
+    return (targets.loss(model, text.to(_device(model)), length),)
+
+
+def _curve(profile: Profile, text: Tensor, model: nn.Module) -> list[float]:
+    return [value for _, value in profile.loss(model, text.to(_device(model)))]
 
 
 ENTRY = TaskEntry(

@@ -3,184 +3,136 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import DataError
 from posenc.experiments.corpus import read_corpus
-from posenc.experiments.fitting import fit_note, fitted_options
-from posenc.experiments.recipe import describe
-from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
-from posenc.experiments.tasks.common.pairs import plain_recipe
+from posenc.experiments.results import Metric
 from posenc.experiments.tasks.common.task import (
     Defaults,
     Probe,
+    Task,
     TaskEntry,
     TaskSettings,
-    fingerprint,
     generator,
-    probed,
+    is_wide,
+    model_shape,
+    plain_recipe,
     seen,
     times,
+    training_loss,
 )
 from posenc.experiments.text_loss import byte_entropy, pair_entropy, restored, rows_a_call
 from posenc.models import EncoderConfig, MaskedLM, mask_tokens, token_loss
-from posenc.training.memory_estimate import require_step, stack_bytes
+from posenc.training.memory_estimate import stack_bytes
 
 __all__ = ["ENTRY", "MASK", "MaskedBytes"]
 
 MASK, VOCABULARY = 256, 257
 RATE = 0.15
 OVERFIT = 0.5
-"""Bits a byte that the text trained on may cost less; files differ by less than that."""
+"""Bits per byte that training text may cost less; files differ by less than that."""
 
 WINDOWS, TESTED_TOKENS = 512, 1 << 18
-"""Windows scored at every length, and at most so many tokens of the longest ones."""
+"""Windows scored at every length, and tokens at most of the longest ones."""
 
 
-class MaskedBytes:
+class MaskedBytes(Task):
     """Restore masked bytes of real text from both sides, at longer contexts than trained on.
 
-    At test the same bytes are masked and scored at every length, those in the middle half of the
-    shortest window: a longer one only adds context on both sides, masked at the same rate.
+    The same bytes are masked and scored at every length, those in the middle half of the shortest
+    window: a longer one only adds context on both sides, masked at the same rate.
 
     Args:
         settings: of the comparison.
 
     Raises:
-        DataError: when the text is unusable, or too short for the lengths asked for.
+        DataError: if the text is unusable, or too short for the lengths.
     """
 
-    title = "Masked bytes of real text, from both sides, at longer contexts than trained on"
     training_unit = 1 / math.log(2)
 
     def __init__(self, settings: TaskSettings) -> None:
-        self._settings = settings
         corpus = read_corpus(settings.text)
-        longest = settings.lengths[-1]
-        if len(corpus.train) < 4 * settings.train_length or len(corpus.held_out) < 4 * longest:
-            raise DataError(
-                "text",
-                expected=f"at least {4 * settings.train_length} bytes to train on and "
-                f"{4 * longest} held out, to test at length {longest}",
-                got=f"{len(corpus.train)} and {len(corpus.held_out)}",
-                remedy="Give a longer text, or shorter test lengths.",
-            )
-        self._train = torch.frombuffer(bytearray(corpus.train), dtype=torch.uint8)
-        held_out = torch.frombuffer(bytearray(corpus.held_out), dtype=torch.uint8)
-        self._entropy = byte_entropy(self._train, held_out)
-        self._pair_entropy = pair_entropy(self._train, held_out)
-        self.data = corpus.describe()
-        self.corpus = Corpus(
-            name=corpus.name,
-            files=corpus.files,
-            train_bytes=len(corpus.train),
-            held_out_bytes=len(corpus.held_out),
-            sha256=corpus.sha256,
-        )
-        self.fingerprint = fingerprint(
-            corpus.sha256,
-            settings.train_length,
-            settings.width,
-            settings.layers,
-            settings.heads,
-            settings.batch,
-        )
-        self.lengths = settings.lengths
-        self.tokens_per_step = settings.batch * settings.train_length
+        length, longest = settings.train_length, settings.lengths[-1]
+        corpus.require_size(4 * length, 4 * longest, longest=longest)
+        self._train, held_out = corpus.tensors()
         windows = max(1, min(WINDOWS, TESTED_TOKENS // longest))
-        begins = torch.arange(windows) * (len(held_out) - longest) // windows
-        self._windows = held_out[begins.unsqueeze(1) + torch.arange(longest)].long()
-        length = settings.train_length
-        begins = torch.arange(windows) * (len(self._train) - length) // windows
-        self._seen = self._train[begins.unsqueeze(1) + torch.arange(length)].long()
+        self._windows = _spread(held_out, windows, longest)
+        self._seen = _spread(self._train, windows, length)
         self._masked = torch.rand(windows, longest, generator=generator(longest)) < RATE
-        self.metrics = self._metrics()
-        self.subjects = describe(
-            settings.variants,
-            references=settings.references,
-            note=lambda encoding: fit_note(encoding, settings.train_length),
+        self._shortest = settings.lengths[0]
+        first, scored = self._middle(longest)
+        count = int(self._masked[:, first : first + scored].sum())
+        super().__init__(
+            settings,
+            title="Masked bytes of real text, from both sides, at longer contexts than trained on",
+            corpus=corpus.record(),
+            metrics=_metrics(self._train, held_out, count, log_x=is_wide(settings.lengths)),
+            decisive=(corpus.sha256, length, *model_shape(settings)),
+            example_length=length,
         )
-        self._probes = [
+        self.data = corpus.describe()
+        self.probes = [
             Probe(
                 metrics=("loss", "accuracy"),
                 x=length,
-                run=lambda model, length=length: self._score(model, length),  # type: ignore[misc]
-                needs=lambda model, length=length: self._bytes(  # type: ignore[misc]
-                    model, rows_a_call(length), length, training=False
+                run=partial(self._score, length=length),
+                needs=partial(
+                    self.bytes_needed, rows=rows_a_call(length), length=length, training=False
                 ),
             )
             for length in self.lengths
         ]
-        self._probes.append(
-            Probe(
-                metrics=("seen",),
-                x=settings.train_length,
-                run=lambda model: self._scored_on(
-                    model, self._seen, self._masked[:, : settings.train_length]
-                )[:1],
-            )
-        )
+        self.probes.append(Probe(metrics=("seen",), x=length, run=self._score_seen))
 
     def build(self, encoding: str) -> MaskedLM:
-        """A ``MaskedLM``; a learned table, if it has one, ends at the training length."""
-        recipe, settings = plain_recipe(encoding), self._settings
-        return MaskedLM(
-            EncoderConfig(
-                vocabulary=VOCABULARY,
-                dim=settings.width,
-                layers=settings.layers,
-                heads=settings.heads,
-                encoding=recipe.encoding,
-                options=fitted_options(recipe, settings.train_length),
-                max_length=settings.train_length,
-                norm_first=True,
-            )
-        )
+        """A ``MaskedLM``; a learned table ends at the training length."""
+        arguments = self.model_arguments(plain_recipe(encoding))
+        return MaskedLM(EncoderConfig(vocabulary=VOCABULARY, norm_first=True, **arguments))
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         """``inputs``, ``targets`` and ``chosen``, all ``[batch, train_length]``."""
-        settings, draw = self._settings, generator(seed, step)
-        places = len(self._train) - settings.train_length
-        begins = torch.randint(places, (settings.batch, 1), generator=draw)
-        targets = self._train[begins + torch.arange(settings.train_length)].long()
-        masked = mask_tokens(targets, mask_token=MASK, vocabulary=MASK, rate=RATE, generator=draw)
+        length, source = self.settings.train_length, generator(seed, step)
+        begins = torch.randint(
+            len(self._train) - length, (self.settings.batch, 1), generator=source
+        )
+        targets = self._train[begins + torch.arange(length)].long()
+        masked = mask_tokens(targets, mask_token=MASK, vocabulary=MASK, rate=RATE, generator=source)
         return {"inputs": masked.inputs, "targets": targets, "chosen": masked.chosen}
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """Mean cross-entropy of the chosen bytes, in nats."""
         return token_loss(model(batch["inputs"]), batch["targets"], valid=batch["chosen"])
 
-    def require_memory(self, model: nn.Module, available: int) -> None:
-        """Refuse a training step that is estimated not to fit into ``available`` bytes."""
-        rows, length = self._settings.batch, self._settings.train_length
-        needed = self._bytes(model, rows, length, training=True)
-        require_step(needed, available, rows=rows, length=length)
-
-    def count(self, encoding: str) -> int:
-        """One measurement a length, and one of the text trained on."""
-        return len(self._probes)
-
-    def measure(
-        self, model: nn.Module, encoding: str, seed: int, *, available: int | None
-    ) -> Iterator[list[Measurement | Refusal]]:
-        """Loss and accuracy at every length."""
-        return probed(self._probes, model, subject=encoding, seed=seed, available=available)
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        """Write the model; ``MaskedLM.load`` reads it."""
-        cast(MaskedLM, model).save(folder)
+    def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
+        """With all attention weights in memory."""
+        return stack_bytes(
+            model,
+            cast(MaskedLM, model).encoder.config,
+            layers=self.settings.layers,
+            vocabulary=VOCABULARY,
+            rows=rows,
+            length=length,
+            training=training,
+        )
 
     def _score(self, model: nn.Module, length: int) -> tuple[float, float]:
         begin = (self._windows.shape[1] - length) // 2
         part = slice(begin, begin + length)
-        return self._scored_on(model, self._windows[:, part], self._masked[:, part])
+        return self._score_middle(model, self._windows[:, part], self._masked[:, part])
 
-    def _scored_on(self, model: nn.Module, windows: Tensor, masked: Tensor) -> tuple[float, float]:
+    def _score_seen(self, model: nn.Module) -> tuple[float]:
+        masked = self._masked[:, : self._seen.shape[1]]
+        return self._score_middle(model, self._seen, masked)[:1]
+
+    def _score_middle(
+        self, model: nn.Module, windows: Tensor, masked: Tensor
+    ) -> tuple[float, float]:
         """Loss and accuracy of the masked bytes in the middle of windows."""
         device = next(model.parameters()).device
         first, scored = self._middle(windows.shape[1])
@@ -196,73 +148,42 @@ class MaskedBytes:
 
     def _middle(self, length: int) -> tuple[int, int]:
         """First scored byte in windows of ``length``, and the number of scored bytes."""
-        shortest, longest = self.lengths[0], self._windows.shape[1]
-        scored = shortest // 2
-        middle = (longest - shortest) // 2 + (shortest - scored) // 2
+        longest, scored = self._windows.shape[1], self._shortest // 2
+        middle = (longest - self._shortest) // 2 + (self._shortest - scored) // 2
         return middle - (longest - length) // 2, scored
 
-    def _bytes(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
-        return stack_bytes(
-            cast(MaskedLM, model).encoder.config,
-            layers=self._settings.layers,
-            vocabulary=VOCABULARY,
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
-            rows=rows,
-            length=length,
-            training=training,
-        )
 
-    def _metrics(self) -> tuple[Metric, ...]:
-        scored = int(self._scored().sum())
-        log_x = self.lengths[-1] > 2 * self.lengths[0]
-        loss = Metric(
-            key="loss",
-            label="Loss on the same masked bytes",
-            unit="bits per byte",
-            axis="context length (bytes)",
-            lower_is_better=True,
-            chance=self._entropy,
-            description=f"The same {scored:,} masked bytes at every length, in the middle of "
-            "each window: a longer one only adds context on both sides. The rule is what a "
-            "byte costs who knows only how frequent each is.",
-            headline=True,
-            log_x=log_x,
-            learned=self._pair_entropy,
-            rule="the byte before alone",
-            overfit=OVERFIT,
-        )
-        return (
-            loss,
-            Metric(
-                key="accuracy",
-                label="Masked bytes restored",
-                unit="share of masked bytes",
-                axis="context length (bytes)",
-                lower_is_better=False,
-                chance=None,
-                description="Share of these bytes that the model finds likeliest.",
-                headline=False,
-                log_x=log_x,
-            ),
-            Metric(
-                key="training_loss",
-                label="Training loss",
-                unit="bits per byte",
-                axis="training step",
-                lower_is_better=True,
-                chance=None,
-                description="Mean over the steps since the point before; a tenth of the chosen "
-                "bytes is shown as it is, and a tenth as another.",
-                headline=False,
-                log_x=False,
-            ),
-            seen(loss),
-        )
+def _spread(text: Tensor, count: int, length: int) -> Tensor:
+    """Windows ``[count, length]``, evenly over a text."""
+    begins = torch.arange(count) * (len(text) - length) // count
+    return text[begins.unsqueeze(1) + torch.arange(length)].long()
 
-    def _scored(self) -> Tensor:
-        """Masked and scored bytes of the longest windows."""
-        first, scored = self._middle(self._windows.shape[1])
-        return self._masked[:, first : first + scored]
+
+def _metrics(train: Tensor, held_out: Tensor, scored: int, *, log_x: bool) -> tuple[Metric, ...]:
+    metric = partial(Metric, axis="context length (bytes)", log_x=log_x)
+    loss = metric(
+        key="loss",
+        label="Loss on the same masked bytes",
+        unit="bits per byte",
+        lower_is_better=True,
+        chance=byte_entropy(train, held_out),
+        description=f"The same {scored:,} masked bytes at every length, in the middle of "
+        "each window: a longer one only adds context on both sides. The rule is what a "
+        "byte costs who knows only how frequent each is.",
+        headline=True,
+        learned=pair_entropy(train, held_out),
+        rule="the byte before alone",
+        overfit=OVERFIT,
+    )
+    accuracy = metric(
+        key="accuracy",
+        label="Masked bytes restored",
+        unit="share of masked bytes",
+        lower_is_better=False,
+        description="Share of these bytes that the model finds likeliest.",
+    )
+    more = "; a tenth of the chosen bytes is shown as it is, and a tenth as another."
+    return loss, accuracy, training_loss("bits per byte", more), seen(loss)
 
 
 ENTRY = TaskEntry(

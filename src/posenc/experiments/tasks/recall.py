@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from posenc.errors import ArgumentError
 from posenc.experiments.tasks.common.algorithm import (
+    DEFAULTS,
     SEPARATOR,
     SYMBOLS,
     Algorithm,
     AlgorithmTask,
     Example,
 )
-from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, times
+from posenc.experiments.tasks.common.task import TaskEntry, TaskSettings, times
 
 __all__ = ["ENTRY"]
 
 
 def _make(settings: TaskSettings) -> AlgorithmTask:
     keys, values = settings.options["keys"], settings.options["values"]
-    longest = settings.train_length
     if keys < settings.lengths[-1]:
         raise ArgumentError(
             "keys",
@@ -46,11 +47,11 @@ def _make(settings: TaskSettings) -> AlgorithmTask:
         settings,
         Algorithm(
             title="Recall which value went with a key, among more pairs than in training",
-            data=f"pairs of {keys} keys and {values} values, 1 to {longest} of them in training",
+            data=f"pairs of {keys} keys and {values} values, 1 to {settings.train_length} of "
+            "them in training",
             definition="recall",
             vocabulary=SYMBOLS + keys + values,
             draw=draw,
-            train=lambda random: draw(random.randint(1, longest), random),
             width=lambda length: 4 * length + 1,
             chance=1 / values,
             unit="pairs",
@@ -68,13 +69,10 @@ ENTRY = TaskEntry(
     "(Olsson et al. 2022), so that relative encodings carry over to more pairs, while sinusoids "
     "and learned tables lose the first head past the training length. Unsorted random positions, "
     "the control, cannot tell which value followed a key.",
-    defaults=Defaults(
-        encodings=("rope", "alibi", "t5", "sinusoidal", "sinusoidal@randomized"),
-        references=("nope", "sinusoidal@unsorted"),
+    defaults=replace(
+        DEFAULTS,
         train_length=8,
         test_lengths=times(1, 2, 4, 8),
-        steps=1000,
-        batch=64,
         # At 5e-3, or among 128 keys, nothing is learned in 700 steps.
         learning_rate=2e-3,
     ),

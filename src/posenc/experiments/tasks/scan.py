@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from posenc.errors import ArgumentError
 from posenc.experiments.tasks.common.algorithm import (
+    DEFAULTS,
     SYMBOLS,
     Algorithm,
     AlgorithmTask,
@@ -13,26 +15,26 @@ from posenc.experiments.tasks.common.algorithm import (
     answered,
 )
 from posenc.experiments.tasks.common.scan_grammar import LONGEST_TRAINED, split
-from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings
+from posenc.experiments.tasks.common.task import TaskEntry, TaskSettings
 
 __all__ = ["ENTRY"]
 
 
 def _make(settings: TaskSettings) -> AlgorithmTask:
     trained, held_out = split()
-    told = trained | held_out
-    words = {word for command in told for word in command.split()}
-    actions = {action for meant in told.values() for action in meant}
-    tokens = {word: SYMBOLS + index for index, word in enumerate(sorted(words | actions))}
+    meanings = trained | held_out
+    words = {word for command in meanings for word in command.split()}
+    all_actions = {action for actions in meanings.values() for action in actions}
+    tokens = {word: SYMBOLS + index for index, word in enumerate(sorted(words | all_actions))}
     by_length: dict[int, list[Example]] = defaultdict(list)
     training: list[Example] = []
-    for command, meant in told.items():
-        example = answered([tokens[w] for w in command.split()], [tokens[a] for a in meant])
-        by_length[len(meant)].append(example)
+    for command, actions in meanings.items():
+        example = answered([tokens[w] for w in command.split()], [tokens[a] for a in actions])
+        by_length[len(actions)].append(example)
         if command in trained:
             training.append(example)
     _require_lengths(settings, by_length)
-    question = max(len(command.split()) for command in told)
+    question = max(len(command.split()) for command in meanings)
     return AlgorithmTask(
         settings,
         Algorithm(
@@ -44,7 +46,7 @@ def _make(settings: TaskSettings) -> AlgorithmTask:
             draw=lambda length, random: random.choice(by_length[length]),
             train=lambda random: random.choice(training),
             width=lambda length: question + 1 + length,
-            chance=1 / len(actions),
+            chance=1 / len(all_actions),
             unit="actions",
         ),
     )
@@ -69,10 +71,6 @@ def _require_lengths(settings: TaskSettings, by_length: dict[int, list[Example]]
             )
 
 
-def _tested(train_length: int) -> tuple[int, ...]:
-    return (train_length, 24, 26, 28, 30, 32, 36, 40, 48)
-
-
 ENTRY = TaskEntry(
     make=_make,
     summary="SCAN's length split: carry out commands that need more actions than any in training",
@@ -84,14 +82,10 @@ ENTRY = TaskEntry(
     "learned tables fail at once. Unsorted random positions, the control, must fail at all "
     "lengths.",
     sample={"test_lengths": (24,)},
-    defaults=Defaults(
-        encodings=("rope", "alibi", "t5", "sinusoidal", "sinusoidal@randomized"),
-        references=("nope", "sinusoidal@unsorted"),
+    defaults=replace(
+        DEFAULTS,
         train_length=LONGEST_TRAINED,
-        test_lengths=_tested,
-        steps=1000,
-        batch=64,
-        learning_rate=5e-3,
+        test_lengths=lambda length: (length, 24, 26, 28, 30, 32, 36, 40, 48),
     ),
     length_unit="actions",
 )

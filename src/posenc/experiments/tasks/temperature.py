@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, DataError
-from posenc.experiments.fitting import fit_note, fitted_options
-from posenc.experiments.recipe import Recipe, describe
-from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
+from posenc.experiments.recipe import Recipe
+from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.tasks.common.interpolator import Interpolator, Timed
 from posenc.experiments.tasks.common.task import (
     Defaults,
     Probe,
+    Task,
     TaskEntry,
     TaskSettings,
-    probed,
+    generator,
+    is_wide,
+    model_shape,
     seen,
     times,
+    training_loss,
 )
 from posenc.models.stack import StackConfig
-from posenc.training.memory_estimate import require_step, stack_bytes
-from posenc.training.seeding import fingerprint, generator
+from posenc.training.memory_estimate import stack_bytes
 
 __all__ = ["ENTRY"]
 
@@ -35,100 +37,82 @@ HOURS = 3
 """Hours of a span for each reading in it: 32 readings of 96 hours."""
 
 HIDDEN = 0.25
-"""Share of the readings that are to be told."""
+"""Share of the readings that are hidden and predicted."""
 
 STRETCH, EVERY = 480, 4
-"""The year is cut into stretches of so many hours; each fourth is held out."""
+"""The year is cut into parts of so many hours; each fourth is held out."""
 
 SPANS, ROWS = 512, 64
 """Spans tested at a length, and at a time."""
 
 
-class Temperatures:
-    """Tell hidden readings of an irregularly sampled series from those around them.
+class Temperatures(Task):
+    """Predict hidden readings of an irregularly sampled series from those around them.
 
     Positions are hours since the span began. A recipe that ends in ``@index`` counts readings
-    instead (0, 1, 2, …), as if they were evenly spaced: what the same method does without times.
+    instead (0, 1, 2, …), as if they were evenly spaced: the same method without times.
 
     Args:
         settings: of the comparison; lengths count readings.
 
     Raises:
-        DataError: when the longest span is longer than a stretch of held-out hours.
+        DataError: if the longest span is longer than a held-out part of the year.
     """
 
-    title = "Hidden temperatures at irregular hours, told from those around them"
-    training_unit = 1.0
-
     def __init__(self, settings: TaskSettings) -> None:
-        self._settings = settings
-        series, dates = _readings(settings.options["place"])
-        longest = HOURS * settings.lengths[-1]
-        if longest > STRETCH:
+        place, length = settings.options["place"], settings.train_length
+        series, dates = _readings(place)
+        if HOURS * settings.lengths[-1] > STRETCH:
             raise DataError(
                 "test_lengths",
                 expected=f"at most {STRETCH // HOURS} readings",
                 got=settings.lengths[-1],
                 remedy=f"Held-out stretches have {STRETCH} hours.",
             )
-        train, held_out = _stretches(series)
-        known = torch.cat(train)
-        self._mean, self._deviation = known.mean(), known.std()
-        self._train = [self._normal(stretch) for stretch in train]
-        self._held_out = [self._normal(stretch) for stretch in held_out]
-        self._variance = float(torch.cat(self._held_out).var())
-        self.data = f"a year of hourly temperatures in {settings.options['place']} ({dates}), "
-        self.data += f"{settings.train_length} random hours of {HOURS * settings.train_length}"
+        parts = series[: len(series) // STRETCH * STRETCH].view(-1, STRETCH)
+        kept = torch.arange(len(parts)) % EVERY != EVERY - 1
+        self._deviation = parts[kept].std()
+        normal = (parts - parts[kept].mean()) / self._deviation
+        self._train, self._held_out = normal[kept], normal[~kept]
+        self._variance = float(self._held_out.var())
         digest = hashlib.sha256(series.numpy().tobytes()).hexdigest()
-        self.corpus = Corpus(
-            name=self.data,
-            files=1,
-            train_bytes=sum(map(len, train)),
-            held_out_bytes=sum(map(len, held_out)),
-            sha256=digest,
-            unit="hours",
+        super().__init__(
+            settings,
+            title="Hidden temperatures at irregular hours, told from those around them",
+            corpus=Corpus(
+                name=f"a year of hourly temperatures in {place} ({dates}), "
+                f"{length} random hours of {HOURS * length}",
+                sha256=digest,
+                files=1,
+                train_bytes=self._train.numel(),
+                held_out_bytes=self._held_out.numel(),
+                unit="hours",
+            ),
+            metrics=_metrics(log_x=is_wide(settings.lengths)),
+            decisive=(digest, length, *model_shape(settings)),
+            example_length=length,
+            fitted_length=HOURS * length,
         )
-        self.fingerprint = fingerprint(
-            digest,
-            settings.train_length,
-            settings.width,
-            settings.layers,
-            settings.heads,
-            settings.batch,
-        )
-        self.lengths = settings.lengths
-        self.tokens_per_step = settings.batch * settings.train_length
-        self.metrics = self._metrics()
-        self.subjects = describe(
-            settings.variants,
-            references=settings.references,
-            note=lambda encoding: fit_note(encoding, HOURS * settings.train_length),
-        )
-        self._probes = [
+        self.probes = [
             Probe(
                 metrics=("error", "degrees"),
                 x=length,
-                run=lambda model, length=length: self._score(  # type: ignore[misc]
-                    model, self._held_out, length
-                ),
-                needs=lambda model, length=length: self._bytes(  # type: ignore[misc]
-                    model, ROWS, length, training=False
-                ),
+                run=partial(self._score, parts=self._held_out, length=length),
+                needs=partial(self.bytes_needed, rows=ROWS, length=length, training=False),
             )
             for length in self.lengths
         ]
-        trained = settings.train_length
-        self._probes.append(
+        self.probes.append(
             Probe(
                 metrics=("seen",),
-                x=trained,
-                run=lambda model: self._score(model, self._train, trained)[:1],
+                x=length,
+                run=lambda model: self._score(model, self._train, length)[:1],
             )
         )
 
     def build(self, encoding: str) -> Timed:
-        """An ``Interpolator``; a learned table, if it has one, has the hours of a span."""
-        recipe, settings = Recipe.parse(encoding), self._settings
+        """An ``Interpolator``; a learned table has the hours of a span."""
+        recipe = Recipe.parse(encoding)
         if recipe.positions not in ("plain", "index"):
             raise ArgumentError(
                 "encoding",
@@ -136,153 +120,92 @@ class Temperatures:
                 got=encoding,
                 remedy=f"Write {recipe.encoding} or {recipe.encoding}@index.",
             )
-        span = HOURS * settings.train_length
-        config = StackConfig(
-            dim=settings.width,
-            heads=settings.heads,
-            activation="gelu",
-            norm="layer",
-            bias=True,
-            max_length=span,
-        )
-        model = Interpolator(
-            config,
-            encoding=recipe.encoding,
-            options=fitted_options(recipe, span),
-            layers=settings.layers,
-        )
-        return Timed(model, by_index=recipe.positions == "index")
+        arguments = self.model_arguments(recipe)
+        own = {name: arguments.pop(name) for name in ("encoding", "options", "layers")}
+        config = StackConfig(activation="gelu", norm="layer", bias=True, **arguments)
+        return Timed(Interpolator(config, **own), by_index=recipe.positions == "index")
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         """``values``, ``times`` and ``hidden``, all ``[batch, train_length]``."""
-        rows, length = self._settings.batch, self._settings.train_length
+        rows, length = self.settings.batch, self.settings.train_length
         return _spans(self._train, rows, length, generator(seed, step))
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """Mean squared error of hidden readings, in variances of the training data."""
-        told = model(batch["values"], batch["times"], batch["hidden"])
-        squares = (told.float() - batch["values"]).square()
-        error: Tensor = squares[batch["hidden"]].mean()
-        return error
+        return _squares(model, batch).mean()
 
-    def require_memory(self, model: nn.Module, available: int) -> None:
-        """Refuse a training step that is estimated not to fit into ``available`` bytes."""
-        rows, length = self._settings.batch, self._settings.train_length
-        needed = self._bytes(model, rows, length, training=True)
-        require_step(needed, available, rows=rows, length=length)
+    def inner(self, model: nn.Module) -> Interpolator:
+        """The interpolator."""
+        return cast(Timed, model).model
 
-    def count(self, encoding: str) -> int:
-        """One measurement a length, and one of hours trained on."""
-        return len(self._probes)
-
-    def measure(
-        self, model: nn.Module, encoding: str, seed: int, *, available: int | None
-    ) -> Iterator[list[Measurement | Refusal]]:
-        """Both errors at every length."""
-        return probed(self._probes, model, subject=encoding, seed=seed, available=available)
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        """Write the model; ``Interpolator.load`` reads it."""
-        cast(Timed, model).model.save(folder)
-
-    @torch.inference_mode()
-    def _score(
-        self, model: nn.Module, stretches: Sequence[Tensor], length: int
-    ) -> tuple[float, float]:
-        device = next(model.parameters()).device
-        spans = _spans(stretches, SPANS, length, generator(length))
-        parts = []
-        for begin in range(0, SPANS, ROWS):
-            part = {key: x[begin : begin + ROWS].to(device) for key, x in spans.items()}
-            told = model(part["values"], part["times"], part["hidden"])
-            parts.append((told - part["values"]).square()[part["hidden"]].cpu())
-        error = float(torch.cat(parts).double().mean())
-        return error / self._variance, float(self._deviation) * math.sqrt(error)
-
-    def _normal(self, series: Tensor) -> Tensor:
-        return (series - self._mean) / self._deviation
-
-    def _bytes(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
+    def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
+        """With all attention weights in memory."""
         return stack_bytes(
-            cast(Timed, model).model.config,
-            layers=self._settings.layers,
+            model,
+            self.inner(model).config,
+            layers=self.settings.layers,
             vocabulary=0,
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
             rows=rows,
             length=length,
             training=training,
         )
 
-    def _metrics(self) -> tuple[Metric, ...]:
-        axis = f"readings (of {HOURS} times as many hours)"
-        log_x = self.lengths[-1] > 2 * self.lengths[0]
-        error = Metric(
-            key="error",
-            label="Squared error of hidden readings",
-            unit="share of the variance",
-            axis=axis,
-            lower_is_better=True,
-            chance=1.0,
-            description=f"{HIDDEN:.0%} of the readings of each held-out span are hidden. The "
-            "rule is what always telling the mean reaches.",
-            headline=True,
-            log_x=log_x,
-        )
-        return (
-            error,
-            Metric(
-                key="degrees",
-                label="Error of hidden readings",
-                unit="°F (root mean square)",
-                axis=axis,
-                lower_is_better=True,
-                chance=None,
-                description="The same in degrees.",
-                headline=False,
-                log_x=log_x,
-            ),
-            Metric(
-                key="training_loss",
-                label="Training loss",
-                unit="share of the variance",
-                axis="training step",
-                lower_is_better=True,
-                chance=None,
-                description="Mean over the steps since the point before.",
-                headline=False,
-                log_x=False,
-            ),
-            seen(error),
-        )
+    @torch.inference_mode()
+    def _score(self, model: nn.Module, parts: Tensor, length: int) -> tuple[float, float]:
+        device = next(model.parameters()).device
+        spans = _spans(parts, SPANS, length, generator(length))
+        squares = []
+        for begin in range(0, SPANS, ROWS):
+            batch = {key: x[begin : begin + ROWS].to(device) for key, x in spans.items()}
+            squares.append(_squares(model, batch).cpu())
+        error = float(torch.cat(squares).double().mean())
+        return error / self._variance, float(self._deviation) * math.sqrt(error)
+
+
+def _squares(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Squared errors of hidden readings."""
+    predicted: Tensor = model(batch["values"], batch["times"], batch["hidden"])
+    return (predicted.float() - batch["values"]).square()[batch["hidden"]]
+
+
+def _metrics(*, log_x: bool) -> tuple[Metric, ...]:
+    axis = f"readings (of {HOURS} times as many hours)"
+    metric = partial(Metric, axis=axis, lower_is_better=True, log_x=log_x)
+    error = metric(
+        key="error",
+        label="Squared error of hidden readings",
+        unit="share of the variance",
+        chance=1.0,
+        description=f"{HIDDEN:.0%} of the readings of each held-out span are hidden. The "
+        "rule is what always telling the mean reaches.",
+        headline=True,
+    )
+    degrees = metric(
+        key="degrees",
+        label="Error of hidden readings",
+        unit="°F (root mean square)",
+        description="The same in degrees.",
+    )
+    return error, degrees, training_loss("share of the variance"), seen(error)
 
 
 def _readings(place: str) -> tuple[Tensor, str]:
-    """Temperatures of every hour of a year, and which year."""
+    """Temperatures of every hour of a year, and the first and the last day."""
     from vega_datasets import local_data
 
-    named = {"Seattle": "seattle_temps", "San Francisco": "sf_temps"}
-    if place not in named:
+    datasets = {"Seattle": "seattle_temps", "San Francisco": "sf_temps"}
+    if place not in datasets:
         raise ArgumentError(
-            "place", expected=" or ".join(named), got=repr(place), remedy="Choose one."
+            "place", expected=" or ".join(datasets), got=repr(place), remedy="Choose one."
         )
-    table = getattr(local_data, named[place])()
-    years = f"{table.date.iloc[0]:%Y-%m-%d} to {table.date.iloc[-1]:%Y-%m-%d}"
-    return torch.tensor(table.temp.to_numpy(), dtype=torch.float32), years
+    table = getattr(local_data, datasets[place])()
+    dates = f"{table.date.iloc[0]:%Y-%m-%d} to {table.date.iloc[-1]:%Y-%m-%d}"
+    return torch.tensor(table.temp.to_numpy(), dtype=torch.float32), dates
 
 
-def _stretches(series: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Stretches to train on, and held-out ones from all over the year."""
-    parts = [part for part in torch.split(series, STRETCH) if len(part) == STRETCH]
-    held_out = parts[EVERY - 1 :: EVERY]
-    train = [part for index, part in enumerate(parts) if index % EVERY != EVERY - 1]
-    return train, held_out
-
-
-def _spans(
-    stretches: Sequence[Tensor], rows: int, length: int, source: torch.Generator
-) -> dict[str, Tensor]:
-    """Spans from anywhere in the stretches, with their hours in order, some readings hidden."""
-    series, hours = torch.stack(list(stretches)), HOURS * length
+def _spans(series: Tensor, rows: int, length: int, source: torch.Generator) -> dict[str, Tensor]:
+    """Spans from anywhere in rows of a series, with their hours in order, some readings hidden."""
+    hours = HOURS * length
     which = torch.randint(len(series), (rows, 1), generator=source)
     begins = torch.randint(series.shape[1] - hours + 1, (rows, 1), generator=source)
     order = torch.rand(rows, hours, generator=source).argsort(1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from posenc.errors import DataError
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.sequences import drawn
-from posenc.experiments.tasks.common.pairs import Pair, PairTask, PairWork, Split
+from posenc.experiments.tasks.common.pairs import Pair, PairTask, Split
 from posenc.experiments.tasks.common.parallel import read_parallel
 from posenc.experiments.tasks.common.scoring import bleu, chrf
 from posenc.experiments.tasks.common.subwords import Subwords
@@ -17,6 +18,7 @@ from posenc.experiments.tasks.common.task import (
     TaskEntry,
     TaskSettings,
     fingerprint,
+    is_wide,
     times,
 )
 
@@ -53,60 +55,51 @@ def _make(settings: TaskSettings) -> PairTask:
         references = [pair.answers[0] for pair in pairs]
         return bleu(lines, references)[0], chrf(lines, references)
 
-    data = f"{text.name}: {len(pairs):,} pairs in {subwords.size:,} subwords"
     return PairTask(
         settings,
-        PairWork(
-            title="Translate sentences, longer than any in training",
-            data=data,
-            corpus=Corpus(
-                name=data,
-                files=1 if target is None else 2,
-                train_bytes=len(split.train),
-                held_out_bytes=sum(map(len, split.tests.values())),
-                sha256=fingerprint(text.sha256, subwords.to_json()),
-                unit="sentences",
-            ),
-            split=split,
-            source_vocabulary=subwords.size,
-            target_vocabulary=subwords.size,
-            shared=True,
-            metrics=_metrics(settings),
-            score=score,
-            cross=options["cross"],
-            dropout=options["dropout"],
+        title="Translate sentences, longer than any in training",
+        corpus=Corpus(
+            name=f"{text.name}: {len(pairs):,} pairs in {subwords.size:,} subwords",
+            sha256=fingerprint(text.sha256, subwords.to_json()),
+            files=1 if target is None else 2,
+            train_bytes=len(split.train),
+            held_out_bytes=sum(map(len, split.tests.values())),
+            unit="sentences",
         ),
+        split=split,
+        source_vocabulary=subwords.size,
+        target_vocabulary=subwords.size,
+        shared=True,
+        metrics=_metrics(settings),
+        score=score,
+        cross=options["cross"],
+        dropout=options["dropout"],
     )
 
 
 def _metrics(settings: TaskSettings) -> tuple[Metric, ...]:
-    axis = "length (subwords of the longer side)"
-    log_x = settings.lengths[-1] > 2 * settings.lengths[0]
+    metric = partial(
+        Metric,
+        axis="length (subwords of the longer side)",
+        lower_is_better=False,
+        log_x=is_wide(settings.lengths),
+    )
     return (
-        Metric(
+        metric(
             key="bleu",
             label="BLEU",
             unit="BLEU",
-            axis=axis,
-            lower_is_better=False,
-            chance=None,
             description="sacrebleu's BLEU of greedy translations. Sentences at the training "
             "length are held out; longer ones were never trained on.",
             headline=True,
-            log_x=log_x,
             learned=1.0,
         ),
-        Metric(
+        metric(
             key="chrf",
             label="chrF",
             unit="chrF",
-            axis=axis,
-            lower_is_better=False,
-            chance=None,
             description="F-score of runs of characters (sacrebleu), which tells short sentences "
             "apart better.",
-            headline=False,
-            log_x=log_x,
         ),
     )
 

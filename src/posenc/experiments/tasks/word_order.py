@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from posenc.experiments.fitting import fit_note, fitted_options
-from posenc.experiments.recipe import describe
-from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
+from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.sequences import real, stacked
 from posenc.experiments.tasks.common import grammar
-from posenc.experiments.tasks.common.pairs import plain_recipe
 from posenc.experiments.tasks.common.sentences import (
     FEWEST,
     PADDING,
@@ -27,15 +24,19 @@ from posenc.experiments.tasks.common.sentences import (
 from posenc.experiments.tasks.common.task import (
     Defaults,
     Probe,
+    Task,
     TaskEntry,
     TaskSettings,
     fingerprint,
-    probed,
+    is_wide,
+    model_shape,
+    plain_recipe,
     seen,
     times,
+    training_loss,
 )
 from posenc.models import EncoderConfig, TextClassifier
-from posenc.training.memory_estimate import require_step, stack_bytes
+from posenc.training.memory_estimate import stack_bytes
 
 __all__ = ["ENTRY"]
 
@@ -43,123 +44,80 @@ PAIRS, ROWS = 256, 128
 """Minimal pairs tested at a length, and sentences at a time."""
 
 
-class WordOrder:
+class WordOrder(Task):
     """A bidirectional encoder that classifies sentences, longer ones than it was trained on.
 
     Args:
         settings: of the comparison.
 
     Raises:
-        DataError: when the user's text is unusable.
+        DataError: if the user's text is unusable.
     """
 
-    title = "Who does it to whom? Sentences told apart by the order of their words"
-    training_unit = 1.0
-
     def __init__(self, settings: TaskSettings) -> None:
-        self._settings = settings
         self._sentences = _generated(settings) if settings.text is None else labelled(settings)
-        if settings.text is not None:
-            self.title = "Classify sentences, longer than any in training"
-        self.data, self.corpus = self._sentences.data, self._sentences.corpus
-        self.lengths = settings.lengths
-        self.tokens_per_step = settings.batch * settings.train_length
-        self.fingerprint = fingerprint(
-            self.corpus.sha256,
-            settings.train_length,
-            settings.width,
-            settings.layers,
-            settings.heads,
-            settings.batch,
+        metrics = _metrics(self._sentences, log_x=is_wide(settings.lengths))
+        super().__init__(
+            settings,
+            title="Who does it to whom? Sentences told apart by the order of their words"
+            if settings.text is None
+            else "Classify sentences, longer than any in training",
+            corpus=self._sentences.corpus,
+            metrics=metrics,
+            decisive=(
+                self._sentences.corpus.sha256,
+                settings.train_length,
+                *model_shape(settings),
+            ),
+            example_length=settings.train_length,
         )
-        self.metrics = self._metrics()
-        self.subjects = describe(
-            settings.variants,
-            references=settings.references,
-            note=lambda encoding: fit_note(encoding, settings.train_length),
-        )
-        self._keys = tuple(m.key for m in self.metrics if m.key not in ("training_loss", "seen"))
-        self._probes = [
-            Probe(
-                metrics=self._keys,
+        keys = tuple(m.key for m in metrics if m.key not in ("training_loss", "seen"))
+        for length, sentences in self._sentences.tests.items():
+            if len(sentences) < FEWEST:
+                count = len(sentences)
+                self.lacking[length] = f"the text has only {count} sentences of this length"
+                continue
+            probe = Probe(
+                metrics=keys,
                 x=length,
-                run=lambda model, sentences=sentences: self._score(  # type: ignore[misc]
-                    model, sentences
-                ),
-                needs=lambda model, length=length: self._bytes(  # type: ignore[misc]
-                    model, ROWS, length, training=False
-                ),
+                run=partial(self._score, sentences=sentences),
+                needs=partial(self.bytes_needed, rows=ROWS, length=length, training=False),
             )
-            for length, sentences in self._sentences.tests.items()
-            if len(sentences) >= FEWEST
-        ]
-        self._tested = len(self._probes)
+            self.probes.append(probe)
         if self._sentences.trained_on:
-            self._probes.append(
-                Probe(
-                    metrics=("seen",),
-                    x=settings.train_length,
-                    run=lambda model: self._score(model, self._sentences.trained_on),
-                )
-            )
+            run = partial(self._score, sentences=self._sentences.trained_on)
+            self.probes.append(Probe(metrics=("seen",), x=settings.train_length, run=run))
 
     def build(self, encoding: str) -> TextClassifier:
-        """A ``TextClassifier``; a learned table, if it has one, ends where training ends."""
-        recipe, settings = plain_recipe(encoding), self._settings
+        """A ``TextClassifier``; a learned table ends where training ends."""
         config = EncoderConfig(
             vocabulary=self._sentences.vocabulary,
-            dim=settings.width,
-            layers=settings.layers,
-            heads=settings.heads,
-            encoding=recipe.encoding,
-            options=fitted_options(recipe, settings.train_length),
-            max_length=settings.train_length,
             norm_first=True,
+            **self.model_arguments(plain_recipe(encoding)),
         )
         return TextClassifier(config, classes=self._sentences.classes)
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         """``tokens`` ``[batch, L]``, padded on the right, and their ``sizes`` and ``classes``."""
         source = Random(repr((seed, step)))
-        return _padded(self._sentences.draw(self._settings.batch, source))
+        return _padded(self._sentences.draw(self.settings.batch, source))
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """Mean cross-entropy, in nats."""
         logits = _logits(model, batch).float()
         return nn.functional.cross_entropy(logits, batch["classes"])
 
-    def require_memory(self, model: nn.Module, available: int) -> None:
-        """Refuse a training step that is estimated not to fit into ``available`` bytes."""
-        rows, length = self._settings.batch, self._settings.train_length
-        needed = self._bytes(model, rows, length, training=True)
-        require_step(needed, available, rows=rows, length=length)
-
-    def count(self, encoding: str) -> int:
-        """One measurement a length that has enough sentences, and one of those trained on."""
-        return len(self._probes) + (self._tested < len(self.lengths))
-
-    def measure(
-        self, model: nn.Module, encoding: str, seed: int, *, available: int | None
-    ) -> Iterator[list[Measurement | Refusal]]:
-        """All metrics at every length."""
-        yield from probed(self._probes, model, subject=encoding, seed=seed, available=available)
-        lacking: list[Measurement | Refusal] = [
-            Refusal(
-                subject=encoding,
-                metric=metric,
-                x=length,
-                reason=f"the text has only {len(sentences)} sentences of this length",
-            )
-            for length, sentences in self._sentences.tests.items()
-            if len(sentences) < FEWEST
-            for metric in self._keys
-        ]
-        if lacking:
-            yield lacking
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        """Write the model; ``TextClassifier.load`` reads it."""
-        cast(TextClassifier, model).save(folder)
+    def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
+        """With all attention weights in memory."""
+        return stack_bytes(
+            model,
+            cast(TextClassifier, model).encoder.config,
+            layers=self.settings.layers,
+            vocabulary=0,
+            rows=rows,
+            length=length,
+            training=training,
+        )
 
     @torch.inference_mode()
     def _score(self, model: nn.Module, sentences: Sequence[Sentence]) -> Sequence[float]:
@@ -175,64 +133,30 @@ class WordOrder:
             return (accuracy,)
         return accuracy, float(right.view(-1, 2).all(1).double().mean())
 
-    def _bytes(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
-        return stack_bytes(
-            cast(TextClassifier, model).encoder.config,
-            layers=self._settings.layers,
-            vocabulary=0,
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
-            rows=rows,
-            length=length,
-            training=training,
-        )
 
-    def _metrics(self) -> tuple[Metric, ...]:
-        log_x = self.lengths[-1] > 2 * self.lengths[0]
-        found = [
-            Metric(
-                key="accuracy",
-                label="Sentences classified right",
-                unit="share of sentences",
-                axis="length (words)",
-                lower_is_better=False,
-                chance=self._sentences.chance,
-                description="Share of sentences. The rule is what naming the most frequent class "
-                "reaches.",
-                headline=True,
-                log_x=log_x,
-                learned=self._sentences.chance + 0.5 * (1 - self._sentences.chance)
-                if self._sentences.paired
-                else None,
-            ),
-            Metric(
-                key="training_loss",
-                label="Training loss",
-                unit="nats per sentence",
-                axis="training step",
-                lower_is_better=True,
-                chance=None,
-                description="Mean over the steps since the point before.",
-                headline=False,
-                log_x=False,
-            ),
-        ]
-        if self._sentences.paired:
-            pairs = Metric(
-                key="pairs",
-                label="Minimal pairs told apart",
-                unit="share of pairs",
-                axis="length (words)",
-                lower_is_better=False,
-                chance=0.0,
-                description="Share of pairs of sentences with the same words of which both are "
-                "classified right. Who sees only which words there are answers both alike: none.",
-                headline=False,
-                log_x=log_x,
-            )
-            found.insert(1, pairs)
-        if self._sentences.trained_on:
-            found.append(seen(found[0]))
-        return tuple(found)
+def _metrics(sentences: Sentences, *, log_x: bool) -> list[Metric]:
+    metric = partial(Metric, axis="length (words)", lower_is_better=False, log_x=log_x)
+    chance = sentences.chance
+    accuracy = metric(
+        key="accuracy",
+        label="Sentences classified right",
+        unit="share of sentences",
+        chance=chance,
+        description="Share of sentences. The rule is what naming the most frequent class reaches.",
+        headline=True,
+        learned=chance + 0.5 * (1 - chance) if sentences.paired else None,
+    )
+    pairs = metric(
+        key="pairs",
+        label="Minimal pairs told apart",
+        unit="share of pairs",
+        chance=0.0,
+        description="Share of pairs of sentences with the same words of which both are "
+        "classified right. Who sees only which words there are answers both alike: none.",
+    )
+    metrics = [accuracy, *([pairs] if sentences.paired else [])]
+    metrics.append(training_loss("nats per sentence"))
+    return [*metrics, seen(accuracy)] if sentences.trained_on else metrics
 
 
 def _generated(settings: TaskSettings) -> Sentences:
@@ -241,31 +165,30 @@ def _generated(settings: TaskSettings) -> Sentences:
 
     def pair(length: int, random: Random) -> list[Sentence]:
         scene = grammar.draw_scene(length, random)
-        both = (scene, scene.turned())
-        return [([ids[word] for word in one.words()], int(one.person_acts)) for one in both]
+        return [
+            ([ids[word] for word in version.words()], int(version.person_acts))
+            for version in (scene, scene.turned())
+        ]
 
     def draw(rows: int, random: Random) -> Sequence[Sentence]:
-        found: list[Sentence] = []
-        while len(found) < rows:
-            found += pair(random.randint(grammar.SHORTEST, settings.train_length), random)
-        return found[:rows]
+        sentences: list[Sentence] = []
+        while len(sentences) < rows:
+            sentences += pair(random.randint(grammar.SHORTEST, settings.train_length), random)
+        return sentences[:rows]
 
     tests = {}
     for length in settings.lengths:
         source = Random(repr(("test", length)))
-        tests[length] = [one for _ in range(PAIRS) for one in pair(length, source)]
-    data = f"a grammar of {len(ids)} words, {grammar.SHORTEST} to {settings.train_length} of them "
-    data += "in training"
+        tests[length] = [sentence for _ in range(PAIRS) for sentence in pair(length, source)]
+    longest = settings.train_length
+    corpus = Corpus(
+        name=f"a grammar of {len(ids)} words, {grammar.SHORTEST} to {longest} of them in training",
+        sha256=fingerprint("word_order", grammar.WORDS, settings.lengths),
+        held_out_bytes=2 * PAIRS * len(tests),
+        unit="sentences",
+    )
     return Sentences(
-        data=data,
-        corpus=Corpus(
-            name=data,
-            files=0,
-            train_bytes=0,
-            held_out_bytes=2 * PAIRS * len(tests),
-            sha256=fingerprint("word_order", grammar.WORDS, settings.lengths),
-            unit="sentences",
-        ),
+        corpus=corpus,
         vocabulary=WORDS + len(ids),
         classes=2,
         chance=0.5,

@@ -1,39 +1,40 @@
 """Tasks that read one sequence and write another: an encoder–decoder and its measurements.
 
-The data is pairs. Those no longer than the training length are trained on, but for some that are
-held out by the hash of their name; longer ones are never trained on and are all there to be
-tested. What the model writes by greedy decoding is scored, not what it would predict after the
-right beginning.
+The data is pairs. Those no longer than the training length are trained on, except for some that are
+held out by the hash of their name; longer ones are only tested. The output of greedy decoding is
+scored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import ArgumentError, DataError
-from posenc.experiments.fitting import fit_note, fitted_options
-from posenc.experiments.recipe import Recipe, describe
-from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
+from posenc.errors import DataError
+from posenc.experiments.fitting import fitted_options
+from posenc.experiments.recipe import Recipe
+from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.sequences import BEGIN, END, drawn, padded, pair_loss, read_source
 from posenc.experiments.tasks.common.task import (
     Probe,
+    Task,
     TaskSettings,
-    fingerprint,
     generator,
-    probed,
+    model_shape,
+    plain_recipe,
     seen,
+    training_loss,
 )
 from posenc.models import Transformer, TransformerConfig, generate
-from posenc.training.memory_estimate import require_step, stack_bytes
+from posenc.training.memory_estimate import stack_bytes
 
-__all__ = ["Pair", "PairTask", "PairWork", "Split", "plain_recipe"]
+__all__ = ["Pair", "PairTask", "Split"]
 
 MOST, FEWEST = 512, 16
 """Pairs tested at a length, and how many there must be for a number to mean something."""
@@ -47,12 +48,12 @@ ROWS = 128
 
 @dataclass(frozen=True)
 class Pair:
-    """Something to read and what to write.
+    """A source and a target.
 
     Args:
-        name: tells it from others; what is held out follows from it alone.
+        name: decides by its hash whether the pair is held out.
         source, target: symbols, without begin and end.
-        answers: what counts as right, for whoever scores it.
+        answers: all right answers, for scoring.
     """
 
     name: str
@@ -110,234 +111,144 @@ class Split:
         return cls(train, tests)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairWork:
-    """Data, vocabularies and metrics of a task of pairs.
+class PairTask(Task):
+    """An encoder–decoder trained on short pairs and tested on longer ones by greedy decoding.
 
     Args:
-        title: what is done, as the title of a report.
-        data: what it is done on, in a phrase.
-        corpus: the same for the record.
+        settings: of the comparison.
+        title: the job, as the title of a report.
+        corpus: the data.
         split: the pairs.
         source_vocabulary, target_vocabulary: numbers of tokens, begin and end included.
         shared: both sides have the same tokens.
-        metrics: what ``score`` gives, in its order.
-        score: the metrics' values, from what was written and the pairs.
+        metrics: of ``score``, in its order.
+        score: the metrics' values, from the decoded targets and the pairs.
         cross: encoding of the attention from target to source.
         dropout: probability of dropping a feature in training.
     """
 
-    title: str
-    data: str
-    corpus: Corpus
-    split: Split
-    source_vocabulary: int
-    target_vocabulary: int
-    shared: bool = False
-    metrics: tuple[Metric, ...]
-    score: Callable[[Sequence[list[int]], Sequence[Pair]], Sequence[float]]
-    cross: str = "nope"
-    dropout: float = 0.0
-
-
-class PairTask:
-    """An encoder–decoder trained on short pairs and tested on longer ones, decoding greedily.
-
-    Args:
-        settings: of the comparison.
-        work: what it learns.
-    """
-
-    training_unit = 1.0
-
-    def __init__(self, settings: TaskSettings, work: PairWork) -> None:
-        self._settings, self._work = settings, work
-        self.title, self.data, self.corpus = work.title, work.data, work.corpus
-        self.lengths = settings.lengths
-        self._width = self.lengths[0] + 1  # with begin or end
-        self.tokens_per_step = 2 * settings.batch * self._width
-        self.fingerprint = fingerprint(
-            work.corpus.sha256,
-            tuple(sorted(settings.options.items())),
-            settings.train_length,
-            settings.width,
-            settings.layers,
-            settings.heads,
-            settings.batch,
+    def __init__(
+        self,
+        settings: TaskSettings,
+        *,
+        title: str,
+        corpus: Corpus,
+        split: Split,
+        source_vocabulary: int,
+        target_vocabulary: int,
+        shared: bool = False,
+        metrics: Sequence[Metric],
+        score: Callable[[Sequence[list[int]], Sequence[Pair]], Sequence[float]],
+        cross: str = "nope",
+        dropout: float = 0.0,
+    ) -> None:
+        headline = next(index for index, metric in enumerate(metrics) if metric.headline)
+        super().__init__(
+            settings,
+            title=title,
+            corpus=corpus,
+            metrics=(*metrics, training_loss("nats per token"), seen(metrics[headline])),
+            decisive=(
+                corpus.sha256,
+                tuple(sorted(settings.options.items())),
+                settings.train_length,
+                *model_shape(settings),
+            ),
+            example_length=settings.train_length + 1,  # with begin or end
         )
-        headline = next(metric for metric in work.metrics if metric.headline)
-        self.metrics = (*work.metrics, _training_loss(), seen(headline))
-        self.subjects = describe(
-            settings.variants,
-            references=settings.references,
-            note=lambda encoding: fit_note(encoding, self._width),
-        )
-        keys = tuple(metric.key for metric in work.metrics)
-        self._probes = [
-            Probe(
-                metrics=keys,
+        self.tokens_per_step = 2 * settings.batch * self.example_length
+        self.split, self.score = split, score
+        self._cross = Recipe.parse(cross)
+        self._vocabulary = target_vocabulary
+        self._own: dict[str, Any] = {
+            "source_vocabulary": source_vocabulary,
+            "target_vocabulary": target_vocabulary,
+            "shared": shared,
+            "dropout": dropout,
+        }
+        for length, pairs in split.tests.items():
+            if len(pairs) < FEWEST:
+                self.lacking[length] = f"the data has only {len(pairs)} examples of this length"
+                continue
+            probe = Probe(
+                metrics=tuple(metric.key for metric in metrics),
                 x=length,
-                run=lambda model, length=length, pairs=pairs: self._score(  # type: ignore[misc]
-                    model, pairs, length
-                ),
-                needs=lambda model, length=length: self._needs(model, length),  # type: ignore[misc]
+                run=partial(self._score, pairs=pairs, length=length),
+                needs=partial(self.bytes_needed, rows=ROWS, length=length + 1, training=False),
             )
-            for length, pairs in work.split.tests.items()
-            if len(pairs) >= FEWEST
-        ]
-        tested = len(work.split.tests[self.lengths[0]])
-        place = work.metrics.index(headline)
-        self._probes.append(
+            self.probes.append(probe)
+        train_length = settings.train_length
+        known = split.train[: len(split.tests[train_length])]
+        self.probes.append(
             Probe(
                 metrics=("seen",),
-                x=self.lengths[0],
-                run=lambda model: self._score(model, work.split.train[:tested], self.lengths[0])[
-                    place : place + 1
-                ],
+                x=train_length,
+                run=lambda model: [self._score(model, known, train_length)[headline]],
             )
         )
 
     def build(self, encoding: str) -> Transformer:
-        """A ``Transformer``, the encoding in encoder and decoder.
+        """A ``Transformer`` with the encoding in encoder and decoder.
 
-        A learned table, if it has one, ends where training ends.
+        A learned table ends where training ends.
         """
-        recipe = plain_recipe(encoding)
-        settings, work = self._settings, self._work
-        cross = Recipe.parse(work.cross)
-        options = fitted_options(recipe, self._width)
-        return Transformer(
-            TransformerConfig(
-                source_vocabulary=work.source_vocabulary,
-                target_vocabulary=work.target_vocabulary,
-                dim=settings.width,
-                heads=settings.heads,
-                encoder_layers=settings.layers,
-                decoder_layers=settings.layers,
-                encoder_encoding=recipe.encoding,
-                decoder_encoding=recipe.encoding,
-                cross_encoding=cross.encoding,
-                encoder_options=options,
-                decoder_options=options,
-                cross_options=fitted_options(cross, self._width),
-                shared=work.shared,
-                dropout=work.dropout,
-                max_length=self._width,
-            )
+        arguments = self.model_arguments(plain_recipe(encoding))
+        layers, name, options = (arguments.pop(key) for key in ("layers", "encoding", "options"))
+        config = TransformerConfig(
+            encoder_layers=layers,
+            decoder_layers=layers,
+            encoder_encoding=name,
+            decoder_encoding=name,
+            cross_encoding=self._cross.encoding,
+            encoder_options=options,
+            decoder_options=options,
+            cross_options=fitted_options(self._cross, self.fitted_length),
+            **self._own,
+            **arguments,
         )
+        return Transformer(config)
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         """``source``, ``target`` ``[batch, L]`` and ``sizes`` ``[batch, 2]``, of similar lengths.
 
         Sources end with the end; targets begin with the begin and end with the end.
         """
-        train, rows = self._work.split.train, self._settings.batch
+        train, rows = self.split.train, self.settings.batch
         source = generator(seed, step)
         chosen = torch.randint(len(train), (POOLED * rows,), generator=source)
         pool = sorted((train[index] for index in chosen), key=lambda pair: pair.length)
         begin = rows * int(torch.randint(POOLED, (), generator=source))
-        pairs = pool[begin : begin + rows]
-        return padded([(pair.source, pair.target) for pair in pairs])
+        return padded([(pair.source, pair.target) for pair in pool[begin : begin + rows]])
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """Mean cross-entropy of the targets' tokens, in nats."""
         return pair_loss(cast(Transformer, model), batch)
 
-    def require_memory(self, model: nn.Module, available: int) -> None:
-        """Refuse a training step that is estimated not to fit into ``available`` bytes."""
-        rows = self._settings.batch
-        needed = self._bytes(model, rows, self._width, training=True)
-        require_step(needed, available, rows=rows, length=self._width)
-
-    def count(self, encoding: str) -> int:
-        """One measurement a length that has enough pairs, and one of pairs trained on."""
-        return len(self._probes) + bool(self._untestable())
-
-    def measure(
-        self, model: nn.Module, encoding: str, seed: int, *, available: int | None
-    ) -> Iterator[list[Measurement | Refusal]]:
-        """All metrics at every length."""
-        yield from probed(self._probes, model, subject=encoding, seed=seed, available=available)
-        lacking = [
-            Refusal(
-                subject=encoding,
-                metric=metric.key,
-                x=length,
-                reason=f"the data has only {count} examples of this length",
-            )
-            for length, count in self._untestable().items()
-            for metric in self._work.metrics
-        ]
-        if lacking:
-            yield list(lacking)
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        """Write the model; ``Transformer.load`` reads it."""
-        cast(Transformer, model).save(folder)
-
-    def _untestable(self) -> dict[int, int]:
-        tests = self._work.split.tests
-        return {length: len(pairs) for length, pairs in tests.items() if len(pairs) < FEWEST}
-
-    def _score(self, model: nn.Module, tested: Sequence[Pair], length: int) -> Sequence[float]:
-        pairs = sorted(tested, key=lambda pair: len(pair.source))
-        written: list[list[int]] = []
-        for begin in range(0, len(pairs), ROWS):
-            sources = [pair.source for pair in pairs[begin : begin + ROWS]]
-            written += _written(cast(Transformer, model), sources, most=length + 1)
-        return self._work.score(written, pairs)
-
-    def _needs(self, model: nn.Module, length: int) -> int:
-        return self._bytes(model, ROWS, length + 1, training=False)
-
-    def _bytes(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
-        # A decoder's block has two attentions; its feed-forward layer is counted twice for that.
+    def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
+        """With all attention weights in memory; a decoder's block counts as two."""
         return stack_bytes(
+            model,
             cast(Transformer, model).config,
-            layers=3 * self._settings.layers,
-            vocabulary=self._work.target_vocabulary,
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            layers=3 * self.settings.layers,
+            vocabulary=self._vocabulary,
             rows=rows,
             length=length,
             training=training,
         )
 
-
-def plain_recipe(encoding: str) -> Recipe:
-    """The recipe called ``encoding``, of tokens at 0, 1, 2, …
-
-    Raises:
-        ArgumentError: when it has them elsewhere.
-    """
-    recipe = Recipe.parse(encoding)
-    if recipe.positions != "plain":
-        raise ArgumentError(
-            "encoding",
-            expected="positions 0, 1, 2, … of the tokens",
-            got=encoding,
-            remedy="See posenc tasks for those that draw positions: copy, for example.",
-        )
-    return recipe
+    def _score(self, model: nn.Module, pairs: Sequence[Pair], length: int) -> Sequence[float]:
+        pairs = sorted(pairs, key=lambda pair: len(pair.source))
+        written: list[list[int]] = []
+        for begin in range(0, len(pairs), ROWS):
+            sources = [pair.source for pair in pairs[begin : begin + ROWS]]
+            written += _decoded(cast(Transformer, model), sources, most=length + 1)
+        return self.score(written, pairs)
 
 
 @torch.inference_mode()
-def _written(model: Transformer, sources: Sequence[Sequence[int]], *, most: int) -> list[list[int]]:
+def _decoded(model: Transformer, sources: Sequence[Sequence[int]], *, most: int) -> list[list[int]]:
     """Output of greedy decoding for each source, without begin and end."""
     given = read_source(model, sources)
     begin = torch.full((len(sources), 1), BEGIN, device=model.source_embedding.weight.device)
-    done = generate(given, begin, max_new_tokens=most, stop_token=END)[:, 1:].tolist()
-    return [row[: row.index(END)] if END in row else row for row in done]
-
-
-def _training_loss() -> Metric:
-    return Metric(
-        key="training_loss",
-        label="Training loss",
-        unit="nats per token",
-        axis="training step",
-        lower_is_better=True,
-        chance=None,
-        description="Mean over the steps since the point before.",
-        headline=False,
-        log_x=False,
-    )
+    rows = generate(given, begin, max_new_tokens=most, stop_token=END)[:, 1:].tolist()
+    return [row[: row.index(END)] if END in row else row for row in rows]

@@ -36,9 +36,8 @@ class Sentences:
     """Source of sentences.
 
     Args:
-        data: what they are, in a phrase.
-        corpus: the same for the record.
-        vocabulary: tokens there are.
+        corpus: the data.
+        vocabulary: number of tokens.
         classes: how many.
         chance: share that is right by always naming the most frequent class.
         draw: so many sentences to train on.
@@ -47,7 +46,6 @@ class Sentences:
         trained_on: some of those to train on, where these are finite.
     """
 
-    data: str
     corpus: Corpus
     vocabulary: int
     classes: int
@@ -101,11 +99,9 @@ def labelled(settings: TaskSettings) -> Sentences:
         raise _unusable(settings.text, expected, f"{len(train)} and {len(held_out)}")
     most = max(Counter(label for _, label in held_out).values())
     digest = hashlib.sha256("\n".join(f"{a}\t{c}" for a, _, c in rows).encode()).hexdigest()
-    data = f"{settings.text.name}: {len(rows):,} sentences of {len(labels)} classes"
     return Sentences(
-        data=data,
         corpus=Corpus(
-            name=data,
+            name=f"{settings.text.name}: {len(rows):,} sentences of {len(labels)} classes",
             files=1,
             train_bytes=len(train),
             held_out_bytes=sum(map(len, tests.values())),

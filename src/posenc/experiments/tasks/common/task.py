@@ -1,50 +1,45 @@
 """Interface of tasks, and how to add one.
 
-A task is one file in ``posenc.experiments.tasks`` that ends in an ``ENTRY``, known by the file's
-name, or an entry that ``posenc.register`` was given; ``posenc compare --task NAME`` and ``posenc
-tasks`` then know it. The lab trains, resumes, measures, counts and reports; the file holds four
-things and no loop:
+A task is one file in ``posenc.experiments.tasks`` that ends in an ``ENTRY``, named as the file, or
+an entry given to ``posenc.register``; ``posenc compare --task NAME`` and ``posenc tasks`` then list
+it. Training, resuming, measuring and reporting are shared; the file holds a subclass of ``Task``:
 
-1. **A model for an encoding**: ``build(encoding)``. The encoding comes as the user wrote it;
-   ``Recipe.parse`` (``posenc.experiments.recipe``) reads options and drawn positions. Draw all
-   weights from torch's global generator, which the lab has seeded, and raise ArgumentError for an
-   encoding that cannot serve. ``build("nope")`` must work: the weights that other models share
-   with it by name and shape are copied from it, so that encodings differ in nothing else.
-2. **A seeded batch**: ``batch(seed, step)``, named tensors, a pure function of its arguments (use
-   ``generator(seed, step)`` from here), the same for all encodings. There is no other state, which
-   is why a run that was killed goes on to the same bits.
-3. **A loss**: ``loss(model, batch)``, a scalar.
-4. **Measurements**: ``count(encoding)`` and ``measure(...)``. A task whose measurements are some
-   numbers at some points says so in a list of ``Probe`` and returns ``probed(...)``, which turns
-   positions that an encoding does not have into refusals with the reason.
-   The headline metric says from which value on the task counts as learned (``Metric.learned``,
-   ``Metric.chance``); where the data to train on is finite, it is also measured on that, as the
-   metric ``seen(headline)`` makes, so that an overfitted model is told.
+1. ``build(encoding)``: a model. ``Recipe.parse`` (``posenc.experiments.recipe``) reads options and
+   random positions from the encoding's name. Draw all weights from torch's global generator, and
+   raise ArgumentError for an encoding that the task does not support. ``build("nope")`` must work:
+   weights that other models share with it by name and shape are copied from it, so that encodings
+   differ in nothing else.
+2. ``batch(seed, step)``: named tensors, a pure function of its arguments (use ``generator(seed,
+   step)``), the same for all encodings. A killed run therefore resumes to the same bits.
+3. ``loss(model, batch)``: a scalar.
+4. ``probes``: the measurements, each at one point of its axis. Where the data to train on is
+   finite, the headline metric is also measured on that, as ``seen(headline)``, to detect
+   overfitting.
+5. ``bytes_needed(...)``: an estimate of memory.
 
-Beside them it describes itself (``title``, ``data``, ``corpus``, ``metrics``, ``subjects``,
-``lengths``), names what decides training (``fingerprint``), says what it costs
-(``tokens_per_step``, ``require_memory``) and how its model is written (``save``). Tasks whose
-points are no sequence lengths (sizes of images, shares of missing hours) take ``train_length`` and
-``test_lengths`` for those points and say so in ``TaskEntry.length_unit``; one that has a single
-point returns it alone from ``Defaults.test_lengths``. A package that only this task needs is
-imported where it is used, not at the top.
+Points that are no sequence lengths (sizes of images, for example) are still called
+``train_length`` and ``test_lengths``; ``TaskEntry.length_unit`` says what they count. A package
+that only this task needs is imported where it is used.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import Parameter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from torch import nn
+from torch import Tensor, nn
 
-from posenc.errors import LengthError
-from posenc.experiments.recipe import Variant
-from posenc.experiments.results import Corpus, Measurement, Metric, Refusal, Subject
+from posenc.errors import ArgumentError, LengthError
+from posenc.experiments.fitting import fit_note, fitted_options
+from posenc.experiments.recipe import Recipe, Variant, describe
+from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
+from posenc.models.checkpoint import SavedModel
+from posenc.training.memory_estimate import gigabytes, require_step
 from posenc.training.seeding import fingerprint, generator
-from posenc.training.task import TrainingTask
 
 __all__ = [
     "Defaults",
@@ -54,9 +49,12 @@ __all__ = [
     "TaskSettings",
     "fingerprint",
     "generator",
-    "probed",
+    "is_wide",
+    "model_shape",
+    "plain_recipe",
     "seen",
     "times",
+    "training_loss",
 ]
 
 
@@ -85,57 +83,179 @@ class TaskSettings(Protocol):
     def batch(self) -> int: ...
 
 
-class Task(TrainingTask, Protocol):
-    """A job that tells encodings apart: trained, then measured.
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """One measurement: the values of some metrics at one point of their axis.
 
-    A task is made from its settings in every worker process; all it draws at random it draws from
-    generators seeded by its arguments, so that every worker and every encoding sees the same.
+    Args:
+        metrics: keys of the metrics.
+        x: the point.
+        run: the values, from the trained model; ArgumentError if it cannot take the input.
+        needs: bytes of memory, from the model.
     """
 
-    title: str
-    """Title of the report."""
+    metrics: tuple[str, ...]
+    x: float
+    run: Callable[[nn.Module], Sequence[float]]
+    needs: Callable[[nn.Module], int] = lambda model: 0
 
-    data: str
-    """Description of the data, in a phrase."""
+    def attempt(self, model: nn.Module, available: int | None) -> Sequence[float] | str:
+        """The values, or the reason why the model cannot be measured."""
+        needed = self.needs(model)
+        if available is not None and needed > available:
+            return (
+                f"it would take about {gigabytes(needed)} of memory, of which "
+                f"{gigabytes(available)} are free"
+            )
+        try:
+            return self.run(model)
+        except LengthError as error:
+            return f"it needs positions outside {error.expected}"
+        except ArgumentError as error:
+            return f"it needs {error.expected}"
 
-    corpus: Corpus
-    """The same for the record, with its hash."""
+    def measure(
+        self, model: nn.Module, *, subject: str, seed: int, available: int | None
+    ) -> list[Measurement | Refusal]:
+        """Measurements of a subject, or refusals with the reason."""
+        values = self.attempt(model, available)
+        if isinstance(values, str):
+            return [
+                Refusal(subject=subject, metric=metric, x=self.x, reason=values)
+                for metric in self.metrics
+            ]
+        return [
+            Measurement(subject=subject, seed=seed, metric=metric, x=self.x, value=value)
+            for metric, value in zip(self.metrics, values, strict=True)
+        ]
 
-    metrics: tuple[Metric, ...]
-    """Metrics, one of which is the headline. ``"training_loss"`` is measured by the lab."""
 
-    subjects: tuple[Subject, ...]
-    """Subjects of the comparison, each with the reason why it is there."""
+class Task(ABC):
+    """A job that tells encodings apart: trained, then measured.
 
-    lengths: tuple[int, ...]
-    """Test lengths, ascending; the first is the training length."""
+    Every worker process makes the task from its settings; random draws come from generators seeded
+    by their arguments, so that every worker and every encoding sees the same.
 
-    training_unit: float
-    """Factor from the training loss to the unit of ``"training_loss"``."""
+    Args:
+        settings: of the comparison.
+        title: title of the report.
+        corpus: the data.
+        metrics: one of them the headline; ``"training_loss"`` is measured by the training loop.
+        decisive: everything besides encoding, seed and step that decides a training step.
+        example_length: tokens of a training example.
+        fitted_length: positions of a training example, which tables and buckets are fitted to;
+            ``example_length`` by default.
 
-    def require_memory(self, model: nn.Module, available: int) -> None:
-        """Refuse to train what does not fit.
+    Attributes:
+        data: the data, in a phrase; the corpus's name by default.
+        subjects: subjects of the comparison, each with the reason why it is there.
+        lengths: test lengths, ascending; the first is the training length.
+        tokens_per_step: tokens of a batch.
+        training_unit: factor from the training loss to the unit of ``"training_loss"``.
+        probes: the measurements.
+        lacking: reason why a length has no probe, where the data has too few examples of it.
+    """
+
+    training_unit: float = 1.0
+
+    def __init__(
+        self,
+        settings: TaskSettings,
+        *,
+        title: str,
+        corpus: Corpus,
+        metrics: Sequence[Metric],
+        decisive: Sequence[object],
+        example_length: int,
+        fitted_length: int | None = None,
+    ) -> None:
+        self.settings = settings
+        self.title, self.corpus, self.data = title, corpus, corpus.name
+        self.metrics = tuple(metrics)
+        self.fingerprint = fingerprint(*decisive)
+        self.lengths = settings.lengths
+        self.example_length = example_length
+        self.fitted_length = example_length if fitted_length is None else fitted_length
+        self.tokens_per_step = settings.batch * example_length
+        self.subjects = describe(
+            settings.variants,
+            references=settings.references,
+            note=lambda encoding: fit_note(encoding, self.fitted_length),
+        )
+        self.probes: list[Probe] = []
+        self.lacking: dict[int, str] = {}
+
+    @abstractmethod
+    def build(self, encoding: str) -> nn.Module:
+        """A new model, its weights drawn from torch's global generator.
 
         Raises:
-            ArgumentError: when a training step is estimated to take more than ``available`` bytes.
+            ArgumentError: if the task does not support the encoding.
         """
 
+    @abstractmethod
+    def batch(self, seed: int, step: int) -> dict[str, Tensor]:
+        """Tensors of a training step."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        """The scalar to minimise."""
+
+    @abstractmethod
+    def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
+        """Estimated memory of a forward pass or a training step."""
+
+    def inner(self, model: nn.Module) -> SavedModel:
+        """The part to be saved of what ``build`` returns: all of it, by default."""
+        return cast(SavedModel, model)
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        """Write the trained model; the ``load`` of its class reads it."""
+        self.inner(model).save(folder)
+
+    def require_memory(self, model: nn.Module, available: int) -> None:
+        """Refuse a training step that does not fit.
+
+        Raises:
+            ArgumentError: if a step is estimated to take more than ``available`` bytes.
+        """
+        rows, length = self.settings.batch, self.example_length
+        needed = self.bytes_needed(model, rows, length, training=True)
+        require_step(needed, available, rows=rows, length=length)
+
     def count(self, encoding: str) -> int:
-        """Number of times that ``measure`` yields."""
+        """Number of items that ``measure`` yields."""
+        return len(self.probes) + bool(self.lacking)
 
     def measure(
         self, model: nn.Module, encoding: str, seed: int, *, available: int | None
     ) -> Iterator[list[Measurement | Refusal]]:
-        """Measure a trained model, and its variants, bit by bit.
+        """Measure a trained model, and its variants, step by step.
 
         Args:
             model: as ``build`` made it, trained.
             encoding, seed: which run it is.
-            available: bytes of memory there are; what needs more is refused before it is tried.
+            available: free memory in bytes; measurements that need more are refused untried.
         """
+        for probe in self.probes:
+            yield probe.measure(model, subject=encoding, seed=seed, available=available)
+        if self.lacking:
+            yield [
+                Refusal(subject=encoding, metric=metric, x=length, reason=reason)
+                for length, reason in self.lacking.items()
+                for metric in self.probes[0].metrics
+            ]
 
-    def save(self, model: nn.Module, folder: Path) -> None:
-        """Write the trained model, so that others can load it without the lab."""
+    def model_arguments(self, recipe: Recipe) -> dict[str, Any]:
+        """Width, layers, heads and encoding, as configs of models take them."""
+        return {
+            "dim": self.settings.width,
+            "layers": self.settings.layers,
+            "heads": self.settings.heads,
+            "encoding": recipe.encoding,
+            "options": fitted_options(recipe, self.fitted_length),
+            "max_length": self.fitted_length,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,10 +263,10 @@ class Defaults:
     """Settings that suit a task: about a minute an encoding (three seeds) on two cores.
 
     Args:
-        encodings: what is compared.
-        references: subjects to judge them by, the controls that must fail among them.
-        train_length: the length (or other point) that is trained at.
-        test_lengths: from it, all that is tested at.
+        encodings: the candidates.
+        references: baselines and controls, those that must fail among them.
+        train_length: the length (or other point) of training.
+        test_lengths: all test lengths, from the training length.
         steps, width, layers, heads, batch, learning_rate: as in ``Settings``.
     """
 
@@ -164,22 +284,21 @@ class Defaults:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEntry:
-    """A task as the lab lists it, without making it.
+    """A task as it is listed, without making it.
 
     Args:
         make: the task, from settings.
-        summary: what is done, in a phrase.
-        data: on what, and where it comes from.
-        metric: what is measured, the deciding one first.
+        summary: the job, in a phrase.
+        data: the data and its source.
+        metric: the metrics, the deciding one first.
         expectation: what the literature expects, with its sources, and which controls must fail.
         defaults: see there.
         sample: settings of the smallest comparison, for tests.
-        options: the task's own options with their defaults; a value given must be of the same
-            type.
+        options: the task's own options with their defaults, which also give their types.
         axes: position axes of its data: 1 for sequences, 2 for images.
         length_unit: what lengths count ("tokens", "symbols", "pixels a side").
-        reads_text: whether ``Settings.text`` means something to it.
-        windows: whether it can look at a trained model through a window (``rope|window``).
+        reads_text: True if it uses ``Settings.text``.
+        windows: True if a trained model can be measured with a window (``rope|window``).
     """
 
     make: Callable[[TaskSettings], Task]
@@ -205,62 +324,54 @@ class TaskEntry:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probe:
-    """One measurement: the values of some metrics at one point of their axis.
+def plain_recipe(encoding: str, *, axes: int = 1) -> Recipe:
+    """The recipe called ``encoding``, of tokens at 0, 1, 2, …
+
+    Raises:
+        ArgumentError: if it has random positions.
+    """
+    recipe = Recipe.parse(encoding, axes=axes)
+    if recipe.positions != "plain":
+        raise ArgumentError(
+            "encoding",
+            expected="positions 0, 1, 2, … of the tokens"
+            if axes == 1
+            else "positions at rows and columns",
+            got=encoding,
+            remedy="See posenc tasks for those that draw positions: copy, for example.",
+        )
+    return recipe
+
+
+def model_shape(settings: TaskSettings) -> tuple[int, ...]:
+    """Width, layers, heads and batch size, for ``Task(decisive=…)``."""
+    return settings.width, settings.layers, settings.heads, settings.batch
+
+
+def is_wide(lengths: Sequence[int]) -> bool:
+    """True if lengths are best drawn on a log scale."""
+    return lengths[-1] > 2 * lengths[0]
+
+
+def training_loss(unit: str, more: str = ".") -> Metric:
+    """The metric of training curves.
 
     Args:
-        metrics: keys of the metrics.
-        x: the point.
-        run: the values, from the trained model; LengthError where the encoding has no position.
-        needs: bytes of memory that it takes, from the model.
+        unit: of the loss.
+        more: the end of its description.
     """
-
-    metrics: tuple[str, ...]
-    x: float
-    run: Callable[[nn.Module], Sequence[float]]
-    needs: Callable[[nn.Module], int] = lambda model: 0
-
-
-def probed(
-    probes: Sequence[Probe], model: nn.Module, *, subject: str, seed: int, available: int | None
-) -> Iterator[list[Measurement | Refusal]]:
-    """Run probes: an item for each, as ``Task.measure`` yields them.
-
-    Args:
-        probes: what is measured.
-        model: trained.
-        subject, seed: which run it is.
-        available: bytes of memory there are.
-    """
-    for probe in probes:
-        needed = probe.needs(model)
-        try:
-            if available is not None and needed > available:
-                reason = (
-                    f"it would take about {needed / 1e9:.1f} GB of memory, of which "
-                    f"{available / 1e9:.1f} GB are free"
-                )
-            else:
-                values = probe.run(model)
-                yield [
-                    Measurement(subject=subject, seed=seed, metric=metric, x=probe.x, value=value)
-                    for metric, value in zip(probe.metrics, values, strict=True)
-                ]
-                continue
-        except LengthError as error:
-            reason = f"it needs positions outside {error.expected}"
-        yield [
-            Refusal(subject=subject, metric=metric, x=probe.x, reason=reason)
-            for metric in probe.metrics
-        ]
+    return Metric(
+        key="training_loss",
+        label="Training loss",
+        unit=unit,
+        axis="training step",
+        lower_is_better=True,
+        description=f"Mean over the steps since the point before{more}",
+    )
 
 
 def seen(metric: Metric) -> Metric:
-    """The metric called "seen": a headline metric on data that was trained on.
-
-    Measured at the training length alone, it tells an overfitted model.
-    """
+    """The metric ``"seen"``: the headline on training data, to detect overfitting."""
     return replace(
         metric,
         key="seen",
