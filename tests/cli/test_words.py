@@ -20,8 +20,7 @@ from posenc.cli.completion import (
     complete_methods,
     complete_task,
 )
-from posenc.cli.console import Terminal, print_error
-from posenc.cli.studies import command_line
+from posenc.cli.console import Terminal, command_line, print_error
 from posenc.errors import Interrupted, OutputError
 from posenc.evaluation.progress import kept
 

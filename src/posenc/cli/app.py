@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from posenc.cli.extend import extend
 from posenc.cli.gallery import gallery
 from posenc.cli.generate import generate
 from posenc.cli.listing import list_encodings
+from posenc.cli.options import options_of
 from posenc.cli.show import show
 from posenc.cli.tasks import list_tasks
 from posenc.errors import PosencError
@@ -32,15 +34,19 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("list", help=help_of(list_encodings))(list_encodings)
-app.command("show", help=help_of(show))(show)
-app.command("gallery", help=help_of(gallery))(gallery)
-app.command("tasks", help=help_of(list_tasks))(list_tasks)
-app.command("compare", help=help_of(compare))(compare)
-app.command("extend", help=help_of(extend))(extend)
-app.command("evaluate", help=help_of(evaluate))(evaluate)
-app.command("generate", help=help_of(generate))(generate)
-app.command("bench", help=help_of(bench))(bench)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "list": list_encodings,
+    "show": show,
+    "gallery": gallery,
+    "tasks": list_tasks,
+    "compare": compare,
+    "extend": extend,
+    "evaluate": evaluate,
+    "generate": generate,
+    "bench": bench,
+}
+for name, command in COMMANDS.items():
+    app.command(name, help=help_of(command))(command)
 
 
 def _print_version(requested: bool) -> None:
@@ -62,20 +68,6 @@ def _options(
     """Positional encodings for Transformers."""
 
 
-def _options_of(arguments: list[str]) -> dict[str, str]:
-    """The options of the invoked command, by the names of their parameters."""
-    command = typer.main.get_command(app)
-    for word in arguments:
-        command = getattr(command, "commands", {}).get(word, command)
-    names = {}
-    for parameter in command.params:
-        if parameter.name is not None and parameter.param_type_name == "option":
-            # Of a flag that is on by default only the negation can have been given.
-            negated = parameter.secondary_opts if parameter.default is True else []
-            names[parameter.name] = max(negated or parameter.opts, key=len)
-    return names
-
-
 def run() -> None:
     """Run the command line; a ``PosencError`` is printed without a traceback."""
     try:
@@ -83,7 +75,8 @@ def run() -> None:
     except PosencError as error:
         if "--debug" in sys.argv:
             ERRORS.print_exception()
-        error.argument = _options_of(sys.argv[1:]).get(error.argument, error.argument)
+        options = options_of(typer.main.get_command(app), sys.argv[1:])
+        error.argument = options.get(error.argument, error.argument)
         print_error(error)
         sys.exit(exit_code(error))
     except KeyboardInterrupt:

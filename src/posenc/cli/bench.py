@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import BarColumn, TimeElapsedColumn
 from rich.text import Text
 
 from posenc.cli.completion import complete_encodings
-from posenc.cli.console import ERRORS, OUT, Words, print_json
-from posenc.errors import ArgumentError
+from posenc.cli.console import OUT, Display, Words, new_table, print_json
+from posenc.cli.options import ComputeDevice, Json, Quiet, names, numbers, option
 
 if TYPE_CHECKING:
     from posenc.bench.results import Reading, Report, Verdict
@@ -26,42 +24,34 @@ __all__ = ["bench"]
 def bench(
     encodings: Annotated[
         str | None,
-        typer.Option(
-            show_default="all with limits",
-            help="Encodings: t5,t5@frozen,rope+alibi.",
-            autocompletion=complete_encodings,
+        option(
+            "Encodings: t5,t5@frozen,rope+alibi.", "all with limits", complete=complete_encodings
         ),
     ] = None,
     lengths: Annotated[
-        str | None,
-        typer.Option(show_default="those with limits", help="Sequence lengths, comma-separated."),
+        str | None, option("Sequence lengths, comma-separated.", "those with limits")
     ] = None,
-    backends: Annotated[str, typer.Option(help="Backends of posenc, comma-separated.")] = "auto",
+    backends: Annotated[str, option("Backends of posenc, comma-separated.")] = "auto",
     causal: Annotated[
         bool | None,
         typer.Option(
             "--causal/--bidirectional", show_default="both", help="Only one kind of mask."
         ),
     ] = None,
-    heads: Annotated[int, typer.Option(help="Attention heads.")] = 8,
-    head_dim: Annotated[int, typer.Option(help="Width of a head.")] = 64,
+    heads: Annotated[int, option("Attention heads.")] = 8,
+    head_dim: Annotated[int, option("Width of a head.")] = 64,
     rounds: Annotated[
-        int | None,
-        typer.Option(show_default="7, or 3 if quick", help="Timing rounds up to 2048 tokens."),
+        int | None, option("Timing rounds up to 2048 tokens.", "7, or 3 if quick")
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(show_default="one per core", help="CPU threads.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Device: cpu, cuda or cuda:N.")] = "cpu",
-    dtype: Annotated[
-        str | None, typer.Option(show_default="float32; bfloat16 on CUDA", help="Dtype of q, k, v.")
-    ] = None,
+    threads: Annotated[int | None, option("CPU threads.", "one per core")] = None,
+    device: ComputeDevice = "cpu",
+    dtype: Annotated[str | None, option("Dtype of q, k, v.", "float32; bfloat16 on CUDA")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Only posenc and plain SDPA, up to 4096 tokens.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for JSON and charts.")] = Path("posenc-bench"),
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
+    out: Annotated[Path, option("Folder for JSON and charts.")] = Path("posenc-bench"),
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Time attention with encodings against plain SDPA and other implementations.
 
@@ -84,9 +74,9 @@ def bench(
     from posenc.bench.settings import Settings
 
     settings = Settings(
-        encodings=None if encodings is None else _names(encodings),
-        lengths=None if lengths is None else _numbers(lengths),
-        backends=_names(backends),
+        encodings=names(encodings),
+        lengths=numbers("--lengths", lengths),
+        backends=names(backends) or (),
         causal=causal,
         heads=heads,
         head_dim=head_dim,
@@ -96,7 +86,7 @@ def bench(
         dtype=dtype,
         quick=quick,
     )
-    with _Display(shown=not quiet and not json) as display:
+    with BenchDisplay(shown=not quiet and not json) as display:
         report = run_benchmark(settings, progress=display)
     files = write_results(report, out)
     if json:
@@ -110,61 +100,24 @@ def bench(
         OUT.print(f"Written: {path}", soft_wrap=True)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(name) for name in _names(text))
-    except ValueError:
-        raise ArgumentError(
-            "--lengths", expected="whole numbers", got=repr(text), remedy="Write 1024,2048."
-        ) from None
-
-
-class _Display:
-    """Progress bar on a terminal, else one line per step."""
+class BenchDisplay(Display):
+    """A bar on a terminal, elsewhere a line for each step."""
 
     def __init__(self, *, shown: bool) -> None:
-        self.shown = shown
-        self.live = shown and ERRORS.is_terminal
-        self.bar = Progress(
+        super().__init__(
             Words("{task.percentage:>3.0f}%"),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
             Words("{task.description}"),
-            console=ERRORS,
-            disable=not self.live,
-            transient=True,
+            shown=shown,
         )
-        self.task: TaskID = self.bar.add_task("", total=1.0)
-
-    def __enter__(self) -> _Display:
-        self.bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.bar.stop()
+        self.task = self.bars.add_task("", total=1.0)
 
     def __call__(self, step: Step) -> None:
         if self.live:
-            self.bar.update(self.task, completed=step.share, description=step.title)
-        elif self.shown:
-            ERRORS.print(f"[{step.share:4.0%}] {step.title}", markup=False)
-
-
-def _table(*columns: str, gap: int = 2) -> Table:
-    """A table of numbers after a first column of text."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, gap, 0, 0))
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
-    return table
+            self.bars.update(self.task, completed=step.share, description=step.title)
+        else:
+            self.say(f"[{step.share:4.0%}] {step.title}")
 
 
 def _case(case: Verdict | Reading) -> str:
@@ -176,7 +129,7 @@ def _print_limits(report: Report) -> None:
     if not report.verdicts:
         return
     OUT.print(Text("\nLimits: multiples of plain SDPA's time; memory beyond plain SDPA's", "bold"))
-    table = _table("tokens", "forward", "", "", "fwd + bwd", "", "", gap=1)
+    table = new_table("tokens", "forward", "", "", "fwd + bwd", "", "", gap=1)
     rows: dict[str, dict[str, list[Verdict]]] = {}
     for verdict in report.verdicts:
         rows.setdefault(verdict.row, {}).setdefault(_case(verdict), []).append(verdict)
@@ -221,7 +174,7 @@ def _print_readings(report: Report) -> None:
             continue
         OUT.print(Text(f"\n{title}", "bold"))
         errors = ("error", "gradients'") if level == "call" else ()
-        table = _table("tokens", "forward", "fwd + bwd", "memory", *errors)
+        table = new_table("tokens", "forward", "fwd + bwd", "memory", *errors)
         case = ""
         for reading in timed:
             if _case(reading) != case:

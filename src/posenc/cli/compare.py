@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,12 +13,13 @@ from rich.text import Text
 
 from posenc.cli.compare_display import CompareDisplay
 from posenc.cli.completion import complete_encodings, complete_task
-from posenc.cli.console import ERRORS, OUT, print_json
+from posenc.cli.console import ERRORS, OUT, command_line, new_table, print_json, print_report
+from posenc.cli.options import Json, Quiet, names, numbers, option
 from posenc.codec import parse_options
 from posenc.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from posenc.experiments.results import Comparison, Metric
+    from posenc.experiments.results import Comparison
     from posenc.experiments.settings import Settings
     from posenc.experiments.statistics import Estimate
     from posenc.experiments.summary import Summary
@@ -47,82 +46,48 @@ VERDICT_STYLES = {
 def compare(
     task: Annotated[
         str | None,
-        typer.Option(
-            show_default="language",
-            help="Task to train on (see posenc tasks).",
-            autocompletion=complete_task,
-        ),
+        option("Task to train on (see posenc tasks).", "language", complete=complete_task),
     ] = None,
-    option: Annotated[
+    task_options: Annotated[
         list[str] | None,
-        typer.Option(show_default="none", help="Task option KEY=VALUE; repeatable."),
+        typer.Option("--option", show_default="none", help="Task option KEY=VALUE; repeatable."),
     ] = None,
     text: Annotated[
-        Path | None,
-        typer.Option(
-            show_default="posenc's own source", help="Text file or folder for task language."
-        ),
+        Path | None, option("Text file or folder for task language.", "posenc's own source")
     ] = None,
     encodings: Annotated[
         str | None,
-        typer.Option(
-            show_default=BY_TASK,
-            help="Encodings: rope,t5+fourier,t5@buckets=16.",
-            autocompletion=complete_encodings,
-        ),
+        option("Encodings: rope,t5+fourier,t5@buckets=16.", BY_TASK, complete=complete_encodings),
     ] = None,
     train_length: Annotated[
-        int | None,
-        typer.Option(show_default=BY_TASK, help="Training length, in bytes or the task's unit."),
+        int | None, option("Training length, in bytes or the task's unit.", BY_TASK)
     ] = None,
     test_lengths: Annotated[
         str | None,
-        typer.Option(
-            show_default="the task's multiples of --train-length",
-            help="Test lengths, comma-separated.",
-        ),
+        option("Test lengths, comma-separated.", "the task's multiples of --train-length"),
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option(show_default=BY_TASK, help="Training steps per run.")
-    ] = None,
+    steps: Annotated[int | None, option("Training steps per run.", BY_TASK)] = None,
     budget_minutes: Annotated[
-        float | None,
-        typer.Option(show_default="none", help="Set the steps to fit this total time."),
+        float | None, option("Set the steps to fit this total time.", "none")
     ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(show_default="3", help="Number of seeds, or a list (0,1,2).")
-    ] = None,
-    width: Annotated[int | None, typer.Option(show_default=BY_TASK, help="Model width.")] = None,
-    layers: Annotated[
-        int | None, typer.Option(show_default=BY_TASK, help="Number of blocks.")
-    ] = None,
-    heads: Annotated[
-        int | None, typer.Option(show_default=BY_TASK, help="Attention heads.")
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(show_default=BY_TASK, help="Sequences per step.")
-    ] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option(show_default=BY_TASK, help="Peak learning rate.")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(show_default="cpu", help="Device: cpu, cuda, cuda:N or mps.")
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option(show_default="32-true", help="Precision: 32-true or bf16-mixed.")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(show_default="one per core", help="Parallel processes.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("posenc-compare"),
+    seeds: Annotated[str | None, option("Number of seeds, or a list (0,1,2).", "3")] = None,
+    width: Annotated[int | None, option("Model width.", BY_TASK)] = None,
+    layers: Annotated[int | None, option("Number of blocks.", BY_TASK)] = None,
+    heads: Annotated[int | None, option("Attention heads.", BY_TASK)] = None,
+    batch: Annotated[int | None, option("Sequences per step.", BY_TASK)] = None,
+    learning_rate: Annotated[float | None, option("Peak learning rate.", BY_TASK)] = None,
+    device: Annotated[str | None, option("Device: cpu, cuda, cuda:N or mps.", "cpu")] = None,
+    precision: Annotated[str | None, option("Precision: 32-true or bf16-mixed.", "32-true")] = None,
+    workers: Annotated[int | None, option("Parallel processes.", "one per core")] = None,
+    out: Annotated[Path, option("Folder for runs and report.")] = Path("posenc-compare"),
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the comparison in --out.")
     ] = False,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace the comparison in --out.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a small model per encoding, test all on longer inputs, and write a report.
 
@@ -144,9 +109,9 @@ def compare(
     fields = {
         "task": task,
         "text": text,
-        "encodings": None if encodings is None else _names(encodings),
+        "encodings": names(encodings),
         "train_length": train_length,
-        "test_lengths": None if test_lengths is None else _numbers("--test-lengths", test_lengths),
+        "test_lengths": numbers("--test-lengths", test_lengths),
         "steps": steps,
         "budget_minutes": budget_minutes,
         "seeds": None if seeds is None else _seeds(seeds),
@@ -162,18 +127,17 @@ def compare(
     settings = _settings(
         out,
         {k: v for k, v in fields.items() if v is not None},
-        option or [],
+        task_options or [],
         resume=resume,
         replace=replace,
     )
     from posenc.experiments.compare import compare as carry_out
-    from posenc.experiments.json_summary import numbers
+    from posenc.experiments.json_summary import numbers as numbers_of
     from posenc.experiments.report import write_report
     from posenc.experiments.summary import summarise
 
-    command = shlex.join(["posenc", *sys.argv[1:]])
     with CompareDisplay(shown=not quiet and not json) as display:
-        comparison = carry_out(settings, command=command, progress=display)
+        comparison = carry_out(settings, command=command_line(), progress=display)
     report = write_report(comparison, out / "report", overwrite=True)
     summary, metric = summarise(comparison), comparison.headline
     if json:
@@ -184,13 +148,13 @@ def compare(
                 "report": str(report.page),
                 "comparison": str(report.folder / "comparison.json"),
                 "metric": {"key": metric.key, "unit": metric.unit},
-                "encodings": numbers(comparison, summary, out=out),
+                "encodings": numbers_of(comparison, summary, out=out),
             }
         )
     else:
         _print_summary(comparison, summary)
-        _print_models(comparison, summary, out)
-        OUT.print(Text.assemble("\nReport: ", (str(report.page.resolve()), "bold")), soft_wrap=True)
+        _print_models(comparison, out)
+        print_report(report.page)
     if not comparison.complete:
         ERRORS.print(f"Interrupted. To continue: {display.resume}", style="yellow", soft_wrap=True)
         raise typer.Exit(130)
@@ -216,86 +180,69 @@ def _settings(
     return Settings(out=out, existing="replace" if replace else "refuse", **fields)
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    return tuple(_number(option, item) for item in _names(text))
-
-
-def _number(option: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ArgumentError(
-            option, expected="whole numbers", got=repr(text), remedy="Write 64,128, for example."
-        ) from None
-
-
 def _seeds(text: str) -> tuple[int, ...]:
     """Seeds from a number (``3``) or a list (``0,1,2``)."""
-    numbers = _numbers("--seeds", text)
-    if "," in text:
-        return numbers
-    if numbers and numbers[0] < 1:
+    values = numbers("--seeds", text) or ()
+    if "," in text or not values:
+        return values
+    if values[0] < 1:
         raise ArgumentError(
-            "--seeds", expected="1 or more", got=numbers[0], remedy="Use 3 or more for an interval."
+            "--seeds", expected="1 or more", got=values[0], remedy="Use 3 or more for an interval."
         )
-    return tuple(range(numbers[0])) if numbers else ()
+    return tuple(range(values[0]))
 
 
 def _print_summary(comparison: Comparison, summary: Summary) -> None:
     OUT.print()
     for sentence in summary.answer:
         OUT.print(Text(sentence))
-    metric, lengths = comparison.headline, comparison.test_lengths
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column("#", justify="right")
-    table.add_column("encoding", style="bold")
-    table.add_column("verdict")
-    for length in lengths:
-        table.add_column(f"at {length}", justify="right", no_wrap=True)
-    recalled = sorted({length for row in summary.rows for length in row.recall})[-1:]
-    for length in recalled:
-        table.add_column(f"recall at {length}", justify="right", no_wrap=True)
-    for row in summary.rows:
-        cells: Sequence[str] = [
-            "cannot"
-            if length in row.refusals
-            else "—"
-            if length not in row.values
-            else _value(row.values[length], metric)
-            for length in lengths
-        ]
-        recall = [_share(row.recall[n]) if n in row.recall else "—" for n in recalled]
-        verdict = Text(row.verdict, VERDICT_STYLES[row.verdict])
-        table.add_row(str(row.rank or "–"), row.subject.label, verdict, *cells, *recall)
+    metric = comparison.headline
     OUT.print()
     OUT.print(Text(f"{metric.label}, {metric.unit}, ± 95 % over seeds", "dim"))
+    table = _table(comparison, summary, between=" ")
+    if OUT.measure(table).maximum > OUT.width:
+        table = _table(comparison, summary, between="\n")
     OUT.print(table)
 
 
-def _print_models(comparison: Comparison, summary: Summary, out: Path) -> None:
+def _table(comparison: Comparison, summary: Summary, *, between: str) -> Table:
+    """A row per subject, with ``between`` means and their intervals, and in headings."""
+    lengths = comparison.test_lengths
+    recalled = sorted({length for row in summary.rows for length in row.recall})[-1:]
+    table = new_table()
+    table.add_column("#", justify="right", vertical="top")
+    table.add_column("encoding", style="bold", overflow="fold")
+    table.add_column("verdict", no_wrap=True)
+    headings = [f"at{between}{n}" for n in lengths]
+    for heading in (*headings, *(f"recall{between}at {length}" for length in recalled)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    share = comparison.headline.is_share
+    for row in summary.rows:
+        cells = [
+            "cannot" if n in row.refusals else _shown(row.values.get(n), between, share=share)
+            for n in lengths
+        ]
+        cells += [_shown(row.recall.get(n), between, share=True, digits=0) for n in recalled]
+        verdict = Text(row.verdict, VERDICT_STYLES[row.verdict])
+        table.add_row(str(row.rank or "–"), row.subject.label, verdict, *cells)
+    return table
+
+
+def _shown(value: Estimate | None, between: str, *, share: bool, digits: int = 1) -> str:
+    if value is None:
+        return "—"
+    form = f".{digits}%" if share else ".3f"
+    spread = "" if value.half_width is None else f"{between}±{value.half_width:{form}}"
+    return f"{value.mean:{form}}{spread}"
+
+
+def _print_models(comparison: Comparison, out: Path) -> None:
     """Print the folder of the trained models, and the command to extend a language model."""
     from posenc.experiments.json_summary import models
 
     if not comparison.runs:
         return
     OUT.print(Text(f"\nModels: {out / 'runs'}/ENCODING/seed-N/model"), soft_wrap=True)
-    names = [row.subject.name for row in summary.rows if row.subject.name == "rope"]
-    for name in names if comparison.task == "language" else ():
-        for folder in models(comparison, out, name)[:1]:
-            command = shlex.join(["posenc", "extend", str(folder), "--method", "all"])
-            OUT.print(Text(f"To extend one to longer contexts: {command}"), soft_wrap=True)
-
-
-def _share(value: Estimate) -> str:
-    spread = "" if value.half_width is None else f" ±{value.half_width:.0%}"
-    return f"{value.mean:.0%}{spread}"
-
-
-def _value(value: Estimate, metric: Metric) -> str:
-    form = ".1%" if metric.is_share else ".3f"
-    spread = "" if value.half_width is None else f" ±{value.half_width:{form}}"
-    return f"{value.mean:{form}}{spread}"
+    for folder in models(comparison, out, "rope")[:1] if comparison.task == "language" else ():
+        command = shlex.join(["posenc", "extend", str(folder), "--method", "all"])
+        OUT.print(Text(f"To extend one to longer contexts: {command}"), soft_wrap=True)

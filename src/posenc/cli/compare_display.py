@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.progress import BarColumn, Progress, TaskID
+from rich.progress import BarColumn, TaskID
 
-from posenc.cli.console import ERRORS, Countdown, Words
+from posenc.cli.console import Countdown, Display, Words
 
 if TYPE_CHECKING:
     from posenc.experiments.progress import Event
@@ -17,37 +17,23 @@ TRAINING = 0.8
 """Assumed share of training in a run's time; the rest is measuring."""
 
 
-class CompareDisplay:
+class CompareDisplay(Display):
     """Prints the events of a comparison: bars on a terminal, else a line for each finished run."""
 
     def __init__(self, *, shown: bool) -> None:
-        self.resume: str | None = None
-        self.shown = shown
-        self.bars = Progress(
+        super().__init__(
             Words("{task.description}"),
             BarColumn(bar_width=24),
             Words("{task.percentage:>3.0f}%"),
             Words("{task.fields[note]}", style="dim"),
-            console=ERRORS,
-            disable=not shown or not ERRORS.is_terminal,
-            transient=True,
+            shown=shown,
         )
+        self.resume: str | None = None
         self.tasks: dict[tuple[str, int], TaskID] = {}
         self.shares: dict[tuple[str, int], float] = {}
         self.finished = self.runs = 0
         self.countdown = Countdown()
         self.whole: TaskID | None = None
-
-    def __enter__(self) -> CompareDisplay:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.bars.stop()
-
-    def say(self, text: str, style: str = "") -> None:
-        if self.shown:
-            ERRORS.print(text, style=style, markup=False)
 
     def __call__(self, event: Event) -> None:
         from posenc.experiments import progress

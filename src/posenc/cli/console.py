@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 import json
+import shlex
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import TextColumn
+from rich.progress import Progress, ProgressColumn, TextColumn
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from posenc.errors import (
@@ -28,12 +32,16 @@ __all__ = [
     "EXIT_CODES",
     "OUT",
     "Countdown",
+    "Display",
     "Terminal",
     "Words",
+    "command_line",
     "exit_code",
     "help_of",
+    "new_table",
     "print_error",
     "print_json",
+    "print_report",
 ]
 
 CONTROLS = {
@@ -93,6 +101,52 @@ def help_of(command: Callable[..., None]) -> str:
         for paragraph in paragraphs
     ]
     return "\n\n".join([*rejoined, EXIT_CODES])
+
+
+def new_table(*columns: str, gap: int = 2, header: bool = True) -> Table:
+    """A table without lines: text in the first column, numbers in the others."""
+    table = Table(
+        box=None, pad_edge=False, show_header=header, header_style="dim", padding=(0, gap, 0, 0)
+    )
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+    return table
+
+
+def print_report(page: Path, *, gap: str = "\n") -> None:
+    """Print the path of a report's page."""
+    OUT.print(Text.assemble(f"{gap}Report: ", (str(page.resolve()), "bold")), soft_wrap=True)
+
+
+def command_line() -> str:
+    """The running command, as a shell takes it."""
+    return shlex.join(["posenc", *sys.argv[1:]])
+
+
+class Display:
+    """Progress on standard error: bars on a terminal, else lines.
+
+    Args:
+        columns: of the bars.
+        shown: print anything at all.
+    """
+
+    def __init__(self, *columns: ProgressColumn, shown: bool) -> None:
+        self.shown = shown
+        self.live = shown and ERRORS.is_terminal
+        self.bars = Progress(*columns, console=ERRORS, disable=not self.live, transient=True)
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.bars.stop()
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print a line, if anything is shown."""
+        if self.shown:
+            ERRORS.print(text, style=style, markup=False)
 
 
 class Countdown:

@@ -7,49 +7,40 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
-from posenc.cli.console import OUT, print_json
-from posenc.cli.studies import Display, command_line, print_study
-from posenc.errors import ArgumentError
+from posenc.cli.console import command_line, print_json, print_report
+from posenc.cli.options import (
+    ComputeDevice,
+    Images,
+    Json,
+    Quiet,
+    TextFile,
+    TrainedLength,
+    numbers,
+    option,
+)
+from posenc.cli.studies import StudyDisplay, print_study
 
 __all__ = ["evaluate"]
 
 
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.")],
-    text: Annotated[
-        Path | None,
-        typer.Option(show_default="posenc's own source", help="Text file or folder to measure on."),
-    ] = None,
-    images: Annotated[
-        Path | None,
-        typer.Option(
-            show_default="none",
-            help="Images to measure a ViT on: a folder of image files, or a .npy or .npz file.",
-        ),
-    ] = None,
+    text: TextFile = None,
+    images: Images = None,
     lengths: Annotated[
         str | None,
-        typer.Option(
-            show_default="half, once and twice the trained length",
-            help="Context lengths in tokens (image sides in pixels), comma-separated.",
+        option(
+            "Context lengths in tokens (image sides in pixels), comma-separated.",
+            "half, once and twice the trained length",
         ),
     ] = None,
-    trained_length: Annotated[
-        int | None,
-        typer.Option(
-            show_default="max_position_embeddings",
-            help="Length the model was trained at, in tokens.",
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Output folder for the report.")] = Path(
-        "posenc-evaluate"
-    ),
-    seed: Annotated[int, typer.Option(help="Random seed of needles, words and masks.")] = 0,
-    device: Annotated[str, typer.Option(help="Device: cpu, cuda or cuda:N.")] = "cpu",
-    json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
+    trained_length: TrainedLength = None,
+    out: Annotated[Path, option("Output folder for the report.")] = Path("posenc-evaluate"),
+    seed: Annotated[int, option("Random seed of needles, words and masks.")] = 0,
+    device: ComputeDevice = "cpu",
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Measure a checkpoint without extending it, as posenc extend does.
 
@@ -70,8 +61,8 @@ def evaluate(
     from posenc.storage import output_folder, require_unused
 
     require_unused(out)
-    wanted = None if lengths is None else _numbers(lengths)
-    with Display(shown=not quiet and not json) as display:
+    wanted = numbers("--lengths", lengths, least=8)
+    with StudyDisplay(shown=not quiet and not json) as display:
         opened = Checkpoint.open(checkpoint, trained_length=trained_length, device=device)
         data = opened.data(text=text, images=images)
         study = measure(opened, data, lengths=wanted, seed=seed, progress=display)
@@ -82,21 +73,4 @@ def evaluate(
         print_json(study.to_json())
         return
     print_study(study)
-    OUT.print(
-        Text.assemble("\nReport: ", (str((out / "index.html").resolve()), "bold")), soft_wrap=True
-    )
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(item) for item in text.split(",") if item.strip())
-    except ValueError:
-        numbers = ()
-    if not numbers or min(numbers) < 8:
-        raise ArgumentError(
-            "--lengths",
-            expected="whole numbers, 8 or more",
-            got=repr(text),
-            remedy="Write 512,1024, for example.",
-        )
-    return numbers
+    print_report(out / "index.html")

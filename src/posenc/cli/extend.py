@@ -6,11 +6,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from posenc.cli.completion import complete_methods
-from posenc.cli.console import OUT, print_json
-from posenc.cli.studies import Display, command_line, print_study
+from posenc.cli.console import OUT, command_line, print_json, print_report
+from posenc.cli.options import (
+    ComputeDevice,
+    Images,
+    Json,
+    Quiet,
+    TextFile,
+    TrainedLength,
+    option,
+)
+from posenc.cli.studies import StudyDisplay, print_study
 
 __all__ = ["extend"]
 
@@ -25,64 +33,40 @@ def extend(
     ] = None,
     method: Annotated[
         str,
-        typer.Option(
-            help="Extension method, or several, comma-separated, or all; the best is written.",
-            autocompletion=complete_methods,
+        option(
+            "Extension method, or several, comma-separated, or all; the best is written.",
+            complete=complete_methods,
         ),
     ] = "yarn",
-    factor: Annotated[
-        float, typer.Option(help="New length as a multiple of the trained length.")
-    ] = 4.0,
-    text: Annotated[
-        Path | None,
-        typer.Option(show_default="posenc's own source", help="Text file or folder to measure on."),
-    ] = None,
-    images: Annotated[
-        Path | None,
-        typer.Option(
-            show_default="none",
-            help="Images to measure a ViT on: a folder of image files (in subfolders named as "
-            "the classes, if known), or a .npy or .npz file of arrays.",
-        ),
-    ] = None,
+    factor: Annotated[float, option("New length as a multiple of the trained length.")] = 4.0,
+    text: TextFile = None,
+    images: Images = None,
     report: Annotated[
         bool,
         typer.Option("--report/--no-report", help="Measure, or write one method unmeasured."),
     ] = True,
-    out: Annotated[Path, typer.Option(help="Output folder for checkpoint and report.")] = Path(
+    out: Annotated[Path, option("Output folder for checkpoint and report.")] = Path(
         "posenc-extend"
     ),
-    search: Annotated[
-        int,
-        typer.Option(help="Sets of longrope factors to try on the text."),
-    ] = 0,
-    finetune_steps: Annotated[
-        int, typer.Option(help="Fine-tuning steps of every extended model.")
-    ] = 0,
+    search: Annotated[int, option("Sets of longrope factors to try on the text.")] = 0,
+    finetune_steps: Annotated[int, option("Fine-tuning steps of every extended model.")] = 0,
     positions: Annotated[
-        str, typer.Option(help="Positions in fine-tuning: plain, randomized or skipped (PoSE).")
+        str, option("Positions in fine-tuning: plain, randomized or skipped (PoSE).")
     ] = "plain",
     finetune_rate: Annotated[
-        float | None,
-        typer.Option(show_default="0.1 / width", help="Peak learning rate of fine-tuning."),
+        float | None, option("Peak learning rate of fine-tuning.", "0.1 / width")
     ] = None,
-    trained_length: Annotated[
-        int | None,
-        typer.Option(
-            show_default="max_position_embeddings",
-            help="Length the model was trained at, in tokens.",
-        ),
-    ] = None,
+    trained_length: TrainedLength = None,
     always: Annotated[
         bool,
         typer.Option(
             "--always", help="Write the best of several methods even if it gains nothing."
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Random seed of needles, masks and fine-tuning.")] = 0,
-    device: Annotated[str, typer.Option(help="Device: cpu, cuda or cuda:N.")] = "cpu",
-    json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
+    seed: Annotated[int, option("Random seed of needles, masks and fine-tuning.")] = 0,
+    device: ComputeDevice = "cpu",
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Extend a checkpoint to longer contexts, measure it, and write it with a report.
 
@@ -122,7 +106,7 @@ def extend(
     require_unused(out)
     require_factor(factor)
     tuning = Tuning(steps=finetune_steps, positions=positions, rate=finetune_rate, seed=seed)  # type: ignore[arg-type]  # checked there
-    with Display(shown=not quiet and not json) as display, interruptible() as stop:
+    with StudyDisplay(shown=not quiet and not json) as display, interruptible() as stop:
         if checkpoint is None:
             demo = out.with_name(f"{out.name}-subject")
             checkpoint = demo_checkpoint(
@@ -157,8 +141,7 @@ def extend(
     else:
         _print_written(out, extended.method, extended.native)
     if extended.study is not None:
-        page = (out / "report/index.html").resolve()
-        OUT.print(Text.assemble("Report: ", (str(page), "bold")), soft_wrap=True)
+        print_report(out / "report/index.html", gap="")
 
 
 def _print_written(out: Path, method: str, native: bool) -> None:

@@ -5,25 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.text import Text
 
 from posenc.cli.completion import complete_encodings
 from posenc.cli.console import ERRORS, OUT
+from posenc.cli.options import names, option
 from posenc.errors import ArgumentError
 
 __all__ = ["gallery"]
 
 
 def gallery(
-    out: Annotated[Path, typer.Option(help="Output file (.html).")] = Path("posenc-gallery.html"),
+    out: Annotated[Path, option("Output file (.html).")] = Path("posenc-gallery.html"),
     encodings: Annotated[
         str | None,
-        typer.Option(
-            show_default="all",
-            help="Encodings to draw, comma-separated.",
-            autocompletion=complete_encodings,
-        ),
+        option("Encodings to draw, comma-separated.", "all", complete=complete_encodings),
     ] = None,
 ) -> None:
     """Write an HTML page with the formula, plots, claims and source of every encoding.
@@ -34,16 +30,14 @@ def gallery(
 
         posenc gallery --encodings rope,alibi,t5 --out three.html
     """
-    names = None
-    if encodings is not None:
-        names = [name.strip() for name in encodings.split(",") if name.strip()]
-        if not names:
-            raise ArgumentError(
-                "--encodings",
-                expected="at least one name",
-                got=repr(encodings),
-                remedy="Run posenc list to see all names.",
-            )
+    chosen = names(encodings)
+    if chosen == ():
+        raise ArgumentError(
+            "--encodings",
+            expected="at least one name",
+            got=repr(encodings),
+            remedy="Run posenc list to see all names.",
+        )
     if out.suffix not in (".html", ".htm"):
         raise ArgumentError(
             "--out",
@@ -55,6 +49,6 @@ def gallery(
 
     with ERRORS.status(Text("Drawing …")) as status:
         write_gallery(
-            out, names=names, progress=lambda name: status.update(Text(f"Drawing {name} …"))
+            out, names=chosen, progress=lambda name: status.update(Text(f"Drawing {name} …"))
         )
     OUT.print(f"Gallery: {out}", soft_wrap=True)

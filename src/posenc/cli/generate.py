@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from posenc.cli.console import OUT, print_json
+from posenc.cli.options import Json, option
 from posenc.errors import ArgumentError
 
 __all__ = ["generate"]
@@ -18,15 +19,13 @@ def generate(
         Path,
         typer.Argument(help="Folder of a trained run (OUT/runs/…) or a saved Decoder."),
     ],
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "def ",
-    max_new: Annotated[int, typer.Option(help="Number of bytes to generate.")] = 200,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.8,
-    top_k: Annotated[
-        int | None, typer.Option(show_default="all", help="Sample from the k most likely bytes.")
-    ] = None,
-    top_p: Annotated[float, typer.Option(help="Sample from the top probability mass.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    prompt: Annotated[str, option("Text to continue.")] = "def ",
+    max_new: Annotated[int, option("Number of bytes to generate.")] = 200,
+    temperature: Annotated[float, option("Sampling temperature; 0 is greedy.")] = 0.8,
+    top_k: Annotated[int | None, option("Sample from the k most likely bytes.", "all")] = None,
+    top_p: Annotated[float, option("Sample from the top probability mass.")] = 1.0,
+    seed: Annotated[int, option("Random seed.")] = 0,
+    json: Json = False,
 ) -> None:
     """Continue a text with a byte-level model trained by posenc compare.
 
@@ -54,15 +53,11 @@ def generate(
             got=f"a vocabulary of {decoder.config.vocabulary}",
             remedy="Choose a run of the language task.",
         )
+    generator = torch.Generator().manual_seed(seed)
     sampling = (
-        Greedy()
-        if temperature == 0
-        else Sample(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            generator=torch.Generator().manual_seed(seed),
-        )
+        Sample(temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+        if temperature
+        else Greedy()
     )
     tokens = torch.tensor([list(prompt.encode())])
     done = continue_tokens(decoder, tokens, max_new_tokens=max_new, sampling=sampling)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -10,7 +11,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from posenc.cli.console import OUT, print_json
+from posenc.cli.console import OUT, new_table, print_json
+from posenc.cli.options import Json, option
 from posenc.entry import Claims, Entry
 from posenc.registry import ENCODINGS
 
@@ -48,26 +50,15 @@ def describe(name: str, entry: Entry) -> dict[str, Any]:
             option: None if p.default is p.empty else p.default
             for option, p in entry.options().items()
         },
-        "citation": None
-        if citation is None
-        else {
-            "authors": citation.authors,
-            "title": citation.title,
-            "year": citation.year,
-            "url": citation.url,
-        },
+        "citation": None if citation is None else asdict(citation),
     }
 
 
 def list_encodings(
-    site: Annotated[
-        Site | None, typer.Option(show_default="any", help="Only encodings with this site.")
-    ] = None,
+    site: Annotated[Site | None, option("Only encodings with this site.", "any")] = None,
     axes: Annotated[
         int | None,
-        typer.Option(
-            show_default="any", help="Only encodings for this many axes: 1 for text, 2 for images."
-        ),
+        option("Only encodings for this many axes: 1 for text, 2 for images.", "any"),
     ] = None,
     causal: Annotated[
         bool | None,
@@ -76,13 +67,9 @@ def list_encodings(
         ),
     ] = None,
     extrapolates: Annotated[
-        str | None,
-        typer.Option(
-            show_default="any",
-            help="Only encodings whose extrapolation note contains this.",
-        ),
+        str | None, option("Only encodings whose extrapolation note contains this.", "any")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """List all encodings with their sites, effect, cost and source.
 
@@ -119,7 +106,8 @@ def list_encodings(
 
 def _columns(chosen: Mapping[str, Entry]) -> Table:
     """A table with one row per encoding and one column per field."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), expand=True)
+    table = new_table()
+    table.expand = True
     table.add_column("name", style="bold cyan", no_wrap=True)
     table.add_column("site", no_wrap=True)
     table.add_column("effect", ratio=3)
@@ -135,7 +123,7 @@ def _columns(chosen: Mapping[str, Entry]) -> Table:
 
 def _entries(chosen: Mapping[str, Entry]) -> Table:
     """A narrow table: name, sites and source beside the summary and extrapolation note."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table = new_table()
     table.add_column("name, site, source", no_wrap=True)
     table.add_column("effect; behaviour beyond the training length")
     for name, entry in chosen.items():

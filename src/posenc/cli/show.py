@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from posenc.cli.completion import complete_encoding
-from posenc.cli.console import OUT, print_json
+from posenc.cli.console import OUT, new_table, print_json
 from posenc.cli.listing import describe
+from posenc.cli.options import Json, option
 from posenc.codec import parse_options
 from posenc.registry import ENCODINGS
 
@@ -34,7 +35,7 @@ def show(
         str,
         typer.Argument(help="Encoding, as named by posenc list.", autocompletion=complete_encoding),
     ],
-    option: Annotated[
+    options: Annotated[
         list[str] | None,
         typer.Option(
             "--option",
@@ -45,14 +46,13 @@ def show(
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(show_default="no file", help="Output file for the plot: .png, .svg or .html."),
+        Path | None, option("Output file for the plot: .png, .svg or .html.", "no file")
     ] = None,
     bidirectional: Annotated[
         bool, typer.Option("--bidirectional", help="Without a causal mask.")
     ] = False,
     length: Annotated[int, typer.Option(min=2, max=512, help="Number of tokens in the plot.")] = 48,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Show the formula, options, claims and plot of an encoding.
 
@@ -63,10 +63,10 @@ def show(
         posenc show t5 --option buckets=8 --out t5.png
     """
     entry = ENCODINGS.require(name)
-    options = parse_options(option or [], entry.options(), of=name)
+    chosen = parse_options(options or [], entry.options(), of=name)
     from posenc.visualization.profile import make_profile
 
-    profile = make_profile(name, options=options, causal=not bidirectional, length=length)
+    profile = make_profile(name, options=chosen, causal=not bidirectional, length=length)
     if out is not None:
         from posenc.visualization.pictures import save_picture
 
@@ -80,15 +80,15 @@ def show(
         OUT.print(f"\nPicture: {out}")
 
 
-def _print_text(name: str) -> None:
+def _print_text(encoding: str) -> None:
     """Print the description of an encoding."""
     from posenc.visualization.catalogue import SIZES, sheet
     from posenc.visualization.html import is_formula
 
-    details = sheet(name)
+    details = sheet(encoding)
     entry, document, width = details.entry, details.document, min(OUT.width, WIDEST)
     claims, citation = entry.claims, entry.citation
-    OUT.print(Text.assemble((name, "bold cyan"), f"  {entry.summary}"), width=width)
+    OUT.print(Text.assemble((encoding, "bold cyan"), f"  {entry.summary}"), width=width)
     for paragraph in (document.summary, *document.body):
         indent = 2 if is_formula(paragraph) else 0
         OUT.print()
@@ -111,11 +111,11 @@ def _print_text(name: str) -> None:
     OUT.print(facts, width=width)
     options = _table()
     for names, text in document.arguments:
-        for option in names.replace(" ", "").split(","):
-            parameter = entry.parameters()[option]
+        for name in names.replace(" ", "").split(","):
+            parameter = entry.parameters()[name]
             has_default = parameter.default is not parameter.empty
             default = f" = {parameter.default!r}" if has_default else ""
-            options.add_row(f"{option}{default}", Text(text.replace("``", "")))
+            options.add_row(f"{name}{default}", Text(text.replace("``", "")))
     if document.arguments:
         OUT.print(Text("\noptions and defaults", "dim"))
         OUT.print(options, width=width)
@@ -123,7 +123,7 @@ def _print_text(name: str) -> None:
 
 def _table() -> Table:
     """A table of names and values."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = new_table(header=False)
     table.add_column(style="dim", overflow="fold", max_width=28)
     table.add_column()
     return table

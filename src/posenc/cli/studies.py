@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import BarColumn, TimeElapsedColumn
 from rich.text import Text
 
-from posenc.cli.console import ERRORS, OUT, Countdown, Words
+from posenc.cli.console import OUT, Countdown, Display, Words, new_table
 
 if TYPE_CHECKING:
     from posenc.evaluation.results import Metric, Study
 
-__all__ = ["Display", "command_line", "print_study"]
-
-
-def command_line() -> str:
-    """The command that is running, as a shell takes it."""
-    return shlex.join(["posenc", *sys.argv[1:]])
+__all__ = ["StudyDisplay", "print_study"]
 
 
 def print_study(study: Study) -> None:
@@ -36,7 +27,7 @@ def print_study(study: Study) -> None:
         for sentence in sentences:
             OUT.print(Text(sentence))
     for tuned in (False, True) if study.tuned else (False,):
-        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+        table = new_table()
         table.add_column("method", style="bold", no_wrap=True)
         for metric in study.metrics:
             for length in _shown(study, metric):
@@ -67,46 +58,29 @@ def _shown(study: Study, metric: Metric) -> tuple[int, ...]:
     return study.lengths if metric == study.deciding else study.lengths[-1:]
 
 
-class Display:
+class StudyDisplay(Display):
     """A bar on a terminal, elsewhere a line for each model."""
 
     def __init__(self, *, shown: bool) -> None:
-        self.shown = shown
-        self.live = shown and ERRORS.is_terminal
-        self.shown_stage = ""
-        self.bar = Progress(
+        super().__init__(
             Words("{task.percentage:>3.0f}%"),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
             Words("{task.fields[left]}"),
             Words("{task.description}", style="dim"),
-            console=ERRORS,
-            disable=not self.live,
-            transient=True,
+            shown=shown,
         )
-        self.task: TaskID = self.bar.add_task("", total=1.0, left="")
+        self.shown_stage = ""
+        self.task = self.bars.add_task("", total=1.0, left="")
         self.countdown = Countdown()
-
-    def __enter__(self) -> Display:
-        self.bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.bar.stop()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Show the current stage, and how much of all is done."""
         left = self.countdown.left(done / total, 1.0)
         if self.live:
-            self.bar.update(self.task, completed=done / total, description=stage, left=left)
+            self.bars.update(self.task, completed=done / total, description=stage, left=left)
             return
         brief = stage.partition(", step")[0]
-        if self.shown and brief != self.shown_stage:
+        if brief != self.shown_stage:
             self.shown_stage = brief
-            ending = f", {left}" if left else ""
-            ERRORS.print(f"[{done}/{total}] {brief}{ending}", markup=False)
+            self.say(f"[{done}/{total}] {brief}" + (f", {left}" if left else ""))

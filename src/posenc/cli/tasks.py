@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.table import Table
 from rich.text import Text
 
-from posenc.cli.console import OUT, print_json
+from posenc.cli.console import OUT, new_table, print_json
+from posenc.cli.options import Json
 
 if TYPE_CHECKING:
     from posenc.experiments.tasks import TaskEntry
@@ -16,9 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["list_tasks"]
 
 
-def list_tasks(
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def list_tasks(json: Json = False) -> None:
     """List all tasks with their data, metric, expected result and default size.
 
     Examples:
@@ -35,7 +32,7 @@ def list_tasks(
         return
     for task in listed:
         OUT.print(Text.assemble((task["name"], "bold cyan"), "  ", task["summary"]))
-        facts = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        facts = new_table(header=False)
         facts.add_column(style="dim", no_wrap=True)
         facts.add_column(overflow="fold")
         for label in ("data", "metric", "expected"):
@@ -67,16 +64,10 @@ def _describe(name: str, entry: TaskEntry) -> dict[str, Any]:
         "expected": entry.expectation,
         "length_unit": entry.length_unit,
         "options": dict(entry.options),
-        "defaults": {
+        "defaults": vars(defaults)
+        | {
             "encodings": list(defaults.encodings),
             "references": list(defaults.references),
-            "train_length": defaults.train_length,
             "test_lengths": list(defaults.test_lengths(defaults.train_length)),
-            "steps": defaults.steps,
-            "width": defaults.width,
-            "layers": defaults.layers,
-            "heads": defaults.heads,
-            "batch": defaults.batch,
-            "learning_rate": defaults.learning_rate,
         },
     }
