@@ -12,9 +12,9 @@ import cattrs
 from cattrs.v import format_exception
 
 from posenc.arguments import check
-from posenc.errors import ArgumentError, PosencError, UnknownNameError
+from posenc.errors import ArgumentError, CheckpointError, PosencError, UnknownNameError
 
-__all__ = ["from_plain", "parse_option", "parse_options", "to_plain"]
+__all__ = ["from_plain", "parse_option", "parse_options", "restore", "to_plain"]
 
 Record = TypeVar("Record")
 
@@ -54,6 +54,23 @@ def from_plain(kind: type[Record], plain: object) -> Record:
     except Exception as error:  # JSON can hold anything
         reasons = cattrs.transform_error(error, path=kind.__name__, format_exception=_reason)
         raise TypeError("; ".join(reasons[:3])) from error
+
+
+def restore(kind: type[Record], plain: object, where: str, *, expected: str, remedy: str) -> Record:
+    """``from_plain`` of stored values.
+
+    Args:
+        kind, plain: see there.
+        where: the file or record, for the message.
+        expected, remedy: for the message.
+
+    Raises:
+        CheckpointError: for any other value.
+    """
+    try:
+        return from_plain(kind, plain)
+    except TypeError as error:
+        raise CheckpointError(where, expected=expected, got=error, remedy=remedy) from error
 
 
 def parse_options(

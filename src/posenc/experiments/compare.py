@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from typing import Any
 
 import torch
 
@@ -15,7 +16,6 @@ from posenc.errors import ArgumentError
 from posenc.experiments.jobs import Job, Outcome, Pace
 from posenc.experiments.output import Record, open_folder, resume_command
 from posenc.experiments.progress import (
-    Event,
     Finished,
     Paced,
     Prepared,
@@ -61,7 +61,7 @@ def compare(
         CheckpointError: when a file that is needed to resume is damaged.
     """
     began = time.perf_counter()
-    session = _Session(settings, progress or _ignore)
+    session = _Session(settings, progress or (lambda event: None))
     with interruptible() as stop:
         complete = session.work(stop, began)
     comparison = session.collect(command)
@@ -112,10 +112,8 @@ class _Session:
                 return False
             return crew.run(
                 [self._job(run) for run in left],
-                stop=stop,
-                stopping=self._stopping,
-                tell=self.tell,
                 done=self._done,
+                **self._callbacks(stop),
             )
 
     def collect(self, command: str | None) -> Comparison:
@@ -172,7 +170,7 @@ class _Session:
             paced[message.order.encoding] = message.paced
 
         orders = [Pace(encoding=name, measured=name == names[0]) for name in names]
-        whole = crew.run(orders, stop=stop, stopping=self._stopping, tell=self.tell, done=done)
+        whole = crew.run(orders, done=done, **self._callbacks(stop))
         if not whole:
             return False
         pieces = self.task.count(names[0])
@@ -221,8 +219,9 @@ class _Session:
             )
         )
 
-    def _stopping(self) -> None:
-        self.tell(Stopping(resume=resume_command(self.settings.out)))
+    def _callbacks(self, stop: Callable[[], bool]) -> dict[str, Any]:
+        stopping = Stopping(resume=resume_command(self.settings.out))
+        return {"stop": stop, "stopping": lambda: self.tell(stopping), "tell": self.tell}
 
 
 def _make_task(settings: Settings) -> Task:
@@ -240,12 +239,5 @@ def _make_task(settings: Settings) -> Task:
 
 def _count_workers(settings: Settings, runs: int) -> int:
     """As many processes as asked for, or as cores have something to do."""
-    if settings.workers is not None:
-        wanted = settings.workers
-    else:
-        wanted = cores() // settings.threads if settings.device == "cpu" else 1
-    return max(1, min(wanted, runs))
-
-
-def _ignore(event: Event) -> None:
-    return None
+    by_cores = cores() // settings.threads if settings.device == "cpu" else 1
+    return max(1, min(settings.workers or by_cores, runs))

@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.codec import from_plain, to_plain
-from posenc.errors import CheckpointError, Interrupted
+from posenc.codec import restore, to_plain
+from posenc.errors import Interrupted
 from posenc.experiments.progress import Event, Measuring, RunStarted, Stepped
 from posenc.experiments.results import Measurement, Refusal, Run
 from posenc.experiments.settings import Settings
@@ -34,13 +35,7 @@ PACE_STEPS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run to do.
-
-    Args:
-        encoding, seed: which.
-        steps: training steps.
-        out: the comparison's folder.
-    """
+    """The run of ``encoding`` with ``seed``, of ``steps``, in the comparison's folder ``out``."""
 
     encoding: str
     seed: int
@@ -59,23 +54,18 @@ class Job:
 
     @property
     def outcome(self) -> Path:
-        """The file with what it found."""
+        """File of its results."""
         return self.folder / "run.json"
 
     @property
     def finished(self) -> bool:
-        """Whether it was trained, measured and written."""
+        """True if it was trained, measured and written."""
         return self.outcome.exists()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """A run to try for a few steps, to learn how long the whole would take.
-
-    Args:
-        encoding: which.
-        measured: also try how long it takes to measure.
-    """
+    """A few steps of a run to measure its speed; if ``measured``, also the time of measuring."""
 
     encoding: str
     measured: bool
@@ -90,31 +80,15 @@ class Outcome:
     refusals: tuple[Refusal, ...]
 
     def write(self, path: Path) -> None:
-        """Write it as JSON.
-
-        Raises:
-            OutputError: when that is impossible.
-        """
+        """Write it as JSON."""
         write_json(path, to_plain(self))
 
     @classmethod
     def read(cls, path: Path) -> Outcome:
-        """Read the file that ``write`` wrote.
-
-        Raises:
-            CheckpointError: when it is damaged.
-        """
+        """Read the file that ``write`` wrote; CheckpointError if it is damaged."""
         remedy = "Delete it and continue with --resume: the run is done again."
         plain = read_json(path, remedy=remedy)
-        try:
-            return from_plain(cls, plain)
-        except TypeError as error:
-            raise CheckpointError(
-                str(path),
-                expected="the outcome of a run",
-                got=f"something else ({error})",
-                remedy=remedy,
-            ) from error
+        return restore(cls, plain, str(path), expected="the outcome of a run", remedy=remedy)
 
 
 def plan(settings: Settings, encoding: str, *, seed: int, steps: int, folder: Path) -> Plan:
@@ -149,21 +123,23 @@ def carry_out(
     planned = plan(settings, job.encoding, seed=job.seed, steps=job.steps, folder=job.folder)
     trained = train(task, planned, _watch(job, stop, tell))
     names = [v.name for v in settings.variants if v.encoding == job.encoding]
-    found: list[Measurement | Refusal] = []
+    items: list[Measurement | Refusal] = []
     if job.encoding in names:
-        found += _curve(job, task, trained)
+        items += _curve(job, task, trained)
     if trained.diverged is None:
-        found += _measure(job, task, settings, trained, workers, stop, tell)
+        available = available_memory(torch.device(settings.device))
+        share = None if available is None else available // workers
+        items += _measure(job, task, trained, share, stop, tell)
     else:
-        found += _diverged(job, task, names, trained.diverged)
+        items += _diverged(job, task, names, trained.diverged)
     task.save(trained.model, job.model_folder)
     Outcome(
         runs=tuple(_run(job, trained, name) for name in names),
-        measurements=tuple(item for item in found if isinstance(item, Measurement)),
-        refusals=tuple(item for item in found if isinstance(item, Refusal)),
+        measurements=tuple(item for item in items if isinstance(item, Measurement)),
+        refusals=tuple(item for item in items if isinstance(item, Refusal)),
     ).write(job.outcome)
-    for left_over in (job.folder / CHECKPOINT, *job.folder.glob(".*.partial")):
-        left_over.unlink(missing_ok=True)
+    for leftover in (job.folder / CHECKPOINT, *job.folder.glob(".*.partial")):
+        leftover.unlink(missing_ok=True)
 
 
 def pace(
@@ -175,13 +151,12 @@ def pace(
         Interrupted: after ``stop`` said so.
     """
     planned = plan(settings, order.encoding, seed=0, steps=PACE_STEPS, folder=folder)
-    marks: list[float] = []
+    marks: list[float] = []  # the first step, which also allocates, ends at the first
 
     def stepped(step: int, loss: Tensor, speed: float) -> None:
         marks.append(time.perf_counter())
 
     trained = train(task, planned, Watch(stop=stop, stepped=stepped))
-    # The first step, which also allocates, is before the first mark.
     seconds = (marks[-1] - marks[0]) / (len(marks) - 1)
     if not order.measured:
         return seconds, 0.0
@@ -191,55 +166,40 @@ def pace(
 
 
 def _watch(job: Job, stop: Callable[[], bool], tell: Callable[[Event], None]) -> Watch:
-    told = 0.0
-
-    def started(step: int) -> None:
-        tell(RunStarted(encoding=job.encoding, seed=job.seed, step=step, steps=job.steps))
+    run: dict[str, Any] = {"encoding": job.encoding, "seed": job.seed}
+    last = 0.0
 
     def stepped(step: int, loss: Tensor, speed: float) -> None:
-        nonlocal told
+        nonlocal last
         now = time.perf_counter()
-        if now - told < TELL_SECONDS and step < job.steps:
-            return
-        told = now
-        tell(
-            Stepped(
-                encoding=job.encoding,
-                seed=job.seed,
-                step=step,
-                steps=job.steps,
-                loss=float(loss),
-                tokens_per_second=speed,
-            )
-        )
+        if now - last >= TELL_SECONDS or step == job.steps:
+            last = now
+            value = float(loss)
+            tell(Stepped(step=step, steps=job.steps, loss=value, tokens_per_second=speed, **run))
 
-    return Watch(stop=stop, started=started, stepped=stepped)
+    return Watch(
+        stop=stop,
+        started=lambda step: tell(RunStarted(step=step, steps=job.steps, **run)),
+        stepped=stepped,
+    )
 
 
 def _measure(
     job: Job,
     task: Task,
-    settings: Settings,
     trained: Trained,
-    workers: int,
+    available: int | None,
     stop: Callable[[], bool],
     tell: Callable[[Event], None],
 ) -> list[Measurement | Refusal]:
-    available = available_memory(torch.device(settings.device))
-    share = None if available is None else available // workers
     total = task.count(job.encoding)
-    found: list[Measurement | Refusal] = []
-    pieces = task.measure(trained.model, job.encoding, job.seed, available=share)
+    items: list[Measurement | Refusal] = []
+    pieces = task.measure(trained.model, job.encoding, job.seed, available=available)
     for done, piece in enumerate(pieces, start=1):
-        found += piece
+        items += piece
+        subject = piece[0].subject
         tell(
-            Measuring(
-                encoding=job.encoding,
-                seed=job.seed,
-                subject=piece[0].subject,
-                done=done,
-                total=total,
-            )
+            Measuring(encoding=job.encoding, seed=job.seed, subject=subject, done=done, total=total)
         )
         if done < total and stop():
             raise Interrupted(
@@ -248,7 +208,7 @@ def _measure(
                 got=f"a stop after {done}",
                 remedy="The trained model is saved: resume to measure it.",
             )
-    return found
+    return items
 
 
 def _run(job: Job, trained: Trained, subject: str) -> Run:

@@ -21,22 +21,13 @@ RUNS = "runs"
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Record of a comparison in its output folder.
-
-    Args:
-        settings: with ``steps`` filled in, once they are known.
-        fingerprint: of the task and its data.
-    """
+    """Settings (with ``steps``, once known) and fingerprint of a comparison, in its folder."""
 
     settings: Settings
     fingerprint: str
 
     def write(self) -> None:
-        """Write it into the folder.
-
-        Raises:
-            OutputError: when that is impossible.
-        """
+        """Write it into the folder."""
         plain = {"kind": KIND, "settings": self.settings.to_json(), "data": self.fingerprint}
         write_json(self.settings.out / RECORD, plain)
 
@@ -112,25 +103,25 @@ def open_folder(settings: Settings, fingerprint: str) -> Record:
 
 
 def _resume(record: Record) -> Record:
-    found = Record.read(record.settings.out)
-    different = record.settings.differences(found.settings)
+    stored = Record.read(record.settings.out)
+    different = record.settings.differences(stored.settings)
     if different:
-        mine, theirs = record.settings.to_json(), found.settings.to_json()
+        mine, theirs = record.settings.to_json(), stored.settings.to_json()
         raise ArgumentError(
             different[0],
             expected=f"{theirs[different[0]]!r}, as in the comparison to be resumed",
             got=repr(mine[different[0]]),
             remedy="Resume with the same settings (or none but --out), or compare anew.",
         )
-    if found.fingerprint != record.fingerprint:
-        what = "text" if record.settings.entry.reads_text else "data"
+    if stored.fingerprint != record.fingerprint:
+        kind = "text" if record.settings.entry.reads_text else "data"
         raise DataError(
-            what,
-            expected=f"the {what} that the comparison began with",
+            kind,
+            expected=f"the {kind} that the comparison began with",
             got="another one",
             remedy="Restore it, or compare anew into another folder.",
         )
-    if found.settings.steps is None:
+    if stored.settings.steps is None:
         return record
-    decided = replace(record.settings, steps=found.settings.steps, budget_minutes=None)
+    decided = replace(record.settings, steps=stored.settings.steps, budget_minutes=None)
     return Record(settings=decided, fingerprint=record.fingerprint)

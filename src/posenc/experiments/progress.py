@@ -9,7 +9,7 @@ thread, with the events below in this order::
     Stopping                               only after Ctrl-C
     Finished
 
-The lab prints nothing; whoever wants a progress bar draws it from these.
+Nothing is printed here.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = [
     "Paced",
     "Prepared",
     "Progress",
+    "RunEvent",
     "RunFinished",
     "RunStarted",
     "Stepped",
@@ -34,15 +35,15 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """The settings are valid, the data is read, the output folder stands; nothing has been run.
+    """Settings, data and output folder are valid; nothing has been run.
 
     Args:
         task: key of the task.
-        title: what is done, in a phrase.
-        data: what it is done on, in a phrase ("3.9 MB of …, 0.4 MB held out").
-        runs: (encoding, seed) of every run there is, in the order they start.
-        finished: how many of them an earlier call has finished; they are not run again.
-        workers: processes that run at the same time.
+        title: the job, in a phrase.
+        data: the data, in a phrase ("3.9 MB of …, 0.4 MB held out").
+        runs: (encoding, seed) of every run, in the order they start.
+        finished: number of runs that an earlier call has finished.
+        workers: number of parallel processes.
         out: the output folder.
     """
 
@@ -57,46 +58,38 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Paced:
-    """The budget in minutes has been turned into steps, by a measurement before training.
-
-    Args:
-        steps: training steps of each run.
-        seconds: what the whole is expected to take.
-    """
+    """The budget in minutes has been turned into ``steps`` of each run, ``seconds`` in all."""
 
     steps: int
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunStarted:
-    """A run begins, or continues.
-
-    Args:
-        encoding, seed: which run.
-        step: steps already done by an earlier call (0 for a new run).
-        steps: steps it will have in the end.
-    """
+class RunEvent:
+    """An event of the run of ``encoding`` with ``seed``."""
 
     encoding: str
     seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStarted(RunEvent):
+    """A run begins, or continues after ``step`` of its ``steps``."""
+
     step: int
     steps: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stepped:
+class Stepped(RunEvent):
     """A run has trained on; sent a few times a second, and after the last step.
 
     Args:
-        encoding, seed: which run.
-        step, steps: done, and to do in all.
+        step, steps: done, and in all.
         loss: of the latest batch, in the unit of the task's training loss.
         tokens_per_second: so far in this call.
     """
 
-    encoding: str
-    seed: int
     step: int
     steps: int
     loss: float
@@ -104,34 +97,28 @@ class Stepped:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measuring:
+class Measuring(RunEvent):
     """A trained run is being measured.
 
     Args:
-        encoding, seed: which run.
-        subject: what is measured: the encoding itself, or a variant (``rope|window=64``).
+        subject: the encoding itself, or a variant (``rope|window=64``).
         done, total: measurements of this run, across all its subjects.
     """
 
-    encoding: str
-    seed: int
     subject: str
     done: int
     total: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFinished:
+class RunFinished(RunEvent):
     """A run is trained, measured and written.
 
     Args:
-        encoding, seed: which run.
-        finished, runs: how many are finished now, and how many there are.
-        seconds: what it took in this call.
+        finished, runs: numbers of finished runs, and of all.
+        seconds: time of the run in this call.
     """
 
-    encoding: str
-    seed: int
     finished: int
     runs: int
     seconds: float
@@ -139,24 +126,20 @@ class RunFinished:
 
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """Ctrl-C came: every worker finishes its step and saves. A second Ctrl-C kills them.
-
-    Args:
-        resume: the command that continues, ready to be shown.
-    """
+    """After Ctrl-C: workers finish their step and save. ``resume`` is the command to continue."""
 
     resume: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """Nothing runs any more.
+    """The end of a comparison.
 
     Args:
-        complete: False when the comparison was interrupted.
-        finished, runs: how many runs are finished, and how many there are.
-        seconds: what this call took.
-        resume: the command that continues, if it is not complete.
+        complete: False if it was interrupted.
+        finished, runs: numbers of finished runs, and of all.
+        seconds: time of this call.
+        resume: the command to continue, if it is not complete.
     """
 
     complete: bool

@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from posenc.codec import from_plain, to_plain
-from posenc.errors import CheckpointError
+from posenc.codec import restore, to_plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -243,12 +242,7 @@ class Comparison:
         Raises:
             CheckpointError: when fields are missing or unknown.
         """
-        try:
-            return from_plain(cls, plain)
-        except TypeError as error:
-            raise CheckpointError(
-                "comparison",
-                expected="the fields of a comparison",
-                got=error,
-                remedy="It was changed, or written by another version of posenc.",
-            ) from error
+        remedy = "It was changed, or written by another version of posenc."
+        return restore(
+            cls, plain, "comparison", expected="the fields of a comparison", remedy=remedy
+        )

@@ -1,4 +1,4 @@
-"""Everything that decides what a comparison does."""
+"""Settings of a comparison."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import torch
 
 from posenc.arguments import EXACT, Count, Interval, Length, Rate, Width, check, check_fields
-from posenc.codec import from_plain, to_plain
+from posenc.codec import restore, to_plain
 from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
 from posenc.experiments.recipe import Recipe, Variant
 from posenc.experiments.tasks import TASKS, TaskEntry
@@ -30,42 +30,40 @@ NOT_ABOUT_RESULTS = frozenset({"out", "existing", "workers", "budget_minutes"})
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One comparison: which encodings, on what, how large, where to.
+    """Settings of a comparison.
 
-    What is not given is as the task has it (``TaskEntry.defaults``), which trains each encoding
-    three times in about a minute on two cores.
+    The defaults are the task's (``TaskEntry.defaults``), which trains each encoding three times in
+    about a minute on two cores.
 
     Args:
         out: output folder.
-        existing: what to do if ``out`` already has something in it: ``"refuse"``; ``"resume"`` a
-            comparison of the same settings; or ``"replace"`` a comparison by a new one.
+        existing: if ``out`` holds something: ``"refuse"``; ``"resume"`` a comparison of the same
+            settings; or ``"replace"`` a comparison.
         task: key of the task (``posenc.experiments.tasks.TASKS``).
         options: the task's own options; see ``posenc tasks``.
         text: a file or folder of text, for tasks that read one; None: the task's own data.
-        encodings: what to compare; names of the registry, joined by ``+`` where wanted, with
-            changes as ``Recipe.parse`` reads them (``sinusoidal@randomized``).
-        references: subjects to judge them by, added unless they are among the encodings: controls
-            such as ``nope``, and for language ``rope|window``, the RoPE model with attention cut
-            to the training length. RoPE is trained for it even if it is not compared. () for none.
-        train_length: tokens a training window, or whatever the task counts.
-        test_lengths: lengths to test at; multiples of ``train_length`` by default.
+        encodings: the candidates, as ``Recipe.parse`` reads them (``t5+sinusoidal``,
+            ``sinusoidal@randomized``).
+        references: baselines and controls, added unless they are among the encodings: ``nope``, or
+            ``rope|window``, the RoPE model with attention cut to the training length.
+        train_length: tokens of a training window, or whatever the task counts.
+        test_lengths: test lengths; multiples of ``train_length`` by default.
         steps: training steps. Not with ``budget_minutes``.
         budget_minutes: choose the steps so that the whole takes about this long, by a
             measurement before training.
-        seeds: one run an encoding and seed; a seed decides initial weights and data order, both
-            the same for all encodings.
+        seeds: one run per encoding and seed; a seed decides initial weights and data order.
         width, layers, heads: of the model.
-        batch: windows a step.
+        batch: windows per step.
         learning_rate: peak, reached after a twentieth of the steps, then a cosine to a twentieth;
             by default the task's, less in proportion for models wider than its default.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
         precision: as Lightning Fabric reads it.
-        workers: processes at a time; one a core on the CPU by default, else one.
-        threads: CPU threads a process. Small models gain nothing from a second.
+        workers: parallel processes; one per core on the CPU by default, else one.
+        threads: CPU threads per process.
 
     Raises:
-        ArgumentError: on a value out of its domain, each with what was expected.
-        UnknownNameError: on a task, option or encoding that does not exist.
+        ArgumentError: for a value out of its domain.
+        UnknownNameError: for an unknown task, option or encoding.
     """
 
     out: Path
@@ -101,11 +99,11 @@ class Settings:
         check_fields(self)
         if self.width % self.heads:
             _refuse("width", f"a multiple of heads ({self.heads})", self.width, "Change either.")
+        if self.budget_minutes is not None and self.steps is not None:
+            _refuse("steps", "steps or budget_minutes", "both", "Leave one out.")
         self._check_task()
         self._check_names()
-        self._check_seeds()
-        self._check_lengths()
-        self._check_rates()
+        self._fill_lengths()
         self._check_device()
 
     def _check_task(self) -> None:
@@ -131,14 +129,12 @@ class Settings:
         for kind, listed in (("encodings", self.encodings), ("references", names)):
             if len(set(listed)) < len(listed):
                 _refuse(kind, "each name once", ", ".join(listed), "Drop the repeated ones.")
-
-    def _check_seeds(self) -> None:
         if not self.seeds:
             _refuse("seeds", "at least one", "none", "Three give an interval.")
         if len(set(self.seeds)) < len(self.seeds):
             _refuse("seeds", "each once", self.seeds, "Equal seeds would give equal runs.")
 
-    def _check_lengths(self) -> None:
+    def _fill_lengths(self) -> None:
         if self.test_lengths is None:
             given = tuple(self.entry.defaults.test_lengths(self.train_length))
         else:
@@ -147,23 +143,19 @@ class Settings:
         lengths = tuple(sorted({self.train_length, *given}))
         object.__setattr__(self, "test_lengths", lengths)
 
-    def _check_rates(self) -> None:
-        if self.budget_minutes is not None and self.steps is not None:
-            _refuse("steps", "steps or budget_minutes", "both", "Leave one out.")
-
     def _check_device(self) -> None:
         try:
             device = torch.device(self.device)
         except RuntimeError:
-            _refuse("device", "cpu, cuda, cuda:N or mps", self.device, "Choose one.")
-        if device.type not in ("cpu", "cuda", "mps"):
-            _refuse("device", "cpu, cuda, cuda:N or mps", self.device, "Choose one.")
-        present = {
+            device = torch.device("meta")
+        counts = {
             "cpu": 1,
             "cuda": torch.cuda.device_count(),
             "mps": int(torch.backends.mps.is_available()),
-        }[device.type]
-        if (device.index or 0) >= present:
+        }
+        if device.type not in counts:
+            _refuse("device", "cpu, cuda, cuda:N or mps", self.device, "Choose one.")
+        if (device.index or 0) >= counts[device.type]:
             _refuse("device", "one that this machine has", self.device, "Use cpu.")
 
     @property
@@ -225,12 +217,7 @@ class Settings:
                 got=", ".join(got) or "none",
                 remedy="They come from another version of posenc: compare anew.",
             )
-        try:
-            return from_plain(cls, plain)
-        except TypeError as error:
-            raise CheckpointError(
-                "settings", expected="valid values", got=error, remedy="Compare anew."
-            ) from error
+        return restore(cls, plain, "settings", expected="valid values", remedy="Compare anew.")
 
     def differences(self, other: Settings) -> list[str]:
         """Names of the fields that decide results and differ."""

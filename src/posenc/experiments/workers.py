@@ -1,4 +1,4 @@
-"""Processes that carry out runs side by side: a small model gains nothing from a second thread."""
+"""Worker processes that carry out runs in parallel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
 from typing import cast
 
 import torch
@@ -38,13 +37,7 @@ PATIENCE = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """An order that was carried out.
-
-    Args:
-        order: which.
-        took: seconds.
-        paced: what ``pace`` gave, of such an order.
-    """
+    """An order that was carried out in ``took`` seconds; ``paced`` is the result of ``pace``."""
 
     order: Order
     took: float
@@ -53,7 +46,7 @@ class Done:
 
 @dataclass(frozen=True)
 class _Failed:
-    """An order that was not carried out, and why."""
+    """The reason why an order was not carried out."""
 
     error: PosencError
 
@@ -88,12 +81,7 @@ class Crew:
     def __enter__(self) -> Crew:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for member in self._members:
             member.connection.close()
             if member.order is not None:
@@ -189,20 +177,18 @@ def serve(connection: Connection, settings: Settings, workers: int) -> None:
         try:
             if task is None:
                 task = settings.entry.make(settings)
-                _warm_up(task, settings)
+                with tempfile.TemporaryDirectory() as folder:
+                    # Libraries allocate what they keep, which is no run's memory.
+                    train(task, plan(settings, CONTROL, seed=0, steps=1, folder=Path(folder)))
             answer = _carry_out(order, task, settings, workers, connection)
         except PosencError as error:
             answer = _Failed(error)
         except Exception:
-            answer = _Failed(_unexpected(order))
+            got = f"an error:\n{traceback.format_exc()}"
+            remedy = "Please report it. Continue with --resume when it is mended."
+            answer = _failed(order, got, remedy)
         with suppress(OSError):
             connection.send(answer)
-
-
-def _warm_up(task: Task, settings: Settings) -> None:
-    """Let libraries allocate what they keep, so that it is not counted as the first run's."""
-    with tempfile.TemporaryDirectory() as folder:
-        train(task, plan(settings, CONTROL, seed=0, steps=1, folder=Path(folder)))
 
 
 def _carry_out(
@@ -237,28 +223,19 @@ def _receive(member: _Member) -> Event | Done | _Failed:
         message: Event | Done | _Failed = member.connection.recv()
     except (EOFError, OSError):
         member.process.join(PATIENCE)
-        return _Failed(_died(member))
+        code = member.process.exitcode
+        killed = code is not None and code < 0
+        return _failed(
+            member.order,
+            f"killed by signal {-code}" if killed else f"exit code {code}",  # type: ignore[operator]
+            "If memory ran out, use fewer workers or smaller batches. Continue with --resume.",
+        )
     return message
 
 
-def _died(member: _Member) -> PosencError:
-    code = member.process.exitcode
-    how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-    return PosencError(
-        "worker",
-        expected=f"to carry out {member.order}",
-        got=how,
-        remedy="If memory ran out, use fewer workers or smaller batches. Continue with --resume.",
-    )
-
-
-def _unexpected(order: Order) -> PosencError:
-    return PosencError(
-        "worker",
-        expected=f"to carry out {order}",
-        got=f"an error:\n{traceback.format_exc()}",
-        remedy="Please report it. Continue with --resume when it is mended.",
-    )
+def _failed(order: Order | None, got: str, remedy: str) -> _Failed:
+    error = PosencError("worker", expected=f"to carry out {order}", got=got, remedy=remedy)
+    return _Failed(error)
 
 
 @contextmanager

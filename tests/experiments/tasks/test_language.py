@@ -128,9 +128,7 @@ def test_every_metric_is_measured_as_often_as_promised(settings: Settings) -> No
 
 
 def test_needle_rows_are_a_share(settings: Settings) -> None:
-    with pytest.raises(
-        ArgumentError, match="needle_rows: expected a finite number, 0 or more, at most 1"
-    ):
+    with pytest.raises(ArgumentError, match=r"needle_rows: .*0 or more, at most 1"):
         LanguageModelling(replace(settings, options={"needle_rows": 1.5}))
 
 
