@@ -1,4 +1,4 @@
-"""The panels that a picture of an encoding is drawn from: maps, curves and trails."""
+"""Panels of a picture of an encoding: maps, curves and trails."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["Curves", "Heat", "Panel", "Profile", "Trail"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Heat:
-    """One map or several, of the same size and on the same scale.
+    """One or several maps of the same size, on the same scale.
 
     Args:
-        title: what is shown; note: how to read it.
+        title, note: subject, and how to read it.
         maps: ``[N, R, K]``; NaN where there is nothing.
         names: of the maps.
-        rows, columns: what the axes are.
-        values: what the maps hold: amounts, or angles from -π to π.
+        rows, columns: labels of the axes.
+        values: amounts, or angles from -π to π.
     """
 
     title: str
-    note: str
+    note: str = ""
     maps: Float[Tensor, "N R K"]
-    names: tuple[str, ...]
+    names: tuple[str, ...] = ("",)
     rows: str
     columns: str
     values: Literal["amounts", "angles"] = "amounts"
@@ -34,24 +34,24 @@ class Heat:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Curves:
-    """One curve or several over the same axis.
+    """One or several curves over the same axis.
 
     Args:
-        title: what is shown; note: how to read it.
-        x: ``[X]``, where the values are; x_label: what it is.
-        values: ``[N, X]``; y_label: what they are.
-        low, high: ``[N, X]``, the band around each; None where there is none.
+        title, note: subject, and how to read it.
+        x, x_label: ``[X]``, and its label.
+        values, y_label: ``[N, X]``, and their label.
         names: of the curves.
-        steps: whether values stay as they are up to the next.
+        low, high: ``[N, X]``, a band around each curve, or None.
+        steps: values hold up to the next.
     """
 
     title: str
-    note: str
+    note: str = ""
     x: Float[Tensor, " X"]
     x_label: str
     values: Float[Tensor, "N X"]
     y_label: str
-    names: tuple[str, ...]
+    names: tuple[str, ...] = ("",)
     low: Float[Tensor, "N X"] | None = None
     high: Float[Tensor, "N X"] | None = None
     steps: bool = False
@@ -59,16 +59,16 @@ class Curves:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Trail:
-    """The way that a vector takes from position to position, seen in a plane.
+    """The path of a vector from position to position, projected onto a plane.
 
     Args:
-        title: what is shown; note: how to read it.
+        title, note: subject, and how to read it.
         points: ``[L, 2]``, in the order of the positions.
-        x_label, y_label: what the two directions are.
+        x_label, y_label: the two directions.
     """
 
     title: str
-    note: str
+    note: str = ""
     points: Float[Tensor, "L 2"]
     x_label: str
     y_label: str
@@ -83,9 +83,9 @@ class Profile:
 
     Args:
         name: of the encoding.
-        panels: in the order to be drawn.
-        parameters: what those it has are while it is drawn: their initial values, or random ones
-            where it starts as the identity and there would be nothing to see.
+        panels: in drawing order.
+        parameters: their values while it is drawn: initial ones, or random ones if the encoding
+            starts as the identity.
     """
 
     name: str

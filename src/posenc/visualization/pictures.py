@@ -13,6 +13,7 @@ import vl_convert
 
 from posenc.errors import ArgumentError
 from posenc.storage import write_bytes
+from posenc.visualization.charts import render
 from posenc.visualization.colours import COLOURS, RISE, Scale, is_narrow
 from posenc.visualization.panels import Curves, Heat, Panel, Profile, Trail
 from posenc.visualization.raster import data_uri
@@ -77,13 +78,10 @@ def save_picture(profile: Profile, path: Path | str, *, summary: str = "") -> No
             remedy=f"Write {path.with_suffix('.png').name}, for example.",
         )
     spec = draw(profile, summary=summary)
-    if kind == ".png":
-        content = vl_convert.vegalite_to_png(spec, scale=2)
-    elif kind == ".svg":
-        content = vl_convert.vegalite_to_svg(spec).encode()
+    if kind == ".html":
+        write_bytes(path, vl_convert.vegalite_to_html(spec, bundle=True).encode())
     else:
-        content = vl_convert.vegalite_to_html(spec, bundle=True).encode()
-    write_bytes(path, content)
+        write_bytes(path, render(spec, kind))
 
 
 def draw(profile: Profile, *, summary: str = "") -> dict[str, Any]:

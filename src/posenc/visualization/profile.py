@@ -1,14 +1,13 @@
-"""Profile of an encoding: panels of numbers that a picture is drawn from.
+"""Profile of an encoding: the panels of its picture.
 
-Which panels there are follows from the encoding's parts alone, so a new method has a profile as
-soon as it is in the registry:
+They follow from the encoding's parts alone:
 
-- an embedding part: its vectors (phases, if they are complex), how alike those of two positions
-  are, that by distance, and the trail of the vector in a plane;
-- attention parts: what they add to the logits, query by key, and that by distance;
+- an embedding part: its vectors (phases if complex), their similarity by pair and by distance, and
+  their trail in a plane;
+- attention parts: terms added to the logits, by pair and by distance;
 - a part with fewer buckets than distances: its buckets;
-- a value part: the length of what it adds to each value;
-- on several axes, maps over the cells of an image around chosen queries instead.
+- a value part: the length of the vectors added to values;
+- on several axes, maps over the cells of an image for chosen queries instead.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from posenc.visualization.probe import EncodingProbe
 __all__ = ["make_profile"]
 
 SIDES = (15, 8, 7, 4)
-"""Cells a side of the image that methods on several axes are looked at in: the first they serve."""
+"""Cells a side of the image for methods on several axes: the first that they serve."""
 
 SPREAD = 0.3
 """Standard deviation of the values given to parameters that all start as the identity."""
@@ -85,20 +84,20 @@ def make_profile(
         )
 
     def look() -> tuple[Panel, ...]:
-        found: list[Panel] = []
+        panels: list[Panel] = []
         for axes, encoding in made:
             if axes == 1:
                 layout = Layout.sequence(length)
-                found += EncodingProbe(encoding, layout, heads, head_dim, causal=causal).panels()
+                panels += EncodingProbe(encoding, layout, heads, head_dim, causal=causal).panels()
             else:
-                seen = _look_at_image(encoding, axes, heads, head_dim)
-                found += [panel for panel in seen if not found or isinstance(panel, Heat)]
-        return tuple(found)
+                images = _image_panels(encoding, axes, heads, head_dim)
+                panels += [panel for panel in images if not panels or isinstance(panel, Heat)]
+        return tuple(panels)
 
     parameters = [p for _, encoding in made for p in encoding.parameters()]
-    if not parameters:
-        return Profile(name=name, panels=look(), parameters="none")
     panels = look()
+    if not parameters:
+        return Profile(name=name, panels=panels, parameters="none")
     if not all(_blank(panel) for panel in panels):
         return Profile(name=name, panels=panels, parameters="initial")
     generator = torch.Generator().manual_seed(0)
@@ -135,13 +134,15 @@ def _attach(encoding: Encoding, dim: int) -> None:
         part.attach(projection, projection)
 
 
-def _look_at_image(encoding: Encoding, axes: int, heads: int, head_dim: int) -> list[Panel]:
-    for side in SIDES[:-1]:
+def _image_panels(encoding: Encoding, axes: int, heads: int, head_dim: int) -> list[Panel]:
+    """Panels on the largest image that the encoding serves."""
+    for side in SIDES:
         try:
             return list(EncodingProbe(encoding, _image(side, axes), heads, head_dim).panels())
         except LengthError:
-            continue
-    return list(EncodingProbe(encoding, _image(SIDES[-1], axes), heads, head_dim).panels())
+            if side == SIDES[-1]:
+                raise
+    return []
 
 
 def _image(side: int, axes: int) -> Layout:
