@@ -141,8 +141,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         for name, value in kwargs.items():
             if name in known:
                 kwargs[name] = check(name, known[name].annotation, value, known[name].default)
-        sizes = _sizes(kwargs, known)
-        _require_room(lambda: _make(function, *args, **kwargs), sizes)
+        _require_room(lambda: _make(function, *args, **kwargs), _sizes(kwargs, known))
         result = function(*args, **kwargs)
         if args:  # a constructor
             vars(args[0])["given"] = kwargs
@@ -162,12 +161,12 @@ def _make(function: Callable[..., object], *args: object, **kwargs: object) -> o
 
 
 def _sizes(given: Mapping[str, object], known: Mapping[str, Parameter]) -> list[tuple[str, int]]:
-    """Integer arguments, including those in sequences."""
+    """Integer arguments above 1, including those in sequences."""
     sizes = []
     for name, parameter in known.items():
         value = given.get(name, parameter.default)
         items = value if isinstance(value, tuple) else (value,)
-        sizes += [(name, item) for item in items if isinstance(item, int) and item is not True]
+        sizes += [(name, item) for item in items if isinstance(item, int) and item > 1]
     return sizes
 
 
@@ -195,6 +194,7 @@ def check(name: str, annotation: Any, value: object, default: object = Parameter
         name: of the argument, for messages.
         annotation: a type, ``Annotated`` with an ``Interval``, ``Literal``, optional, or a
             sequence of these.
+        value: the argument.
         default: of the parameter, for the remedy.
 
     Raises:
@@ -216,10 +216,10 @@ def check(name: str, annotation: Any, value: object, default: object = Parameter
         return value
     if origin is Annotated:
         kind, *others = get_args(annotation)
-        intervals = [other for other in others if isinstance(other, Interval)]
-        if not intervals:
-            return check(name, kind, value, default)
-        return _number(name, kind, value, default, intervals[0])
+        for other in others:
+            if isinstance(other, Interval):
+                return _number(name, kind, value, default, other)
+        return check(name, kind, value, default)
     if annotation in (int, float):
         return _number(name, annotation, value, default, Interval(-EXACT, EXACT))
     if origin in (tuple, Sequence):
@@ -302,16 +302,11 @@ def _number_text(number: float) -> str:
     return f"{number:g}" if isinstance(number, float) else str(number)
 
 
-def _require_room(make: Callable[[], object], sizes: Iterable[tuple[str, int]]) -> None:
+def _require_room(make: Callable[[], object], sizes: Sequence[tuple[str, int]]) -> None:
     """Raise ArgumentError, naming the largest size, if the module is too large to be trained.
 
-    Large ``sizes`` are checked by calling ``make`` on the meta device, which allocates nothing.
-
-    Args:
-        make: makes the module.
-        sizes: names and values of its integer arguments.
+    Modules of large ``sizes`` are made on the meta device, which allocates nothing.
     """
-    sizes = [(name, size) for name, size in sizes if size > 1]
     large = math.prod(size for _, size in sizes) >= ROOMY or any(size >= LONG for _, size in sizes)
     if not large or torch.get_default_device().type == "meta":
         return

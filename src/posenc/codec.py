@@ -76,12 +76,12 @@ def restore(kind: type[Record], plain: object, where: str, *, expected: str, rem
 def parse_options(
     items: Iterable[str], parameters: Mapping[str, Parameter], *, of: str
 ) -> dict[str, Any]:
-    """The options that ``items`` set, each ``name=value``, by name.
+    """Options from ``name=value`` texts, by name.
 
     Args:
-        items: as a user wrote them.
-        parameters: the options there are, as ``posenc.arguments.domains`` has them.
-        of: whose options they are, for messages.
+        items: the texts.
+        parameters: the valid options, as ``posenc.arguments.domains`` returns them.
+        of: name of the method or task, for messages.
 
     Raises:
         UnknownNameError: on a name that is no option.
@@ -152,7 +152,7 @@ def _items(value: Any, kind: Any) -> Any:
     if not isinstance(value, list | tuple) or (fixed and len(value) != len(kinds)):
         raise Mismatch(f"expected {len(kinds) if fixed else 'any number of'} items, got {value!r}")
     wanted = kinds if fixed else kinds[:1] * len(value)
-    items = [PLAIN.structure(item, each) for item, each in zip(value, wanted, strict=True)]
+    items = [PLAIN.structure(*pair) for pair in zip(value, wanted, strict=True)]
     return items if get_origin(kind) is list else tuple(items)
 
 
@@ -177,11 +177,11 @@ def _is_optional(kind: Any) -> bool:
 def _optional_of_text(text: str, kind: Any) -> Any:
     if text.lower() == "none":
         return None
-    return _read(text, next(each for each in get_args(kind) if each is not type(None)))
+    return _read(text, next(inner for inner in get_args(kind) if inner is not type(None)))
 
 
-for one in (bool, int, str):
-    PLAIN.register_structure_hook(one, _exact(one))
+for plain_type in (bool, int, str):
+    PLAIN.register_structure_hook(plain_type, _exact(plain_type))
 PLAIN.register_structure_hook(float, _exact(int, float))
 PLAIN.register_structure_hook_func(_is_sequence, _items)
 PLAIN.register_structure_hook_func(_has_whole_keys, _by_whole_keys)

@@ -24,19 +24,16 @@ REGISTRIES: list[Registry[object]] = []
 class Registry(Mapping[str, E], Generic[E]):
     """A sorted mapping from names to entries, which are imported on first access.
 
-    An entry is found in one of three places:
-
-    - a module of ``packages`` (or a subpackage): the module's name is the entry's, and its
-      ``ENTRY`` the entry. Subpackages called ``common`` hold helpers;
-    - an entry point of an installed distribution, in the group ``group``;
-    - ``register``.
+    Entries are the ``ENTRY`` of modules of ``packages``, named as the module (subpackages called
+    ``common`` hold helpers), entry points of installed distributions, and those given to
+    ``register``.
 
     Args:
         kind: class of the entries.
         noun: word for an entry in messages, such as ``"encoding"``.
         packages: names of the packages that hold entries.
         group: entry-point group, such as ``"posenc.encodings"``.
-        classes: whether entries are subclasses of ``kind``, rather than instances.
+        classes: entries are subclasses of ``kind`` rather than instances.
     """
 
     def __init__(
@@ -62,11 +59,7 @@ class Registry(Mapping[str, E], Generic[E]):
 
     @cached_property
     def _points(self) -> dict[str, EntryPoint]:
-        """Entry points of installed distributions by name.
-
-        Raises:
-            ArgumentError: if a name is taken.
-        """
+        """Entry points of installed distributions by name; ArgumentError for a name taken."""
         points: dict[str, EntryPoint] = {}
         for point in entry_points(group=self.group):
             other = points.setdefault(point.name, point)
@@ -98,7 +91,7 @@ class Registry(Mapping[str, E], Generic[E]):
         return f"<{len(self)} entries: {', '.join(self)}>"
 
     def takes(self, entry: object) -> bool:
-        """Whether an object is of the class of its entries."""
+        """True for an object of the class of its entries."""
         if self._classes:
             return isinstance(entry, type) and issubclass(entry, self.kind)
         return isinstance(entry, self.kind)
@@ -109,11 +102,7 @@ class Registry(Mapping[str, E], Generic[E]):
             self[name]
 
     def require(self, name: str) -> E:
-        """The entry called ``name``.
-
-        Raises:
-            UnknownNameError: if there is none, with close matches.
-        """
+        """The entry called ``name``; UnknownNameError with close matches if there is none."""
         if name not in self:
             raise UnknownNameError.of(self.noun, name, self)
         return self[name]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping
 
 from posenc.arguments import Count, Length, Width, check
-from posenc.encoding import Encoding, Part
-from posenc.entry import CONTEXT, Entry
+from posenc.encoding import Encoding
+from posenc.entry import Entry
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.registration import Registry
 
@@ -103,10 +105,7 @@ def create_layers(
     entries = [(part, ENCODINGS.require(part)) for part in names]
     chosen = _assign(options, entries)
     stacks = [_stack(part, entry, layers, context, chosen[part]) for part, entry in entries]
-    joined = stacks[0]
-    for stack in stacks[1:]:
-        joined = [first + second for first, second in zip(joined, stack, strict=True)]
-    return joined
+    return [functools.reduce(operator.add, parts) for parts in zip(*stacks, strict=True)]
 
 
 def _assign(
@@ -146,10 +145,8 @@ def _stack(
 ) -> list[Encoding]:
     arguments = dict(options)
     for parameter, description in entry.parameters().items():
-        if parameter in CONTEXT:
-            value = context[parameter]
-            if value is not None:
-                arguments[parameter] = value
+        if context.get(parameter) is not None:
+            arguments[parameter] = context[parameter]
         if parameter not in arguments and description.default is description.empty:
             raise ArgumentError(
                 parameter,
@@ -159,10 +156,6 @@ def _stack(
             )
     if callable(entry.sharing):
         return entry.sharing(layers, arguments)
-    if entry.sharing == "layers":
-        return [_record(entry.factory(**arguments))] * layers
-    return [_record(entry.factory(**arguments)) for _ in range(layers)]
-
-
-def _record(made: Part | Encoding) -> Encoding:
-    return made if isinstance(made, Encoding) else Encoding.of(made)
+    parts = [entry.factory(**arguments) for _ in range(1 if entry.sharing == "layers" else layers)]
+    encodings = [part if isinstance(part, Encoding) else Encoding.of(part) for part in parts]
+    return encodings * (layers // len(encodings))

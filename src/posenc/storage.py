@@ -49,11 +49,7 @@ RESTORE = "Restore the file from a copy, or run the command that wrote it again.
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents.
-
-    Raises:
-        OutputError: if that fails.
-    """
+    """Create a folder and its parents; OutputError if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -61,15 +57,7 @@ def make_folder(path: Path) -> None:
 
 
 def require_unused(path: Path, argument: str = "out") -> None:
-    """Refuse an output path that holds something.
-
-    Args:
-        path: to be written.
-        argument: its name in the message.
-
-    Raises:
-        OutputError: when it is a file, or a folder that is not empty.
-    """
+    """Raise OutputError, naming ``argument``, for a file or a folder that is not empty."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise OutputError(
             argument,
@@ -83,16 +71,15 @@ def require_unused(path: Path, argument: str = "out") -> None:
 def output_folder(path: Path, argument: str = "out", *, overwrite: bool = False) -> Iterator[Path]:
     """A temporary folder that is renamed to ``path`` when the block ends without an error.
 
-    ``path`` appears whole or not at all. After an error nothing is left beside it, and what it held
-    before is untouched.
+    After an error nothing is left of it, and the old content of ``path`` is untouched.
 
     Args:
-        path: to be written; folders above it are made.
+        path: the final folder; its parents are made.
         argument: its name in messages.
-        overwrite: replace what ``path`` holds.
+        overwrite: replace an existing folder.
 
     Raises:
-        OutputError: when ``path`` is in use and not to be replaced, or cannot be written.
+        OutputError: if ``path`` is in use and not to be replaced, or cannot be written.
     """
     if not overwrite:
         require_unused(path, argument)
@@ -137,11 +124,7 @@ def _rename(partial: Path, final: Path, argument: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: it has its old or its new content at any moment.
-
-    Raises:
-        OutputError: if the disk is full or the folder is not writable; an old file is unchanged.
-    """
+    """Write a file atomically; OutputError if it fails, with the old file unchanged."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         try:
@@ -183,8 +166,8 @@ def parse_json(content: bytes | str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: if it is not JSON (NaN and infinity are not), too deeply nested, or contains
-            unpaired surrogates or numbers beyond float64.
+        ValueError: for invalid JSON (NaN and infinity are), too deep nesting, unpaired surrogates
+            and numbers beyond float64.
     """
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
     try:
@@ -239,11 +222,7 @@ def panics_as_errors() -> Iterator[None]:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, object]) -> None:
-    """Write tensors and JSON metadata to a safetensors file with a checksum.
-
-    Raises:
-        OutputError: as ``write_bytes``.
-    """
+    """Write tensors and JSON metadata to a safetensors file with a checksum."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(meta, sort_keys=True)
     header = {"meta": text, "sha256": _digest(plain, text)}
@@ -279,12 +258,12 @@ def load_tensors(
     """Read tensors and metadata written by ``save_tensors``, without executing code.
 
     Args:
-        fits: called with the shapes and metadata before any tensor is read; raises an error if
-            they are not the expected ones.
+        path: the file.
+        fits: called with shapes and metadata before any tensor is read; its errors propagate.
         remedy: for the message about a damaged file.
 
     Raises:
-        CheckpointError: if the file is damaged or of another kind. Errors of ``fits`` propagate.
+        CheckpointError: if the file is damaged or of another kind.
     """
     try:
         with open_tensors(path, remedy=remedy) as file:
@@ -316,21 +295,16 @@ def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
 
 def _sync_folder(folder: Path) -> None:
     """Flush a rename to disk, on POSIX systems."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _opened(path: Path | str) -> int:
-    """A file descriptor of a regular file.
-
-    Raises:
-        OSError: if it is missing, unreadable or not a regular file.
-    """
+    """A file descriptor of a regular file; OSError for any other."""
     flags = os.O_RDONLY
     for name in ("O_NONBLOCK", "O_BINARY", "O_CLOEXEC", "O_NOCTTY"):
         flags |= getattr(os, name, 0)

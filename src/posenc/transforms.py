@@ -38,14 +38,7 @@ def randomized(
     Reference: Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of
     Transformers".
     """
-    positions, count = _integer_positions(layout)
-    if max_length < count:
-        raise ArgumentError(
-            "max_length",
-            expected=f"at least {count}, the positions in use",
-            got=max_length,
-            remedy="Draw from the longest context you want to reach.",
-        )
+    positions, count = _integer_positions(layout, max_length)
     drawn = torch.randperm(max_length, generator=generator)[:count].sort().values
     return _at(layout, drawn.to(positions.device)[positions])
 
@@ -74,14 +67,7 @@ def skipped(
     Reference: Zhu et al. 2024, "PoSE: Efficient Context Window Extension of LLMs via Positional
     Skip-wise Training".
     """
-    positions, count = _integer_positions(layout)
-    if max_length < count:
-        raise ArgumentError(
-            "max_length",
-            expected=f"at least {count}, the positions in use",
-            got=max_length,
-            remedy="Give the context length to train for.",
-        )
+    positions, count = _integer_positions(layout, max_length)
     if not 1 <= chunks <= count:
         raise ArgumentError(
             "chunks", expected=f"1 to {count}", got=chunks, remedy="The paper uses 2."
@@ -163,8 +149,8 @@ def restarted(layout: Layout) -> Layout:
     return layout.with_positions((positions - positions.gather(1, first)).unsqueeze(-1))
 
 
-def _integer_positions(layout: Layout) -> tuple[Int[Tensor, "b L"], int]:
-    """Positions as integers (0 for padding), and the largest plus 1."""
+def _integer_positions(layout: Layout, max_length: int) -> tuple[Int[Tensor, "b L"], int]:
+    """Positions as integers (0 for padding), and the largest plus 1, at most ``max_length``."""
     if layout.axes != 1:
         raise ArgumentError(
             "layout", expected="one axis", got=layout.axes, remedy="Use a layout of a sequence."
@@ -180,7 +166,15 @@ def _integer_positions(layout: Layout) -> tuple[Int[Tensor, "b L"], int]:
             got="other positions",
             remedy="Start from Layout.sequence, Layout.packed or Layout.padded.",
         )
-    return integers, int(integers.max()) + 1
+    count = int(integers.max()) + 1
+    if max_length < count:
+        raise ArgumentError(
+            "max_length",
+            expected=f"at least {count}, the positions in use",
+            got=max_length,
+            remedy="Give the longest context that you train for.",
+        )
+    return integers, count
 
 
 def _at(layout: Layout, integers: Int[Tensor, "b L"]) -> Layout:

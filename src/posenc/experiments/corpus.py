@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class Corpus:
 
     @classmethod
     def of(cls, name: str, train: bytes, held_out: bytes, files: int) -> Corpus:
-        """The corpus of these bytes, hashed."""
+        """The corpus of these bytes."""
         digest = hashlib.sha256()
         for part in (train, held_out):
             digest.update(len(part).to_bytes(8, "big"))
@@ -105,11 +105,7 @@ class Corpus:
 
 
 def read_corpus(path: Path | None) -> Corpus:
-    """The text at ``path``, or the shipped one where there is none.
-
-    Raises:
-        DataError: as ``read_text`` and ``shipped_text``.
-    """
+    """``read_text``, or ``shipped_text`` for None."""
     return shipped_text() if path is None else read_text(path)
 
 
@@ -143,25 +139,28 @@ def read_text(path: Path) -> Corpus:
     path = Path(path)
     try:
         if path.is_dir():
-            names = sorted(_walk(path))
+            files = sorted(_walk(path))
         elif path.is_file():
-            names = [path]
+            files = [path]
         elif path.exists():
             raise _unusable(path, "a device, pipe or socket", "Save the text in a file first.")
         else:
             raise _unusable(path, "nothing there", "Check the path for a typing error.")
-        total = sum(name.stat().st_size for name in names)
+        total = sum(file.stat().st_size for file in files)
+        if total > MOST_BYTES:
+            raise _unusable(path, f"{_size(total)}", f"Give at most {_size(MOST_BYTES)}.")
+        contents = {
+            file.relative_to(path).as_posix() if file != path else file.name: read_bytes(
+                file, most=MOST_BYTES
+            )
+            for file in files
+        }
     except OSError as error:
-        raise _unreadable(path, error) from error
-    if total > MOST_BYTES:
-        raise _unusable(path, f"{_size(total)}", f"Give at most {_size(MOST_BYTES)}.")
-    contents = {
-        name.relative_to(path).as_posix() if name != path else name.name: _read(name)
-        for name in names
-    }
+        got = f"{error.strerror or error} ({error.filename or path})"
+        raise _unusable(path, got, "Check the file's permissions, or leave it out.") from error
     if not any(contents.values()):
-        what = "an empty file" if path.is_file() else "a folder without text"
-        raise _unusable(path, what, "Give a text of at least a few thousand bytes.")
+        got = "an empty file" if path.is_file() else "a folder without text"
+        raise _unusable(path, got, "Give a text of at least a few thousand bytes.")
     train, held_out = _split(contents)
     return Corpus.of(path.resolve().name, train, held_out, len(contents))
 
@@ -190,23 +189,9 @@ def _split(contents: dict[str, bytes]) -> tuple[bytes, bytes]:
             b"".join(text for name, text in contents.items() if name not in chosen),
             b"".join(text for name, text in contents.items() if name in chosen),
         )
-    whole: Sequence[bytes] = tuple(contents.values())
-    joined = b"".join(whole)
+    joined = b"".join(contents.values())
     end = len(joined) - max(1, round(HELD_OUT * len(joined)))
     return joined[:end], joined[end:]
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_bytes(path, most=MOST_BYTES)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> DataError:
-    reason = error.strerror or str(error)
-    where = error.filename or path
-    return _unusable(path, f"{reason} ({where})", "Check the file's permissions, or leave it out.")
 
 
 def _unusable(path: Path, got: str, remedy: str) -> DataError:

@@ -49,10 +49,10 @@ class Targets:
 
     @classmethod
     def spread(cls, size: int, *, width: int, longest: int, count: int) -> Targets:
-        """Up to ``count`` segments, evenly over a text of ``size`` bytes, without overlap.
+        """Up to ``count`` segments without overlap, evenly over a text of ``size`` bytes.
 
-        Each has ``longest`` bytes of input before its end. ``size`` must exceed ``longest +
-        width``.
+        Each has ``longest`` bytes of input before its end; ``size`` must exceed
+        ``longest + width``.
         """
         room = size - longest - 1
         steps = min(count, max(1, room // width))
@@ -60,14 +60,11 @@ class Targets:
         return cls(ends, width)
 
     def windows(self, text: Int[Tensor, " T"], length: int) -> Int[Tensor, "W L1"]:
-        """Windows of ``length`` inputs before the segments' ends, and one byte more as target.
-
-        The last ``width`` bytes of each are the segment, whatever the length.
-        """
+        """Windows of ``length`` inputs and one target more, which end where the segments end."""
         return text[self.ends.unsqueeze(1) + torch.arange(-length - 1, 0)].long()
 
     def each(self, model: Model, text: Int[Tensor, " T"], length: int) -> Float[Tensor, "W width"]:
-        """Bits that each byte of the segments costs with windows of ``length``."""
+        """Bits per byte of the segments, one by one, with windows of ``length``."""
         return losses(model, self.windows(text, length), last=self.width)
 
     def loss(self, model: Model, text: Int[Tensor, " T"], length: int) -> float:
@@ -130,8 +127,8 @@ class Profile:
         """(middle of the bin, mean) for every bin.
 
         Args:
-            each: of windows ``[W, length + 1]``, as indices of the text, a value for each of the
-                last ``length``; NaN: there is none.
+            each: a value for each of the last ``length`` tokens of windows ``[W, length + 1]``,
+                given as indices of the text; NaN for none.
         """
         slides = torch.arange(-(self.bins - 1), self.run) * self.width
         begins = (self.starts.unsqueeze(1) + slides).flatten()
@@ -153,8 +150,8 @@ def losses(model: Model, windows: Int[Tensor, "W L1"], *, last: int) -> Float[Te
     for chunk in _chunks(windows, windows.shape[1] - 1):
         logits = model(chunk[:, :-1])[:, -last:].float()
         targets = chunk[:, -last:].to(logits.device)
-        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-        parts.append(each.reshape(targets.shape).cpu())
+        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        parts.append(nats.reshape(targets.shape).cpu())
     return torch.cat(parts) / math.log(2)
 
 
@@ -165,13 +162,13 @@ def restored(
     wanted: Int[Tensor, "W L"],
     chosen: Bool[Tensor, "W L"],
 ) -> tuple[Float[Tensor, "W L"], Float[Tensor, "W L"]]:
-    """Bits that each chosen token costs, and 1 or 0 for right or wrong; NaN for all others.
+    """Bits per chosen token, and 1 or 0 for right or wrong; NaN for all others.
 
     Args:
-        model: of the token at each place.
-        inputs: what it sees, chosen tokens masked.
-        wanted: what stands there.
-        chosen: which tokens are asked for.
+        model: predicts the token at each place.
+        inputs: tokens with the chosen ones masked.
+        wanted: the tokens.
+        chosen: tokens to be scored.
     """
     bits = torch.full(wanted.shape, torch.nan)
     right = bits.clone()

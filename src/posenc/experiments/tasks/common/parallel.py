@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posenc.errors import DataError
+from posenc.experiments.corpus import MOST_BYTES
 from posenc.storage import read_bytes
 
 __all__ = [
-    "MOST_BYTES",
     "Parallel",
     "decoded",
     "read_columns",
@@ -19,9 +19,6 @@ __all__ = [
     "read_parallel",
     "require_equal",
 ]
-
-MOST_BYTES = 1 << 30
-"""A larger text would not fit beside a model in the memory of a small machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,13 +136,8 @@ def read_lines(path: Path, argument: str = "text") -> list[str]:
     try:
         content = read_bytes(path, most=MOST_BYTES)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise _unusable(
-            argument,
-            path,
-            reason,
-            f"Give a text file of at most {MOST_BYTES:,} bytes that you may read.",
-        ) from error
+        remedy = f"Give a text file of at most {MOST_BYTES:,} bytes that you may read."
+        raise _unusable(argument, path, error.strerror or str(error), remedy) from error
     if not content.strip():
         raise _unusable(argument, path, "an empty file", "Give some text.")
     return decoded(content, path, argument)

@@ -36,14 +36,11 @@ class Subwords:
 
     @classmethod
     def learn(cls, lines: Iterable[str], *, size: int) -> Subwords:
-        """The vocabulary of a text; the same text gives the same.
+        """The vocabulary of a text, a pure function of it.
 
         Args:
-            lines: sentences, of both languages if they are to share it.
-            size: subwords at most, if there are not more characters.
-
-        Raises:
-            ArgumentError: when ``size`` is below 8.
+            lines: sentences, of both languages if they share it.
+            size: most subwords, unless there are more characters; at least 8.
         """
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -64,9 +61,9 @@ class Subwords:
         return RESERVED + int(self._tokenizer.get_vocab_size())
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """The ids of each line; characters that are not in the vocabulary are left out."""
-        found = self._tokenizer.encode_batch([_cleaned(line) for line in lines])
-        return [[RESERVED + number for number in one.ids] for one in found]
+        """The ids of each line, without characters that are not in the vocabulary."""
+        encodings = self._tokenizer.encode_batch([_cleaned(line) for line in lines])
+        return [[RESERVED + number for number in encoding.ids] for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, the reserved ones left out."""
@@ -78,15 +75,7 @@ class Subwords:
         return sorted({c for c in _cleaned(line) if c != " " and c not in self._known})
 
     def require_known(self, lines: Sequence[str], where: str) -> None:
-        """Refuse lines with characters that are not in the vocabulary.
-
-        Args:
-            lines: the lines.
-            where: the file they come from.
-
-        Raises:
-            DataError: it names the first line and its characters.
-        """
+        """Raise DataError for the first line of file ``where`` with unknown characters."""
         for number, line in enumerate(lines, start=1):
             strange = self.unknown(line)
             if strange:
@@ -105,11 +94,7 @@ class Subwords:
 
     @classmethod
     def from_json(cls, text: str, *, where: str) -> Subwords:
-        """The vocabulary that ``to_json`` described.
-
-        Raises:
-            CheckpointError: when it is damaged.
-        """
+        """The vocabulary of ``to_json``; CheckpointError if it is damaged."""
         from tokenizers import Tokenizer
 
         try:
