@@ -12,7 +12,7 @@ from posenc.experiments.wording import listed, sentence
 __all__ = ["gated", "reason", "unsure"]
 
 MORE = 4
-"""Factor of the steps advised where nothing was learned; divisor where too much was."""
+"""Factor of the advised steps if nothing was learned; divisor if overfitted."""
 
 
 def reason(comparison: Comparison, row: Row) -> str:
@@ -68,8 +68,9 @@ def gated(comparison: Comparison, rows: Sequence[Row], longest: int) -> Iterable
         names = listed([row.subject.label for row in unfinished])
         yield f"Not finished: {names}. Continue with --resume."
     if unlearned := stopped("unlearned"):
-        told = values(unlearned)
-        yield sentence("unlearned", values=told, metric=metric, advice=_longer(comparison))
+        yield sentence(
+            "unlearned", values=values(unlearned), metric=metric, advice=_longer(comparison)
+        )
     if over := stopped("overfitted"):
         yield sentence(
             "overfitted",
@@ -106,7 +107,7 @@ def _untestable(rows: Sequence[Row]) -> Iterable[str]:
 
 
 def _longer(comparison: Comparison) -> tuple[int, int] | None:
-    """Steps to advise, four times as many or the task's own if more, and those there were."""
+    """Advised steps (four times as many, or the task's own if more), and the actual ones."""
     entry = TASKS.get(comparison.task)
     usual = 0 if entry is None else entry.defaults.steps
     return _steps(comparison, lambda steps: max(MORE * steps, usual))

@@ -14,9 +14,8 @@ from posenc.registry import ENCODINGS
 __all__ = ["Positions", "Recipe", "Variant", "describe", "require_encoding"]
 
 Positions = Literal["plain", "randomized", "unsorted", "index"]
-"""Positions of tokens: those of the data (0, 1, 2, … in text); at a sorted random sample of a
-longer range (Ruoss et al. 2023); the control that must fail, at the sample in no order; or, the
-control where the data has real times, at 0, 1, 2, …"""
+"""Positions of tokens: those of the data (0, 1, 2, … in text); a sorted random sample of a longer
+range (Ruoss et al. 2023); the same unsorted, a control; 0, 1, 2, … instead of real times."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Variant:
-    """A trained model, and how it is looked at when it is measured.
+    """A trained model, perhaps measured with a window.
 
     Args:
-        encoding: what it was trained with, as ``Recipe.parse`` reads it.
-        window: attention sees this many tokens only (itself included) while it is measured;
-            None: as trained.
+        encoding: as ``Recipe.parse`` reads it.
+        window: tokens that attention sees while it is measured (itself included); None: as trained.
     """
 
     encoding: str
@@ -116,11 +114,11 @@ class Variant:
 
 
 def require_encoding(name: str, *, axes: int = 1) -> None:
-    """Refuse a name that is neither in the registry nor a sum of names that are.
+    """Refuse unknown names, and encodings that do not serve so many position axes.
 
     Raises:
         UnknownNameError: with the close matches.
-        ArgumentError: on an encoding that does not serve so many position axes.
+        ArgumentError: for other axes.
     """
     for part in name.split("+"):
         if not ENCODINGS.require(part).claims.serves(axes):

@@ -29,24 +29,22 @@ Role = Literal["candidate", "baseline", "control"]
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A quantity that is measured as a function of something.
+    """A quantity measured along an axis.
 
     Args:
         key: its name in measurements ("loss", "recall").
         label: its name for people.
         unit: of the value.
-        axis: what it is measured against, with the unit.
-        lower_is_better: whether a small value is good.
-        chance: value reached without any information; None if there is none to speak of.
+        axis: quantity on the horizontal axis, with the unit.
+        lower_is_better: small values are good.
         description: how it is measured, in a sentence or two.
-        headline: whether the comparison is decided by it; exactly one metric is.
-        log_x: whether the axis is best drawn on a log scale.
-        learned: value at the training length that a subject must reach to count as having learned
-            the task at all; None: any that is surely better than chance.
-        rule: what ``learned`` stands for, in a phrase ("what the byte before alone tells"); "" for
-            the value itself.
-        overfit: by how much values at the training length may be better on data it was trained on
-            than on what was held out; None: by any amount, if what was held out is learned.
+        chance: value reached without any information, if there is one.
+        headline: the comparison is decided by it; exactly one metric is.
+        log_x: draw the axis on a log scale.
+        learned: value at the training length that shows that the task is learned; None: any that
+            is significantly better than chance.
+        rule: how ``learned`` is reached, in a phrase ("the byte before alone").
+        overfit: largest gap between training and held-out data; None: any, if both are learned.
     """
 
     key: str
@@ -64,19 +62,19 @@ class Metric:
 
     @property
     def is_share(self) -> bool:
-        """Whether values are shares of something, from 0 to 1, best shown in percent."""
+        """True for shares from 0 to 1, shown in percent."""
         return self.unit.startswith("share")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Something that is compared: an encoding, or a trained model looked at in another way.
+    """An encoding, or a trained model measured with a window.
 
     Args:
         name: key, as "rope", "t5+sinusoidal" or "rope|window=64".
         label: its name for people.
-        role: a candidate, a baseline to beat, or a control that ought to do badly.
-        note: why it is there, in a sentence.
+        role: a candidate, a baseline to beat, or a control that is expected to fail.
+        note: its purpose, in a sentence.
     """
 
     name: str
@@ -87,16 +85,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One trained model, and what it cost.
-
-    Args:
-        subject, seed: which one.
-        steps: training steps.
-        parameters: trainable numbers.
-        tokens_per_second: in training.
-        peak_memory_bytes: most memory held while training.
-        train_seconds: wall-clock time of training.
-    """
+    """One trained model, and the cost of its training."""
 
     subject: str
     seed: int
@@ -134,9 +123,9 @@ class Corpus:
 
     Args:
         name: for people.
-        files: how many; 0: it is generated.
-        train_bytes, held_out_bytes: size of what is trained and tested on, in ``unit``.
-        sha256: of all of it, or of what decides the generated data.
+        sha256: of all of it, or of what decides generated data.
+        files: number of files; 0 for generated data.
+        train_bytes, held_out_bytes: sizes in ``unit``.
         unit: what sizes count ("bytes", "images", "sentences").
     """
 
@@ -150,14 +139,14 @@ class Corpus:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Provenance: everything needed to reproduce the results.
+    """Everything needed to reproduce the results.
 
     Args:
         command: the exact command line.
         created: ISO 8601, UTC.
         versions: of python, torch, posenc and the platform.
-        device: what it ran on.
-        threads: CPU threads a process.
+        device: its name.
+        threads: CPU threads per process.
         seeds: all of them.
         corpus: the data.
         settings: everything else that decides results.
@@ -178,13 +167,13 @@ class Comparison:
     """The results of comparing subjects on a task.
 
     Args:
-        task: its key; title: what was done, for people.
-        train_length: tokens a training window.
-        test_lengths: where it was tested, ascending.
+        task, title: its key, and its name for people.
+        train_length: tokens of a training window.
+        test_lengths: ascending.
         metrics, subjects, runs, measurements, refusals: the records.
-        provenance: how they came about.
-        complete: False when it was interrupted, so that runs are missing.
-        expectation: what the literature expects; "" where nothing is said.
+        provenance: their origin.
+        complete: False if it was interrupted, so that runs are missing.
+        expectation: what the literature expects.
         length_unit: what lengths count.
     """
 

@@ -25,8 +25,8 @@ __all__ = [
 CONFIDENCE = 0.95
 
 HOLDS, BREAKS = 0.05, 0.25
-"""A subject holds while its metric is worse by at most the first share of its value at the training
-length, and breaks when it is worse by more than the second; in between it degrades."""
+"""Deteriorations from the training length, as shares, up to which a metric holds, and beyond which
+it breaks; in between it degrades."""
 
 MARGIN = 0.02
 """With one seed, values that differ by at most this share of the larger count as the same."""
@@ -77,11 +77,10 @@ def estimate(values: Iterable[float]) -> Estimate | None:
 
 
 def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Estimate | None:
-    """Mean and interval of ``a - b`` over the seeds that both have.
+    """Mean and interval of ``a - b`` over common seeds.
 
-    A seed fixes initial weights and data order for all subjects, so what seeds have in common
-    cancels in the difference; subjects are told apart by this interval, not by whether their own
-    intervals overlap.
+    A seed fixes initial weights and data order of all subjects, so that their common effect
+    cancels.
     """
     return estimate(a[seed] - b[seed] for seed in sorted(a.keys() & b.keys()))
 
@@ -123,7 +122,7 @@ def change(metric: Metric, base: Mapping[int, float], last: Mapping[int, float])
 
 
 def held(values: Mapping[int, Estimate], metric: Metric, train: int) -> int:
-    """The longest length up to which the mean is hardly worse than at the training length.
+    """The longest length up to which the mean holds.
 
     Args:
         values: length to estimate of the metric.

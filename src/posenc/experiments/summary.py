@@ -15,7 +15,7 @@ from posenc.experiments.wording import amount, listed, sentence
 __all__ = ["Summary", "summarise"]
 
 MANIFOLD = 3.0
-"""From four times as much on, a change is told as a multiple."""
+"""Larger changes are given as multiples."""
 
 VERBS = {
     "holds": ("holds up", "hold up"),
@@ -26,19 +26,14 @@ VERBS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The findings, best first, and the answer in words.
-
-    Args:
-        rows: a row a subject, best at the longest length first, untestable ones last.
-        answer: sentences, the most important first.
-    """
+    """Rows of the subjects, the best first, and ``answer``: sentences, the most important first."""
 
     rows: tuple[Row, ...]
     answer: tuple[str, ...]
 
 
 def summarise(comparison: Comparison) -> Summary:
-    """Judge every subject of a comparison, and say in words what came out."""
+    """Verdicts on all subjects of a comparison, and the answer in words."""
     rows = judged(comparison)
     return Summary(rows=rows, answer=tuple(_answer(comparison, rows)))
 
@@ -92,13 +87,13 @@ def _change(row: Row, metric: Metric, train: int, longest: int, *, unit: bool) -
     before = row.values[train].mean
     shown = f"{before:.1%}" if metric.is_share else f"{before:.3g}"
     after = amount(replace(row.values[last], half_width=None), metric, unit=unit)
-    said = [_percent(row.change)] if math.isfinite(row.change.mean) else []  # of 0, there is none
+    notes = [_percent(row.change)] if math.isfinite(row.change.mean) else []  # none of 0
     if last < longest:
         after += f" at {last}"
     kept = held(row.values, metric, train)
     if row.predicts != "holds" and kept > train:
-        said.append(f"holds up to {kept}")
-    return f"{shown} → {after}" + (f" ({', '.join(said)})" if said else "")
+        notes.append(f"holds up to {kept}")
+    return f"{shown} → {after}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _recalled(row: Row, train: int, *, unit: bool) -> str:
@@ -108,8 +103,8 @@ def _recalled(row: Row, train: int, *, unit: bool) -> str:
     last = row.recall[max(row.recall)]
     spread = "" if last.half_width is None else f" ± {last.half_width:.0%}"
     of = " of needles found" if unit else " found"
-    told = f", {row.recall[train].mean:.0%} → {last.mean:.0%}{spread}{of}"
-    return told + (", which it has not learned" if row.finds == "unlearned" else "")
+    note = ", which it has not learned" if row.finds == "unlearned" else ""
+    return f", {row.recall[train].mean:.0%} → {last.mean:.0%}{spread}{of}{note}"
 
 
 def _percent(change: Estimate) -> str:
@@ -155,14 +150,13 @@ def _gap(comparison: Comparison, worse: Row, better: Row, length: int) -> str:
 def _most_found(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:
     """Recall at the longest length, of all that have learned it, and how often a guess is right."""
     metric = comparison.metric("recall")
-    found = [row for row in rows if row.finds not in (None, "unlearned", "untestable")]
-    found = [row for row in found if row.verdict not in LEARNED_NOTHING]
-    longest = max((length for row in found for length in row.recall), default=None)
+    gates = (None, "unlearned", "untestable")
+    learned = [r for r in rows if r.finds not in gates and r.verdict not in LEARNED_NOTHING]
+    longest = max((length for row in learned for length in row.recall), default=None)
     if metric is None or longest is None:
         return
-    there = [row for row in found if longest in row.recall]
-    ordered = sorted(there, key=lambda row: -row.recall[longest].mean)
-    values = [(row.subject.label, row.recall[longest]) for row in ordered]
+    values = [(row.subject.label, row.recall[longest]) for row in learned if longest in row.recall]
+    values.sort(key=lambda value: -value[1].mean)
     at = f"at {longest} {comparison.length_unit}"
     yield sentence("recall", metric=metric, at=at, values=values)
 

@@ -48,23 +48,22 @@ SEVERITY: tuple[Verdict, ...] = ("holds", "unsure", "degrades", "breaks")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The numbers and the verdict of one subject.
+    """Estimates and verdict of one subject.
 
     Args:
-        subject: which one.
-        rank: 1 for the best at the longest length at which any was tested; subjects that cannot
-            be told from the best of a rank share it. None for what could not be tested there, has
-            not learned or is overfitted.
-        verdict: the worse of ``predicts`` and ``finds``, or the gate that there is none for.
-        predicts: by the headline metric alone.
-        finds: by recall alone; None where that was not measured.
-        tied_with: label of the control that it is no better than.
+        subject: the subject.
+        rank: 1 for the best at the longest tested length, shared by subjects not distinguishable
+            from the first of a rank. None if not tested there, not learned or overfitted.
+        verdict: the worse of ``predicts`` and ``finds``, or a gate.
+        predicts: verdict by the headline metric.
+        finds: verdict by recall; None if that was not measured.
+        tied_with: label of the control that it is not better than.
         values: length to estimate of the headline metric.
         refusals: length to the reason why there is no value.
-        change: how much worse it is at the longest length it was tested at than at the training
-            length, as a share of the latter (negative: better), seed by seed.
+        change: deterioration from the training length to the longest one measured, as a share of
+            the former (negative: better), seed by seed.
         recall: length to estimate of the "recall" metric, if that was measured.
-        seen: the headline metric at the training length on data that it was trained on.
+        seen: the headline metric at the training length on training data.
         tokens_per_second, peak_memory_bytes, parameters: of training, means over seeds.
     """
 
@@ -85,7 +84,7 @@ class Row:
 
     @property
     def gate(self) -> Verdict | None:
-        """The gate that stopped it; None where there is a verdict."""
+        """The gate; None if there is a verdict."""
         return self.verdict if self.verdict in GATES else None
 
 
@@ -146,11 +145,11 @@ def _row(comparison: Comparison, subject: Subject) -> Row:
 
 def _estimates(comparison: Comparison, subject: Subject, key: str) -> dict[int, Estimate]:
     """Length to estimate of a metric."""
-    found = {
-        length: estimate(comparison.values(subject.name, key, length).values())
+    return {
+        length: value
         for length in comparison.test_lengths
+        if (value := estimate(comparison.values(subject.name, key, length).values())) is not None
     }
-    return {length: value for length, value in found.items() if value is not None}
 
 
 def _change(
@@ -200,11 +199,7 @@ def _learned(metric: Metric, base: Estimate) -> bool:
 
 
 def _overfitted(comparison: Comparison, subject: Subject) -> bool:
-    """Whether it does well on data it was trained on alone, at the training length.
-
-    That is so where it has learned those but not what was held out, or where they differ by more
-    than the metric allows.
-    """
+    """True if only training data is learned, or the gap to held-out data exceeds ``overfit``."""
     metric, train = comparison.headline, comparison.train_length
     kept = comparison.values(subject.name, metric.key, train)
     seen = comparison.values(subject.name, "seen", train)
@@ -220,10 +215,7 @@ def _overfitted(comparison: Comparison, subject: Subject) -> bool:
 
 
 def _tied_with(comparison: Comparison, subject: Subject) -> str | None:
-    """The control that a candidate can be told from neither at the training length nor at the last.
-
-    None for what is no candidate.
-    """
+    """The control that a candidate is the same as, at the training length and at the last."""
     if subject.role != "candidate":
         return None
     metric, train = comparison.headline, comparison.train_length
@@ -245,19 +237,15 @@ def _tied_with(comparison: Comparison, subject: Subject) -> str | None:
 
 
 def _both(predicts: Verdict, finds: Verdict | None) -> Verdict:
-    """One verdict from what a subject predicts and what it finds: the worse.
-
-    What has not learned to find anything may break or degrade, but a flat loss does not show that
-    it uses a longer context: then the verdict is unsure.
-    """
+    """The worse verdict; at best unsure if recall was not learned."""
     if predicts in GATES or predicts == "learned" or finds is None:
         return predicts
     return max(predicts, finds if finds in SEVERITY else "unsure", key=SEVERITY.index)
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    found = estimate(values)
-    return None if found is None else found.mean
+    over_seeds = estimate(values)
+    return None if over_seeds is None else over_seeds.mean
 
 
 def _ranked(comparison: Comparison, rows: list[Row], longest: int) -> Iterable[Row]:

@@ -70,11 +70,11 @@ class Plan:
 
 
 class TrainingState:
-    """State of a training: weights, optimiser, generators, losses, and how far it came.
+    """State of a training: weights, optimiser, generators, losses and progress.
 
     Args:
-        model, optimizer: whose tensors are saved, and restored in place.
-        plan: what is trained.
+        model, optimizer: their tensors are saved, and restored in place.
+        plan: of the training.
         fingerprint: of the task; a checkpoint with another one is refused.
     """
 
@@ -92,16 +92,12 @@ class TrainingState:
         }
 
     def diverged(self) -> int | None:
-        """The first step whose loss is no number, if there is one."""
+        """The first step with a loss that is not finite, or None."""
         bad = (~torch.isfinite(self.losses[: self.step])).nonzero()
         return int(bad[0, 0]) if len(bad) else None
 
     def save(self) -> None:
-        """Write the state to ``plan.checkpoint``, if the plan has one.
-
-        Raises:
-            OutputError: when it cannot be written; the one before is untouched.
-        """
+        """Write the state to ``plan.checkpoint``, if it has one, or raise OutputError."""
         path = self._plan.checkpoint
         if path is None:
             return
@@ -177,17 +173,9 @@ class TrainingState:
 
 
 def _require_shapes(path: Path, model: nn.Module, stored: Shapes, wanted: Shapes) -> None:
-    """Refuse a file of a training's state whose tensors are not those of the model.
+    """Refuse a state with tensors that are missing, unknown or of another shape than ``wanted``.
 
-    Args:
-        path: the file.
-        model: that is trained. For each parameter the optimiser has tensors of its shape, or single
-            numbers; the states of generators are short.
-        stored: shapes in the file.
-        wanted: shapes of all others that have to be there.
-
-    Raises:
-        CheckpointError: naming the first tensor that is missing, unknown or of another shape.
+    Besides those it has optimiser states, scalars or of a parameter's shape, and generators.
     """
     for name in sorted(wanted):
         if stored.get(name) != wanted[name]:

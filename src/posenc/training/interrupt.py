@@ -1,4 +1,4 @@
-"""Ctrl-C as a request: what runs finishes its step, saves, and says how to go on."""
+"""Ctrl-C as a request to stop after the current step."""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ def platform_name() -> str:
 
 
 class PeakMemory:
-    """The most memory used since it was created, beyond what was used then.
+    """Peak memory since its creation, beyond the memory used then.
 
-    On CUDA what the allocator gave out; on the CPU the growth of the process, of which memory
-    freed by earlier work is returned to the system first, where the C library can do that.
+    On CUDA by the allocator; on the CPU by the growth of the process, after memory freed before
+    is returned to the system where the C library can do that.
     """
 
     def __init__(self, device: torch.device) -> None:
