@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import altair as alt
@@ -56,13 +56,12 @@ class _Artist:
     """Draws the charts of one comparison, with one colour a subject in all of them."""
 
     def __init__(self, comparison: Comparison, summary: Summary) -> None:
-        self.comparison, self.summary = comparison, summary
-        self.rows = summary.rows
+        self.comparison, self.rows = comparison, summary.rows
         labels = [row.subject.label for row in self.rows]
-        order = [s.label for s in comparison.subjects if s.role != "control"]
-        colours = dict(zip(order, COLOURS * (len(order) // len(COLOURS) + 1), strict=False))
-        everyone = [subject.label for subject in comparison.subjects]
-        shapes = dict(zip(everyone, SHAPES * (len(everyone) // len(SHAPES) + 1), strict=False))
+        subjects = comparison.subjects
+        coloured = [subject.label for subject in subjects if subject.role != "control"]
+        colours = dict(zip(coloured, cycle(COLOURS), strict=False))
+        shapes = dict(zip((subject.label for subject in subjects), cycle(SHAPES), strict=False))
         legend = alt.Legend(
             title=None,
             orient="top",
@@ -72,16 +71,15 @@ class _Artist:
             columns=4,
             labelLimit=220,
         )
+
+        def by_subject(channel: Any, values: list[Any]) -> Any:
+            scaled = channel("subject:N", sort=labels, legend=legend)
+            return scaled.scale(domain=labels, range=values)
+
         self.pick = alt.selection_point(fields=["subject"], bind="legend", name="picked")
-        self.colour = alt.Color("subject:N", sort=labels, legend=legend).scale(
-            domain=labels, range=[colours.get(label, CONTROL_COLOUR) for label in labels]
-        )
-        self.shape = alt.Shape("subject:N", sort=labels, legend=legend).scale(
-            domain=labels, range=[shapes[label] for label in labels]
-        )
-        self.dash = alt.StrokeDash("subject:N", sort=labels, legend=legend).scale(
-            domain=labels, range=[DASHES[row.subject.role] for row in self.rows]
-        )
+        self.colour = by_subject(alt.Color, [colours.get(n, CONTROL_COLOUR) for n in labels])
+        self.shape = by_subject(alt.Shape, [shapes[n] for n in labels])
+        self.dash = by_subject(alt.StrokeDash, [DASHES[row.subject.role] for row in self.rows])
         self.dim = alt.condition(self.pick, alt.value(1.0), alt.value(0.12))
 
     def measured(self, metric: Metric) -> bool:
@@ -96,12 +94,12 @@ class _Artist:
             f"{metric.description} The training length is the dashed rule; bands are 95 % "
             f"intervals over seeds, dots the seeds; {direction} is better. Baselines are dashed, "
             "controls dotted. Click a name to single it out.",
-            *self._curve(metric, _same, metric.label),
+            *self._curve(metric, metric.label),
         )
 
     def changes(self) -> bool:
-        """Whether there is a change to draw: nothing is a share of zero."""
-        return not self._table(self.comparison.headline, self._changed)[0].empty
+        """True if there is a change to draw: nothing is a share of zero."""
+        return not self._table(self.comparison.headline, changed=True)[0].empty
 
     def change(self) -> Chart:
         metric = self.comparison.headline
@@ -113,13 +111,12 @@ class _Artist:
             title,
             f"The same measurement, each run against itself at the training length, {how}: {worse} "
             "zero is worse. It shows what holds up, whatever the level it started from.",
-            *self._curve(metric, self._changed, title),
+            *self._curve(metric, title, changed=True),
         )
 
     def curve(self, metric: Metric, guide: str) -> Chart:
         guide = f"{metric.description} {guide}".strip()
-        chart = self._curve(metric, _same, metric.label)
-        return self._make(metric.key, metric.label, guide, *chart)
+        return self._make(metric.key, metric.label, guide, *self._curve(metric, metric.label))
 
     def cost(self) -> Chart:
         metric, longest = self.comparison.headline, self.comparison.test_lengths[-1]
@@ -177,51 +174,43 @@ class _Artist:
             ),
         )
 
-    def _changed(self, value: float, base: float) -> float:
-        """The change from ``base``, of what is no share itself as a share of ``base``."""
-        if self.comparison.headline.is_share:
-            return value - base
-        return value / base - 1 if base else math.nan
+    def _table(self, metric: Metric, *, changed: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Means and intervals by subject and point, and the value of every seed.
 
-    def _table(
-        self, metric: Metric, of: Callable[[float, float], float]
-    ) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """``of(value, value at the training length)``: its mean and interval, and every seed's."""
-        changed = _is_change(of)
+        Changes are from the training length: differences of shares, else shares of the base.
+        """
         percent = metric.is_share or changed
         form, fine = (".1%", ".1%") if percent else (".3g", ".2g")
         bounds = bounds_of(metric, changed=changed)
         train = self.comparison.train_length
         labels = {subject.name: subject.label for subject in self.comparison.subjects}
-        found = self.comparison.frame()
-        found = found[found.metric == metric.key]
+        frame = self.comparison.frame()
+        frame = frame[frame.metric == metric.key]
         means, seeds = [], []
-        for (subject, x), group in found.groupby(["subject", "x"], sort=True):
+        for (subject, x), group in frame.groupby(["subject", "x"], sort=True):
             name = str(subject)
-            base = self.comparison.values(name, metric.key, train)
-            values = [
-                of(value, base.get(seed, float("nan")))
-                for seed, value in zip(group.seed, group.value, strict=True)
-            ]
-            values = [value for value in values if math.isfinite(value)]
+            if changed:
+                base = group.seed.map(self.comparison.values(name, metric.key, train))
+                change = group.value - base
+                group = group.assign(
+                    value=change if metric.is_share else change / base.where(base != 0)
+                )
+            values = [value for value in group.value if math.isfinite(value)]
             point = estimate(values)
             if point is None:
                 continue
             here = {"subject": labels[name], "x": x}
             shown = f"{point.mean:{form}} {interval(point, bounds, form, fine)}".strip()
-            means.append(
-                here
-                | {"mean": point.mean, "low": bounds.clip(point.low)}
-                | {"high": bounds.clip(point.high), "shown": shown, "seeds": point.n}
-            )
+            low, high = bounds.clip(point.low), bounds.clip(point.high)
+            ends = {"mean": point.mean, "low": low, "high": high}
+            means.append(here | ends | {"shown": shown, "seeds": point.n})
             seeds += [here | {"mean": value} for value in values if point.n > 1]
         columns = ["subject", "x", "mean", "low", "high", "shown", "seeds"]
         return pd.DataFrame(means, columns=columns), pd.DataFrame(seeds, columns=columns[:3])
 
-    def _curve(
-        self, metric: Metric, of: Callable[[float, float], float], title: str
-    ) -> tuple[Any, str]:
-        data, seeds = self._table(metric, of)
+    def _curve(self, metric: Metric, title: str, *, changed: bool = False) -> tuple[Any, str]:
+        """Lines over an axis with bands, points, and rules at chance and training length."""
+        data, seeds = self._table(metric, changed=changed)
         lengths = list(self.comparison.test_lengths)
         at_lengths = set(data.x) <= set(lengths)
         axis = alt.Axis(values=lengths) if at_lengths else alt.Axis(tickCount=8)
@@ -231,7 +220,6 @@ class _Artist:
             else alt.Scale(zero=not at_lengths, nice=False)
         )
         x = alt.X("x:Q", title=metric.axis, axis=axis, scale=scale)
-        changed = _is_change(of)
         unit = "change" if changed else metric.unit
         level, name = (0.0, "") if changed else (metric.chance, "chance")
         if level is not None and (data.empty or level > 1.1 * float(data.high.max())):
@@ -303,14 +291,6 @@ class _Artist:
         )
         spec.pop("config", None)
         return Chart(key, title, guide, spec, text)
-
-
-def _same(value: float, base: float) -> float:
-    return value
-
-
-def _is_change(of: Callable[[float, float], float]) -> bool:
-    return of is not _same
 
 
 def of_field(axis: alt.X | alt.Y, field: str) -> Any:
