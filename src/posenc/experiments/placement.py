@@ -1,4 +1,4 @@
-"""A decoder with drawn positions."""
+"""A decoder with random positions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ __all__ = ["Placed", "place"]
 
 
 class Placed(nn.Module):
-    """A decoder whose tokens are at 0, 1, 2, …, or at positions drawn anew for each batch.
-
-    Args:
-        decoder: the model.
-        positions: how they are drawn.
-        reach: the range they are drawn from.
-    """
+    """A decoder with tokens at 0, 1, 2, …, or at random positions in a range of ``reach``."""
 
     def __init__(self, decoder: Decoder, *, positions: Positions, reach: int) -> None:
         super().__init__()
@@ -31,12 +25,7 @@ class Placed(nn.Module):
         self.reach = reach
 
     def forward(self, tokens: Int[Tensor, "B L"], draw: Int[Tensor, ""]) -> Float[Tensor, "B L V"]:
-        """Logits after each token.
-
-        Args:
-            tokens: ``[B, L]``.
-            draw: a number; the same one draws the same positions.
-        """
+        """Logits after each token; ``draw`` seeds the positions."""
         layout = None
         if self.positions != "plain":
             drawn = place(tokens.shape[1], self.positions, reach=self.reach, seed=int(draw))
@@ -46,14 +35,7 @@ class Placed(nn.Module):
 
 
 def place(length: int, positions: Positions, *, reach: int, seed: int) -> Layout:
-    """Layout of ``length`` tokens in a range of ``reach`` (or ``length``, if that is more).
-
-    Args:
-        length: how many.
-        positions: how they are drawn.
-        reach: the range they are drawn from.
-        seed: the same one draws the same.
-    """
+    """Layout of ``length`` tokens at positions in a range of ``reach``, or ``length`` if larger."""
     layout = Layout.sequence(length)
     if positions in ("plain", "index"):
         return layout

@@ -68,13 +68,13 @@ class Document:
         """The docstring of an entry's factory."""
         text, prompt, example = (inspect.getdoc(entry.factory) or "").partition(">>>")
         sections: dict[str, list[str]] = {"": []}
-        found = sections[""]
+        section = sections[""]
         for block in re.split(r"\n\s*\n", text.strip()):
             heading, _, rest = block.partition(":")
             if heading in HEADINGS:
-                found = sections.setdefault(heading.rstrip("s") + "s", [])
+                section = sections.setdefault(heading.rstrip("s") + "s", [])
                 block = rest
-            found.append(block.strip("\n"))
+            section.append(block.strip("\n"))
         summary, *body = sections[""]
         return cls(
             summary=_flow(summary),
@@ -94,13 +94,13 @@ class Sheet:
     """Facts about a method beyond its entry.
 
     Args:
-        name: in the registry; entry: there.
+        name, entry: in the registry.
         document: its docstring.
-        parameters: that each layer of a model of ``SIZES`` has for itself.
-        shared_parameters: that all layers have together, counted once.
-        backends: those that can serve it, by device and then by ``"training"`` (gradients of all
-            that is learned are wanted) or ``"inference"``, whatever machine this is.
-        refusals: why the others cannot in inference, by device and backend.
+        parameters: of each layer of a model of ``SIZES``.
+        shared_parameters: shared by all layers.
+        backends: those that support it on any machine, by device and then by ``"training"`` or
+            ``"inference"``.
+        refusals: reasons of the others in inference, by device and backend.
     """
 
     name: str
@@ -114,32 +114,28 @@ class Sheet:
     @property
     def size(self) -> str:
         """Its parameters, those that layers share counted once."""
-        counts = []
-        if self.shared_parameters:
-            counts.append(f"{self.shared_parameters:,} for all layers")
-        if self.parameters:
-            counts.append(f"{self.parameters:,} a layer")
+        shared, own = self.shared_parameters, self.parameters
+        counts = [f"{shared:,} for all layers"] * bool(shared) + [f"{own:,} a layer"] * bool(own)
         return " and ".join(counts) or "0"
 
     def served(self, device: str) -> str:
         """The backends on a device, and where they are fewer, those in training."""
         inference, training = (self.backends[device][way] for way in ("inference", "training"))
-        told = ", ".join(inference)
-        return told if training == inference else f"{told}; in training {', '.join(training)}"
+        names = ", ".join(inference)
+        return names if training == inference else f"{names}; in training {', '.join(training)}"
 
     @property
     def traits(self) -> list[str]:
         """Its claims, in a word or two each."""
         claims = self.entry.claims
         axes = "any number of" if claims.axes is None else " or ".join(map(str, claims.axes))
-        found = ["relative" if claims.relative else "absolute"]
-        found.append(f"{axes} {'axis' if claims.axes == (1,) else 'axes'}")
-        found.append("trainable" if claims.trainable else "no parameters")
-        if claims.causal_only:
-            found.append("causal only")
-        if claims.length_dependent:
-            found.append("depends on the length")
-        return found
+        return [
+            "relative" if claims.relative else "absolute",
+            f"{axes} {'axis' if claims.axes == (1,) else 'axes'}",
+            "trainable" if claims.trainable else "no parameters",
+            *(["causal only"] if claims.causal_only else []),
+            *(["depends on the length"] if claims.length_dependent else []),
+        ]
 
 
 @cache
@@ -147,30 +143,21 @@ def sheet(name: str) -> Sheet:
     """The sheet of a method of the registry."""
     entry = ENCODINGS[name]
     first, second = (_count(name, entry, layers) for layers in (1, 2))
-    served = {
-        device: {
-            way: _served(name, entry, device, training=way == "training")
-            for way in ("training", "inference")
-        }
-        for device in DEVICES
-    }
+    backends: dict[str, dict[str, tuple[str, ...]]] = {device: {} for device in DEVICES}
+    refusals = {}
+    for device in DEVICES:
+        for way in ("training", "inference"):
+            reasons = _refusals(name, entry, device, training=way == "training")
+            backends[device][way] = tuple(n for n, reason in reasons.items() if reason is None)
+        refusals[device] = {n: reason for n, reason in reasons.items() if reason is not None}
     return Sheet(
         name=name,
         entry=entry,
         document=Document.of(entry),
         parameters=second - first,
         shared_parameters=2 * first - second,
-        backends={
-            device: {
-                way: tuple(n for n, reason in found.items() if reason is None)
-                for way, found in ways.items()
-            }
-            for device, ways in served.items()
-        },
-        refusals={
-            device: {n: reason for n, reason in ways["inference"].items() if reason is not None}
-            for device, ways in served.items()
-        },
+        backends=backends,
+        refusals=refusals,
     )
 
 
@@ -178,8 +165,7 @@ def _count(name: str, entry: Entry, layers: int) -> int:
     """Parameters of the encodings of so many layers, each counted once."""
     with torch.device("meta"):
         encodings = create_layers(name, layers=layers, **SIZES, causal=entry.claims.serves(1))
-    found = {id(p): p.numel() for encoding in encodings for p in encoding.parameters()}
-    return sum(found.values())
+    return sum({id(p): p.numel() for e in encodings for p in e.parameters()}.values())
 
 
 def group(names: tuple[str, ...]) -> dict[str, list[str]]:
@@ -187,14 +173,11 @@ def group(names: tuple[str, ...]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {site: [] for site in SITES}
     for name in names:
         groups[next(iter(ENCODINGS[name].claims.sites), "")].append(name)
-    return {site: found for site, found in groups.items() if found}
+    return {site: methods for site, methods in groups.items() if methods}
 
 
-def _served(name: str, entry: Entry, device: str, *, training: bool) -> dict[str, str | None]:
-    """Why each backend cannot serve a method on a device, or None; asked of tensors without data.
-
-    So the answer is the same on machines that have the device and on those that have not.
-    """
+def _refusals(name: str, entry: Entry, device: str, *, training: bool) -> dict[str, str | None]:
+    """Reason why each backend cannot serve a method, or None; the device need not exist."""
     claims, length = entry.claims, TOKENS if entry.claims.serves(1) else WINDOW**2
     shape = (1, SIZES["heads"], length, SIZES["head_dim"])
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):

@@ -22,7 +22,6 @@ from posenc.experiments.tasks.common.task import (
     TaskEntry,
     TaskSettings,
     generator,
-    model_shape,
     plain_recipe,
     seen,
     times,
@@ -98,7 +97,8 @@ class Digits(Task):
                 unit="pixels",
             ),
             metrics=_metrics(),
-            decisive=(digest, side, *model_shape(settings), tuple(sorted(options.items()))),
+            decisive=(digest, side),
+            also_decisive=(tuple(sorted(options.items())),),
             example_length=self._tokens(side),
         )
         run = partial(self._score, images=self._train, metric="scaled", side=side)

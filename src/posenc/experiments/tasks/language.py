@@ -24,7 +24,6 @@ from posenc.experiments.tasks.common.task import (
     TaskEntry,
     TaskSettings,
     generator,
-    model_shape,
     plain_recipe,
     seen,
     times,
@@ -99,7 +98,8 @@ class LanguageModelling(Task):
             title="Next byte of real text, at longer contexts than trained on",
             corpus=corpus.record(),
             metrics=self._metrics(segments, length, longest),
-            decisive=(corpus.sha256, length, *model_shape(settings), self._needle_rows),
+            decisive=(corpus.sha256, length),
+            also_decisive=(self._needle_rows,),
             example_length=length,
         )
         self.data = corpus.describe()

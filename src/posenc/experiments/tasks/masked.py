@@ -20,7 +20,6 @@ from posenc.experiments.tasks.common.task import (
     TaskSettings,
     generator,
     is_wide,
-    model_shape,
     plain_recipe,
     seen,
     times,
@@ -73,7 +72,7 @@ class MaskedBytes(Task):
             title="Masked bytes of real text, from both sides, at longer contexts than trained on",
             corpus=corpus.record(),
             metrics=_metrics(self._train, held_out, count, log_x=is_wide(settings.lengths)),
-            decisive=(corpus.sha256, length, *model_shape(settings)),
+            decisive=(corpus.sha256, length),
             example_length=length,
         )
         self.data = corpus.describe()

@@ -23,7 +23,6 @@ from posenc.experiments.tasks.common.task import (
     TaskSettings,
     generator,
     is_wide,
-    model_shape,
     seen,
     times,
     training_loss,
@@ -89,7 +88,7 @@ class Temperatures(Task):
                 unit="hours",
             ),
             metrics=_metrics(log_x=is_wide(settings.lengths)),
-            decisive=(digest, length, *model_shape(settings)),
+            decisive=(digest, length),
             example_length=length,
             fitted_length=HOURS * length,
         )

@@ -29,7 +29,6 @@ from posenc.experiments.tasks.common.task import (
     TaskSettings,
     fingerprint,
     is_wide,
-    model_shape,
     plain_recipe,
     seen,
     times,
@@ -64,11 +63,7 @@ class WordOrder(Task):
             else "Classify sentences, longer than any in training",
             corpus=self._sentences.corpus,
             metrics=metrics,
-            decisive=(
-                self._sentences.corpus.sha256,
-                settings.train_length,
-                *model_shape(settings),
-            ),
+            decisive=(self._sentences.corpus.sha256, settings.train_length),
             example_length=settings.train_length,
         )
         keys = tuple(m.key for m in metrics if m.key not in ("training_loss", "seen"))

@@ -30,7 +30,6 @@ from posenc.experiments.tasks.common.task import (
     fingerprint,
     generator,
     is_wide,
-    model_shape,
     times,
     training_loss,
 )
@@ -136,7 +135,7 @@ class AlgorithmTask(Task):
             title=algorithm.title,
             corpus=Corpus(name=algorithm.data, sha256=definition, unit="examples"),
             metrics=_metrics(algorithm, settings.lengths),
-            decisive=(definition, settings.train_length, self._longest, *model_shape(settings)),
+            decisive=(definition, settings.train_length, self._longest),
             example_length=algorithm.width(settings.train_length),
         )
         for length in self.lengths:

@@ -26,7 +26,6 @@ from posenc.experiments.tasks.common.task import (
     Task,
     TaskSettings,
     generator,
-    model_shape,
     plain_recipe,
     seen,
     training_loss,
@@ -152,7 +151,6 @@ class PairTask(Task):
                 corpus.sha256,
                 tuple(sorted(settings.options.items())),
                 settings.train_length,
-                *model_shape(settings),
             ),
             example_length=settings.train_length + 1,  # with begin or end
         )

@@ -50,7 +50,6 @@ __all__ = [
     "fingerprint",
     "generator",
     "is_wide",
-    "model_shape",
     "plain_recipe",
     "seen",
     "times",
@@ -141,7 +140,8 @@ class Task(ABC):
         title: title of the report.
         corpus: the data.
         metrics: one of them the headline; ``"training_loss"`` is measured by the training loop.
-        decisive: everything besides encoding, seed and step that decides a training step.
+        decisive, also_decisive: everything that decides a training step besides encoding, seed,
+            step and shape of the model; hashed before and after that shape.
         example_length: tokens of a training example.
         fitted_length: positions of a training example, which tables and buckets are fitted to;
             ``example_length`` by default.
@@ -166,13 +166,15 @@ class Task(ABC):
         corpus: Corpus,
         metrics: Sequence[Metric],
         decisive: Sequence[object],
+        also_decisive: Sequence[object] = (),
         example_length: int,
         fitted_length: int | None = None,
     ) -> None:
         self.settings = settings
         self.title, self.corpus, self.data = title, corpus, corpus.name
         self.metrics = tuple(metrics)
-        self.fingerprint = fingerprint(*decisive)
+        shape = settings.width, settings.layers, settings.heads, settings.batch
+        self.fingerprint = fingerprint(*decisive, *shape, *also_decisive)
         self.lengths = settings.lengths
         self.example_length = example_length
         self.fitted_length = example_length if fitted_length is None else fitted_length
@@ -341,11 +343,6 @@ def plain_recipe(encoding: str, *, axes: int = 1) -> Recipe:
             remedy="See posenc tasks for those that draw positions: copy, for example.",
         )
     return recipe
-
-
-def model_shape(settings: TaskSettings) -> tuple[int, ...]:
-    """Width, layers, heads and batch size, for ``Task(decisive=…)``."""
-    return settings.width, settings.layers, settings.heads, settings.batch
 
 
 def is_wide(lengths: Sequence[int]) -> bool:
