@@ -13,15 +13,15 @@ import pytest
 
 from posenc.errors import DataError
 from posenc.experiments import corpus
-from posenc.experiments.corpus import Corpus, read_corpus, read_text, shipped_text
+from posenc.experiments.corpus import TextCorpus, read_corpus, read_text, shipped_text
 
 
 @pytest.fixture(scope="module")
-def shipped() -> Corpus:
+def shipped() -> TextCorpus:
     return shipped_text()
 
 
-def test_shipped_text_is_large_with_a_tenth_held_out(shipped: Corpus) -> None:
+def test_shipped_text_is_large_with_a_tenth_held_out(shipped: TextCorpus) -> None:
     total = len(shipped.train) + len(shipped.held_out)
     assert total == 3_151_597
     assert 0.05 < len(shipped.held_out) / total < 0.15
@@ -31,7 +31,7 @@ def test_shipped_text_is_large_with_a_tenth_held_out(shipped: Corpus) -> None:
     assert "578 files, 2.8 MB to train on, 357.9 kB held out" in shipped.describe()
 
 
-def test_shipped_text_is_pinned_by_its_checksum_here(shipped: Corpus) -> None:
+def test_shipped_text_is_pinned_by_its_checksum_here(shipped: TextCorpus) -> None:
     """Of the bytes, counted here, so that neither the text nor the constant changes unnoticed."""
     digest = hashlib.sha256()
     for part in (shipped.train, shipped.held_out):
@@ -44,7 +44,7 @@ def test_shipped_text_is_pinned_by_its_checksum_here(shipped: Corpus) -> None:
 
 
 def test_shipped_text_does_not_depend_on_the_interpreter(
-    shipped: Corpus, monkeypatch: pytest.MonkeyPatch
+    shipped: TextCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": "/nowhere"})
     monkeypatch.setattr(sys, "version_info", (3, 99, 0))
@@ -116,7 +116,7 @@ def test_hidden_files_are_no_text(tmp_path: Path) -> None:
 
 
 def test_hash_tells_where_the_cut_is() -> None:
-    assert Corpus.of("x", b"ab", b"c", 1).sha256 != Corpus.of("x", b"a", b"bc", 1).sha256
+    assert TextCorpus.of("x", b"ab", b"c", 1).sha256 != TextCorpus.of("x", b"a", b"bc", 1).sha256
 
 
 def test_missing_text(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.experiments import text_loss as measure
-from posenc.experiments.text_loss import Profile, Targets, byte_entropy, losses, predictions
+from posenc.experiments.text_loss import PositionProfile, Targets, byte_entropy, losses, predictions
 from posenc.models import Decoder, DecoderConfig
 
 TEXT = torch.randint(256, (6000,), generator=torch.Generator().manual_seed(1)).byte()
@@ -82,7 +82,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_profile_scores_the_same_bytes_at_every_position() -> None:
-    profile = Profile.spread(len(TEXT), length=64, bins=8, run=5, count=3)
+    profile = PositionProfile.spread(len(TEXT), length=64, bins=8, run=5, count=3)
     bins = profile.loss(Unigram(), TEXT)
     assert [x for x, _ in bins] == [4, 12, 20, 28, 36, 44, 52, 60]
     for _, value in bins:
@@ -100,7 +100,7 @@ def test_profile_tells_positions_apart() -> None:
         return logits + 50.0 * following * (places < 16)
 
     counting = (torch.arange(4000) % 256).byte()
-    profile = Profile.spread(len(counting), length=64, bins=4, run=3, count=2)
+    profile = PositionProfile.spread(len(counting), length=64, bins=4, run=3, count=2)
     values = [value for _, value in profile.loss(model, counting)]
     assert values == pytest.approx([0.0, 8.0, 8.0, 8.0], abs=1e-4)
 
@@ -108,7 +108,7 @@ def test_profile_tells_positions_apart() -> None:
 def test_profile_of_a_causal_model_is_its_loss_in_shorter_contexts() -> None:
     """Two ways to the same number: bin b of long windows, and windows of b + 1 bins."""
     model = random_decoder("alibi")
-    profile = Profile.spread(len(TEXT), length=64, bins=4, run=6, count=3)
+    profile = PositionProfile.spread(len(TEXT), length=64, bins=4, run=6, count=3)
     ends = (profile.starts.unsqueeze(1) + (torch.arange(6) + 1) * 16).flatten()
     targets = Targets(ends, 16)
     for index, (_, value) in enumerate(profile.loss(model, TEXT)):
@@ -116,7 +116,7 @@ def test_profile_of_a_causal_model_is_its_loss_in_shorter_contexts() -> None:
 
 
 def test_shortened_profile_keeps_its_segments() -> None:
-    profile = Profile.spread(len(TEXT), length=64, bins=8, run=5, count=3)
+    profile = PositionProfile.spread(len(TEXT), length=64, bins=8, run=5, count=3)
     short = profile.shortened(16)
     assert short.length == 16
     model = random_decoder("rope")
@@ -128,7 +128,7 @@ def test_shortened_profile_keeps_its_segments() -> None:
 @pytest.mark.parametrize("spare", [0, 1, 3000])
 def test_profile_fits_into_small_texts(length: int, spare: int) -> None:
     size = 4 * length + spare
-    profile = Profile.spread(size, length=length, bins=16, run=16, count=4)
+    profile = PositionProfile.spread(size, length=length, bins=16, run=16, count=4)
     assert profile.length <= length
     last = int(profile.starts.max()) + (profile.run - 1) * profile.width + profile.length
     assert last <= size

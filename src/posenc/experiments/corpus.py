@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from posenc.errors import DataError
-from posenc.experiments.results import Corpus as CorpusRecord
+from posenc.experiments.results import Corpus
 from posenc.experiments.sequences import drawn
 from posenc.storage import read_bytes
 
-__all__ = ["MOST_BYTES", "SHIPPED", "Corpus", "read_corpus", "read_text", "shipped_text"]
+__all__ = ["MOST_BYTES", "SHIPPED", "TextCorpus", "read_corpus", "read_text", "shipped_text"]
 
 HELD_OUT = 0.1
 """Share of the bytes that is kept for testing."""
@@ -33,11 +33,11 @@ files one after another, a tenth of them (by the hash of their names) held out."
 
 SHIPPED_FILES = 578
 SHIPPED_SHA256 = "05500652d0c645721f5ef3b1a3f444adc4ff4eb43f852bb2d83a7a68f1a4ca99"
-"""``Corpus.sha256`` of ``SHIPPED``; it never changes, so that results stay comparable."""
+"""``TextCorpus.sha256`` of ``SHIPPED``; it never changes, so that results stay comparable."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corpus:
+class TextCorpus:
     """A text in two parts that share no file (or, of a single file, no byte).
 
     Args:
@@ -55,7 +55,7 @@ class Corpus:
     sha256: str
 
     @classmethod
-    def of(cls, name: str, train: bytes, held_out: bytes, files: int) -> Corpus:
+    def of(cls, name: str, train: bytes, held_out: bytes, files: int) -> TextCorpus:
         """The corpus of these bytes."""
         digest = hashlib.sha256()
         for part in (train, held_out):
@@ -72,9 +72,9 @@ class Corpus:
             torch.frombuffer(bytearray(self.held_out), dtype=torch.uint8),
         )
 
-    def record(self) -> CorpusRecord:
+    def record(self) -> Corpus:
         """Name, sizes and hash, for the results."""
-        return CorpusRecord(
+        return Corpus(
             name=self.name,
             sha256=self.sha256,
             files=self.files,
@@ -104,12 +104,12 @@ class Corpus:
         return f"{self.name} ({files}, {train} to train on, {held_out} held out)"
 
 
-def read_corpus(path: Path | None) -> Corpus:
+def read_corpus(path: Path | None) -> TextCorpus:
     """``read_text``, or ``shipped_text`` for None."""
     return shipped_text() if path is None else read_text(path)
 
 
-def shipped_text() -> Corpus:
+def shipped_text() -> TextCorpus:
     """The text that the package ships, 3.2 MB of Python and Markdown, the same everywhere.
 
     Raises:
@@ -121,13 +121,13 @@ def shipped_text() -> Corpus:
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise _not_as_shipped(error) from error
     name = "posenc's own source and documentation"
-    corpus = Corpus.of(name, train, held_out, SHIPPED_FILES)
+    corpus = TextCorpus.of(name, train, held_out, SHIPPED_FILES)
     if corpus.sha256 != SHIPPED_SHA256:
         raise _not_as_shipped(f"the SHA-256 {corpus.sha256}")
     return corpus
 
 
-def read_text(path: Path) -> Corpus:
+def read_text(path: Path) -> TextCorpus:
     """A text file, or all files below a folder (hidden ones left out), as bytes.
 
     Of a file the last tenth is held out; of a folder whole files are, chosen by the hash of their
@@ -162,7 +162,7 @@ def read_text(path: Path) -> Corpus:
         got = "an empty file" if path.is_file() else "a folder without text"
         raise _unusable(path, got, "Give a text of at least a few thousand bytes.")
     train, held_out = _split(contents)
-    return Corpus.of(path.resolve().name, train, held_out, len(contents))
+    return TextCorpus.of(path.resolve().name, train, held_out, len(contents))
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 __all__ = [
-    "Profile",
+    "PositionProfile",
     "Targets",
     "byte_entropy",
     "losses",
@@ -26,7 +26,7 @@ Model = Callable[[Tensor], Tensor]
 """Tokens ``[B, L]`` to logits ``[B, L, V]`` of the token after each (``restored``: of each)."""
 
 Each = Callable[[Tensor], Tensor]
-"""Windows of indices to values; see ``Profile.curve``."""
+"""Windows of indices to values; see ``PositionProfile.curve``."""
 
 PRIOR = 8
 """Pairs' worth of single bytes in ``pair_entropy``."""
@@ -73,7 +73,7 @@ class Targets:
 
 
 @dataclass(frozen=True, eq=False)
-class Profile:
+class PositionProfile:
     """Loss by position in the context, on the same bytes at every position.
 
     Windows of ``bins · width`` tokens slide over runs of text in steps of ``width``, so that each
@@ -92,7 +92,7 @@ class Profile:
     run: int
 
     @classmethod
-    def spread(cls, size: int, *, length: int, bins: int, run: int, count: int) -> Profile:
+    def spread(cls, size: int, *, length: int, bins: int, run: int, count: int) -> PositionProfile:
         """Up to ``count`` runs, evenly over a text of ``size`` bytes, for windows of ``length``.
 
         ``size`` must exceed ``(run + 2 · bins) · width``, about three times ``length``.
@@ -105,7 +105,7 @@ class Profile:
         starts = 1 + (bins - 1) * width + torch.arange(runs) * max(0, room) // max(1, runs - 1)
         return cls(starts, width, bins, run)
 
-    def shortened(self, length: int) -> Profile:
+    def shortened(self, length: int) -> PositionProfile:
         """The same segments in shorter windows, of at most ``length`` tokens."""
         return replace(self, bins=max(1, min(self.bins, length // self.width)))
 

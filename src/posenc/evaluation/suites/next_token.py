@@ -17,7 +17,7 @@ from posenc.errors import DataError
 from posenc.evaluation.results import Reading
 from posenc.evaluation.suites.needles import DEPTHS, Needles, copying, share_right
 from posenc.evaluation.suites.words import words
-from posenc.experiments.text_loss import Profile, Targets
+from posenc.experiments.text_loss import PositionProfile, Targets
 from posenc.training.machine import PeakMemory
 from posenc.training.seeding import generator
 
@@ -244,12 +244,12 @@ def require_text(size: int, longest: int, unit: str) -> None:
         )
 
 
-def profile_of(size: int, longest: int, windows: int) -> Profile:
+def profile_of(size: int, longest: int, windows: int) -> PositionProfile:
     """Segments of a text for the loss by position in the longest context."""
     few = BUDGET // longest < BINS + RUN
     bins, run = (BINS // 2, RUN // 4) if few else (BINS, RUN)
     count = max(1, windows // (bins + run))
-    return Profile.spread(size, length=longest, bins=bins, run=run, count=count)
+    return PositionProfile.spread(size, length=longest, bins=bins, run=run, count=count)
 
 
 def lengths_to(length: int, factor: float) -> tuple[int, ...]:

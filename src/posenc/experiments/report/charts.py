@@ -27,12 +27,12 @@ DASHES: dict[str, list[int]] = {"candidate": [1, 0], "baseline": [7, 4], "contro
 
 def draw_charts(comparison: Comparison, summary: Summary) -> list[Chart]:
     """All charts that the comparison has the measurements for, the deciding one first."""
-    artist = _Artist(comparison, summary)
+    drawing = _ComparisonCharts(comparison, summary)
     charts = []
-    if artist.measured(comparison.headline):
-        charts.append(artist.headline())
-        if len(comparison.test_lengths) > 1 and artist.changes():
-            charts.append(artist.change())
+    if drawing.measured(comparison.headline):
+        charts.append(drawing.headline())
+        if len(comparison.test_lengths) > 1 and drawing.changes():
+            charts.append(drawing.change())
     guides = {
         "loss_by_position": "Each point is the mean over a stretch of the context. Where a line "
         "falls, the model uses the further context; where it jumps at the dashed rule, positions "
@@ -44,15 +44,15 @@ def draw_charts(comparison: Comparison, summary: Summary) -> list[Chart]:
     others = (
         metric
         for metric in comparison.metrics
-        if not metric.headline and metric.key != "seen" and artist.measured(metric)
+        if not metric.headline and metric.key != "seen" and drawing.measured(metric)
     )
-    charts += [artist.curve(metric, guides.get(metric.key, "")) for metric in others]
-    if comparison.runs and artist.measured(comparison.headline):
-        charts.append(artist.cost())
+    charts += [drawing.curve(metric, guides.get(metric.key, "")) for metric in others]
+    if comparison.runs and drawing.measured(comparison.headline):
+        charts.append(drawing.cost())
     return charts
 
 
-class _Artist:
+class _ComparisonCharts:
     """Draws the charts of one comparison, with one colour a subject in all of them."""
 
     def __init__(self, comparison: Comparison, summary: Summary) -> None:

@@ -38,11 +38,11 @@ SIDE, CLASSES, HELD_OUT = 8, 10, 450
 """Pixels a side and labels of the data, and images that are never trained on."""
 
 ROWS = 150
-"""Images tested at a time."""
+"""LabelledImages tested at a time."""
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
+class LabelledImages:
     """``pixels`` ``[N, 1, 8, 8]`` from 0 (paper) to 2, and ``labels`` ``[N]``."""
 
     pixels: Float[Tensor, "N one Y X"]
@@ -160,7 +160,9 @@ class Digits(Task):
         )
 
     @torch.inference_mode()
-    def _score(self, model: nn.Module, images: Images, metric: str, side: int) -> tuple[float]:
+    def _score(
+        self, model: nn.Module, images: LabelledImages, metric: str, side: int
+    ) -> tuple[float]:
         """Share of images classified right in a view."""
         vision = cast(VisionTransformer, model)
         device = next(model.parameters()).device
@@ -202,7 +204,7 @@ def _metrics() -> tuple[Metric, ...]:
     return *views, training_loss("nats per image"), seen(views[0])
 
 
-def _load() -> tuple[Images, Images, str]:
+def _load() -> tuple[LabelledImages, LabelledImages, str]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -218,11 +220,15 @@ def _load() -> tuple[Images, Images, str]:
     digest = hashlib.sha256(data.images.tobytes() + data.target.tobytes()).hexdigest()
     order = torch.randperm(len(labels), generator=generator(0))
     train, test = order[HELD_OUT:], order[:HELD_OUT]
-    return Images(pixels[train], labels[train]), Images(pixels[test], labels[test]), digest
+    return (
+        LabelledImages(pixels[train], labels[train]),
+        LabelledImages(pixels[test], labels[test]),
+        digest,
+    )
 
 
 def _scaled(pixels: Tensor, side: int) -> Tensor:
-    """Images of ``side`` by ``side`` pixels, between neighbours where there are more."""
+    """LabelledImages of ``side`` by ``side`` pixels, between neighbours where there are more."""
     if pixels.shape[-1] == side:
         return pixels
     return F.interpolate(pixels, size=(side, side), mode="bilinear", antialias=True)

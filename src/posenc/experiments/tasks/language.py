@@ -30,7 +30,7 @@ from posenc.experiments.tasks.common.task import (
     training_loss,
 )
 from posenc.experiments.text_loss import (
-    Profile,
+    PositionProfile,
     Targets,
     byte_entropy,
     pair_entropy,
@@ -92,7 +92,7 @@ class LanguageModelling(Task):
             size, width=1, longest=longest, count=min(NEEDLES, windows)
         )
         runs = min(RUNS, max(1, windows // (RUN + BINS)))
-        self._profile = Profile.spread(size, length=longest, bins=BINS, run=RUN, count=runs)
+        self._profile = PositionProfile.spread(size, length=longest, bins=BINS, run=RUN, count=runs)
         super().__init__(
             settings,
             title="Next byte of real text, at longer contexts than trained on",
@@ -247,7 +247,7 @@ def _loss(targets: Targets, text: Tensor, length: int, model: nn.Module) -> tupl
     return (targets.loss(model, text.to(_device(model)), length),)
 
 
-def _curve(profile: Profile, text: Tensor, model: nn.Module) -> list[float]:
+def _curve(profile: PositionProfile, text: Tensor, model: nn.Module) -> list[float]:
     return [value for _, value in profile.loss(model, text.to(_device(model)))]
 
 
