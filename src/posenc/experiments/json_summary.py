@@ -48,10 +48,10 @@ def _record(comparison: Comparison, row: Row, out: Path) -> dict[str, Any]:
     subject, key = row.subject, comparison.headline.key
     lengths = {}
     for length in comparison.test_lengths:
-        found: dict[str, Any] = {key: _estimate(row.values.get(length))}
+        estimates: dict[str, Any] = {key: _estimate(row.values.get(length))}
         if comparison.metric("recall") is not None:
-            found["recall"] = _estimate(row.recall.get(length))
-        lengths[str(length)] = found | {"refusal": row.refusals.get(length)}
+            estimates["recall"] = _estimate(row.recall.get(length))
+        lengths[str(length)] = estimates | {"refusal": row.refusals.get(length)}
     return {
         "name": subject.name,
         "label": subject.label,

@@ -208,7 +208,7 @@ class Settings:
         Raises:
             CheckpointError: when fields are missing or unknown, or a value is out of its domain.
         """
-        known = {one.name for one in fields(cls)}
+        known = {known_field.name for known_field in fields(cls)}
         if not isinstance(plain, Mapping) or set(plain) != known:
             got = sorted(plain) if isinstance(plain, Mapping) else [type(plain).__name__]
             raise CheckpointError(

@@ -211,4 +211,4 @@ def _definitions(blocks: list[str]) -> tuple[tuple[str, str], ...]:
     text = inspect.cleandoc("\n" + "\n".join(blocks))
     entries = re.split(r"\n(?=\S)", text)
     split = (_flow(entry).partition(": ") for entry in entries if entry)
-    return tuple((name, told) for name, _, told in split)
+    return tuple((name, text) for name, _, text in split)

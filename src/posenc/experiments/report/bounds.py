@@ -22,16 +22,16 @@ def bounds_of(metric: Metric, *, changed: bool = False) -> Bounds:
     return Bounds(-math.inf if metric.is_share else -1.0) if changed else Bounds(0.0)
 
 
-def interval(found: Estimate, bounds: Bounds, form: str, fine: str | None = None) -> str:
+def interval(estimate: Estimate, bounds: Bounds, form: str, fine: str | None = None) -> str:
     """``±0.12``, or ``0.0% – 100.0%`` where the interval would leave what is possible.
 
     Args:
         form: format of the ends.
         fine: format of the half width; ``form`` by default.
     """
-    if found.half_width is None:
+    if estimate.half_width is None:
         return ""
-    low, high = bounds.clip(found.low), bounds.clip(found.high)
-    if (low, high) == (found.low, found.high):
-        return f"±{found.half_width:{fine or form}}"
+    low, high = bounds.clip(estimate.low), bounds.clip(estimate.high)
+    if (low, high) == (estimate.low, estimate.high):
+        return f"±{estimate.half_width:{fine or form}}"
     return f"{low:{form}} – {high:{form}}"

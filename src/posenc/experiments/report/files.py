@@ -79,23 +79,23 @@ def _contents(
 
 
 def _summary_table(comparison: Comparison, summary: Summary) -> str:
+    """A line per subject: verdicts, estimates by length, and costs."""
+    lengths, key = comparison.test_lengths, comparison.headline.key
+    recalled = lengths if comparison.metric("recall") is not None else ()
+    columns = [f"{key}@{n}" for n in lengths] + [f"recall@{n}" for n in recalled]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    lengths = comparison.test_lengths
-    columns = [
-        f"{comparison.headline.key}@{n}{end}" for n in lengths for end in ("", "_half_width")
-    ]
-    recalled = lengths if comparison.metric("recall") is not None else ()
-    columns += [f"recall@{n}{end}" for n in recalled for end in ("", "_half_width")]
-    costs = ["tokens_per_second", "peak_memory_bytes", "parameters"]
-    head = ["rank", "subject", "role", "verdict", "predicts", "finds"]
-    table.writerow([*head, *columns, *costs, "reason"])
+    table.writerow(
+        ["rank", "subject", "role", "verdict", "predicts", "finds"]
+        + [f"{column}{end}" for column in columns for end in ("", "_half_width")]
+        + ["tokens_per_second", "peak_memory_bytes", "parameters", "reason"]
+    )
     for row in summary.rows:
         estimates = [row.values.get(n) for n in lengths] + [row.recall.get(n) for n in recalled]
         values: list[object] = [row.rank, row.subject.name, row.subject.role]
         values += [row.verdict, row.predicts, row.finds]
-        for found in estimates:
-            values += ["", ""] if found is None else [found.mean, found.half_width]
+        for estimate in estimates:
+            values += ["", ""] if estimate is None else [estimate.mean, estimate.half_width]
         values += [row.tokens_per_second, row.peak_memory_bytes, row.parameters]
         table.writerow([*values, reason(comparison, row)])
     return text.getvalue()

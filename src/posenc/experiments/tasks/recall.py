@@ -34,14 +34,14 @@ def _make(settings: TaskSettings) -> AlgorithmTask:
     every_value = range(SYMBOLS + keys, SYMBOLS + keys + values)
 
     def draw(pairs: int, random: Random) -> Example:
-        """Pairs, a separator, then every key in another order, each to be answered."""
+        """Pairs, a separator, then every key in another order, each followed by its value."""
         asked = random.sample(every_key, pairs)
         value = dict(zip(asked, random.choices(every_value, k=pairs), strict=True))
-        told = [token for pair in value.items() for token in pair]
+        listed = [token for pair in value.items() for token in pair]
         random.shuffle(asked)
         recalled = [token for key in asked for token in (key, value[key])]
         targets = [answer for key in asked for answer in (value[key], None)]
-        return Example([*told, SEPARATOR, *recalled], [*[None] * (len(told) + 1), *targets])
+        return Example([*listed, SEPARATOR, *recalled], [*[None] * (len(listed) + 1), *targets])
 
     return AlgorithmTask(
         settings,

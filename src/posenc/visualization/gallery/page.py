@@ -81,8 +81,8 @@ def render_gallery(
     templates = environment("posenc.visualization.gallery")
     return templates.get_template("gallery.html.jinja").render(
         groups=[
-            (site or "none", *SITES[site], [exhibits[name] for name in found])
-            for site, found in group(chosen).items()
+            (site or "none", *SITES[site], [exhibits[name] for name in methods])
+            for site, methods in group(chosen).items()
         ],
         count=len(chosen),
         sizes=SIZES,

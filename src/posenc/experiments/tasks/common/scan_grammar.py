@@ -65,8 +65,8 @@ def meaning(command: str) -> list[str]:
 @cache
 def split() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Commands and their actions, to train on and to test on: SCAN's length split."""
-    told = {command: meaning(command) for command in commands()}
+    meanings = {command: meaning(command) for command in commands()}
     return (
-        {c: actions for c, actions in told.items() if len(actions) <= LONGEST_TRAINED},
-        {c: actions for c, actions in told.items() if len(actions) > LONGEST_TRAINED},
+        {c: actions for c, actions in meanings.items() if len(actions) <= LONGEST_TRAINED},
+        {c: actions for c, actions in meanings.items() if len(actions) > LONGEST_TRAINED},
     )
