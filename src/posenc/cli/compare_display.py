@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, TaskID
 
 from posenc.cli.console import Countdown, Display, Words
 
 if TYPE_CHECKING:
-    from posenc.experiments.progress import Event
+    from posenc.experiments.progress import Event, RunEvent, RunFinished
 
 __all__ = ["CompareDisplay"]
 
@@ -50,10 +50,8 @@ class CompareDisplay(Display):
                 self.countdown.restart(event.finished)
                 self._advance()
             case progress.Paced():
-                minutes = event.seconds / 60
-                self.say(
-                    f"{event.steps} steps per run fit the budget, about {minutes:.1f} minutes."
-                )
+                fit = f"{event.steps} steps per run fit the budget"
+                self.say(f"{fit}, about {event.seconds / 60:.1f} minutes.")
             case progress.RunStarted():
                 key = (event.encoding, event.seed)
                 name = f"{event.encoding}, seed {event.seed}"
@@ -64,10 +62,10 @@ class CompareDisplay(Display):
                 self.tasks[key] = self.bars.add_task(name, total=1.0, note="starting")
             case progress.Stepped():
                 note = f"loss {event.loss:.3f}  {event.tokens_per_second / 1000:.0f} k tokens/s"
-                self._move(event.encoding, event.seed, TRAINING * event.step / event.steps, note)
+                self._move(event, TRAINING * event.step / event.steps, note)
             case progress.Measuring():
                 share = TRAINING + (1 - TRAINING) * event.done / event.total
-                self._move(event.encoding, event.seed, share, f"measuring {event.subject}")
+                self._move(event, share, f"measuring {event.subject}")
             case progress.RunFinished():
                 self._finish(event)
             case progress.Stopping():
@@ -77,8 +75,8 @@ class CompareDisplay(Display):
                 self.resume = event.resume or self.resume
                 self.say(f"{event.finished} of {event.runs} runs in {event.seconds:.0f} s", "dim")
 
-    def _move(self, encoding: str, seed: int, share: float, note: str) -> None:
-        key = (encoding, seed)
+    def _move(self, event: RunEvent, share: float, note: str) -> None:
+        key = (event.encoding, event.seed)
         if key in self.tasks:
             self.bars.update(self.tasks[key], completed=share, note=note)
             self.shares[key] = share
@@ -92,7 +90,7 @@ class CompareDisplay(Display):
             self.bars.update(self.whole, completed=done, note=left)
         return left
 
-    def _finish(self, event: Any) -> None:
+    def _finish(self, event: RunFinished) -> None:
         key = (event.encoding, event.seed)
         if key in self.tasks:
             self.bars.remove_task(self.tasks.pop(key))

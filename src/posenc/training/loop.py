@@ -19,13 +19,13 @@ from posenc.training.task import Objective, TrainingTask
 __all__ = ["CONTROL", "Trained", "Watch", "fit", "seeded_model", "train"]
 
 SAVE_SECONDS = 5.0
-"""At most so much work is lost when a process is killed."""
+"""Time between checkpoints."""
 
 BETAS = (0.9, 0.95)
 LARGEST_NORM = 1.0
 
 CONTROL = "nope"
-"""The encoding whose model all others take their weights from, but for the encoding's own."""
+"""The encoding whose model gives all others their shared initial weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +33,12 @@ class Trained:
     """A trained model, and the cost of its training.
 
     Args:
-        model: on the device it was trained on, frozen.
-        losses: ``[steps]`` loss of every step.
-        diverged: the first step whose loss was no number; training ended soon after it.
-        seconds: of training, over all calls that it took.
+        model: frozen, on the device it was trained on.
+        losses: ``[steps]``.
+        diverged: the first step with a loss that is not finite, soon after which training ended.
+        seconds: of training, over all calls.
         tokens_per_second: of training.
-        peak_memory_bytes: what training took beyond the process before it.
+        peak_memory_bytes: of training, beyond the memory of the process before.
     """
 
     model: nn.Module
@@ -103,7 +103,8 @@ def _fit(
     inner = AdamW(
         bare.parameters(), lr=plan.rate, betas=BETAS, weight_decay=plan.weight_decay, fused=True
     )
-    fabric = _fabric(device, plan.precision)
+    devices = 1 if device.index is None else [device.index]
+    fabric = Fabric(accelerator=device.type, devices=devices, precision=plan.precision)  # type: ignore[arg-type]
     model, optimizer = fabric.setup(bare, inner)
     torch.manual_seed(plan.seed)
     state = TrainingState(bare, inner, plan, objective.fingerprint)
@@ -134,7 +135,12 @@ def _fit(
         watch.stepped(state.step, state.losses[state.step - 1], speed)
         if state.step < plan.steps and watch.stop():
             save()
-            raise _interrupted(plan, state.step)
+            raise Interrupted(
+                "training",
+                expected=f"{plan.steps} steps of {plan.encoding}, seed {plan.seed}",
+                got=f"a stop after step {state.step}",
+                remedy="It is saved: train it again with the same settings and folder to continue.",
+            )
         if now - saved > SAVE_SECONDS:
             if state.diverged() is not None:
                 break
@@ -164,17 +170,3 @@ def seeded_model(task: TrainingTask, encoding: str, seed: int) -> nn.Module:
             if name in control and control[name].shape == parameter.shape:
                 parameter.copy_(control[name])
     return model
-
-
-def _fabric(device: torch.device, precision: str) -> Fabric:
-    devices = 1 if device.index is None else [device.index]
-    return Fabric(accelerator=device.type, devices=devices, precision=precision)  # type: ignore[arg-type]
-
-
-def _interrupted(plan: Plan, step: int) -> Interrupted:
-    return Interrupted(
-        "training",
-        expected=f"{plan.steps} steps of {plan.encoding}, seed {plan.seed}",
-        got=f"a stop after step {step}",
-        remedy="It is saved: train it again with the same settings and folder to continue.",
-    )

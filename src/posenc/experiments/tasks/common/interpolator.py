@@ -47,13 +47,7 @@ class Interpolator(SavedModel):
     def forward(
         self, values: Float[Tensor, "B L"], hidden: Bool[Tensor, "B L"], layout: Layout
     ) -> Float[Tensor, "B L"]:
-        """A value for each reading.
-
-        Args:
-            values: ``[B, L]``; hidden ones are ignored.
-            hidden: ``[B, L]``.
-            layout: times of the readings.
-        """
+        """A value ``[B, L]`` for each reading; hidden ``values`` are ignored."""
         visible = torch.stack([values.masked_fill(hidden, 0.0), hidden.to(values.dtype)], dim=-1)
         x = self.input(visible)
         first = cast(Block, self.blocks[0]).attention.encoding
@@ -85,7 +79,7 @@ class Timed(nn.Module):
         self.model, self.by_index = model, by_index
 
     def forward(self, values: Tensor, times: Tensor, hidden: Tensor) -> Tensor:
-        """A value for each reading, from values, hours and what is hidden, ``[B, L]``."""
+        """A value for each reading, from values, hours and the mask of hidden ones, ``[B, L]``."""
         if self.by_index:
             layout = Layout.sequence(values.shape[1], device=values.device)
         else:
