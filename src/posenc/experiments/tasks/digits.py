@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import cast
 
 import torch
@@ -17,7 +18,6 @@ from posenc.errors import ArgumentError, DataError
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.tasks.common.task import (
     Defaults,
-    Probe,
     Task,
     TaskEntry,
     TaskSettings,
@@ -29,7 +29,6 @@ from posenc.experiments.tasks.common.task import (
 )
 from posenc.layout import Layout
 from posenc.models import ImageConfig, VisionTransformer
-from posenc.training.memory_estimate import stack_bytes
 from posenc.transforms import fitted
 
 __all__ = ["ENTRY", "Digits"]
@@ -102,19 +101,10 @@ class Digits(Task):
             example_length=self._tokens(side),
         )
         run = partial(self._score, images=self._train, metric="scaled", side=side)
-        self.probes = [Probe(metrics=("seen",), x=side, run=run)]
-        self.probes += [
-            Probe(
-                metrics=(metric,),
-                x=size,
-                run=partial(self._score, images=self.held_out, metric=metric, side=size),
-                needs=partial(
-                    self.bytes_needed, rows=ROWS, length=self._tokens(size), training=False
-                ),
-            )
-            for metric in VIEWS
-            for size in self.lengths
-        ]
+        self.add_probe(("seen",), side, run)
+        for metric, size in product(VIEWS, self.lengths):
+            run = partial(self._score, images=self.held_out, metric=metric, side=size)
+            self.add_probe((metric,), size, run, rows=ROWS, length=self._tokens(size))
 
     def build(self, encoding: str) -> VisionTransformer:
         """A ``VisionTransformer``; tables end where the trained image ends."""
@@ -146,18 +136,6 @@ class Digits(Task):
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """Mean cross-entropy, in nats."""
         return F.cross_entropy(model(batch["images"]).float(), batch["labels"])
-
-    def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
-        """With all attention weights in memory."""
-        return stack_bytes(
-            model,
-            cast(VisionTransformer, model).config,
-            layers=self.settings.layers,
-            vocabulary=0,
-            rows=rows,
-            length=length,
-            training=training,
-        )
 
     @torch.inference_mode()
     def _score(

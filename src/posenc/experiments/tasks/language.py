@@ -17,9 +17,9 @@ from posenc.experiments.corpus import read_corpus
 from posenc.experiments.recipe import Variant
 from posenc.experiments.results import Measurement, Metric, Refusal
 from posenc.experiments.tasks.common import needles
+from posenc.experiments.tasks.common.probe import Probe
 from posenc.experiments.tasks.common.task import (
     Defaults,
-    Probe,
     Task,
     TaskEntry,
     TaskSettings,
@@ -103,13 +103,11 @@ class LanguageModelling(Task):
             example_length=length,
         )
         self.data = corpus.describe()
-        self.probes = [self._probe("seen", length, partial(_loss, known, self._train, length))]
-        for test_length in self.lengths:
-            run = partial(_loss, segments, self._held_out, test_length)
-            self.probes.append(self._probe("loss", test_length, run))
-        for test_length in self.lengths if self._needle_rows else ():
-            run = partial(self._recall, length=test_length)
-            self.probes.append(self._probe("recall", test_length, run))
+        self._add("seen", length, partial(_loss, known, self._train, length))
+        for size in self.lengths:
+            self._add("loss", size, partial(_loss, segments, self._held_out, size))
+        for size in self.lengths if self._needle_rows else ():
+            self._add("recall", size, partial(self._recall, length=size))
 
     def build(self, encoding: str) -> Decoder:
         """A ``Decoder``; a learned table ends at the training length."""
@@ -154,11 +152,8 @@ class LanguageModelling(Task):
     def _variants(self, encoding: str) -> list[Variant]:
         return [variant for variant in self.settings.variants if variant.encoding == encoding]
 
-    def _probe(
-        self, metric: str, length: int, run: Callable[[nn.Module], Sequence[float]]
-    ) -> Probe:
-        needs = partial(self.bytes_needed, rows=rows_a_call(length), length=length, training=False)
-        return Probe(metrics=(metric,), x=length, run=run, needs=needs)
+    def _add(self, metric: str, x: int, run: Callable[[nn.Module], Sequence[float]]) -> None:
+        self.add_probe((metric,), x, run, rows=rows_a_call(x))
 
     def _recall(self, model: nn.Module, length: int) -> tuple[float]:
         windows = self._haystacks.windows(self._held_out, length)[:, 1:]
@@ -173,16 +168,19 @@ class LanguageModelling(Task):
         key = "loss_by_position"
         refusals: list[Measurement | Refusal] = []
         for profile in (self._profile, self._profile.shortened(self.settings.train_length)):
-            probe = self._probe(key, profile.length, partial(_curve, profile, self._held_out))
+            length = profile.length
+            needs = partial(
+                self.bytes_needed, rows=rows_a_call(length), length=length, training=False
+            )
+            run = partial(_curve, profile, self._held_out)
+            probe = Probe(metrics=(key,), x=length, run=run, needs=needs)
             values = probe.attempt(model, available)
             if not isinstance(values, str):
                 return refusals + [
                     Measurement(subject=variant.name, seed=seed, metric=key, x=x, value=value)
                     for x, value in zip(profile.middles, values, strict=True)
                 ]
-            refusals.append(
-                Refusal(subject=variant.name, metric=key, x=profile.length, reason=values)
-            )
+            refusals.append(Refusal(subject=variant.name, metric=key, x=length, reason=values))
         return refusals[:1]
 
     def _metrics(self, segments: Targets, length: int, longest: int) -> list[Metric]:

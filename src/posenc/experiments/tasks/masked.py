@@ -14,7 +14,6 @@ from posenc.experiments.corpus import read_corpus
 from posenc.experiments.results import Metric
 from posenc.experiments.tasks.common.task import (
     Defaults,
-    Probe,
     Task,
     TaskEntry,
     TaskSettings,
@@ -27,7 +26,6 @@ from posenc.experiments.tasks.common.task import (
 )
 from posenc.experiments.text_loss import byte_entropy, pair_entropy, restored, rows_a_call
 from posenc.models import EncoderConfig, MaskedLM, mask_tokens, token_loss
-from posenc.training.memory_estimate import stack_bytes
 
 __all__ = ["ENTRY", "MASK", "MaskedBytes"]
 
@@ -54,6 +52,7 @@ class MaskedBytes(Task):
     """
 
     training_unit = 1 / math.log(2)
+    vocabulary = VOCABULARY
 
     def __init__(self, settings: TaskSettings) -> None:
         corpus = read_corpus(settings.text)
@@ -76,18 +75,10 @@ class MaskedBytes(Task):
             example_length=length,
         )
         self.data = corpus.describe()
-        self.probes = [
-            Probe(
-                metrics=("loss", "accuracy"),
-                x=length,
-                run=partial(self._score, length=length),
-                needs=partial(
-                    self.bytes_needed, rows=rows_a_call(length), length=length, training=False
-                ),
-            )
-            for length in self.lengths
-        ]
-        self.probes.append(Probe(metrics=("seen",), x=length, run=self._score_seen))
+        for size in self.lengths:
+            run = partial(self._score, length=size)
+            self.add_probe(("loss", "accuracy"), size, run, rows=rows_a_call(size))
+        self.add_probe(("seen",), length, self._score_seen)
 
     def build(self, encoding: str) -> MaskedLM:
         """A ``MaskedLM``; a learned table ends at the training length."""
@@ -108,17 +99,9 @@ class MaskedBytes(Task):
         """Mean cross-entropy of the chosen bytes, in nats."""
         return token_loss(model(batch["inputs"]), batch["targets"], valid=batch["chosen"])
 
-    def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
-        """With all attention weights in memory."""
-        return stack_bytes(
-            model,
-            cast(MaskedLM, model).encoder.config,
-            layers=self.settings.layers,
-            vocabulary=VOCABULARY,
-            rows=rows,
-            length=length,
-            training=training,
-        )
+    def stack_config(self, model: nn.Module) -> EncoderConfig:
+        """That of the encoder."""
+        return cast(MaskedLM, model).encoder.config
 
     def _score(self, model: nn.Module, length: int) -> tuple[float, float]:
         begin = (self._windows.shape[1] - length) // 2

@@ -17,7 +17,6 @@ from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.tasks.common.interpolator import Interpolator, Timed
 from posenc.experiments.tasks.common.task import (
     Defaults,
-    Probe,
     Task,
     TaskEntry,
     TaskSettings,
@@ -28,7 +27,6 @@ from posenc.experiments.tasks.common.task import (
     training_loss,
 )
 from posenc.models.stack import StackConfig
-from posenc.training.memory_estimate import stack_bytes
 
 __all__ = ["ENTRY"]
 
@@ -92,22 +90,10 @@ class Temperatures(Task):
             example_length=length,
             fitted_length=HOURS * length,
         )
-        self.probes = [
-            Probe(
-                metrics=("error", "degrees"),
-                x=length,
-                run=partial(self._score, parts=self._held_out, length=length),
-                needs=partial(self.bytes_needed, rows=ROWS, length=length, training=False),
-            )
-            for length in self.lengths
-        ]
-        self.probes.append(
-            Probe(
-                metrics=("seen",),
-                x=length,
-                run=lambda model: self._score(model, self._train, length)[:1],
-            )
-        )
+        for size in self.lengths:
+            run = partial(self._score, parts=self._held_out, length=size)
+            self.add_probe(("error", "degrees"), size, run, rows=ROWS)
+        self.add_probe(("seen",), length, lambda model: self._score(model, self._train, length)[:1])
 
     def build(self, encoding: str) -> Timed:
         """An ``Interpolator``; a learned table has the hours of a span."""
@@ -136,18 +122,6 @@ class Temperatures(Task):
     def inner(self, model: nn.Module) -> Interpolator:
         """The interpolator."""
         return cast(Timed, model).model
-
-    def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
-        """With all attention weights in memory."""
-        return stack_bytes(
-            model,
-            self.inner(model).config,
-            layers=self.settings.layers,
-            vocabulary=0,
-            rows=rows,
-            length=length,
-            training=training,
-        )
 
     @torch.inference_mode()
     def _score(self, model: nn.Module, parts: Tensor, length: int) -> tuple[float, float]:

@@ -23,7 +23,6 @@ from posenc.experiments.tasks.common.sentences import (
 )
 from posenc.experiments.tasks.common.task import (
     Defaults,
-    Probe,
     Task,
     TaskEntry,
     TaskSettings,
@@ -35,7 +34,6 @@ from posenc.experiments.tasks.common.task import (
     training_loss,
 )
 from posenc.models import EncoderConfig, TextClassifier
-from posenc.training.memory_estimate import stack_bytes
 
 __all__ = ["ENTRY"]
 
@@ -72,16 +70,10 @@ class WordOrder(Task):
                 count = len(sentences)
                 self.lacking[length] = f"the text has only {count} sentences of this length"
                 continue
-            probe = Probe(
-                metrics=keys,
-                x=length,
-                run=partial(self._score, sentences=sentences),
-                needs=partial(self.bytes_needed, rows=ROWS, length=length, training=False),
-            )
-            self.probes.append(probe)
+            self.add_probe(keys, length, partial(self._score, sentences=sentences), rows=ROWS)
         if self._sentences.trained_on:
             run = partial(self._score, sentences=self._sentences.trained_on)
-            self.probes.append(Probe(metrics=("seen",), x=settings.train_length, run=run))
+            self.add_probe(("seen",), settings.train_length, run)
 
     def build(self, encoding: str) -> TextClassifier:
         """A ``TextClassifier``; a learned table ends where training ends."""
@@ -102,17 +94,9 @@ class WordOrder(Task):
         logits = _logits(model, batch).float()
         return nn.functional.cross_entropy(logits, batch["classes"])
 
-    def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
-        """With all attention weights in memory."""
-        return stack_bytes(
-            model,
-            cast(TextClassifier, model).encoder.config,
-            layers=self.settings.layers,
-            vocabulary=0,
-            rows=rows,
-            length=length,
-            training=training,
-        )
+    def stack_config(self, model: nn.Module) -> EncoderConfig:
+        """That of the encoder."""
+        return cast(TextClassifier, model).encoder.config
 
     @torch.inference_mode()
     def _score(self, model: nn.Module, sentences: Sequence[Sentence]) -> Sequence[float]:

@@ -24,7 +24,6 @@ from posenc.experiments.recipe import Recipe
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.tasks.common.task import (
     Defaults,
-    Probe,
     Task,
     TaskSettings,
     fingerprint,
@@ -140,15 +139,9 @@ class AlgorithmTask(Task):
         )
         for length in self.lengths:
             tokens = algorithm.width(length)
-            probe = Probe(
-                metrics=("token_accuracy", "accuracy"),
-                x=length,
-                run=partial(self._score, length=length),
-                needs=partial(
-                    self.bytes_needed, rows=rows_a_call(tokens), length=tokens, training=False
-                ),
-            )
-            self.probes.append(probe)
+            run = partial(self._score, length=length)
+            keys = ("token_accuracy", "accuracy")
+            self.add_probe(keys, length, run, rows=rows_a_call(tokens), length=tokens)
 
     def build(self, encoding: str) -> Placed:
         """A ``Decoder``; a learned table ends where training ends."""

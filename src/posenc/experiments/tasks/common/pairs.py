@@ -22,7 +22,6 @@ from posenc.experiments.recipe import Recipe
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.sequences import BEGIN, END, drawn, padded, pair_loss, read_source
 from posenc.experiments.tasks.common.task import (
-    Probe,
     Task,
     TaskSettings,
     generator,
@@ -31,7 +30,6 @@ from posenc.experiments.tasks.common.task import (
     training_loss,
 )
 from posenc.models import Transformer, TransformerConfig, generate
-from posenc.training.memory_estimate import stack_bytes
 
 __all__ = ["Pair", "PairTask", "Split"]
 
@@ -126,6 +124,8 @@ class PairTask(Task):
         dropout: probability of dropping a feature in training.
     """
 
+    attentions = 3  # a decoder's block has two
+
     def __init__(
         self,
         settings: TaskSettings,
@@ -157,32 +157,24 @@ class PairTask(Task):
         self.tokens_per_step = 2 * settings.batch * self.example_length
         self.split, self.score = split, score
         self._cross = Recipe.parse(cross)
-        self._vocabulary = target_vocabulary
+        self.vocabulary = target_vocabulary
         self._own: dict[str, Any] = {
             "source_vocabulary": source_vocabulary,
             "target_vocabulary": target_vocabulary,
             "shared": shared,
             "dropout": dropout,
         }
+        keys = tuple(metric.key for metric in metrics)
         for length, pairs in split.tests.items():
             if len(pairs) < FEWEST:
                 self.lacking[length] = f"the data has only {len(pairs)} examples of this length"
                 continue
-            probe = Probe(
-                metrics=tuple(metric.key for metric in metrics),
-                x=length,
-                run=partial(self._score, pairs=pairs, length=length),
-                needs=partial(self.bytes_needed, rows=ROWS, length=length + 1, training=False),
-            )
-            self.probes.append(probe)
-        train_length = settings.train_length
-        known = split.train[: len(split.tests[train_length])]
-        self.probes.append(
-            Probe(
-                metrics=("seen",),
-                x=train_length,
-                run=lambda model: [self._score(model, known, train_length)[headline]],
-            )
+            run = partial(self._score, pairs=pairs, length=length)
+            self.add_probe(keys, length, run, rows=ROWS, length=length + 1)
+        trained = settings.train_length
+        known = split.train[: len(split.tests[trained])]
+        self.add_probe(
+            ("seen",), trained, lambda model: [self._score(model, known, trained)[headline]]
         )
 
     def build(self, encoding: str) -> Transformer:
@@ -221,18 +213,6 @@ class PairTask(Task):
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """Mean cross-entropy of the targets' tokens, in nats."""
         return pair_loss(cast(Transformer, model), batch)
-
-    def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
-        """With all attention weights in memory; a decoder's block counts as two."""
-        return stack_bytes(
-            model,
-            cast(Transformer, model).config,
-            layers=3 * self.settings.layers,
-            vocabulary=self._vocabulary,
-            rows=rows,
-            length=length,
-            training=training,
-        )
 
     def _score(self, model: nn.Module, pairs: Sequence[Pair], length: int) -> Sequence[float]:
         pairs = sorted(pairs, key=lambda pair: len(pair.source))

@@ -15,7 +15,7 @@ it. Training, resuming, measuring and reporting are shared; the file holds a sub
 4. ``probes``: the measurements, each at one point of its axis. Where the data to train on is
    finite, the headline metric is also measured on that, as ``seen(headline)``, to detect
    overfitting.
-5. ``bytes_needed(...)``: an estimate of memory.
+5. ``stack_config``, ``vocabulary``, ``attentions`` or ``bytes_needed``: an estimate of memory.
 
 Points that are no sequence lengths (sizes of images, for example) are still called
 ``train_length`` and ``test_lengths``; ``TaskEntry.length_unit`` says what they count. A package
@@ -27,23 +27,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import Parameter
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
-from posenc.errors import ArgumentError, LengthError
+from posenc.errors import ArgumentError
 from posenc.experiments.fitting import fit_note, fitted_options
 from posenc.experiments.recipe import Recipe, Variant, describe
 from posenc.experiments.results import Corpus, Measurement, Metric, Refusal
+from posenc.experiments.tasks.common.probe import Probe
 from posenc.models.checkpoint import SavedModel
-from posenc.training.memory_estimate import gigabytes, require_step
+from posenc.models.stack import StackConfig
+from posenc.training.memory_estimate import require_step, stack_bytes
 from posenc.training.seeding import fingerprint, generator
 
 __all__ = [
     "Defaults",
-    "Probe",
     "Task",
     "TaskEntry",
     "TaskSettings",
@@ -82,53 +84,6 @@ class TaskSettings(Protocol):
     def batch(self) -> int: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probe:
-    """One measurement: the values of some metrics at one point of their axis.
-
-    Args:
-        metrics: keys of the metrics.
-        x: the point.
-        run: the values, from the trained model; ArgumentError if it cannot take the input.
-        needs: bytes of memory, from the model.
-    """
-
-    metrics: tuple[str, ...]
-    x: float
-    run: Callable[[nn.Module], Sequence[float]]
-    needs: Callable[[nn.Module], int] = lambda model: 0
-
-    def attempt(self, model: nn.Module, available: int | None) -> Sequence[float] | str:
-        """The values, or the reason why the model cannot be measured."""
-        needed = self.needs(model)
-        if available is not None and needed > available:
-            return (
-                f"it would take about {gigabytes(needed)} of memory, of which "
-                f"{gigabytes(available)} are free"
-            )
-        try:
-            return self.run(model)
-        except LengthError as error:
-            return f"it needs positions outside {error.expected}"
-        except ArgumentError as error:
-            return f"it needs {error.expected}"
-
-    def measure(
-        self, model: nn.Module, *, subject: str, seed: int, available: int | None
-    ) -> list[Measurement | Refusal]:
-        """Measurements of a subject, or refusals with the reason."""
-        values = self.attempt(model, available)
-        if isinstance(values, str):
-            return [
-                Refusal(subject=subject, metric=metric, x=self.x, reason=values)
-                for metric in self.metrics
-            ]
-        return [
-            Measurement(subject=subject, seed=seed, metric=metric, x=self.x, value=value)
-            for metric, value in zip(self.metrics, values, strict=True)
-        ]
-
-
 class Task(ABC):
     """A job that tells encodings apart: trained, then measured.
 
@@ -151,12 +106,16 @@ class Task(ABC):
         subjects: subjects of the comparison, each with the reason why it is there.
         lengths: test lengths, ascending; the first is the training length.
         tokens_per_step: tokens of a batch.
+        vocabulary: logits per position, for the estimate of memory.
+        attentions: attention layers per layer of the settings, likewise.
         training_unit: factor from the training loss to the unit of ``"training_loss"``.
         probes: the measurements.
         lacking: reason why a length has no probe, where the data has too few examples of it.
     """
 
     training_unit: float = 1.0
+    vocabulary: int = 0
+    attentions: int = 1
 
     def __init__(
         self,
@@ -203,9 +162,35 @@ class Task(ABC):
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """The scalar to minimise."""
 
-    @abstractmethod
+    def stack_config(self, model: nn.Module) -> StackConfig:
+        """Shape of the model's blocks, for the estimate of memory."""
+        return cast(StackConfig, self.inner(model).config)
+
     def bytes_needed(self, model: nn.Module, rows: int, length: int, *, training: bool) -> int:
-        """Estimated memory of a forward pass or a training step."""
+        """Estimated memory of a forward pass or a training step, with all attention weights."""
+        return stack_bytes(
+            model,
+            self.stack_config(model),
+            layers=self.attentions * self.settings.layers,
+            vocabulary=self.vocabulary,
+            rows=rows,
+            length=length,
+            training=training,
+        )
+
+    def add_probe(
+        self,
+        metrics: tuple[str, ...],
+        x: int,
+        run: Callable[[nn.Module], Sequence[float]],
+        *,
+        rows: int = 0,
+        length: int | None = None,
+    ) -> None:
+        """Add a probe at ``x`` that evaluates ``rows`` examples of ``length`` (``x``) at a time."""
+        length = x if length is None else length
+        needs = partial(self.bytes_needed, rows=rows, length=length, training=False)
+        self.probes.append(Probe(metrics=metrics, x=x, run=run, needs=needs))
 
     def inner(self, model: nn.Module) -> SavedModel:
         """The part to be saved of what ``build`` returns: all of it, by default."""
