@@ -200,7 +200,8 @@ def _print_summary(comparison: Comparison, summary: Summary) -> None:
     OUT.print()
     OUT.print(Text(f"{metric.label}, {metric.unit}, ± 95 % over seeds", "dim"))
     table = _table(comparison, summary, between=" ")
-    if OUT.measure(table).maximum > OUT.width:
+    unlimited = OUT.options.update(width=1000)
+    if OUT.measure(table, options=unlimited).maximum > OUT.width:
         table = _table(comparison, summary, between="\n")
     OUT.print(table)
 
