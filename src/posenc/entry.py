@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import Parameter
-from typing import Literal
+from typing import Any, Literal
 
 from posenc.arguments import domains
 from posenc.encoding import Encoding, Part
@@ -40,7 +40,7 @@ class Claims:
     """Properties of a method, which the laws in ``posenc.testing`` verify.
 
     Args:
-        sites: the sites of its parts.
+        sites: the sites of its parts; by default that of the factory, if it is a part's class.
         relative: invariant to a shift of all positions.
         axes: supported numbers of position axes; None: any.
         trainable: has parameters.
@@ -52,7 +52,7 @@ class Claims:
             ``posenc.testing.PARTIAL``, with the reason.
     """
 
-    sites: tuple[Site, ...]
+    sites: tuple[Site, ...] = ()
     relative: bool
     axes: tuple[int, ...] | None = (1,)
     trainable: bool
@@ -88,6 +88,14 @@ class Entry:
     sharing: Literal["layers", "none"] | Callable[[int, Mapping[str, object]], list[Encoding]] = (
         "none"
     )
+
+    def __post_init__(self) -> None:
+        kind = self.factory
+        if isinstance(kind, type) and not self.claims.sites:
+            sites: list[Any] = [
+                site for site, part in Encoding.SITES.items() if issubclass(kind, part)
+            ]
+            object.__setattr__(self, "claims", replace(self.claims, sites=tuple(sites)))
 
     def parameters(self) -> Mapping[str, Parameter]:
         """The factory's parameters by name, with resolved annotations."""

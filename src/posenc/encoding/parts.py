@@ -94,7 +94,7 @@ class Part(Hooked):
     axes: ClassVar[tuple[int, ...] | None] = (1,)
     """Supported numbers of position axes; None: any."""
 
-    given: Mapping[str, object] = MappingProxyType({})
+    given: Mapping[str, Any] = MappingProxyType({})
     """Arguments that a ``checked`` constructor was given."""
 
     heads: int | None = None

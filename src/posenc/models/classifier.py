@@ -13,6 +13,8 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.checkpoint import SavedModel
 from posenc.models.encoder import Encoder, EncoderConfig
+from posenc.models.stack import token_layout
+from posenc.models.vision import mean_of_real
 
 __all__ = ["TextClassifier"]
 
@@ -50,13 +52,8 @@ class TextClassifier(SavedModel):
 
     def forward(self, tokens: TokenIds, layout: Layout | None = None) -> Float[Tensor, "B classes"]:
         """Logits of the classes, ``[B, classes]``; as ``Encoder``."""
-        x = self.encoder(tokens, layout)
-        if layout is None or layout.valid is None:
-            mean = x.mean(1)
-        else:
-            weights = layout.valid.unsqueeze(-1).to(x.dtype)
-            mean = (x * weights).sum(1) / weights.sum(1).clamp(min=1)
-        logits: Tensor = self.output(mean)
+        layout = token_layout("tokens", tokens, layout)
+        logits: Tensor = self.output(mean_of_real(self.encoder(tokens, layout), layout))
         return logits
 
     def _fields(self) -> dict[str, Any]:

@@ -34,12 +34,12 @@ from posenc.models.norm import make_norm, normalize
 from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
     StackConfig,
-    check_tokens,
     draw_blocks,
     draw_embedding,
     embed,
     make_blocks,
     make_encodings,
+    token_layout,
 )
 from posenc.models.vision import mean_of_real
 
@@ -207,18 +207,8 @@ class SequenceClassifier(SavedModel):
             )
 
     def forward(self, tokens: TokenIds, layout: Layout | None = None) -> Float[Tensor, "B N"]:
-        """Logits ``[B, classes]``.
-
-        Args:
-            tokens: ``[B, L]`` ids.
-            layout: positions and padding; 0, 1, 2, … by default.
-
-        Raises:
-            ArgumentError: for tokens of another rank or dtype.
-        """
-        check_tokens("tokens", tokens)
-        if layout is None:
-            layout = Layout.sequence(tokens.shape[1], device=tokens.device)
+        """Logits ``[B, classes]``; the arguments are those of ``Encoder.forward``."""
+        layout = token_layout("tokens", tokens, layout)
         x = self.embedding(tokens) * self.embedding.embedding_dim**0.5
         x = embed(self.encoding, x, layout, tokens)
         x = self.body(folded(x) if self.config.numbers == "complex" else x, layout)

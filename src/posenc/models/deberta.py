@@ -15,7 +15,7 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.checkpoint import SavedModel
 from posenc.models.encoder import Encoder, EncoderConfig, MaskedLMHead
-from posenc.models.stack import check_tokens, make_encodings
+from posenc.models.stack import make_encodings, token_layout
 
 __all__ = ["Deberta", "DebertaConfig"]
 
@@ -98,19 +98,8 @@ class Deberta(SavedModel):
     def forward(
         self, tokens: TokenIds, layout: Layout | None = None, *, types: TokenIds | None = None
     ) -> Float[Tensor, "B L V"]:
-        """Logits of the token at each position, ``[B, L, vocabulary]``.
-
-        Args:
-            tokens: ``[B, L]`` ids.
-            layout: positions and padding; 0, 1, 2, … by default.
-            types: ``[B, L]`` segment ids; 0 by default.
-
-        Raises:
-            ArgumentError: for tokens of another rank or dtype, or types that the model lacks.
-        """
-        check_tokens("tokens", tokens)
-        if layout is None:
-            layout = Layout.sequence(tokens.shape[1], device=tokens.device)
+        """Logits of the token at each position, ``[B, L, vocabulary]``; as ``Encoder``."""
+        layout = token_layout("tokens", tokens, layout)
         *encoding, decoding = self.encoder.blocks
         hidden = self.encoder.embed(tokens, layout, types=types)
         for block in encoding:

@@ -11,23 +11,24 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Length
-from posenc.attention import Cache, LayerCache
+from posenc.attention import Cache
 from posenc.encoding import Encoding
 from posenc.encoding.tensors import TokenIds
 from posenc.layout import Layout
 from posenc.models.block import Block
 from posenc.models.checkpoint import SavedModel
-from posenc.models.norm import make_norm, normalize
+from posenc.models.norm import normalize
 from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
     LayersConfig,
-    check_tokens,
     draw_blocks,
     draw_embedding,
     embed,
     make_blocks,
     make_encodings,
     require_position,
+    stack_norm,
+    token_layout,
 )
 from posenc.models.token_embedding import TokenEmbedding, tied_logits
 
@@ -85,13 +86,11 @@ class Decoder(SavedModel):
             config, config.encoding, config.options, encodings, layers=config.layers, causal=True
         )
         self.embedding = TokenEmbedding(config.vocabulary, config.dim)
-        self.embedding_norm = None
-        if config.embedding_norm:
-            self.embedding_norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
+        self.embedding_norm = stack_norm(config) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(config, encodings, causal=True, window=config.window)
         self.shared_encodings = share_encodings(self)
-        self.norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
+        self.norm = stack_norm(config)
         self.output = None
         if not config.tied:
             self.output = nn.Linear(config.dim, config.vocabulary, bias=False)
@@ -124,10 +123,8 @@ class Decoder(SavedModel):
             ArgumentError: for tokens of another rank or dtype, or no layout if the cache is not
                 a plain sequence.
         """
-        check_tokens("tokens", tokens)
         past = None if cache is None else cache[0]
-        if layout is None:
-            layout = (past or LayerCache()).following(tokens.shape[1], device=tokens.device)
+        layout = token_layout("tokens", tokens, layout, past)
         x = self.embedding(tokens) * self.config.embedding_factor
         x = embed(self.encodings[0], x, layout, tokens, past)
         if self.embedding_norm is not None:
@@ -150,12 +147,5 @@ class Decoder(SavedModel):
         return self
 
     def require_position(self, position: int, *, device: torch.device | None = None) -> None:
-        """Require that the encoding can represent a position.
-
-        Args:
-            device: of the tokens; the embedding's by default.
-
-        Raises:
-            LengthError: from the encoding, with the remedy.
-        """
+        """Require that the encoding can represent a position; see ``stack.require_position``."""
         require_position(self.encodings[0], self.embedding, position, device=device)

@@ -17,16 +17,17 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.block import Activation, Block
 from posenc.models.checkpoint import SavedModel
-from posenc.models.norm import Norm, make_norm, normalize
+from posenc.models.norm import Norm, normalize
 from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
     LayersConfig,
-    check_tokens,
     draw_blocks,
     draw_embedding,
     embed,
     make_blocks,
     make_encodings,
+    stack_norm,
+    token_layout,
 )
 from posenc.models.token_embedding import TokenEmbedding, tied_logits
 
@@ -88,9 +89,7 @@ class Encoder(SavedModel):
         )
         self.embedding = TokenEmbedding(config.vocabulary, config.dim)
         self.types = nn.Embedding(config.types, config.dim) if config.types else None
-        self.norm = None
-        if config.norm_first or config.embedding_norm:
-            self.norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
+        self.norm = stack_norm(config) if config.norm_first or config.embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(config, encodings, causal=False)
         self.shared_encodings = share_encodings(self)
@@ -116,9 +115,7 @@ class Encoder(SavedModel):
         Raises:
             ArgumentError: for tokens of another rank or dtype, or types that the model lacks.
         """
-        check_tokens("tokens", tokens)
-        if layout is None:
-            layout = Layout.sequence(tokens.shape[1], device=tokens.device)
+        layout = token_layout("tokens", tokens, layout)
         x = self.embed(tokens, layout, types=types)
         for block in self.blocks:
             x = block(x, layout)

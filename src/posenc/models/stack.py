@@ -17,19 +17,20 @@ from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.block import Activation, Block, FeedForward
-from posenc.models.norm import Norm
+from posenc.models.norm import Norm, make_norm
 from posenc.registry import create_layers
 
 __all__ = [
     "LayersConfig",
     "StackConfig",
-    "check_tokens",
     "draw_blocks",
     "draw_embedding",
     "embed",
     "make_blocks",
     "make_encodings",
     "require_position",
+    "stack_norm",
+    "token_layout",
 ]
 
 AttentionBias = Literal["all", "inputs", "none"]
@@ -178,6 +179,11 @@ def make_encodings(
     return records
 
 
+def stack_norm(config: StackConfig) -> nn.Module:
+    """A norm of the kind and width of the blocks'."""
+    return make_norm(config.norm, config.dim, eps=config.norm_eps)
+
+
 def make_blocks(
     config: StackConfig,
     encodings: Sequence[Encoding],
@@ -260,8 +266,10 @@ def draw_embedding(embedding: nn.Embedding) -> None:
     nn.init.normal_(embedding.weight, std=embedding.embedding_dim**-0.5)
 
 
-def check_tokens(name: str, tokens: Tensor) -> None:
-    """Require a batch of token ids.
+def token_layout(
+    name: str, tokens: Tensor, layout: Layout | None, cache: LayerCache | None = None
+) -> Layout:
+    """``layout`` of a batch of token ids; by default a sequence that continues the cache.
 
     Raises:
         ArgumentError: for tokens of another rank or dtype.
@@ -273,6 +281,9 @@ def check_tokens(name: str, tokens: Tensor) -> None:
             got=f"{tokens.dtype} of shape {list(tokens.shape)}",
             remedy="Use tokens.long(), and one row a sequence.",
         )
+    if layout is not None:
+        return layout
+    return (cache or LayerCache()).following(tokens.shape[1], device=tokens.device)
 
 
 def embed(

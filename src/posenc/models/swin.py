@@ -133,12 +133,7 @@ class PatchMerging(nn.Module):
         if valid is not None:
             x = x.masked_fill(~valid.flatten(1).unsqueeze(-1), 0)
             valid = nn.functional.pad(valid, odd)
-            valid = (
-                valid[:, ::2, ::2]
-                | valid[:, 1::2, ::2]
-                | valid[:, ::2, 1::2]
-                | (valid[:, 1::2, 1::2])
-            )
+            valid = valid.view(len(valid), -1, 2, valid.shape[2] // 2, 2).any(4).any(2)
         image = nn.functional.pad(x.reshape(-1, height, width, x.shape[-1]), (0, 0, *odd))
         four = [image[:, row::2, column::2] for column in range(2) for row in range(2)]
         merged: Tensor = self.projection(self.norm(torch.cat(four, dim=-1)))

@@ -11,23 +11,24 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Length
-from posenc.attention import Cache, Context, LayerCache
+from posenc.attention import Cache, Context
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.block import Activation, Block, SourceContext
 from posenc.models.checkpoint import SavedModel
-from posenc.models.norm import Norm, make_norm, normalize
+from posenc.models.norm import Norm, normalize
 from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
     StackConfig,
-    check_tokens,
     draw_blocks,
     draw_embedding,
     embed,
     make_blocks,
     make_encodings,
     require_position,
+    stack_norm,
+    token_layout,
 )
 from posenc.models.token_embedding import TokenEmbedding, tied_logits
 
@@ -140,8 +141,7 @@ class Transformer(SavedModel):
         self.shared_encodings = share_encodings(self)
         # output of post-norm blocks is normalised already
         self.encoder_norm, self.decoder_norm = (
-            make_norm(config.norm, config.dim, eps=config.norm_eps) if config.norm_first else None
-            for _ in range(2)
+            stack_norm(config) if config.norm_first else None for _ in range(2)
         )
         self.output = None
         if not config.tied:
@@ -185,9 +185,7 @@ class Transformer(SavedModel):
         Raises:
             ArgumentError: for tokens of another rank or dtype.
         """
-        check_tokens("source", source)
-        if layout is None:
-            layout = Layout.sequence(source.shape[1], device=source.device)
+        layout = token_layout("source", source, layout)
         x = self.source_embedding(source) * self.config.embedding_factor
         x = self.dropout(embed(_first(self.encoder), x, layout, source))
         for block in self.encoder:
@@ -195,14 +193,9 @@ class Transformer(SavedModel):
         return x if self.encoder_norm is None else normalize(self.encoder_norm, x, layout)
 
     def given(self, source: Int[Tensor, "B S"], layout: Layout | None = None) -> Given:
-        """The decoder conditioned on this source: a language model for ``generate``.
-
-        Raises:
-            ArgumentError: for tokens of another rank or dtype.
-        """
+        """The decoder conditioned on this source, as ``encode``: a model for ``generate``."""
+        layout = token_layout("source", source, layout)
         encoded = self.encode(source, layout)
-        if layout is None:
-            layout = Layout.sequence(source.shape[1], device=source.device)
         return Given(self, [SourceContext(encoded, layout) for _ in self.decoder])
 
     def decode(
@@ -214,10 +207,8 @@ class Transformer(SavedModel):
         cache: Cache | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Logits of the next token, given the context of each block's cross-attention."""
-        check_tokens("target", target)
         past = None if cache is None else cache[0]
-        if layout is None:
-            layout = (past or LayerCache()).following(target.shape[1], device=target.device)
+        layout = token_layout("target", target, layout, past)
         x = self.target_embedding(target) * self.config.embedding_factor
         x = self.dropout(embed(_first(self.decoder), x, layout, target, past))
         for index, block in enumerate(self.decoder):
@@ -259,17 +250,9 @@ class Given:
         return Cache(len(self.contexts))
 
     def require_position(self, position: int, *, device: torch.device | None = None) -> None:
-        """Require that the decoder's encoding can represent a target position.
-
-        Args:
-            device: of the tokens; the embedding's by default.
-
-        Raises:
-            LengthError: from the encoding, with the remedy.
-        """
-        model = self.model
-        encoding = _first(model.decoder)
-        require_position(encoding, model.target_embedding, position, device=device)
+        """Require that the decoder's encoding can represent a target position; as ``Decoder``."""
+        encoding, embedding = _first(self.model.decoder), self.model.target_embedding
+        require_position(encoding, embedding, position, device=device)
 
     def select(self, rows: Int[Tensor, " rows"]) -> Given:
         """The decoder conditioned on the given source rows, possibly repeated."""

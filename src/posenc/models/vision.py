@@ -18,7 +18,7 @@ from posenc.layout import Layout
 from posenc.models.block import Activation
 from posenc.models.checkpoint import SavedModel
 from posenc.models.detr import at_attention
-from posenc.models.norm import Norm, make_norm, normalize
+from posenc.models.norm import Norm, normalize
 from posenc.models.patches import Patches
 from posenc.models.sharing import share_encodings
 from posenc.models.stack import (
@@ -27,6 +27,7 @@ from posenc.models.stack import (
     embed,
     make_blocks,
     make_encodings,
+    stack_norm,
 )
 from posenc.registry import ENCODINGS
 
@@ -133,9 +134,7 @@ class ImageEncoder(nn.Module):
         self.encoding = encodings[0]
         self.blocks = make_blocks(config, encodings, causal=False)
         self.shared_encodings = share_encodings(self)
-        self.norm = None
-        if config.norm_first:
-            self.norm = make_norm(config.norm, config.dim, eps=config.norm_eps)
+        self.norm = stack_norm(config) if config.norm_first else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

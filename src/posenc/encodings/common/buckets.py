@@ -1,13 +1,22 @@
-"""Gather and sum by bucket in the reference implementations; memory H·Q·K."""
+"""Buckets of regular grids; gather and sum by bucket with memory H·Q·K."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from posenc.encoding.tensors import Queries
+from posenc.encoding.tensors import BucketIndex, Offsets, Queries
+from posenc.grid import Grid
 
-__all__ = ["gather_rows", "sum_by_bucket"]
+__all__ = ["gather_rows", "offset_index", "sum_by_bucket"]
+
+
+def offset_index(grid: Grid) -> Callable[[Offsets], BucketIndex]:
+    """Bucket map of a regular grid: one bucket per offset, ascending."""
+    first = grid.require_shift() - (grid.query.length - 1)
+    return lambda offset: offset[..., 0].long() - first
 
 
 def gather_rows(

@@ -20,7 +20,7 @@ from posenc.encoding.tensors import (
     Scores,
     StructuredTerms,
 )
-from posenc.encodings.common.precision import WideLinear
+from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.signals import require_signal
 from posenc.grid import Grid
@@ -64,8 +64,7 @@ class GatedDecay(ScoreTerm, ABC):
         """Each token's addend to the running sum, from the linear map of the layer's input."""
 
     def observe(self, x: Features, layout: Layout) -> Layout:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return replace(layout, signal=self.steps(self.gate(wide)))
+        return replace(layout, signal=self.steps(self.gate(at_least_single(x))))
 
     def sums(self, grid: Grid) -> tuple[Float[Tensor, "b H Q"], Float[Tensor, "b H K"]]:
         """c at each query and each key, in float64."""

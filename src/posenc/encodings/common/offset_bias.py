@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import BucketedTerms, ScoreTerm
-from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
+from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
+from posenc.encodings.common.buckets import offset_index
 from posenc.grid import Grid
 
 __all__ = ["OffsetBias"]
@@ -35,11 +36,6 @@ class OffsetBias(ScoreTerm, ABC):
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         if grid.shift is None:
             return None
-        offsets = grid.line(device=q.device)
-        first = grid.require_shift() - (grid.query.length - 1)
-
-        def bucket(offset: Offsets) -> BucketIndex:
-            return offset[..., 0].long() - first
-
         dtype = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
-        return (BucketedTerms(bucket, table=self.bias(offsets.to(dtype))),)
+        offsets = grid.line(device=q.device).to(dtype)
+        return (BucketedTerms(offset_index(grid), table=self.bias(offsets)),)

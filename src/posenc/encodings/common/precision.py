@@ -11,6 +11,7 @@ from posenc.runtime import without_autocast
 __all__ = [
     "WideLayerNorm",
     "WideLinear",
+    "at_least_single",
     "wide_product",
     "wider",
     "widest",
@@ -47,6 +48,11 @@ def wide_product(
 def wider(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
     """``x`` in float64 where its device has it, else in float32."""
     return x.to(widest(x.device))
+
+
+def at_least_single(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    """``x`` in float32 or better."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def with_zero_gradient(x: Tensor, parameter: Tensor) -> Tensor:

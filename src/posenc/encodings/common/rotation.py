@@ -18,6 +18,7 @@ from posenc.layout import Layout
 Factors = tuple[Tensor, Tensor]
 
 __all__ = [
+    "PairProducts",
     "Pairing",
     "Rotary",
     "apply_rotation",
@@ -106,16 +107,15 @@ def repeat_keys(k: Keys, heads: int) -> Keys:
     return k if k.shape[1] == heads else k.repeat_interleave(heads // k.shape[1], dim=1)
 
 
-class Rotary(QueryKeyTransform, ABC):
-    """``q'_i = R(p_i) q_i``, ``k'_j = R(p_j) k_j``: each pair is rotated by an angle.
+class PairProducts(QueryKeyTransform, ABC):
+    """Each pair of features, as a complex number, times a factor of its position.
 
-    A subclass defines ``angles``, shared by the heads or one per head; keys are then repeated to
+    A subclass defines ``factors``, shared by the heads or one per head; keys are then repeated to
     one per query head.
 
     Args:
         head_dim: width D of a head.
         pairing: ``"half"`` or ``"adjacent"``, see ``rotate``.
-        gain: factor of the rotated features of queries and of keys.
 
     Raises:
         UnknownNameError: for another ``pairing``.
@@ -124,10 +124,48 @@ class Rotary(QueryKeyTransform, ABC):
     head_dim: int
 
     @checked
-    def __init__(self, *, head_dim: Width, pairing: Pairing, gain: Factor = 1.0) -> None:
+    def __init__(self, *, head_dim: Width, pairing: Pairing) -> None:
         super().__init__()
-        self.head_dim, self.gain = head_dim, gain
+        self.head_dim = head_dim
         self.pairing: Pairing = pairing
+
+    @abstractmethod
+    def factors(self, layout: Layout) -> Factors:
+        """Real and imaginary parts ``[B|1, H|1, L, T]`` of the factors, float32 or float64."""
+
+    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
+        query, key = self._both(q, grid)
+        if key[0].shape[1] > 1:
+            k = repeat_keys(k, key[0].shape[1])
+        return apply_rotation(q, *query, self.pairing), apply_rotation(k, *key, self.pairing)
+
+    def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
+        query, key = self._both(q, grid)
+        if key[0].shape[1] not in (1, k.shape[1]):
+            return None
+        return Rotation(query, key, self.pairing)
+
+    def _both(self, q: Queries, grid: Grid) -> tuple[Factors, Factors]:
+        """Factors of queries and of keys."""
+        require_width(q, self.head_dim)
+        query = self.factors(grid.query)
+        return query, query if grid.key is grid.query else self.factors(grid.key)
+
+
+class Rotary(PairProducts, ABC):
+    """``q'_i = R(p_i) q_i``, ``k'_j = R(p_j) k_j``: each pair is rotated by an angle.
+
+    A subclass defines ``angles``.
+
+    Args:
+        head_dim, pairing: as in ``PairProducts``.
+        gain: factor of the rotated features of queries and of keys.
+    """
+
+    @checked
+    def __init__(self, *, head_dim: Width, pairing: Pairing, gain: Factor = 1.0) -> None:
+        super().__init__(head_dim=head_dim, pairing=pairing)
+        self.gain = gain
 
     @abstractmethod
     def angles(self, layout: Layout) -> Float[Tensor, "b *h L T"]:
@@ -137,29 +175,10 @@ class Rotary(QueryKeyTransform, ABC):
         by ``angles_at``, exact at any integer position.
         """
 
-    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
-        query, key = self._factors(q, grid)
-        if key[0].shape[1] > 1:
-            k = repeat_keys(k, key[0].shape[1])
-        return apply_rotation(q, *query, self.pairing), apply_rotation(k, *key, self.pairing)
-
-    def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
-        query, key = self._factors(q, grid)
-        if key[0].shape[1] not in (1, k.shape[1]):
-            return None
-        return Rotation(query, key, self.pairing)
-
-    def _factors(
-        self, q: Tensor, grid: Grid
-    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Cosines and sines for queries and for keys."""
-        require_width(q, self.head_dim)
-        query = cos_sin(self.angles(grid.query), gain=self.gain)
-        if grid.key is grid.query:
-            return query, query
-        return query, cos_sin(self.angles(grid.key), gain=self.gain)
+    def factors(self, layout: Layout) -> Factors:
+        return cos_sin(self.angles(layout), gain=self.gain)
 
     def rotation(
         self, layout: Layout
     ) -> tuple[Float[Tensor, "b h L T"], Float[Tensor, "b h L T"], Pairing] | None:
-        return *cos_sin(self.angles(layout), gain=self.gain), self.pairing
+        return *self.factors(layout), self.pairing

@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from posenc.encoding.tensors import Scores
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["has_special", "special_pairs", "zero_special"]
+__all__ = ["has_special", "special_pairs", "zero_special", "zero_special_pairs"]
 
 
 def has_special(grid: Grid) -> bool:
@@ -28,6 +29,12 @@ def _special_mask(layout: Layout) -> Bool[Tensor, "b L"]:
     if layout.special is None:
         return torch.zeros_like(layout.order, dtype=torch.bool)
     return layout.special
+
+
+def zero_special_pairs(score: Scores, grid: Grid) -> Scores:
+    """``score`` with 0 for pairs with a special token."""
+    special = special_pairs(grid)
+    return score if special is None else score.masked_fill(special.unsqueeze(1), 0.0)
 
 
 def zero_special(values: Float[Tensor, "b *h L C"], layout: Layout) -> Float[Tensor, "b *h L C"]:

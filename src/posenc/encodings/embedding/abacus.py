@@ -134,7 +134,6 @@ ENTRY = Entry(
     factory=Abacus,
     summary="Adds a trained vector for each digit's place in its number.",
     claims=Claims(
-        sites=("embedding",),
         relative=True,
         trainable=True,
         extrapolates="To numbers longer than trained by up to the random offset.",

@@ -13,7 +13,7 @@ from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at
-from posenc.encodings.common.precision import wider
+from posenc.encodings.common.precision import wider, widest
 from posenc.encodings.common.table import real_positions
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
@@ -168,23 +168,17 @@ class ComplexOrder(EmbeddingEncoding):
     def initial(self, words: Int[Tensor, "b L"], *, like: Tensor) -> Float[Tensor, "b L T"]:
         """The initial frequencies of words, computed in float64 where the device has it."""
         if self.shared == "dimensions":
-            exponent = (words.unsqueeze(-1) * _wide(like, GOLDEN)).frac()
+            exponent = (words.unsqueeze(-1).to(widest(like.device)) * GOLDEN).frac()
         else:
             feature = torch.arange(self.width, device=like.device)
-            exponent = 2 * (feature // 2) * _wide(like, 1.0 / self.width)
+            exponent = 2 * (feature // 2).to(widest(like.device)) / self.width
         return torch.pow(self.base, -exponent).to(like.dtype)
-
-
-def _wide(like: Tensor, value: float) -> Float[Tensor, ""]:
-    dtype = torch.float32 if like.device.type == "mps" else torch.float64
-    return torch.tensor(value, dtype=dtype, device=like.device)
 
 
 ENTRY = Entry(
     factory=ComplexOrder,
     summary="Rotates each complex feature by a trained frequency times the position.",
     claims=Claims(
-        sites=("embedding",),
         relative=False,
         trainable=True,
         extrapolates="Any position exists; breaks past the training length like sinusoidal.",

@@ -230,7 +230,6 @@ ENTRY = Entry(
     factory=Conv,
     summary="Convolves each token with its neighbours; zero padding at the border marks position.",
     claims=Claims(
-        sites=("embedding",),
         relative=True,
         axes=(1, 2),
         trainable=True,

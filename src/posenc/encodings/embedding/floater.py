@@ -230,7 +230,6 @@ ENTRY = Entry(
     factory=Floater,
     summary="Adds, in every block, the state of a learned differential equation at the position.",
     claims=Claims(
-        sites=("embedding",),
         relative=False,
         trainable=True,
         extrapolates="Any real time exists; use past the trained ones is uncertain.",

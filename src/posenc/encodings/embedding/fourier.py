@@ -101,7 +101,6 @@ ENTRY = Entry(
     factory=Fourier,
     summary="Adds learned sines and cosines over all position axes, mixed by a small MLP.",
     claims=Claims(
-        sites=("embedding",),
         relative=False,
         axes=None,
         trainable=True,

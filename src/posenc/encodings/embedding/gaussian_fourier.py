@@ -82,7 +82,6 @@ ENTRY = Entry(
     factory=GaussianFourier,
     summary="Adds sines and cosines over all position axes with fixed random frequencies.",
     claims=Claims(
-        sites=("embedding",),
         relative=False,
         axes=None,
         trainable=False,

@@ -95,7 +95,6 @@ ENTRY = Entry(
     factory=Hierarchical,
     summary="Decomposes a trained table of n positions into n².",
     claims=Claims(
-        sites=("embedding",),
         relative=False,
         trainable=True,
         extrapolates="To the square of its trained length; past that it raises.",

@@ -81,7 +81,6 @@ ENTRY = Entry(
     factory=Learned,
     summary="Adds a trained vector for each position to the token vectors.",
     claims=Claims(
-        sites=("embedding",),
         relative=False,
         trainable=True,
         extrapolates="Not at all: positions past the table raise.",

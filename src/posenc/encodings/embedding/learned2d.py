@@ -11,7 +11,7 @@ from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.fusion import fuse
-from posenc.encodings.common.precision import with_zero_gradient
+from posenc.encodings.common.precision import at_least_single, with_zero_gradient
 from posenc.encodings.common.table import neighbours, real_positions, require_inside
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import LengthError
@@ -87,7 +87,7 @@ class Learned2d(EmbeddingEncoding):
         return fuse(x, vectors, "add")
 
     def _cells(self, layout: Layout) -> Float[Tensor, "b L C"]:
-        table = self.table.to(torch.promote_types(self.table.dtype, torch.float32))
+        table = at_least_single(self.table)
         if layout.extent is not None and layout.valid is None:
             height, width = layout.extent
             cells = table[:height, :width].flatten(0, 1).unsqueeze(0)
@@ -142,7 +142,6 @@ ENTRY = Entry(
     factory=Learned2d,
     summary="Adds a trained vector for each cell of an image to the token vectors.",
     claims=Claims(
-        sites=("embedding",),
         relative=False,
         axes=(2,),
         trainable=True,

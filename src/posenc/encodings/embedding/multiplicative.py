@@ -10,6 +10,7 @@ from posenc.arguments import Fraction, Length, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import fuse
+from posenc.encodings.common.precision import at_least_single
 from posenc.encodings.common.table import read_rows, require_inside
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
@@ -63,8 +64,7 @@ class Multiplicative(EmbeddingEncoding):
             holder="the table of gains",
             remedy="Create it with a larger max_length.",
         )
-        weights = read_rows(self.table, layout)
-        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        weights = at_least_single(read_rows(self.table, layout))
         return fuse(x, bounded_gain(weights, self.bound), "multiply")
 
 
@@ -77,7 +77,6 @@ ENTRY = Entry(
     factory=Multiplicative,
     summary="Scales each feature of a token by a bounded, trained gain of its position.",
     claims=Claims(
-        sites=("embedding",),
         relative=False,
         trainable=True,
         extrapolates="Not at all: positions past the table raise.",

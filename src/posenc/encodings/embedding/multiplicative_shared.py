@@ -69,7 +69,6 @@ ENTRY = Entry(
     factory=MultiplicativeShared,
     summary="Scales each feature of a token by a sinusoid of position with trained amplitudes.",
     claims=Claims(
-        sites=("embedding",),
         relative=False,
         trainable=True,
         extrapolates="Any position exists and is bounded; use past the trained ones is uncertain.",

@@ -147,7 +147,6 @@ ENTRY = Entry(
     factory=Radix,
     summary="Adds a trained vector for each digit of the position in a given base.",
     claims=Claims(
-        sites=("embedding",),
         relative=False,
         trainable=True,
         extrapolates="To base^digits positions, most of whose digits occur in training.",

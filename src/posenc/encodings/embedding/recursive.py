@@ -245,7 +245,6 @@ ENTRY = Entry(
     factory=Recursive,
     summary="Computes each position's vector from the previous one by a trained rotation or a GRU.",
     claims=Claims(
-        sites=("embedding",),
         relative=False,
         trainable=True,
         extrapolates="Any position exists and is bounded; use past the trained ones is uncertain.",

@@ -74,7 +74,6 @@ ENTRY = Entry(
     factory=RowColumn,
     summary="Adds a trained vector for a cell's column concatenated with one for its row.",
     claims=Claims(
-        sites=("embedding",),
         relative=False,
         axes=(2,),
         trainable=True,

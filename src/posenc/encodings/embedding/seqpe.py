@@ -181,7 +181,6 @@ ENTRY = Entry(
     factory=Seqpe,
     summary="Encodes the position's digits by a small Transformer.",
     claims=Claims(
-        sites=("embedding",),
         relative=False,
         axes=None,
         trainable=True,

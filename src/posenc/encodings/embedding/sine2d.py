@@ -117,7 +117,6 @@ ENTRY = Entry(
     factory=Sine2d,
     summary="Adds sines of an image cell's row and column, counted over real cells.",
     claims=Claims(
-        sites=("embedding",),
         relative=False,
         axes=(2,),
         trainable=False,

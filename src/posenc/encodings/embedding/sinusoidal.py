@@ -100,7 +100,6 @@ ENTRY = Entry(
     factory=Sinusoidal,
     summary="Adds sines and cosines of decreasing frequency to the token vectors.",
     claims=Claims(
-        sites=("embedding",),
         relative=False,
         trainable=False,
         extrapolates="Breaks soon past the training length.",

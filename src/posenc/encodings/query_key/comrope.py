@@ -94,7 +94,6 @@ ENTRY = Entry(
     factory=ComRope,
     summary="Rotates blocks of features by exponentials of learned commuting matrices.",
     claims=Claims(
-        sites=("query_key",),
         relative=True,
         axes=(2,),
         trainable=True,

@@ -5,25 +5,21 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Length, Magnitude, Width, checked
-from posenc.encoding import QueryKeyTransform, Rotation
-from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wide_product, wider
-from posenc.encodings.common.rotation import Pairing, apply_rotation, repeat_keys, require_width
+from posenc.encodings.common.rotation import Pairing, PairProducts
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
-from posenc.grid import Grid
 from posenc.layout import Layout
 
 __all__ = ["Fope"]
 
 
-class Fope(QueryKeyTransform):
+class Fope(PairProducts):
     """FoPE: each pair of features is multiplied by a Fourier series of its position.
 
     ``q'_t = F_ht(p_i) q_t``, ``k'_t = F_ht(p_j) k_t``, pairs taken as complex numbers,
@@ -66,7 +62,6 @@ class Fope(QueryKeyTransform):
     """
 
     heads: int
-    head_dim: int
 
     coefficients: Tensor
     """``[2, H, M, M]``: a and b, [.., m, t] of frequency m in pair t."""
@@ -83,7 +78,7 @@ class Fope(QueryKeyTransform):
         learned: bool = False,
         pairing: Pairing = "half",
     ) -> None:
-        super().__init__()
+        super().__init__(head_dim=head_dim, pairing=pairing)
         require_even("head_dim", head_dim, remedy="Features are rotated in pairs.")
         if max_length < 2 * math.pi:
             raise ArgumentError(
@@ -92,8 +87,8 @@ class Fope(QueryKeyTransform):
                 got=max_length,
                 remedy="Pass the training length in tokens.",
             )
-        self.heads, self.head_dim, self.max_length = heads, head_dim, max_length
-        self.base, self.gain, self.pairing = base, gain, pairing
+        self.heads, self.max_length = heads, max_length
+        self.base, self.gain = base, gain
         slowest = 2 * math.pi / max_length
         self.waves = sum(base ** (-2 * m / head_dim) >= slowest for m in range(head_dim // 2))
         drawn = torch.empty(2, heads, self.waves, self.waves)
@@ -109,10 +104,7 @@ class Fope(QueryKeyTransform):
             for drawn in self.coefficients:
                 nn.init.xavier_normal_(drawn, gain=self.gain)
 
-    def series(
-        self, layout: Layout
-    ) -> tuple[Float[Tensor, "b H L D/2"], Float[Tensor, "b H L D/2"]]:
-        """Real and imaginary part of F for every head, token and pair, float32 or float64."""
+    def factors(self, layout: Layout) -> tuple[Tensor, Tensor]:
         positions = layout.positions
         theta = geometric_frequencies(self.waves, self.head_dim, self.base, like=wider(positions))
         angles = angles_at(positions, theta)
@@ -129,27 +121,11 @@ class Fope(QueryKeyTransform):
             parts.append(nn.functional.pad(part, (0, slow), value=identity))
         return parts[0], parts[1]
 
-    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
-        require_width(q, self.head_dim)
-        k = repeat_keys(k, self.heads)
-        query = self.series(grid.query)
-        key = query if grid.key is grid.query else self.series(grid.key)
-        return apply_rotation(q, *query, self.pairing), apply_rotation(k, *key, self.pairing)
-
-    def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
-        require_width(q, self.head_dim)
-        if k.shape[1] != self.heads:
-            return None
-        query = self.series(grid.query)
-        key = query if grid.key is grid.query else self.series(grid.key)
-        return Rotation(query, key, self.pairing)
-
 
 ENTRY = Entry(
     factory=Fope,
     summary="RoPE with a Fourier series in each pair, without periods above the training length.",
     claims=Claims(
-        sites=("query_key",),
         relative=False,
         trainable=False,
         extrapolates="Degrades past the training length, more slowly than RoPE, as published.",

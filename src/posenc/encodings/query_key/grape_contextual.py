@@ -14,7 +14,7 @@ from posenc.encoding import QueryKeyTransform
 from posenc.encoding.tensors import Features, Keys, Queries
 from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import geometric_frequencies
-from posenc.encodings.common.precision import WideLinear
+from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.rotation import require_width, rotate
 from posenc.encodings.common.signals import require_signal
@@ -86,8 +86,8 @@ class GrapeContextual(QueryKeyTransform):
             self.gate.bias.fill_(bias)
 
     def observe(self, x: Features, layout: Layout) -> Layout:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return replace(layout, signal=nn.functional.softplus(self.gate(wide)))
+        lengths = nn.functional.softplus(self.gate(at_least_single(x)))
+        return replace(layout, signal=lengths)
 
     def phases(self, grid: Grid) -> tuple[Float[Tensor, "b Q"], Float[Tensor, "b K"]]:
         """Φ of every query and key."""
@@ -110,7 +110,6 @@ ENTRY = Entry(
     factory=GrapeContextual,
     summary="Rotates queries and keys by sums of learned token lengths.",
     claims=Claims(
-        sites=("query_key",),
         relative=True,
         axes=None,
         trainable=True,

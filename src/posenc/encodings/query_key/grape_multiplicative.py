@@ -11,7 +11,7 @@ from posenc.encoding import Rotation
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.common.precision import wider
+from posenc.encodings.common.precision import at_least_single, wider
 from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Citation, Claims, Entry
@@ -82,7 +82,7 @@ class GrapeMultiplicative(Rotary):
         return zero_special(angles_at(positions, theta), layout)
 
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
-        wide = q.to(torch.promote_types(q.dtype, torch.float32))
+        wide = at_least_single(q)
         planes = self.planes(like=wide)
         rotated = super().forward(wide @ planes, k.to(wide.dtype) @ planes, grid)
         return rotated[0].to(q.dtype), rotated[1].to(k.dtype)
@@ -98,7 +98,6 @@ ENTRY = Entry(
     factory=GrapeMultiplicative,
     summary="Rotates queries and keys by angles proportional to position, in learned planes.",
     claims=Claims(
-        sites=("query_key",),
         relative=True,
         trainable=True,
         extrapolates="Degrades past the training length, as RoPE does.",

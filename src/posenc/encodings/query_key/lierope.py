@@ -70,7 +70,6 @@ ENTRY = Entry(
     factory=LieRope,
     summary="Rotates blocks of features by exponentials of learned matrices, one per axis.",
     claims=Claims(
-        sites=("query_key",),
         relative=False,
         axes=(2,),
         trainable=True,

@@ -131,7 +131,6 @@ ENTRY = Entry(
     factory=Mrope,
     summary="Rotates some pairs by time, some by height, some by width.",
     claims=Claims(
-        sites=("query_key",),
         relative=True,
         axes=(3,),
         trainable=False,

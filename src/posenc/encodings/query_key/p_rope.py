@@ -71,7 +71,6 @@ ENTRY = Entry(
     factory=PRope,
     summary="RoPE without the slowest frequencies: those pairs are not rotated.",
     claims=Claims(
-        sites=("query_key",),
         relative=True,
         trainable=False,
         extrapolates="Degrades past the training length, later than RoPE.",

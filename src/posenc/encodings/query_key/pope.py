@@ -108,7 +108,6 @@ ENTRY = Entry(
     factory=Pope,
     summary="Encodes content as each feature's magnitude and position as its angle.",
     claims=Claims(
-        sites=("query_key",),
         relative=True,
         trainable=True,
         extrapolates="Holds better than RoPE past the training length, as published.",

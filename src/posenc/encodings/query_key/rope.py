@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -119,29 +118,15 @@ class Rope(Rotary):
         Raises:
             ArgumentError: as the constructor.
         """
-        rope = Rope(
-            head_dim=self.head_dim,
-            base=self.base,
-            pairing=self.pairing,
-            fraction=self.fraction,
-            divisors=divisors,
-            gain=gain,
-        )
+        rope = Rope(**{**self.given, "learned": False, "divisors": divisors, "gain": gain})
         rope.log_frequencies = self.log_frequencies
         return rope
-
-
-def _require_positive(name: str, value: float) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise ArgumentError(name, expected="more than 0", got=value, remedy="1 changes nothing.")
-    return float(value)
 
 
 ENTRY = Entry(
     factory=Rope,
     summary="Rotates pairs of query and key features by angles proportional to position.",
     claims=Claims(
-        sites=("query_key",),
         relative=True,
         trainable=False,
         extrapolates="Degrades past the training length; can be extended (posenc.extension).",

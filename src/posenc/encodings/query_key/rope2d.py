@@ -80,7 +80,6 @@ ENTRY = Entry(
     factory=Rope2d,
     summary="Rotates half of the pairs by angles proportional to the row, half to the column.",
     claims=Claims(
-        sites=("query_key",),
         relative=True,
         axes=(2,),
         trainable=False,

@@ -87,7 +87,6 @@ ENTRY = Entry(
     factory=RopeMixed,
     summary="Rotates each pair of each head by a learned mix of row and column.",
     claims=Claims(
-        sites=("query_key",),
         relative=True,
         axes=(2,),
         trainable=True,

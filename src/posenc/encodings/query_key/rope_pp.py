@@ -96,7 +96,6 @@ ENTRY = Entry(
     factory=RopePp,
     summary="RoPE in which every second head uses the imaginary part of the product.",
     claims=Claims(
-        sites=("query_key",),
         relative=True,
         trainable=False,
         extrapolates="Degrades past the training length, later than RoPE, as published.",

@@ -126,7 +126,6 @@ ENTRY = Entry(
     factory=Xpos,
     summary="RoPE with products that decay with distance, fast pairs first.",
     claims=Claims(
-        sites=("query_key",),
         relative=True,
         trainable=False,
         causal_only=True,

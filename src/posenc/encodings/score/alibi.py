@@ -25,14 +25,13 @@ class Alibi(OffsetBias):
     slopes are those of the next lower power n, followed by every other slope of 2n, as in the
     authors' code.
 
-    Differs from the paper, which is causal, in serving bidirectional attention too: symmetric by
-    default, or with ``asymmetric`` a slope of its own for keys ahead of the query.
+    Unlike the paper's, attention may be bidirectional: symmetric by default, or with separate
+    slopes for keys ahead of the query (``asymmetric``).
 
     Args:
         heads: H.
         learned: slopes are parameters (kept positive by an exponential) that start at m.
-        asymmetric: keys ahead have slopes of their own; only with ``learned``, since they start
-            equal.
+        asymmetric: separate slopes for keys ahead; only with ``learned``, since they start equal.
 
     Raises:
         ArgumentError: when ``heads`` is below 1, or ``asymmetric`` comes without ``learned``.
@@ -92,7 +91,6 @@ ENTRY = Entry(
     factory=Alibi,
     summary="Lowers the logits in proportion to distance, at another rate in each head.",
     claims=Claims(
-        sites=("score",),
         relative=True,
         trainable=False,
         extrapolates="Holds far past the training length; what is far away fades.",

@@ -20,7 +20,7 @@ class Cable(GatedDecay):
     x: the layer's input ``[B, L, C]``; softplus of it, the token's length, in logits, positive; the
     sums run over the document's real tokens, by order. Positions are not read. Differs from the
     authors' code in nothing but the scale of q·k, which is the attention's (theirs divides by 1).
-    As ``-softplus(z) = log σ(-z)`` it is ``forgetting`` with the sign of w and b turned.
+    As ``-softplus(z) = log σ(-z)`` it is ``forgetting`` with w and b negated.
 
     Args:
         dim: width C of the layer's input.
@@ -43,9 +43,8 @@ class Cable(GatedDecay):
 
 ENTRY = Entry(
     factory=Cable,
-    summary="Lowers logits by a distance to which each token between adds what it says itself.",
+    summary="Lowers logits by the sum of learned token lengths between key and query.",
     claims=Claims(
-        sites=("score",),
         relative=True,
         axes=None,
         trainable=True,

@@ -33,7 +33,7 @@ def contextual(*, head_dim: Width, max_distance: Natural = 16) -> Encoding:
 
     Args:
         head_dim: width D of a head.
-        max_distance: k, the offset beyond which all are alike.
+        max_distance: k; larger offsets share the last vector on their side.
 
     Raises:
         ArgumentError: when ``head_dim`` is below 1 or ``max_distance`` negative.
@@ -52,7 +52,7 @@ def contextual(*, head_dim: Width, max_distance: Natural = 16) -> Encoding:
 
 
 class ContextualScores(ScoreTerm):
-    """The score half of ``contextual``: all of the logit but ``scale · q_i · k_j``."""
+    """Score part of ``contextual``: the logit without ``scale · q_i · k_j``."""
 
     @checked
     def __init__(self, *, head_dim: Width, max_distance: Natural = 16) -> None:
@@ -90,7 +90,7 @@ ENTRY = Entry(
         sites=("score", "value"),
         relative=True,
         trainable=True,
-        extrapolates="Degrades slowly: offsets beyond the clip distance are alike.",
+        extrapolates="Degrades slowly: offsets beyond the clip distance share a vector.",
         cost="Q·K·H beside (Q + K)·(2k + 1)·D·H",
     ),
     citation=Citation(

@@ -20,8 +20,7 @@ class Cope(ScoreTerm):
     """CoPE: positions are sums of query-dependent gates of the tokens from a key to a query.
 
     ``g_ij = σ(scale · q_i·k_j)``, ``p_ij = min(Σ_{t=j..i} g_it, N - 1)``,
-    ``s_ij += q_i · e(p_ij)``, ``e`` between two rows of its table drawn in
-    proportion from both.
+    ``s_ij += q_i · e(p_ij)``, ``e`` interpolated linearly between the rows of its table.
 
     The sum is over the keys that the query sees, by order; p in tokens counted, 0 … N - 1; ``e``
     ``[N, D]``, shared by the heads, each layer with its own, zero at first. Positions are not read.
@@ -32,7 +31,7 @@ class Cope(ScoreTerm):
 
     Args:
         head_dim: width D of a head.
-        max_count: N, rows of the table; what is counted further is all alike.
+        max_count: N, rows of the table; higher counts share the last row.
 
     Raises:
         ArgumentError: when ``head_dim`` is below 1 or ``max_count`` below 2.
@@ -60,7 +59,7 @@ class Cope(ScoreTerm):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start without positions, as the authors' code does."""
+        """Start at zero, as the authors' code does."""
         nn.init.zeros_(self.rows)
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
@@ -78,14 +77,13 @@ class Cope(ScoreTerm):
 
 ENTRY = Entry(
     factory=Cope,
-    summary="Counts the tokens that a query finds worth counting, and reads a table by the count.",
+    summary="Adds the query's product with a vector at a position that is a sum of gates.",
     claims=Claims(
-        sites=("score",),
         relative=True,
         axes=None,
         trainable=True,
         causal_only=True,
-        extrapolates="Fair: counts beyond the table are alike, and grow slower than positions.",
+        extrapolates="Fair: counts beyond the table share a row; they grow slower than positions.",
         cost="Q·K·H beside Q·N·D·H",
     ),
     citation=Citation(

@@ -40,7 +40,7 @@ class Dape(ScoreTerm):
 
     Args:
         heads: H.
-        bias: which bias it corrects; the paper finds ``"kerple"`` best.
+        bias: the corrected bias; the paper finds ``"kerple"`` best.
         hidden: width of the hidden layer.
 
     Raises:
@@ -65,7 +65,7 @@ class Dape(ScoreTerm):
         self.input, self.output = WideLinear(2 * heads, hidden), WideLinear(hidden, heads)
 
     def reset_parameters(self) -> None:
-        """Draw the bias and the network anew, each as at first."""
+        """Draw the initial values of the bias and the network."""
         for part in (self.bias, self.input, self.output):
             part.reset_parameters()
 
@@ -80,9 +80,8 @@ class Dape(ScoreTerm):
 
 ENTRY = Entry(
     factory=Dape,
-    summary="Lets a small network correct a bias by the logits that it is added to.",
+    summary="Corrects a bias by a small MLP of the logits and biases of all heads.",
     claims=Claims(
-        sites=("score",),
         relative=True,
         trainable=True,
         extrapolates="Holds far past the training length.",

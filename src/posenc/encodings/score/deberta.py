@@ -57,16 +57,15 @@ def deberta(
 
     Differs from the paper in nothing with the default options. The released code, Microsoft's and
     transformers' alike, reads row δ(i, j) in the third term too, where the paper has δ(j, i): for
-    released weights take ``lookup="released"``. Where the two differ from one another is ``clamp``.
+    released weights take ``lookup="released"``. The two differ in ``clamp``.
 
     Args:
         dim: width C.
         heads: H.
         head_dim: width D of a head.
-        max_distance: offsets this far and farther are alike.
+        max_distance: offsets from here on share a row.
         buckets: log buckets a direction (version 2), even; None for one distance a row.
-        projections: ``"own"`` to each layer, or the ``"content"``'s, which the attention layer
-            lends its part.
+        projections: ``"own"`` of each layer, or ``"content"``: those of the attention layer.
         lookup: the row of the position-to-content term: ``"paper"`` or ``"released"``, see above.
         clamp: whether distances are limited to ``max_distance - 1`` ``"before"`` they are put in
             log buckets (Microsoft) or rows are limited ``"after"`` it (transformers). From
@@ -97,21 +96,12 @@ def deberta(
 
 def _share_embeddings(layers: int, arguments: Mapping[str, Any]) -> list[Encoding]:
     first = deberta(**arguments)
-    others = [
-        Deberta(
-            relative=first.relative,
-            heads=first.heads,
-            head_dim=first.head_dim,
-            projections=first.projections,
-            lookup=first.lookup,
-        )
-        for _ in range(layers - 1)
-    ]
+    others = (Deberta(**first.given) for _ in range(layers - 1))
     return [Encoding(score=part) for part in (first, *others)]
 
 
 class RelativeEmbeddings(nn.Module):
-    """The vectors P ``[2S, C]`` that all layers of a DeBERTa share, and what offset reads which.
+    """The vectors P ``[2S, C]`` that all layers of a DeBERTa share, and the row of each offset.
 
     Args:
         dim, max_distance, buckets, clamp, normalize: as in ``deberta``.
@@ -168,7 +158,7 @@ class RelativeEmbeddings(nn.Module):
         return normal
 
     def reached(self, grid: Grid) -> tuple[int, int]:
-        """The smallest and largest bucket that a grid's offsets are in, as far as the host knows.
+        """The smallest and largest bucket of a grid's offsets, known without reading a device.
 
         All buckets while compiling, so that one graph serves all lengths, and of fake tensors.
         """
@@ -252,7 +242,7 @@ class Deberta(ScoreTerm):
         self.relative = relative
         dim, own = relative.rows.shape[1], projections == "own"
         self.query = nn.Linear(dim, heads * head_dim) if own else None
-        # A bias of the keys would be alike for all keys of a query, and the softmax lose it.
+        # A key bias adds the same to all keys of a query, which softmax ignores.
         self.key = nn.Linear(dim, heads * head_dim, bias=False) if own else None
         self._attached: tuple[Projection, Projection] | None = None
         self.reset_parameters()
@@ -266,7 +256,7 @@ class Deberta(ScoreTerm):
                     nn.init.zeros_(layer.bias)
 
     def attach(self, query: Projection, key: Projection) -> None:
-        """Borrow the layer's projections, if those are to be the content's.
+        """Keep the layer's projections if ``projections="content"``.
 
         Raises:
             ArgumentError: when they are of other widths, or the part is in another layer already.
@@ -363,7 +353,7 @@ ENTRY = Entry(
         sites=("score",),
         relative=True,
         trainable=True,
-        extrapolates="Degrades slowly: far offsets are alike, from max_distance on.",
+        extrapolates="Degrades slowly: offsets from max_distance on share a row.",
         cost="Q·K·H beside (Q + K)·S·D·H",
     ),
     citation=Citation(

@@ -13,7 +13,7 @@ from posenc.arguments import Count, Width, checked
 from posenc.encoding import BucketedTerms, ScoreTerm, TokenTableProduct
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows
-from posenc.encodings.common.special_tokens import has_special, special_pairs
+from posenc.encodings.common.special_tokens import has_special, zero_special_pairs
 from posenc.encodings.common.window import Window
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
@@ -84,8 +84,7 @@ class Decomposed2d(ScoreTerm):
         if not inside:
             outside = self.window.index(offset) == self.window.count
             total = total.masked_fill(outside.unsqueeze(1), float("nan"))
-        special = special_pairs(grid)
-        return total if special is None else total.masked_fill(special.unsqueeze(1), 0.0)
+        return zero_special_pairs(total, grid)
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         if has_special(grid):
@@ -93,14 +92,11 @@ class Decomposed2d(ScoreTerm):
         inside = self.window.require(grid)
         groups = []
         for bucket, table in self._axes():
-            # What cannot be checked is made loud: NaN in the entry for pairs outside.
-            loud = q.new_zeros(q.shape[1], table.shape[1])
-            loud[:, -1] = float("nan")
-            groups.append(
-                BucketedTerms(
-                    bucket, table=None if inside else loud, left=TokenTableProduct(q, table)
-                )
-            )
+            bias = None
+            if not inside:  # unchecked pairs outside have NaN
+                bias = q.new_zeros(q.shape[1], table.shape[1])
+                bias[:, -1] = float("nan")
+            groups.append(BucketedTerms(bucket, table=bias, left=TokenTableProduct(q, table)))
         return tuple(groups)
 
 
@@ -108,7 +104,6 @@ ENTRY = Entry(
     factory=Decomposed2d,
     summary="Adds a query's products with a vector for the row and one for the column offset.",
     claims=Claims(
-        sites=("score",),
         relative=True,
         axes=(2,),
         trainable=True,

@@ -28,8 +28,8 @@ class DynamicBias(OffsetBias):
         dim: width C of the model.
         hidden: width of the hidden layers; C / 4 by default, or 16 a head without ``dim``.
         depth: hidden layers.
-        log_distance: the network reads the logarithm of the distance. Raw distances beyond those
-            trained on are far from anything that the network has seen.
+        log_distance: use the logarithm of the distance. Raw distances beyond the trained ones are
+            outside the network's training range.
         norm: hidden layers have a LayerNorm.
 
     Raises:
@@ -99,9 +99,8 @@ class _Hidden(nn.Module):
 
 ENTRY = Entry(
     factory=DynamicBias,
-    summary="Lets a small network read the offset and give each head its bias.",
+    summary="Gives each head's bias by a small MLP of the offset.",
     claims=Claims(
-        sites=("score",),
         relative=True,
         trainable=True,
         extrapolates="Degrades past the training length; less so with log_distance.",

@@ -68,7 +68,7 @@ class Fire(ScoreTerm):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start at the given c and L, with a fresh network."""
+        """Set the given c and L, and draw the network."""
         self.input.reset_parameters()
         self.output.reset_parameters()
         with torch.no_grad():
@@ -121,9 +121,8 @@ class Fire(ScoreTerm):
 
 ENTRY = Entry(
     factory=Fire,
-    summary="Lets a small network read the distance as a share of the query's past.",
+    summary="Gives each head's bias by a small MLP of the distance over the query's position.",
     claims=Claims(
-        sites=("score",),
         relative=False,
         trainable=True,
         extrapolates="Holds past the training length: its inputs stay in the trained range.",

@@ -43,14 +43,13 @@ class Forgetting(GatedDecay):
 
 ENTRY = Entry(
     factory=Forgetting,
-    summary="Lowers logits by forget gates that each token between a key and a query sets.",
+    summary="Lowers logits by the log forget gates of the tokens between key and query.",
     claims=Claims(
-        sites=("score",),
         relative=True,
         axes=None,
         trainable=True,
         causal_only=True,
-        extrapolates="Holds well past the training length: the far past has been forgotten.",
+        extrapolates="Holds well past the training length: distant tokens have low weight.",
         cost="L·C·H for the gates, then a number a query and a key",
     ),
     citation=Citation(

@@ -12,7 +12,7 @@ from posenc.arguments import Count, Width, checked
 from posenc.encoding import ScoreTerm
 from posenc.encoding.tensors import Features, Keys, Queries, Scores
 from posenc.encodings.common.checks import require_even
-from posenc.encodings.common.precision import WideLinear
+from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.rotation import rotate
 from posenc.encodings.common.signals import require_signal
@@ -25,16 +25,16 @@ __all__ = ["GrapeAdditive"]
 
 
 class GrapeAdditive(ScoreTerm):
-    """GRAPE-AP: a sum of penalties of the tokens from a key to a query, set by token and query.
+    """GRAPE-AP: a sum of penalties over the tokens from a key to a query, by token and query.
 
     ``s_ij += Σ_{t=j+1..i} m_h · log σ(y_i · R(p_t) ŷ_t / E)``, ``y_t = W_h x_t``,
     ``ŷ = y / rms(y)``.
 
-    x: the layer's input ``[B, L, C]``; W ``[E, C]`` a head; m_h: ALiBi's slopes, in logits; R turns
-    feature e and e + E/2 by ``-p_t`` radians, p in tokens; the sum is over the keys that the query
-    sees, by order. Where W is zero it is ALiBi of slope ``m_h · log 2``. Not relative: R rotates by
-    the token's own position. E numbers per token and head are cached. Differs from the authors'
-    code in nothing; theirs defaults to the head's width for E, and their experiments have 8.
+    x: the layer's input ``[B, L, C]``; W ``[E, C]`` a head; m_h: ALiBi's slopes, in logits; R
+    rotates feature e and e + E/2 by ``-p_t`` radians, p in tokens; the sum is over the keys that
+    the query sees, by order. Where W is zero it is ALiBi of slope ``m_h · log 2``. Not relative: R
+    rotates by the token's own position. E numbers per token and head are cached. Differs from the
+    authors' code in nothing; theirs defaults to the head's width for E, 8 in experiments.
 
     Args:
         dim: width C of the layer's input.
@@ -70,8 +70,7 @@ class GrapeAdditive(ScoreTerm):
         nn.init.normal_(self.project.weight, std=0.5 * self.project.in_features**-0.5)
 
     def observe(self, x: Features, layout: Layout) -> Layout:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return replace(layout, signal=self.project(wide))
+        return replace(layout, signal=self.project(at_least_single(x)))
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         ends, path = self._vectors(grid.query), self._vectors(grid.key)
@@ -92,13 +91,12 @@ class GrapeAdditive(ScoreTerm):
 
 ENTRY = Entry(
     factory=GrapeAdditive,
-    summary="Lowers logits by what tokens between a key and a query add, as the query sees fit.",
+    summary="Lowers logits by a sum over the tokens between key and query, weighted by the query.",
     claims=Claims(
-        sites=("score",),
         relative=False,
         trainable=True,
         causal_only=True,
-        extrapolates="Well, the paper finds: the penalty grows with distance, as ALiBi's does.",
+        extrapolates="Holds, as published: the penalty grows with distance, as ALiBi's does.",
         cost="Q·K·E·H",
     ),
     citation=Citation(

@@ -63,7 +63,7 @@ def irpe(
         heads: H.
         head_dim: width D of a head.
         method: how offsets fall into buckets.
-        mode: ``"contextual"``, or ``"bias"`` for numbers that ask neither query nor key.
+        mode: ``"contextual"``, or ``"bias"`` for numbers independent of query and key.
         on: which of ``"q"``, ``"k"`` and ``"v"`` it acts on, such as ``"qkv"``.
         shared_heads: one table serves all heads.
         alpha, beta, gamma: α, β and γ in cells.
@@ -100,7 +100,7 @@ def irpe(
 
 
 class IrpeScore(ScoreTerm):
-    """The query and key halves of ``irpe``.
+    """Score part of ``irpe``: its query and key terms.
 
     Args:
         buckets: one map a table.
@@ -174,7 +174,7 @@ class IrpeScore(ScoreTerm):
 
 
 class IrpeValue(ValueTerm):
-    """The value half of ``irpe``.
+    """Value part of ``irpe``.
 
     Args:
         buckets: one map a table.
@@ -227,7 +227,7 @@ def _tables(buckets: tuple[Buckets, ...], tables: int, width: int | None) -> Tab
     The last row is for pairs with a special token.
     """
     shape = () if width is None else (width,)
-    return Tables(torch.zeros(tables, each.count + 1, *shape) for each in buckets)
+    return Tables(torch.zeros(tables, bucket_map.count + 1, *shape) for bucket_map in buckets)
 
 
 class Tables(nn.ParameterList):

@@ -35,7 +35,7 @@ class Kerple(OffsetBias):
 
     Args:
         heads: H.
-        kernel: ``"log"`` or ``"power"``. The paper finds log to extrapolate better.
+        kernel: ``"log"`` or ``"power"``. Log extrapolates better in the paper.
 
     Raises:
         ArgumentError: when ``heads`` is below 1.
@@ -106,7 +106,6 @@ ENTRY = Entry(
     factory=Kerple,
     summary="Lowers the logits by a learned logarithm or power of distance.",
     claims=Claims(
-        sites=("score",),
         relative=True,
         trainable=True,
         extrapolates="Holds far past the training length; the log kernel best.",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import ScoreTerm
 from posenc.encoding.tensors import Features, Keys, Queries, Scores
-from posenc.encodings.common.precision import WideLinear
+from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.signals import require_signal
 from posenc.entry import Citation, Claims, Entry
@@ -39,8 +39,7 @@ class Path(ScoreTerm):
         heads: H.
         head_dim: width D of a head.
         rank: of the map from x to w.
-        kernel: tokens that make a direction, the last of them its own; 1 for x alone, without
-            silu.
+        kernel: tokens that a direction is computed from; 1 for x alone, without silu.
 
     Raises:
         ArgumentError: when an argument is below 1.
@@ -86,7 +85,7 @@ class Path(ScoreTerm):
             nn.init.uniform_(self.taps, -bound, bound)
 
     def observe(self, x: Features, layout: Layout) -> Layout:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = at_least_single(x)
         read = (self.narrow(wide), self.strength(wide))
         return replace(layout, signal=torch.cat(read, dim=-1))
 
@@ -133,7 +132,7 @@ class Path(ScoreTerm):
         document: Tensor | None,
     ) -> Float[Tensor, "b K HD"]:
         """silu of the causal depthwise convolution over the real tokens of each document."""
-        assert self.taps is not None  # the caller has looked
+        assert self.taps is not None  # checked by the caller
         if real is not None:
             vectors = vectors.masked_fill(~real.unsqueeze(-1), 0.0)
         taps, length = self.taps.to(vectors.dtype), vectors.shape[1]
@@ -156,9 +155,8 @@ def _arranged(ranks: Ranks, marks: Tensor | None, key: Layout) -> Tensor | None:
 
 ENTRY = Entry(
     factory=Path,
-    summary="Reflects each key along directions that the tokens up to the query choose.",
+    summary="Reflects each key along directions computed from the tokens up to the query.",
     claims=Claims(
-        sites=("score",),
         relative=True,
         axes=None,
         trainable=True,

@@ -32,7 +32,7 @@ class RelativeBias(ScoreTerm):
 
     Args:
         heads: H.
-        max_distance: k, the offset beyond which all are alike.
+        max_distance: k; larger offsets share the last number on their side.
         placement: whether b is added ``"outside"`` the scaled product or ``"inside"`` it.
 
     Raises:
@@ -83,10 +83,9 @@ ENTRY = Entry(
     factory=RelativeBias,
     summary="Adds a learned number for each head and clipped offset.",
     claims=Claims(
-        sites=("score",),
         relative=True,
         trainable=True,
-        extrapolates="Degrades slowly: offsets beyond the clip distance are alike.",
+        extrapolates="Degrades slowly: offsets beyond the clip distance share a number.",
         cost="Q·K·H; a table of Q + K offsets on regular layouts",
     ),
     citation=Citation(

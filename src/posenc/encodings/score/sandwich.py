@@ -26,7 +26,7 @@ class Sandwich(OffsetBias):
 
     Args:
         heads: H.
-        width: d̄, the width of the position vectors; the one thing the paper tunes (128).
+        width: d̄, width of the position vectors, 128 in the paper.
         base: of the frequencies.
 
     Raises:
@@ -53,7 +53,7 @@ class Sandwich(OffsetBias):
         wide = wider(offset)
         frequencies = geometric_frequencies(self.width // 2, self.width, self.base, like=wide)
         similarity = torch.zeros_like(offset)
-        for part in torch.split(frequencies, self.heads):  # holds no more at a time than the result
+        for part in torch.split(frequencies, self.heads):  # at most the result's size at a time
             similarity = similarity + angles_at(offset.unsqueeze(-1), part).cos().sum(-1)
         heads = torch.arange(1, self.heads + 1, dtype=offset.dtype, device=offset.device)
         ratios = (heads * (8 / self.heads)).view(-1, *(1,) * offset.dim())
@@ -64,7 +64,6 @@ ENTRY = Entry(
     factory=Sandwich,
     summary="Adds the inner product of sinusoidal position vectors, scaled in each head.",
     claims=Claims(
-        sites=("score",),
         relative=True,
         trainable=False,
         extrapolates="Holds past the training length.",

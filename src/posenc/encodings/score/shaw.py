@@ -35,7 +35,8 @@ def shaw(*, head_dim: Width, max_distance: Natural = 16) -> Encoding:
 
     Args:
         head_dim: width D of a head.
-        max_distance: k, the offset beyond which all are alike. The paper finds 2 to 256 alike.
+        max_distance: k; larger offsets share the last vector on their side. Values from 2 to 256
+            perform equally in the paper.
 
     Raises:
         ArgumentError: when ``head_dim`` is below 1 or ``max_distance`` negative.
@@ -53,7 +54,7 @@ def shaw(*, head_dim: Width, max_distance: Natural = 16) -> Encoding:
 
 
 class ShawKeys(ScoreTerm):
-    """The key half of ``shaw``: ``s_ij += scale · q_i · a^K[n]``."""
+    """Score part of ``shaw``: ``s_ij += scale · q_i · a^K[n]``."""
 
     @checked
     def __init__(self, *, head_dim: Width, max_distance: Natural = 16) -> None:
@@ -70,7 +71,7 @@ class ShawKeys(ScoreTerm):
 
 
 class ShawValues(ValueTerm):
-    """The value half of ``shaw``: ``o_i += Σ_j p_ij · a^V[n]``."""
+    """Value part of ``shaw``: ``o_i += Σ_j p_ij · a^V[n]``."""
 
     @checked
     def __init__(self, *, head_dim: Width, max_distance: Natural = 16) -> None:
@@ -93,7 +94,7 @@ ENTRY = Entry(
         sites=("score", "value"),
         relative=True,
         trainable=True,
-        extrapolates="Degrades slowly: offsets beyond the clip distance are alike.",
+        extrapolates="Degrades slowly: offsets beyond the clip distance share a vector.",
         cost="Q·K·H beside Q·(2k + 1)·D·H",
     ),
     citation=Citation(

@@ -23,7 +23,7 @@ class StickBreaking(ScoreTerm):
     """Stick-breaking: earlier tokens, the nearest first, take a fraction of the remaining weight.
 
     ``A_ij = β_ij · Π_{j<t<i} (1 - β_it)``, ``β_ij = σ(scale · q_i·k_j)``, in place of the softmax;
-    what no token took, ``Π_{t<i} (1 - β_it)``, goes to the query's own value.
+    the remaining weight, ``Π_{t<i} (1 - β_it)``, goes to the query's own value.
 
     β in (0, 1), a share of the stick; the product runs over the keys that the query sees, by order.
     The weights of a row sum to 1 with ``remainder="self"``, to less without. All is summed in
@@ -31,8 +31,8 @@ class StickBreaking(ScoreTerm):
     in nothing.
 
     Args:
-        remainder: ``"self"`` gives what is left to the token itself, as the authors' models do;
-            ``"none"`` to no one.
+        remainder: ``"self"`` adds the remaining weight to the token itself, as the authors' models
+            do; ``"none"`` drops it.
 
     Raises:
         UnknownNameError: for another ``remainder``.
@@ -66,7 +66,7 @@ class StickBreaking(ScoreTerm):
         taken = logsigmoid(logits) + Ranks.of(grid).after_key(left)
         if self.remainder == "none":
             return taken.masked_fill(~breaks, -torch.inf)
-        # Tokens of the query's own order share what is left.
+        # Tokens of the query's own order share the remaining weight.
         here = grid.visible & ~before.unsqueeze(1)
         rest = left.sum(-1, keepdim=True) - here.sum(-1, keepdim=True).clamp(min=1).log()
         return torch.where(breaks, taken, rest)
@@ -77,14 +77,13 @@ class StickBreaking(ScoreTerm):
 
 ENTRY = Entry(
     factory=StickBreaking,
-    summary="Lets each token before a query, the nearest first, take a share of what is left.",
+    summary="Gives each token before the query, nearest first, a fraction of the remaining weight.",
     claims=Claims(
-        sites=("score",),
         relative=True,
         axes=None,
         trainable=False,
         causal_only=True,
-        extrapolates="Holds well past the training length: the near past takes the weight first.",
+        extrapolates="Holds well past the training length: near tokens take the weight first.",
         cost="Q·K·H",
     ),
     citation=Citation(

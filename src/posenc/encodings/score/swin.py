@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.arguments import Count, checked
 from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
-from posenc.encodings.common.special_tokens import has_special, special_pairs
+from posenc.encodings.common.special_tokens import has_special, zero_special_pairs
 from posenc.encodings.common.window import Window
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
@@ -25,10 +25,10 @@ class Swin(ScoreTerm):
     ``s_ij += table[h, n]``, ``n = (Δ'_y + M_y - 1) · (2M_x - 1) + Δ'_x + M_x - 1``.
 
     Δ' = (row, column) of query i less that of key j, in cells (a fractional one is rounded); window
-    ``M_y`` by ``M_x`` cells; table ``[H, (2M_y - 1)(2M_x - 1)]`` in logits. Which tokens share a
-    window is for ``Layout.document`` to say, shifted windows included: what a cyclic shift brings
-    together belongs to different documents. Pairs with a special token (a class token) have no
-    offset and no bias. Differs from the paper in nothing.
+    ``M_y`` by ``M_x`` cells; table ``[H, (2M_y - 1)(2M_x - 1)]`` in logits. Tokens of a window have
+    the same ``Layout.document``; in shifted windows, cells from opposite edges of the image have
+    different ones. Pairs with a special token (a class token) have no offset and no bias. Differs
+    from the paper in nothing.
 
     Args:
         heads: H.
@@ -63,9 +63,8 @@ class Swin(ScoreTerm):
         nn.init.trunc_normal_(self.table, std=0.02)
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        bias = self._guarded(grid)[:, self.window.index(grid.offset)].transpose(0, 1)
-        special = special_pairs(grid)
-        return bias if special is None else bias.masked_fill(special.unsqueeze(1), 0.0)
+        bias = self._guarded(grid)[:, self.window.index(grid.offset)]
+        return zero_special_pairs(bias.transpose(0, 1), grid)
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         if has_special(grid):
@@ -85,7 +84,6 @@ ENTRY = Entry(
     factory=Swin,
     summary="Adds a learned number for each head and offset inside a window of an image.",
     claims=Claims(
-        sites=("score",),
         relative=True,
         axes=(2,),
         trainable=True,

@@ -14,7 +14,7 @@ from posenc.encoding import BucketedTerms, Encoding, ScoreTerm
 from posenc.encoding.tensors import Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.cosine import CosineLogits
 from posenc.encodings.common.precision import WideLinear
-from posenc.encodings.common.special_tokens import has_special, special_pairs
+from posenc.encodings.common.special_tokens import has_special, zero_special_pairs
 from posenc.encodings.common.window import Window
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
@@ -32,14 +32,14 @@ def swin_v2(
     hidden: Width = 512,
     logits: Logits = "cosine",
 ) -> Encoding:
-    """Swin v2: a small network reads log-spaced offsets; logits are scaled cosines.
+    """Swin v2: a small MLP of log-spaced offsets gives the bias; logits are scaled cosines.
 
     ``s_ij = τ_h · cos(q_i, k_j) + 16 · σ(f_h(u(Δ'_y), u(Δ'_x)))``,
     ``u(Δ') = sign(Δ') · log2(1 + 8|Δ'| / (M - 1)) / log2(8)``.
 
     Δ' = (row, column) of query i less that of key j, in cells, any real; M the side of ``window``
     along that axis; f: two numbers, one hidden ReLU layer, H logits; ``τ_h`` as in
-    ``CosineLogits``. Offsets beyond the window are read too, as in fine-tuning at a larger window:
+    ``CosineLogits``. Offsets beyond the window are valid too, as in fine-tuning at a larger window:
     keep ``window`` at the size first trained at. An axis of one cell has u = 0. Pairs with a
     special token have no bias. Differs from the authors' code in nothing but axes of one cell,
     where that divides by zero.
@@ -72,10 +72,10 @@ class SwinV2Bias(ScoreTerm):
     by_position: ClassVar[bool] = True
 
     WIDEST = 8.0
-    """What the window's last offset is scaled to."""
+    """Scaled value of the window's last offset."""
 
     MOST = 16.0
-    """The bias is between 0 and this."""
+    """Upper limit of the bias; the lower one is 0."""
 
     @checked
     def __init__(
@@ -96,9 +96,9 @@ class SwinV2Bias(ScoreTerm):
 
     def coordinates(self, offset: Offsets) -> Offsets:
         """u of each axis, from offsets Δ = key - query; ±log2(9)/log2(8) at the window's ends."""
-        reach = torch.tensor(self.window.sides, dtype=offset.dtype, device=offset.device) - 1
+        largest = torch.tensor(self.window.sides, dtype=offset.dtype, device=offset.device) - 1
         # An axis of one cell has one offset, 0; it stays 0.
-        scaled = torch.where(reach > 0, -offset * self.WIDEST / reach.clamp(min=1), 0.0)
+        scaled = torch.where(largest > 0, -offset * self.WIDEST / largest.clamp(min=1), 0.0)
         return scaled.sign() * torch.log2(scaled.abs() + 1) / math.log2(self.WIDEST)
 
     def bias(self, offset: Offsets) -> Float[Tensor, "H *dims"]:
@@ -114,9 +114,7 @@ class SwinV2Bias(ScoreTerm):
             bias = self.bias(offset)
         else:
             bias = self._table(whole, offset)[:, whole.index(offset)]
-        special = special_pairs(grid)
-        bias = bias.transpose(0, 1)
-        return bias if special is None else bias.masked_fill(special.unsqueeze(1), 0.0)
+        return zero_special_pairs(bias.transpose(0, 1), grid)
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         whole = _whole(grid)
@@ -138,13 +136,13 @@ def _whole(grid: Grid) -> Window | None:
 
 ENTRY = Entry(
     factory=swin_v2,
-    summary="Lets a small network read log-spaced offsets in an image; logits are cosines.",
+    summary="Gives each head's bias by a small MLP of log-spaced offsets; logits are cosines.",
     claims=Claims(
         sites=("query_key", "score"),
         relative=True,
         axes=(2,),
         trainable=True,
-        extrapolates="Holds at moderately larger windows: offsets are read on a log scale.",
+        extrapolates="Holds at moderately larger windows: offsets are on a log scale.",
         cost="Q·K·H beside (Q + K)·D·H; a table of offsets for whole images",
     ),
     citation=Citation(

@@ -37,7 +37,7 @@ class T5(ScoreTerm):
         heads: H.
         dim: width C; initial values have standard deviation C^-1/2, as in T5's code. 64 a head
             if not given, as in T5's models.
-        causal: keys ahead are never seen, so that all buckets are for the past.
+        causal: keys ahead are masked, so all buckets are for the past.
         buckets: N.
         max_distance: from here on all distances share a bucket.
 
@@ -130,7 +130,6 @@ ENTRY = Entry(
     factory=T5,
     summary="Adds a learned number for each head and bucket of offsets.",
     claims=Claims(
-        sites=("score",),
         relative=True,
         trainable=True,
         extrapolates="Holds or degrades slowly: all far distances share a bucket.",

@@ -17,8 +17,8 @@ from posenc.encoding import (
     ScoreTerm,
     TokenTableProduct,
 )
-from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
-from posenc.encodings.common.buckets import gather_rows
+from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
+from posenc.encodings.common.buckets import gather_rows, offset_index
 from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
@@ -41,13 +41,13 @@ def transformer_xl(
     v), ``r(x)[t] = sin(x · ω_t)``, ``r(x)[C/2 + t] = cos(x · ω_t)``, ``ω_t = base^(-2t/C)``.
 
     i - j in tokens, any real and never clipped; r ``[C]``, all sines before all cosines; ``W_h``
-    ``[D, C]`` without bias, each layer's own; u and w ``[H, D]``, one pair for all layers
-    (XLNet's layers have their own: ``xlnet``). The reference code finds the terms by padding and
-    reshaping ("relative shift"); here every pair reads its own offset, so queries and keys may
-    have any lengths and positions. Cached keys carry their layout: that is the segment memory.
+    ``[D, C]`` without bias, each layer's own; u and w ``[H, D]``, shared by all layers (not in
+    ``xlnet``). The reference code finds the terms by padding and reshaping ("relative shift"); here
+    each pair is computed from its own offset, so queries and keys may have any lengths and
+    positions. Cached keys carry their layout: that is the segment memory.
 
-    On irregular layouts the second term is of rank C, by the sum of angles. Differs from the paper
-    in serving bidirectional attention too.
+    On irregular layouts the second term is of rank C, by the sum of angles. Unlike the paper's,
+    attention may be bidirectional.
 
     Args:
         dim: width C of the model and of r; even.
@@ -72,15 +72,12 @@ def transformer_xl(
 
 def _share_biases(layers: int, arguments: Mapping[str, Any]) -> list[Encoding]:
     first = transformer_xl(**arguments)
-    others = [
-        TransformerXL(dim=first.dim, biases=first.biases, base=first.base)
-        for _ in range(layers - 1)
-    ]
+    others = (TransformerXL(**first.given) for _ in range(layers - 1))
     return [Encoding(score=part) for part in (first, *others)]
 
 
 class GlobalBiases(nn.Module):
-    """The vectors u (``content``) and w (``position``), ``[H, D]``, that stand in for a query.
+    """The vectors u (``content``) and w (``position``), ``[H, D]``, used in place of a query.
 
     Args:
         heads: H.
@@ -108,7 +105,7 @@ class GlobalBiases(nn.Module):
 
 
 class TransformerXL(ScoreTerm):
-    """One layer of ``transformer_xl``: all of the logit but ``scale · q_i · k_j``.
+    """One layer of ``transformer_xl``: the logit without ``scale · q_i · k_j``.
 
     Args:
         dim: width C of the sinusoids; even.
@@ -142,10 +139,10 @@ class TransformerXL(ScoreTerm):
         content = _column(u, k).unsqueeze(2)
         q = q + w.to(q).unsqueeze(1)
         if grid.shift is None:
-            rotated, places = self._factors(q, grid)
-            return scale * (content + rotated @ places.mT)
-        offset = grid.offset[..., 0].long()
-        return scale * (content + gather_rows(q, self._rows(grid, q), offset - _first(grid)))
+            rotated, key_waves = self._factors(q, grid)
+            return scale * (content + rotated @ key_waves.mT)
+        index = offset_index(grid)(grid.offset)
+        return scale * (content + gather_rows(q, self._rows(grid, q), index))
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         u, w = self.biases()
@@ -154,24 +151,18 @@ class TransformerXL(ScoreTerm):
             moved = scale * (q + w.to(q).unsqueeze(1))
             ones = column.new_ones(1, q.shape[1], q.shape[2], 1)
             return LowRank(*self._factors(moved, grid)), LowRank(ones, column.unsqueeze(-1))
-        first, rows = _first(grid), self._rows(grid, q)
-
-        def bucket(offset: Offsets) -> BucketIndex:
-            return offset[..., 0].long() - first
-
+        rows = self._rows(grid, q)
         table = scale * (rows @ w.to(rows).unsqueeze(-1)).squeeze(-1)
-        return (
-            BucketedTerms(
-                bucket, table=table, left=TokenTableProduct(q * scale, rows), column=column
-            ),
-        )
+        left = TokenTableProduct(q * scale, rows)
+        return (BucketedTerms(offset_index(grid), table=table, left=left, column=column),)
 
     def _rows(self, grid: Grid, like: Tensor) -> Float[Tensor, "H N D"]:
         """``W r(-Δ)`` at every offset Δ of a regular grid, ascending.
 
         The sines' part of ``W r(x)`` is odd and the cosines' even: each distance is projected once.
         """
-        first, last = _first(grid), grid.require_shift() + grid.key.length - 1
+        shift = grid.require_shift()
+        first, last = shift - (grid.query.length - 1), shift + grid.key.length - 1
         # Comparisons of symbolic lengths would bound them in an exported program.
         if torch.compiler.is_exporting() or first >= 0 or last <= 0:
             odd, even = self._projected(-grid.line_offsets(device=like.device), like)
@@ -196,13 +187,13 @@ class TransformerXL(ScoreTerm):
         ``(a_s sin i + a_c cos i) · cos j + (a_c sin i - a_s cos i) · sin j``, at every frequency.
         """
         for_sines, for_cosines = (q @ self.weight.to(q)).chunk(2, dim=-1)
-        sine, cosine = self._turns(grid.query.positions, q)
-        key_sine, key_cosine = self._turns(grid.key.positions, q)
+        sine, cosine = self._sin_cos(grid.query.positions, q)
+        key_sine, key_cosine = self._sin_cos(grid.key.positions, q)
         rotated = (for_sines * sine + for_cosines * cosine, for_cosines * sine - for_sines * cosine)
-        places = torch.cat([key_cosine, key_sine], dim=-1)
-        return torch.cat(rotated, dim=-1), places.expand(-1, q.shape[1], -1, -1)
+        key_waves = torch.cat([key_cosine, key_sine], dim=-1)
+        return torch.cat(rotated, dim=-1), key_waves.expand(-1, q.shape[1], -1, -1)
 
-    def _turns(self, positions: Float[Tensor, "b L 1"], like: Tensor) -> tuple[Tensor, Tensor]:
+    def _sin_cos(self, positions: Float[Tensor, "b L 1"], like: Tensor) -> tuple[Tensor, Tensor]:
         sine, cosine = self._waves(positions[..., 0].unsqueeze(1))
         return sine.to(like), cosine.to(like)
 
@@ -217,11 +208,6 @@ class TransformerXL(ScoreTerm):
 def _column(u: Float[Tensor, "H D"], k: Keys) -> Float[Tensor, "B H K"]:
     """``u · k_j``."""
     return (k @ u.to(k).unsqueeze(-1)).squeeze(-1)
-
-
-def _first(grid: Grid) -> int:
-    """The smallest offset of a regular grid."""
-    return grid.require_shift() - (grid.query.length - 1)
 
 
 ENTRY = Entry(

@@ -11,7 +11,12 @@ from torch import Tensor, nn
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, LowRank, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
-from posenc.encodings.common.precision import WideLayerNorm, WideLinear, with_zero_gradient
+from posenc.encodings.common.precision import (
+    WideLayerNorm,
+    WideLinear,
+    at_least_single,
+    with_zero_gradient,
+)
 from posenc.encodings.common.table import read_rows, require_inside
 from posenc.encodings.score.t5 import T5
 from posenc.entry import Citation, Claims, Entry
@@ -25,21 +30,20 @@ STD = 0.02
 """Standard deviation of all initial values, as in BERT."""
 
 MOST_SPECIAL = 8
-"""Special tokens a row whose logits ``lower`` puts right with columns of their own."""
+"""Largest number of special tokens per row that ``lower`` corrects by low-rank columns."""
 
 
 class Tupe(ScoreTerm):
-    """TUPE: positions compare with positions, through projections of their own.
+    """TUPE: products of positions with positions, with separate projections, and T5's bias.
 
     ``s_ij = scale · q_i · k_j + scale · (p_i U_Q) · (p_j U_K) + b[h, bucket(Δ)]`` (section
     3.1), scale = (2D)^-1/2; where i is a special token the last two are replaced by ``θ_1[h]``,
     and where only j is, by ``θ_2[h]`` (section 3.2).
 
-    ``p`` ``[max_length, C]`` is read at positions in tokens (a fractional one by interpolation)
-    and layer-normalised; U_Q, U_K ``[C, H·D]`` with biases; b ``[H, N]`` in T5's buckets, Δ =
-    j - i; θ ``[2, H]`` in logits. Special tokens are those that the layout marks, such as [CLS]:
-    they stand nowhere, so that they may look at the whole, and be looked at, whatever their
-    place. The layers share all of it.
+    ``p`` ``[max_length, C]`` is read at positions in tokens (a fractional one by interpolation) and
+    layer-normalised; U_Q, U_K ``[C, H·D]`` with biases; b ``[H, N]`` in T5's buckets, Δ = j - i; θ
+    ``[2, H]`` in logits. Special tokens are those that the layout marks, such as [CLS]: they have
+    no position. All layers share all parameters.
 
     Past the table it raises. Differs from the authors' code, which is bidirectional and writes θ as
     products of two further positions with themselves plus a bucket each, in having θ as parameters,
@@ -146,7 +150,7 @@ class Tupe(ScoreTerm):
         return None if self.relative is None else self.relative.lower(q, k, grid, scale=1.0)[0]
 
     def _correct_columns(self, group: BucketedTerms | None, grid: Grid, count: int) -> LowRank:
-        """For each special key a column: θ_2 less what the table says; 0 for special queries."""
+        """For each special key a column: θ_2 less the table's value; 0 for special queries."""
         to, marks = _special_tokens(grid.key, count)
         value = self.special[1].view(-1, 1, 1) - self._bias(
             group, to.unsqueeze(1) - grid.query.positions.unsqueeze(2)
@@ -155,7 +159,7 @@ class Tupe(ScoreTerm):
         return LowRank(_without(value, grid.query.special), marks)
 
     def _correct_rows(self, group: BucketedTerms | None, grid: Grid, count: int) -> LowRank:
-        """For each special query a row: θ_1 less what the table says."""
+        """For each special query a row: θ_1 less the table's value."""
         at, marks = _special_tokens(grid.query, count)
         value = self.special[0].view(-1, 1, 1) - self._bias(
             group, grid.key.positions.unsqueeze(2) - at.unsqueeze(1)
@@ -176,9 +180,8 @@ class Tupe(ScoreTerm):
             holder="TUPE's table",
             remedy="Create it with a larger max_length.",
         )
-        rows = read_rows(self.positions, layout)
-        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        projected: Tensor = layer(self.norm(rows))
+        rows = self.norm(at_least_single(read_rows(self.positions, layout)))
+        projected: Tensor = layer(rows)
         return projected.view(*projected.shape[:2], self.heads, -1).transpose(1, 2)
 
 
@@ -187,7 +190,7 @@ def _without(x: Float[Tensor, "b H L D"], special: Bool[Tensor, "b L"] | None) -
 
 
 def _count_special(layout: Layout) -> int | None:
-    """Special tokens of the row that has most; None where too many, or not to be known."""
+    """Largest number of special tokens in a row; None if too many or unknown."""
     if layout.special is None:
         return 0
     if not has_values(layout.special):
@@ -201,7 +204,7 @@ def _special_tokens(
 ) -> tuple[Float[Tensor, "b S 1"], Bool[Tensor, "b 1 L S"]]:
     """Positions of each row's special tokens, ``count`` a row, and whether token l is the s-th.
 
-    Rows that have fewer are filled up with tokens that no l is.
+    Rows with fewer are filled with non-matching entries.
     """
     special = layout.special
     if special is None:
@@ -217,12 +220,11 @@ def _special_tokens(
 
 ENTRY = Entry(
     factory=Tupe,
-    summary="Compares positions with positions through projections of their own; T5's buckets.",
+    summary="Adds products of separately projected positions, and T5's bias.",
     claims=Claims(
-        sites=("score",),
         relative=False,
         trainable=True,
-        extrapolates="Cannot: past the table it raises.",
+        extrapolates="Not at all: positions past the table raise.",
         cost="Q·K·D·H, as extra columns on queries and keys",
         exceptions={
             "positions": "only 0 … max_length - 1 exist",

@@ -11,11 +11,11 @@ __all__ = ["xlnet"]
 
 @checked
 def xlnet(*, dim: Width, heads: Count, head_dim: Width, base: Base = 10000.0) -> TransformerXL:
-    """XLNet: the logits of ``transformer_xl``, where each layer has vectors u and w of its own.
+    """XLNet: the logits of ``transformer_xl`` with vectors u and w of each layer.
 
     ``s_ij = scale · ((q_i + u_h) · k_j + (q_i + w_h) · W_h r(i - j))``; symbols as there.
 
-    i - j in tokens, signed: keys ahead of the query are told from those behind. Differs from XLNet,
+    i - j in tokens, signed. Differs from XLNet,
     whose attention also has a term for segments, in holding positions only.
 
     Args:
