@@ -40,7 +40,7 @@ class Claims:
     """Properties of a method, which the laws in ``posenc.testing`` verify.
 
     Args:
-        sites: the sites of its parts; by default that of the factory, if it is a part's class.
+        sites: the sites of its parts.
         relative: invariant to a shift of all positions.
         axes: supported numbers of position axes; None: any.
         trainable: has parameters.
@@ -50,6 +50,8 @@ class Claims:
         cost: extra work and memory, in Q, K, D, H, N.
         exceptions: laws that it does not satisfy, or parts of laws as named in
             ``posenc.testing.PARTIAL``, with the reason.
+
+    If the factory is a part's class, ``Entry`` takes sites, axes and causal_only from it.
     """
 
     sites: tuple[Site, ...] = ()
@@ -90,12 +92,17 @@ class Entry:
     )
 
     def __post_init__(self) -> None:
-        kind = self.factory
-        if isinstance(kind, type) and not self.claims.sites:
-            sites: list[Any] = [
-                site for site, part in Encoding.SITES.items() if issubclass(kind, part)
-            ]
-            object.__setattr__(self, "claims", replace(self.claims, sites=tuple(sites)))
+        kind, claims = self.factory, self.claims
+        if not (isinstance(kind, type) and issubclass(kind, Part)):
+            return
+        sites: list[Any] = [site for site, part in Encoding.SITES.items() if issubclass(kind, part)]
+        derived = replace(
+            claims,
+            sites=claims.sites or tuple(sites),
+            axes=kind.axes if claims.axes == (1,) else claims.axes,
+            causal_only=claims.causal_only or kind.causal_only,
+        )
+        object.__setattr__(self, "claims", derived)
 
     def parameters(self) -> Mapping[str, Parameter]:
         """The factory's parameters by name, with resolved annotations."""

@@ -169,7 +169,7 @@ class Grid:
         limit = float("inf") if self.window is None else self.window
         return (not self.causal or last <= 0) and -limit < first and last < limit
 
-    def line(self, *, device: torch.device | None = None) -> Int[Tensor, " offsets"]:
+    def distinct_offsets(self, *, device: torch.device | None = None) -> Int[Tensor, " offsets"]:
         """Every offset of a regular grid in ascending order, ``[Q + K - 1]`` int64.
 
         Pair (i, j) has the offset at index ``j - i + Q - 1``.
@@ -181,16 +181,16 @@ class Grid:
         count = self.query.length + self.key.length - 1
         return torch.arange(first, first + count, device=device or self.query.device)
 
-    def line_offsets(self, *, device: torch.device | None = None) -> Float[Tensor, " offsets"]:
-        """``line`` as floating-point offsets, ``[Q + K - 1]``; float64 where they need it.
+    def float_offsets(self, *, device: torch.device | None = None) -> Float[Tensor, " offsets"]:
+        """``distinct_offsets`` as float32, or float64 where they need it.
 
         Raises:
             ArgumentError: for an irregular grid.
         """
-        line = self.line(device=device)
+        offsets = self.distinct_offsets(device=device)
         first = self.require_shift() - (self.query.length - 1)
         last = self.require_shift() + self.key.length - 1
-        return line.to(exact_dtype(first, last, line.device))
+        return offsets.to(exact_dtype(first, last, offsets.device))
 
 
 register(Grid, "posenc.grid.Grid", ("query", "key"))

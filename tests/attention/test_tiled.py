@@ -269,7 +269,7 @@ def test_pairs_that_cannot_matter_are_left_out() -> None:
         for way in ("tiled", "reference")
     }
     assert error["tiled"] <= 2 * error["reference"]
-    line = encoding.score.bias(grid.line().float())  # type: ignore[union-attr, operator]
+    line = encoding.score.bias(grid.distinct_offsets().float())  # type: ignore[union-attr, operator]
     q, k, v = tensors
     x = engine.Operands(q * 8**-0.5, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), line)
     groups = engine._narrowed(x, Band.of(grid, None), constant=True)

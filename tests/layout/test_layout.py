@@ -146,7 +146,7 @@ BAD = [
     (lambda: Layout.at(torch.zeros(1, 1, 1, 1)), "times"),
     (lambda: Grid.of(Layout.sequence(2), window=0), "window"),
     (lambda: Grid(Layout.sequence(2), Layout.image(1, 2)), "equally many axes"),
-    (lambda: Grid.of(Layout.at(torch.zeros(2))).line(), "regular layouts"),
+    (lambda: Grid.of(Layout.at(torch.zeros(2))).distinct_offsets(), "regular layouts"),
 ]
 
 
@@ -159,7 +159,7 @@ def test_wrong_arguments(make, message: str) -> None:  # type: ignore[no-untyped
 def test_offsets_are_key_less_query() -> None:
     grid = Grid(Layout.sequence(2, start=5), Layout.sequence(3))
     assert grid.offset[0, :, :, 0].tolist() == [[-5, -4, -3], [-6, -5, -4]]
-    line = grid.line()
+    line = grid.distinct_offsets()
     for i in range(2):
         for j in range(3):
             assert line[j - i + 1] == grid.offset[0, i, j, 0]

@@ -135,7 +135,7 @@ MUTATIONS = [
     Mutation(Grid.dense, "-limit < first", "-limit <= first", dense(3, 1, False, 3)),
     Mutation(Grid.dense, "last < limit", "last <= limit", dense(1, 0, False, 3)),
     Mutation(
-        Grid.line,
+        Grid.distinct_offsets,
         "self.require_shift() - (self.query.length - 1)",
         "self.require_shift() - self.query.length",
         test_layout.test_offsets_are_key_less_query,

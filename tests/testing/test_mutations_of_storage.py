@@ -182,7 +182,7 @@ MUTATIONS = [
     ),
     Mutation(storage.write_bytes, "temporary.open", "path.open", failures_keep_the_old),
     Mutation(storage.open_tensors, "header > MOST_JSON", "False", headers_are_bounded),
-    Mutation(checkpoint.load_model, "meta != described", "False", configurations_are_summed),
+    Mutation(checkpoint.SavedModel.load, "meta != described", "False", configurations_are_summed),
     Mutation(
         checkpoint._require_counts, '"layers": len(stored)', '"levels": 0', layers_are_counted
     ),

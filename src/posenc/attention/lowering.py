@@ -114,7 +114,7 @@ def _require_shapes(
 def bias_by_offset(group: BucketedTerms, grid: Grid) -> Float[Tensor, "H offsets"]:
     """A group's table read at every offset of a regular grid, ascending: ``[H, Q + K - 1]``."""
     assert group.table is not None  # callers choose groups that have one
-    offsets = grid.line_offsets(device=group.table.device)
+    offsets = grid.float_offsets(device=group.table.device)
     return group.table[:, group.bucket(offsets.unsqueeze(-1))]
 
 

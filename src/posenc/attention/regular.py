@@ -67,7 +67,7 @@ def read_offsets(
     Raises:
         ArgumentError: where the grid is not regular.
     """
-    offsets = grid.line_offsets(device=device).unsqueeze(-1)
+    offsets = grid.float_offsets(device=device).unsqueeze(-1)
     terms = list(lowered)
     groups = [term for term in terms if isinstance(term, BucketedTerms)]
     places = [group.bucket(offsets) for group in groups]

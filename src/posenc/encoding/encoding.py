@@ -144,7 +144,7 @@ class Encoding(Standalone, nn.Module):
             ArgumentError: if there are no such heads, the range splits heads that share a query,
                 or a head's result depends on other heads (DAPE).
         """
-        kinds = {"query_key": _TransformOfHeads, "score": _ScoreOfHeads, "value": _ValueOfHeads}
+        kinds = {"query_key": SomeHeadsTransform, "score": SomeHeadsScore, "value": SomeHeadsValue}
         parts: dict[str, Any] = {"embedding": self.embedding}
         for site, kind in kinds.items():
             part: Part | None = getattr(self, site)
@@ -199,15 +199,3 @@ class Encoding(Standalone, nn.Module):
             return self.query_key.scale
         terms = 1 if self.score is None else self.score.terms
         return float((terms * head_dim) ** -0.5)
-
-
-class _TransformOfHeads(SomeHeadsTransform, QueryKeyTransform):
-    """Some heads of a query_key part."""
-
-
-class _ScoreOfHeads(SomeHeadsScore, ScoreTerm):
-    """Some heads of a score part."""
-
-
-class _ValueOfHeads(SomeHeadsValue, ValueTerm):
-    """Some heads of a value part."""

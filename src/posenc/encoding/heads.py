@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding.lowered import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
-from posenc.encoding.parts import Part, Projection
+from posenc.encoding.parts import Part, Projection, QueryKeyTransform, ScoreTerm, ValueTerm
 from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredTerms
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -85,22 +85,8 @@ def range_of(part: Part, begin: int, end: int) -> HeadRange | None:
     return None if part.heads is None else HeadRange(begin, end, count)
 
 
-CLAIMS = (
-    "axes",
-    "by_position",
-    "causal",
-    "causal_only",
-    "dim",
-    "head_dim",
-    "replaces_product",
-    "replaces_softmax",
-    "scale",
-    "terms",
-    "tokenwise",
-    "views",
-    "widening",
-)
-"""Class attributes of a part that also hold for a range of its heads."""
+CLAIMS = {name for kind in (Part, QueryKeyTransform, ScoreTerm) for name in kind.__annotations__}
+"""Class attributes of a part, which also hold for a range of its heads."""
 
 
 class SomeHeads(Part):
@@ -111,7 +97,7 @@ class SomeHeads(Part):
         self.whole, self.range = whole, heads
         # instance attributes that shadow those of the class
         claims = {name: getattr(whole, name) for name in CLAIMS if hasattr(whole, name)}
-        self.__dict__.update(claims, heads=heads.end - heads.begin)
+        self.__dict__.update(claims, given={}, heads=heads.end - heads.begin)
 
     def observe(self, x: Features, layout: Layout) -> Layout:
         observed: Layout = self.whole.observe(x, layout)
@@ -121,7 +107,7 @@ class SomeHeads(Part):
         self.whole.attach(query, key)
 
 
-class SomeHeadsTransform(SomeHeads):
+class SomeHeadsTransform(SomeHeads, QueryKeyTransform):
     """Some heads of a query_key part; keys are expanded to one head per query head."""
 
     def forward(
@@ -132,7 +118,7 @@ class SomeHeadsTransform(SomeHeads):
         return self.range.cut(q), self.range.cut(k)
 
 
-class SomeHeadsScore(SomeHeads):
+class SomeHeadsScore(SomeHeads, ScoreTerm):
     """Some heads of a score part."""
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
@@ -144,7 +130,7 @@ class SomeHeadsScore(SomeHeads):
         return None if terms is None else tuple(self.range.cut_term(term) for term in terms)
 
 
-class SomeHeadsValue(SomeHeads):
+class SomeHeadsValue(SomeHeads, ValueTerm):
     """Some heads of a value part."""
 
     def forward(self, weights: Float[Tensor, "B H Q K"], grid: Grid) -> Float[Tensor, "B H Q D"]:

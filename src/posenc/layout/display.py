@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 __all__ = ["grid_html", "grid_line", "layout_html", "layout_line", "table_html"]
@@ -85,27 +84,73 @@ def grid_line(grid: Pairs) -> str:
 
 
 def layout_html(layout: Tokens) -> str:
-    """Positions of the first row, of at most ``CELLS`` tokens (``DOTS`` of an image)."""
+    """Positions of the first row, of at most ``CELLS`` tokens (``DOTS`` of an image).
+
+    Over the index for one axis, else as rows and columns; one colour per document, padding grey.
+    """
     _, length, axes = layout.positions.shape
     most = CELLS if axes == 1 else DOTS
     at = _evenly(length, most)
-    optional = {name: getattr(layout, name) for name in ("document", "valid")}
-    shown = {n: None if x is None else x[0, at].cpu() for n, x in optional.items()}
+    rows = layout.positions[0, at].detach().cpu().tolist()
+    document, valid = (
+        None if mark is None else mark[0, at].tolist()
+        for mark in (getattr(layout, name) for name in ("document", "valid"))
+    )
+    down = [float(row[0]) for row in rows]
+    across = [float(n) for n in at] if axes == 1 else [float(row[1]) for row in rows]
+    numbers = list(dict.fromkeys(document or []))
+    width = SIDE if axes > 1 else 2 * SIDE
+    dots = []
+    for token, (x, y) in enumerate(zip(_spread(across, width), _spread(down, SIDE), strict=True)):
+        fill = FILLS[numbers.index(document[token]) % len(FILLS)] if document else FILLS[0]
+        if valid is not None and not valid[token]:
+            fill = PADDING
+        # Rows of an image count downwards, positions in a text upwards.
+        height = y if axes > 1 else SIDE - y
+        dots.append(f'<circle cx="{EDGE + x:.1f}" cy="{EDGE + height:.1f}" r="2" fill="{fill}"/>')
+    if axes == 1:
+        labels = [
+            _text(EDGE, EDGE - 4, f"position {_ends(down)} ↑"),
+            _text(EDGE, EDGE + SIDE + 11, f"token {_ends(across)} →"),
+        ]
+    else:
+        labels = [
+            _text(EDGE, EDGE - 4, f"columns {_ends(across)} →"),
+            _rotated_text(f"rows {_ends(down)} →"),
+        ]
+    frame = (
+        f'<path d="M{EDGE} {EDGE}V{EDGE + SIDE}H{EDGE + width}" fill="none" '
+        'stroke="currentColor" stroke-opacity="0.4"/>'
+    )
     note = _omitted([(length, "tokens")], layout.batch, most)
-    positions = layout.positions[0, at].detach().cpu()
-    return _points(repr(layout), positions, **shown, indices=at, note=note)
+    return _picture(repr(layout), note, [frame, *labels, *dots], width, SIDE)
 
 
 def grid_html(grid: Pairs) -> str:
-    """Mask of the first row, of at most ``CELLS`` queries and keys."""
+    """Mask of the first row, of at most ``CELLS`` queries (down) and keys (across)."""
     lengths = grid.query.positions.shape[1], grid.key.positions.shape[1]
     sampled: Any = grid
     sampled = replace(sampled, query=_sampled(grid.query), key=_sampled(grid.key))
-    note = _omitted(
-        list(zip(lengths, ("queries", "keys"), strict=True)),
-        max(grid.query.batch, grid.key.batch),
-    )
-    return _mask(repr(grid), sampled.visible[0, 0].cpu(), note=note, lengths=lengths)
+    visible = sampled.visible[0, 0]
+    rows, columns = visible.shape
+    size = SIDE / max(rows, columns, 1)
+    runs = [
+        f'<rect x="{EDGE + begin * size:.2f}" y="{EDGE + number * size:.2f}" '
+        f'width="{(end - begin) * size:.2f}" height="{size:.2f}"/>'
+        for number, row in enumerate(visible.tolist())
+        for begin, end in _runs(row)
+    ]
+    width, height = columns * size, rows * size
+    shapes = [
+        f'<g fill="{FILLS[0]}" shape-rendering="crispEdges">{"".join(runs)}</g>',
+        f'<rect x="{EDGE}" y="{EDGE}" width="{width:.2f}" height="{height:.2f}" '
+        'fill="none" stroke="currentColor" stroke-opacity="0.5"/>',
+        _text(EDGE, EDGE - 4, f"keys 0 … {lengths[1] - 1} →"),
+        _rotated_text(f"queries 0 … {lengths[0] - 1} →"),
+    ]
+    named = list(zip(lengths, ("queries", "keys"), strict=True))
+    note = _omitted(named, max(grid.query.batch, grid.key.batch))
+    return _picture(repr(grid), note, shapes, width, height)
 
 
 def _sampled(layout: Any) -> Any:
@@ -129,90 +174,6 @@ def _omitted(lengths: Sequence[tuple[int, str]], batch: int, most: int = CELLS) 
     shown = [f"{most} of {length:,} {name}" for length, name in lengths if length > most]
     shown += [f"the first of {batch} rows"] if batch > 1 else []
     return f"Shown: {', '.join(shown)}." if shown else ""
-
-
-def _mask(
-    title: str, visible: Bool[Tensor, "queries keys"], *, note: str, lengths: tuple[int, int]
-) -> str:
-    """A picture of the attention mask, queries down and keys across.
-
-    Args:
-        title, note: unescaped text above and below.
-        visible: ``[rows, columns]``, of the pairs drawn.
-        lengths: total queries and keys, for the axis labels.
-    """
-    rows, columns = visible.shape
-    size = SIDE / max(rows, columns, 1)
-    runs = [
-        f'<rect x="{EDGE + begin * size:.2f}" y="{EDGE + number * size:.2f}" '
-        f'width="{(end - begin) * size:.2f}" height="{size:.2f}"/>'
-        for number, row in enumerate(visible.tolist())
-        for begin, end in _runs(row)
-    ]
-    width, height = columns * size, rows * size
-    shapes = [
-        f'<g fill="{FILLS[0]}" shape-rendering="crispEdges">{"".join(runs)}</g>',
-        f'<rect x="{EDGE}" y="{EDGE}" width="{width:.2f}" height="{height:.2f}" '
-        'fill="none" stroke="currentColor" stroke-opacity="0.5"/>',
-        _text(EDGE, EDGE - 4, f"keys 0 … {lengths[1] - 1} →"),
-        _rotated_text(f"queries 0 … {lengths[0] - 1} →"),
-    ]
-    described = f"{title}: {note}" if note else title
-    return _figure(title, _svg(shapes, width, height, described), note)
-
-
-def _points(
-    title: str,
-    positions: Float[Tensor, "L A"],
-    *,
-    document: Int[Tensor, " L"] | None,
-    valid: Bool[Tensor, " L"] | None,
-    indices: Sequence[int],
-    note: str,
-) -> str:
-    """A plot of positions: position over index for one axis, columns and rows for more.
-
-    Args:
-        title, note: unescaped text above and below.
-        positions: ``[tokens drawn, axes]``; the first two axes are drawn.
-        document: ``[tokens drawn]``, drawn in one colour each.
-        valid: ``[tokens drawn]``; padding is grey.
-        indices: of the tokens drawn.
-    """
-    down = [float(row[0]) for row in positions.tolist()]
-    across = (
-        [float(n) for n in indices]
-        if positions.shape[1] == 1
-        else [float(row[1]) for row in positions.tolist()]
-    )
-    order = list(dict.fromkeys(document.tolist())) if document is not None else []
-    width = SIDE if positions.shape[1] > 1 else 2 * SIDE
-    dots = []
-    for token, (x, y) in enumerate(zip(_spread(across, width), _spread(down, SIDE), strict=True)):
-        fill = FILLS[0]
-        if document is not None:
-            fill = FILLS[order.index(int(document[token])) % len(FILLS)]
-        if valid is not None and not bool(valid[token]):
-            fill = PADDING
-        # Rows of an image count downwards, positions in a text upwards.
-        height = y if positions.shape[1] > 1 else SIDE - y
-        dots.append(f'<circle cx="{EDGE + x:.1f}" cy="{EDGE + height:.1f}" r="2" fill="{fill}"/>')
-    if positions.shape[1] == 1:
-        labels = [
-            _text(EDGE, EDGE - 4, f"position {_ends(down)} ↑"),
-            _text(EDGE, EDGE + SIDE + 11, f"token {_ends(across)} →"),
-        ]
-    else:
-        labels = [
-            _text(EDGE, EDGE - 4, f"columns {_ends(across)} →"),
-            _rotated_text(f"rows {_ends(down)} →"),
-        ]
-    frame = (
-        f'<path d="M{EDGE} {EDGE}V{EDGE + SIDE}H{EDGE + width}" fill="none" '
-        'stroke="currentColor" stroke-opacity="0.4"/>'
-    )
-    described = f"{title}: {note}" if note else title
-    return _figure(title, _svg([frame, *labels, *dots], width, SIDE, described), note)
 
 
 def table_html(
@@ -240,13 +201,15 @@ def _figure(title: str, picture: str, note: str) -> str:
     return f"<div><div><code>{_escape(title)}</code></div>{picture}{below}</div>"
 
 
-def _svg(shapes: Iterable[str], width: float, height: float, description: str) -> str:
+def _picture(title: str, note: str, shapes: Iterable[str], width: float, height: float) -> str:
     total = f"{width + 2 * EDGE:.0f}", f"{height + 2 * EDGE:.0f}"
-    return (
+    described = f"{title}: {note}" if note else title
+    svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{total[0]}" height="{total[1]}" '
-        f'viewBox="0 0 {total[0]} {total[1]}" role="img" aria-label="{_escape(description)}" '
+        f'viewBox="0 0 {total[0]} {total[1]}" role="img" aria-label="{_escape(described)}" '
         f'style="max-width:100%;height:auto">{"".join(shapes)}</svg>'
     )
+    return _figure(title, svg, note)
 
 
 def _text(x: float, y: float, text: str) -> str:

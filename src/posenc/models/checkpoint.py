@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,9 @@ from posenc.storage import (
     write_json,
 )
 
-__all__ = ["MODELS", "SavedModel", "load", "load_model", "save_model", "stored_tensors"]
+__all__ = ["MODELS", "SavedModel", "load", "stored_tensors"]
 
 TENSORS, CONFIG = "model.safetensors", "config.json"
-
-Model = TypeVar("Model", bound=nn.Module)
 
 
 class SavedModel(nn.Module):
@@ -50,7 +48,10 @@ class SavedModel(nn.Module):
             MODELS.register(cls.kind, cls)
 
     def save(self, folder: Path | str) -> None:
-        """Write ``model.safetensors`` and ``config.json`` into ``folder``.
+        """Write ``model.safetensors`` and ``config.json`` into ``folder``, each atomically.
+
+        Shared tensors are written once. The tensor file also contains the configuration, covered
+        by its checksum.
 
         Raises:
             ArgumentError: for a model with encoding objects.
@@ -63,17 +64,63 @@ class SavedModel(nn.Module):
                 got="records, which config.json cannot hold",
                 remedy="Make the model from names and options, or save its state_dict() yourself.",
             )
-        save_model(self, self._fields(), folder, kind=self.kind)
+        folder = Path(folder)
+        make_folder(folder)
+        described = {"kind": self.kind, "config": self._fields()}
+        save_tensors(folder / TENSORS, stored_tensors(self), described)
+        write_json(folder / CONFIG, described)
 
     @classmethod
     def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Self:
-        """Read the model that ``save`` wrote.
+        """Read the model that ``save`` wrote, in eval mode.
 
         Raises:
             CheckpointError: if a file is missing, damaged or of another kind, or a tensor is
                 missing, unknown or of another shape.
         """
-        return load_model(folder, kind=cls.kind, make=cls._of_fields, device=device)
+        folder = Path(folder)
+        described = read_json(folder / CONFIG)
+        if not isinstance(described, dict) or described.get("kind") != cls.kind:
+            got = described.get("kind") if isinstance(described, dict) else type(described).__name__
+            raise CheckpointError(
+                str(folder / CONFIG),
+                expected=f"the configuration of a {cls.kind}",
+                got=got,
+                remedy="Load it with the class that saved it.",
+            )
+
+        def fits(shapes: Shapes, meta: dict[str, Any]) -> None:
+            if meta != described:
+                raise CheckpointError(
+                    str(folder / CONFIG),
+                    expected=f"the configuration that {TENSORS} was saved with",
+                    got="another one",
+                    remedy="Restore both files from a copy, or save the model again.",
+                )
+            _require_counts(described["config"], shapes, folder / CONFIG)
+            empty = made(
+                lambda: unfilled(lambda: cls._of_fields(described["config"]), shapes.values())
+            )
+            _require_shapes(empty, shapes, folder / TENSORS)
+
+        def made(make: Callable[[], Self]) -> Self:
+            try:
+                return make()
+            except Exception as error:  # an arbitrary file
+                raise CheckpointError(
+                    str(folder / CONFIG),
+                    expected=f"the configuration of a {cls.kind}",
+                    got=error,
+                    remedy="It was changed, or written by another version of posenc.",
+                ) from error
+
+        tensors, _ = load_tensors(folder / TENSORS, fits=fits)
+        model = made(lambda: cls._of_fields(described["config"]))
+        expected = stored_tensors(model)
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                expected[name].copy_(tensor)
+        return model.to(device).eval()
 
     def _fields(self) -> dict[str, Any]:
         return asdict(cast(Any, self.config))
@@ -105,84 +152,6 @@ def load(folder: Path | str, *, device: torch.device | str = "cpu") -> SavedMode
             remedy="Import or install the package that defines it.",
         )
     return MODELS[kind].load(folder, device=device)
-
-
-def save_model(
-    model: nn.Module, config: Mapping[str, Any], folder: Path | str, *, kind: str
-) -> None:
-    """Write a model's tensors and configuration into ``folder``, each file atomically.
-
-    Shared tensors are written once. The tensor file also contains the configuration, covered by
-    its checksum.
-
-    Raises:
-        OutputError: if the folder cannot be written to.
-    """
-    folder = Path(folder)
-    make_folder(folder)
-    described = {"kind": kind, "config": dict(config)}
-    save_tensors(folder / TENSORS, stored_tensors(model), described)
-    write_json(folder / CONFIG, described)
-
-
-def load_model(
-    folder: Path | str,
-    *,
-    kind: str,
-    make: Callable[[Mapping[str, Any]], Model],
-    device: torch.device | str,
-) -> Model:
-    """The model that ``save_model`` wrote, in eval mode.
-
-    Args:
-        kind: expected kind of the model.
-        make: creates the model from its configuration.
-        device: of the model.
-
-    Raises:
-        CheckpointError: if files are missing, damaged or of another kind, or tensors differ.
-    """
-    folder = Path(folder)
-    described = read_json(folder / CONFIG)
-    if not isinstance(described, dict) or described.get("kind") != kind:
-        got = described.get("kind") if isinstance(described, dict) else type(described).__name__
-        raise CheckpointError(
-            str(folder / CONFIG),
-            expected=f"the configuration of a {kind}",
-            got=got,
-            remedy="Load it with the class that saved it.",
-        )
-
-    def fits(shapes: Shapes, meta: dict[str, Any]) -> None:
-        if meta != described:
-            raise CheckpointError(
-                str(folder / CONFIG),
-                expected=f"the configuration that {TENSORS} was saved with",
-                got="another one",
-                remedy="Restore both files from a copy, or save the model again.",
-            )
-        _require_counts(described["config"], shapes, folder / CONFIG)
-        empty = _made(lambda: unfilled(lambda: make(described["config"]), shapes.values()))
-        _require_shapes(empty, shapes, folder / TENSORS)
-
-    def _made(make: Callable[[], Model]) -> Model:
-        try:
-            return make()
-        except Exception as error:  # an arbitrary file
-            raise CheckpointError(
-                str(folder / CONFIG),
-                expected=f"the configuration of a {kind}",
-                got=error,
-                remedy="It was changed, or written by another version of posenc.",
-            ) from error
-
-    tensors, _ = load_tensors(folder / TENSORS, fits=fits)
-    model = _made(lambda: make(described["config"]))
-    expected = stored_tensors(model)
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            expected[name].copy_(tensor)
-    return model.to(device).eval()
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -57,15 +57,14 @@ def in_segments(
         raise ArgumentError("segment", expected="1 or more", got=segment, remedy="Raise it.")
     if memory < 0:
         raise ArgumentError("memory", expected="0 or more", got=memory, remedy="Use 0 for none.")
-    return _segments(model, tokens, segment, memory, layout, cache or model.new_cache())
+    kept = cache or model.new_cache()
 
+    def segments() -> Iterator[Tensor]:
+        for begin in range(0, tokens.shape[1], segment):
+            end = begin + segment
+            part = None if layout is None else layout.slice(begin, end)
+            logits = model(tokens[:, begin:end], part, cache=kept)
+            kept.truncate(memory)
+            yield logits
 
-def _segments(
-    model: Decoder, tokens: Tensor, segment: int, memory: int, layout: Layout | None, cache: Cache
-) -> Iterator[Tensor]:
-    for begin in range(0, tokens.shape[1], segment):
-        end = begin + segment
-        part = None if layout is None else layout.slice(begin, end)
-        logits = model(tokens[:, begin:end], part, cache=cache)
-        cache.truncate(memory)
-        yield logits
+    return segments()

@@ -174,17 +174,27 @@ class Swin(SavedModel):
         self.patches = Patches(channels=config.channels, dim=config.dim, patch=config.patch)
         self.patch_norm = nn.LayerNorm(config.dim)
         self.stages, self.merging = nn.ModuleList(), nn.ModuleList()
+        options = fit_image(
+            config.encoding,
+            config.options,
+            (-(-config.size[0] // config.patch), -(-config.size[1] // config.patch)),
+            special=0,
+            window=(config.window, config.window),
+        )
         for index, depth in enumerate(config.depths):
             if index:
                 self.merging.append(PatchMerging(config.dim * 2 ** (index - 1)))
             shape = config.stage(index)
-            encodings = self._encodings(shape, depth)
+            encodings = make_encodings(shape, config.encoding, options, layers=depth, causal=False)
             if not index:
                 self.encoding = encodings[0]
             self.stages.append(
                 SwinStage(
                     shape,
-                    encodings=[_without_embedding(encoding) for encoding in encodings],
+                    encodings=[
+                        Encoding(query_key=part.query_key, score=part.score, value=part.value)
+                        for part in encodings
+                    ],
                     window=config.window,
                 )
             )
@@ -195,17 +205,6 @@ class Swin(SavedModel):
             self.head = nn.Linear(shape.dim, config.classes)
             nn.init.zeros_(self.head.weight)
             nn.init.zeros_(self.head.bias)
-
-    def _encodings(self, shape: StackConfig, depth: int) -> Sequence[Encoding]:
-        config = self.config
-        options = fit_image(
-            config.encoding,
-            config.options,
-            (-(-config.size[0] // config.patch), -(-config.size[1] // config.patch)),
-            special=0,
-            window=(config.window, config.window),
-        )
-        return make_encodings(shape, config.encoding, options, layers=depth, causal=False)
 
     def forward(
         self, images: Float[Tensor, "B P Y X"], *, valid: Bool[Tensor, "b Y X"] | None = None
@@ -241,7 +240,3 @@ class Swin(SavedModel):
                 x, extent, cells = self.merging[index - 1](x, extent, cells)
             x = stage(x, extent, cells)
         return self.norm(x), extent, cells
-
-
-def _without_embedding(encoding: Encoding) -> Encoding:
-    return Encoding(query_key=encoding.query_key, score=encoding.score, value=encoding.value)

@@ -152,7 +152,7 @@ def _attend_masked(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, lse: bo
     if grid.dense or _plainly_causal(grid):
         return _kernel(q, k, v, problem, causal=not grid.dense, lse=lse)
     if q.device.type == "cpu" and grid.shift is not None and not grid.segmented:
-        bias = torch.zeros_like(grid.line(device=q.device), dtype=torch.float32)
+        bias = torch.zeros_like(grid.distinct_offsets(device=q.device), dtype=torch.float32)
         return _attend_biased(q, k, v, bias.unsqueeze(0), problem, lse=lse)
     mask = grid.visible
     if q.device.type == "cpu":
@@ -181,7 +181,7 @@ def _attend_biased(
     bias = bias.detach().to(torch.promote_types(q.dtype, torch.float32))
     bias = _drop_negligible(bias, q, k, problem)
     if not grid.dense:
-        offsets = grid.line(device=q.device)
+        offsets = grid.distinct_offsets(device=q.device)
         bias = bias.masked_fill((offsets < first) | (offsets > last), -torch.inf)
     bias = bias.contiguous()
     parts = []

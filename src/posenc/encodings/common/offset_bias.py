@@ -37,5 +37,5 @@ class OffsetBias(ScoreTerm, ABC):
         if grid.shift is None:
             return None
         dtype = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
-        offsets = grid.line(device=q.device).to(dtype)
+        offsets = grid.distinct_offsets(device=q.device).to(dtype)
         return (BucketedTerms(offset_index(grid), table=self.bias(offsets)),)

@@ -231,7 +231,6 @@ ENTRY = Entry(
     summary="Convolves each token with its neighbours; zero padding at the border marks position.",
     claims=Claims(
         relative=True,
-        axes=(1, 2),
         trainable=True,
         extrapolates="Holds: it reads neighbours only; no position information far from a border.",
         cost="L·C·kernel once (kernel² on two axes)",

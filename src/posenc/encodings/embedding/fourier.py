@@ -102,7 +102,6 @@ ENTRY = Entry(
     summary="Adds learned sines and cosines over all position axes, mixed by a small MLP.",
     claims=Claims(
         relative=False,
-        axes=None,
         trainable=True,
         extrapolates="Poorly past the training length: phases differ from those of training.",
         cost="L·(C + features)·hidden once",

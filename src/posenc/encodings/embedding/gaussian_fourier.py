@@ -83,7 +83,6 @@ ENTRY = Entry(
     summary="Adds sines and cosines over all position axes with fixed random frequencies.",
     claims=Claims(
         relative=False,
-        axes=None,
         trainable=False,
         extrapolates="Poorly past the training length, as sinusoids do.",
         cost="L·C·A once",

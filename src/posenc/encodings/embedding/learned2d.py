@@ -143,7 +143,6 @@ ENTRY = Entry(
     summary="Adds a trained vector for each cell of an image to the token vectors.",
     claims=Claims(
         relative=False,
-        axes=(2,),
         trainable=True,
         extrapolates="Not at all: positions past the table raise.",
         cost="L·C once",

@@ -75,7 +75,6 @@ ENTRY = Entry(
     summary="Adds a trained vector for a cell's column concatenated with one for its row.",
     claims=Claims(
         relative=False,
-        axes=(2,),
         trainable=True,
         extrapolates="Not at all: positions past the tables raise.",
         cost="L·C once",

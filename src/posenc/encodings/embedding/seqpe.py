@@ -182,7 +182,6 @@ ENTRY = Entry(
     summary="Encodes the position's digits by a small Transformer.",
     claims=Claims(
         relative=False,
-        axes=None,
         trainable=True,
         extrapolates="To digits trained in every place, with the paper's auxiliary losses.",
         cost="L·(digits·A + 1)·12·C² per block, once",

@@ -118,7 +118,6 @@ ENTRY = Entry(
     summary="Adds sines of an image cell's row and column, counted over real cells.",
     claims=Claims(
         relative=False,
-        axes=(2,),
         trainable=False,
         length_dependent=True,
         extrapolates="To images of any size when scaled: the last cell is always 2π.",

@@ -95,7 +95,6 @@ ENTRY = Entry(
     summary="Rotates blocks of features by exponentials of learned commuting matrices.",
     claims=Claims(
         relative=True,
-        axes=(2,),
         trainable=True,
         extrapolates="Holds at resolutions above the trained one better than LieRE, as published.",
         cost="(Q + K)·D·H·b²",

@@ -111,7 +111,6 @@ ENTRY = Entry(
     summary="Rotates queries and keys by sums of learned token lengths.",
     claims=Claims(
         relative=True,
-        axes=None,
         trainable=True,
         extrapolates="Degrades past the training length as RoPE does, for equal token lengths.",
         cost="(Q + K)·D·H",

@@ -71,7 +71,6 @@ ENTRY = Entry(
     summary="Rotates blocks of features by exponentials of learned matrices, one per axis.",
     claims=Claims(
         relative=False,
-        axes=(2,),
         trainable=True,
         extrapolates="Degrades at resolutions above the trained one.",
         cost="(Q + K)·D·H·b²",

@@ -132,7 +132,6 @@ ENTRY = Entry(
     summary="Rotates some pairs by time, some by height, some by width.",
     claims=Claims(
         relative=True,
-        axes=(3,),
         trainable=False,
         extrapolates="As RoPE; images use few positions, so longer inputs fit the trained range.",
         cost="(Q + K)·D·H",

@@ -81,7 +81,6 @@ ENTRY = Entry(
     summary="Rotates half of the pairs by angles proportional to the row, half to the column.",
     claims=Claims(
         relative=True,
-        axes=(2,),
         trainable=False,
         extrapolates="Holds at resolutions somewhat above the trained one, then degrades.",
         cost="(Q + K)·D·H",

@@ -88,7 +88,6 @@ ENTRY = Entry(
     summary="Rotates each pair of each head by a learned mix of row and column.",
     claims=Claims(
         relative=True,
-        axes=(2,),
         trainable=True,
         extrapolates="Holds at resolutions above the trained one better than axial RoPE.",
         cost="(Q + K)·D·H",

@@ -16,7 +16,6 @@ from posenc.encodings.common.rotation import Pairing
 from posenc.encodings.query_key.rope import Rope
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
-from posenc.layout import Layout
 
 __all__ = ["Xpos"]
 
@@ -101,7 +100,7 @@ class Xpos(QueryKeyTransform):
         self, grid: Grid, *, limit: float
     ) -> tuple[Float[Tensor, "b Q T"], Float[Tensor, "b K T"]]:
         """Logarithms of the scales of queries and of keys."""
-        queries, keys = _places(grid.query), _places(grid.key)
+        queries, keys = (side.positions[..., :1] for side in (grid.query, grid.key))
         first, last = queries.amin(1, keepdim=True), queries.amax(1, keepdim=True)
         centre, half = (first + last) / 2, (last - first) / 2
         decay = self.log_decay(like=queries)
@@ -118,17 +117,12 @@ class Xpos(QueryKeyTransform):
         return factors.repeat_interleave(2, dim=-1)
 
 
-def _places(layout: Layout) -> Float[Tensor, "b L 1"]:
-    return layout.positions[..., :1]
-
-
 ENTRY = Entry(
     factory=Xpos,
     summary="RoPE with products that decay with distance, fast pairs first.",
     claims=Claims(
         relative=True,
         trainable=False,
-        causal_only=True,
         extrapolates="Degrades more slowly than RoPE past the training length.",
         cost="(Q + K)·D·H",
     ),

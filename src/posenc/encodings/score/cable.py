@@ -46,9 +46,7 @@ ENTRY = Entry(
     summary="Lowers logits by the sum of learned token lengths between key and query.",
     claims=Claims(
         relative=True,
-        axes=None,
         trainable=True,
-        causal_only=True,
         extrapolates="Holds well past the training length.",
         cost="L·C·H for the lengths, then a number a query and a key",
     ),

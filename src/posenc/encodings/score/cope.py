@@ -80,9 +80,7 @@ ENTRY = Entry(
     summary="Adds the query's product with a vector at a position that is a sum of gates.",
     claims=Claims(
         relative=True,
-        axes=None,
         trainable=True,
-        causal_only=True,
         extrapolates="Fair: counts beyond the table share a row; they grow slower than positions.",
         cost="Q·K·H beside Q·N·D·H",
     ),

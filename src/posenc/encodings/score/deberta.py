@@ -306,29 +306,25 @@ class Deberta(ScoreTerm):
     def _tables(
         self, low: int, high: int, device: torch.device
     ) -> tuple[Float[Tensor, "H N D"], Float[Tensor, "H N D"]]:
-        """Rows of the buckets ``low`` to ``high``, for products with queries and with keys.
-
-        One group for both terms: of the 2S + 1 buckets each term finds two in one row.
-        """
-        last = 2 * self.relative.span
-        bucket = torch.arange(low, high + 1, device=device)
-        of_query = bucket.clamp(max=last - 1)
-        of_key = of_query if self.lookup == "released" else (last - bucket).clamp(max=last - 1)
+        """Rows of the buckets ``low`` to ``high``, for products with queries and with keys."""
         query, key = self._projections()
-        tables = []
-        for layer, rows, (begin, end) in (
-            (key, of_query, (low, high)),
-            (
-                query,
-                of_key,
-                (low, high) if self.lookup == "released" else (last - high, last - low),
-            ),
-        ):
-            begin, end = min(begin, last - 1), min(end, last - 1) + 1
-            projected = layer(self.relative(begin, end))
-            projected = projected.view(end - begin, -1, self.head_dim)
-            tables.append(projected.transpose(0, 1)[:, rows - begin])
-        return tables[0].repeat_interleave(self.heads // tables[0].shape[0], dim=0), tables[1]
+        from_query = self._rows(key, low, high, device)
+        if self.lookup == "released":
+            from_key = self._rows(query, low, high, device)
+        else:
+            last = 2 * self.relative.span
+            from_key = self._rows(query, last - high, last - low, device).flip(1)
+        return from_query.repeat_interleave(self.heads // len(from_query), dim=0), from_key
+
+    def _rows(
+        self, layer: Projection, low: int, high: int, device: torch.device
+    ) -> Float[Tensor, "h N D"]:
+        """Projected rows of the buckets; of the 2S + 1 buckets the last two share a row."""
+        last = 2 * self.relative.span - 1
+        begin, end = min(low, last), min(high, last) + 1
+        projected = layer(self.relative(begin, end)).view(end - begin, -1, self.head_dim)
+        rows = torch.arange(low, high + 1, device=device).clamp(max=last) - begin
+        return projected.transpose(0, 1)[:, rows]
 
     def _projections(self) -> tuple[Projection, Projection]:
         """W_Q and W_K."""

@@ -105,7 +105,6 @@ ENTRY = Entry(
     summary="Adds a query's products with a vector for the row and one for the column offset.",
     claims=Claims(
         relative=True,
-        axes=(2,),
         trainable=True,
         extrapolates="Not at all: a larger image needs the tables resampled (posenc.extension).",
         cost="Q·K·H beside 2·Q·(Y + X)·D·H",

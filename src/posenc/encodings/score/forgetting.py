@@ -46,9 +46,7 @@ ENTRY = Entry(
     summary="Lowers logits by the log forget gates of the tokens between key and query.",
     claims=Claims(
         relative=True,
-        axes=None,
         trainable=True,
-        causal_only=True,
         extrapolates="Holds well past the training length: distant tokens have low weight.",
         cost="L·C·H for the gates, then a number a query and a key",
     ),

@@ -95,7 +95,6 @@ ENTRY = Entry(
     claims=Claims(
         relative=False,
         trainable=True,
-        causal_only=True,
         extrapolates="Holds, as published: the penalty grows with distance, as ALiBi's does.",
         cost="Q·K·E·H",
     ),

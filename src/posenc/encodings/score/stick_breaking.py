@@ -80,9 +80,7 @@ ENTRY = Entry(
     summary="Gives each token before the query, nearest first, a fraction of the remaining weight.",
     claims=Claims(
         relative=True,
-        axes=None,
         trainable=False,
-        causal_only=True,
         extrapolates="Holds well past the training length: near tokens take the weight first.",
         cost="Q·K·H",
     ),

@@ -85,7 +85,6 @@ ENTRY = Entry(
     summary="Adds a learned number for each head and offset inside a window of an image.",
     claims=Claims(
         relative=True,
-        axes=(2,),
         trainable=True,
         extrapolates="Not at all: a larger window needs the table resampled (posenc.extension).",
         cost="Q·K·H; a table of H·(2M - 1)² numbers",

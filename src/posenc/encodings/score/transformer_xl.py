@@ -165,7 +165,7 @@ class TransformerXL(ScoreTerm):
         first, last = shift - (grid.query.length - 1), shift + grid.key.length - 1
         # Comparisons of symbolic lengths would bound them in an exported program.
         if torch.compiler.is_exporting() or first >= 0 or last <= 0:
-            odd, even = self._projected(-grid.line_offsets(device=like.device), like)
+            odd, even = self._projected(-grid.float_offsets(device=like.device), like)
             return odd + even
         distances = torch.arange(max(-first, last) + 1.0, device=like.device)
         odd, even = self._projected(distances, like)

@@ -105,13 +105,7 @@ class Flow:
 
     def field(self, start: Float[Tensor, " C"], weights: Sequence[Tensor]) -> Field:
         """The equation with these weights."""
-        return Field(
-            start,
-            weights,
-            activation=self.activation,
-            unit=self.unit,
-            rotary=self.rotary,
-        )
+        return Field(start, weights, activation=self.activation, unit=self.unit, rotary=self.rotary)
 
     def at(
         self,
@@ -216,14 +210,7 @@ class Flow:
         return self._stepper(sign, self.field(start, weights))
 
     def _stepper(self, sign: int, field: Field) -> Stepper:
-        return Stepper(
-            TABLEAUS[self.method],
-            sign * self.step,
-            field.rates,
-            self.activation,
-            self.unit,
-            field.weights,
-        )
+        return Stepper(TABLEAUS[self.method], sign * self.step, field)
 
     def _unrolled(
         self, sign: int, counts: Sequence[int], starts: Float[Tensor, "S C"], field: Field

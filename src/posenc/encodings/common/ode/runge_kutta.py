@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.encodings.common.ode.field import Field
+
 __all__ = ["SEGMENT", "TABLEAUS", "Segment", "Stepper", "Tableau", "step"]
 
 SEGMENT = 64
@@ -89,23 +91,13 @@ class Stepper:
     Args:
         tableau: the method.
         size: step in tokens, negative for steps before 0.
-        rates: radians per token, ``[C // 2]`` or empty.
-        activation: a, ``"relu"`` or ``"tanh"``.
-        unit: u, time per token.
-        weights: ``W_1 [E, C+1]``, ``b_1 [E]``, ``W_2 [C, E+1]``, ``b_2 [C]``.
+        field: the equation; weights ``W_1 [E, C+1]``, ``b_1 [E]``, ``W_2 [C, E+1]``, ``b_2 [C]``.
     """
 
-    def __init__(
-        self,
-        tableau: Tableau,
-        size: float,
-        rates: Float[Tensor, " R"],
-        activation: str,
-        unit: float,
-        weights: Sequence[Tensor],
-    ) -> None:
-        first, first_bias, second, second_bias = (w.detach().clone() for w in weights)
-        self.tableau, self.size, self.unit, self.relu = tableau, size, unit, activation == "relu"
+    def __init__(self, tableau: Tableau, size: float, field: Field) -> None:
+        first, first_bias, second, second_bias = (w.detach().clone() for w in field.weights)
+        self.tableau, self.size, self.unit = tableau, size, field.unit
+        self.relu, rates, unit = field.activation == "relu", field.rates, field.unit
         self.dim, hidden = second.shape[0], second.shape[1] - 1
         spare = self.dim % 2 if len(rates) else 0
         self.rates = torch.cat([rates, rates.new_zeros(spare)])
