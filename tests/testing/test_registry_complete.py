@@ -25,8 +25,10 @@ def test_oracle_citation_and_docstring(name: str) -> None:
     assert entry.citation is not None
     assert entry.citation.url.startswith("https://")
     document = inspect.getdoc(entry.factory) or ""
-    for part in ("``", "Claims:", "Reference:", ">>>"):
+    for part in ("``", "Reference:", ">>>"):
         assert part in document, f"the docstring of {name} has no {part}"
+    assert entry.claims.cost
+    assert entry.claims.extrapolates.endswith(".")
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
