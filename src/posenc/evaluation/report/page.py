@@ -46,7 +46,7 @@ def render_page(study: Study, charts: list[Chart]) -> str:
         lengths=lambda metric: (
             study.lengths[:: len(study.lengths) - 1 or 1] if metric.brief else study.lengths
         ),
-        found=next((metric for metric in study.metrics if metric.key == "needles"), None),
+        needles=next((metric for metric in study.metrics if metric.key == "needles"), None),
         charts=charts,
         specs={chart.key: chart.spec for chart in charts},
         style=source(templates, "style.css"),

@@ -240,7 +240,9 @@ def _matched(
 def _is_bare(name: str, family: Family, stored: StoredTensors) -> bool:
     """Whether a missing tensor is of the head, and the checkpoint has no head at all."""
     prefix = family.prefix
-    headed = name.startswith(prefix) or any(each.startswith(prefix) for each in stored.shapes)
+    headed = name.startswith(prefix) or any(
+        stored_name.startswith(prefix) for stored_name in stored.shapes
+    )
     return bool(prefix) and not headed
 
 
