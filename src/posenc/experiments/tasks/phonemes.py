@@ -36,7 +36,7 @@ def distance(a: Sequence[object], b: Sequence[object]) -> int:
 
 def _make(settings: TaskSettings) -> PairTask:
     sounds, pairs, digest = _dictionary(stress=settings.options["stress"])
-    split = Split.of(pairs, settings.lengths, held_out=HELD_OUT)
+    split = _split(tuple(settings.lengths), stress=settings.options["stress"])
 
     def score(written: Sequence[list[int]], pairs: Sequence[Pair]) -> Sequence[float]:
         """Errors a phoneme and words wrong, each against the closest of its pronunciations."""
@@ -91,6 +91,12 @@ def _dictionary(*, stress: bool) -> tuple[Sequence[str], Sequence[Pair], str]:
         target = [numbers[sound] for sound in spoken[word][0]]
         pairs.append(Pair(name=word, source=source, target=target, answers=answers))
     return phonemes, pairs, digest.hexdigest()
+
+
+@cache
+def _split(lengths: tuple[int, ...], *, stress: bool) -> Split:
+    """The words to train on and to test on at each length."""
+    return Split.of(_dictionary(stress=stress)[1], lengths, held_out=HELD_OUT)
 
 
 def _metrics(settings: TaskSettings) -> tuple[Metric, ...]:
