@@ -8,7 +8,7 @@ from typing import Any
 
 import vl_convert
 
-__all__ = ["Chart", "picture_files", "render", "text_of"]
+__all__ = ["Chart", "picture_files", "text_of"]
 
 PICTURE_WIDTH = 760
 """Pixels a chart is wide as a picture, before doubling."""
@@ -59,13 +59,6 @@ def text_of(
         end = "" if first == last else f", {ends} at {last:g}"
         parts.append(f"{name}: {begins} at {first:g}{end}")
     return f"{title}. {axes[1]} against {axes[0]}. {'; '.join(parts)}."
-
-
-def render(spec: dict[str, Any], kind: str) -> bytes:
-    """A Vega-Lite specification as ``".png"`` or ``".svg"``."""
-    if kind == ".png":
-        return vl_convert.vegalite_to_png(spec, scale=2)
-    return vl_convert.vegalite_to_svg(spec).encode()
 
 
 def picture_files(charts: Iterable[Chart]) -> Iterator[tuple[str, bytes]]:

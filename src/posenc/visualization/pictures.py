@@ -13,7 +13,6 @@ import vl_convert
 
 from posenc.errors import ArgumentError
 from posenc.storage import write_bytes
-from posenc.visualization.charts import render
 from posenc.visualization.colours import COLOURS, RISE, Scale, is_narrow
 from posenc.visualization.panels import Curves, Heat, Panel, Profile, Trail
 from posenc.visualization.raster import data_uri
@@ -78,10 +77,12 @@ def save_picture(profile: Profile, path: Path | str, *, summary: str = "") -> No
             remedy=f"Write {path.with_suffix('.png').name}, for example.",
         )
     spec = draw(profile, summary=summary)
-    if kind == ".html":
-        write_bytes(path, vl_convert.vegalite_to_html(spec, bundle=True).encode())
+    if kind == ".png":
+        write_bytes(path, vl_convert.vegalite_to_png(spec, scale=2))
+    elif kind == ".svg":
+        write_bytes(path, vl_convert.vegalite_to_svg(spec).encode())
     else:
-        write_bytes(path, render(spec, kind))
+        write_bytes(path, vl_convert.vegalite_to_html(spec, bundle=True).encode())
 
 
 def draw(profile: Profile, *, summary: str = "") -> dict[str, Any]:
