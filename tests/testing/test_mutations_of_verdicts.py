@@ -271,7 +271,8 @@ def stretching_must_gain() -> None:
     other = reading(2.9, 0.05)
     assert chosen(yarn=reading(2.3, 0.5), ntk=other) == "yarn"
     assert chosen(yarn=reading(2.5, 0.5), ntk=other) == "yarn", "needles beat the window"
-    assert chosen(yarn=reading(2.39, 0.05, wobble=0.2), ntk=other) is None
+    assert chosen(yarn=reading(2.34, 0.05, wobble=0.3), ntk=other) is None, "not significant"
+    assert chosen(yarn=reading(2.39, 0.05), ntk=other) is None, "by less than 1%"
     assert chosen(yarn=reading(4.2, 0.9), ntk=reading(4.3, 0.8)) is None
     assert chosen(direct=reading(2.5, 0.9), yarn=reading(2.3, 0.3), ntk=other) is None
     assert chosen(segments=reading(2.0, 0.9), yarn=reading(2.3, 0.5), ntk=other) == "yarn"
@@ -348,6 +349,7 @@ MUTATIONS = [
     ),
     Mutation(gates._steps, "change(steps)", "steps", only_what_has_learned_is_ranked_and_told),
     Mutation(choosing.shortfall, "not difference.sure", "False", stretching_must_gain),
+    Mutation(choosing.shortfall, "<= TIE * value", "<= 0", stretching_must_gain),
     Mutation(choosing.shortfall, "and more >= 0", "", stretching_must_gain),
     Mutation(choosing.shortfall, "or name == WINDOW", "", stretching_must_gain),
     Mutation(choosing.shortfall, "(stands == 0 or name == WINDOW)", "True", stretching_must_gain),
