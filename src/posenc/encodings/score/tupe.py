@@ -45,7 +45,7 @@ class Tupe(ScoreTerm):
     ``[2, H]`` in logits. Special tokens are those that the layout marks, such as [CLS]: they have
     no position. All layers share all parameters.
 
-    Past the table it raises. Differs from the authors' code, which is bidirectional and writes θ as
+    Differs from the authors' code, which is bidirectional and writes θ as
     products of two further positions with themselves plus a bucket each, in having θ as parameters,
     and T5's causal buckets.
 
@@ -54,7 +54,7 @@ class Tupe(ScoreTerm):
         heads: H.
         head_dim: width D of a head.
         max_length: positions in the table.
-        causal: keys ahead are never seen, so that all buckets are for the past.
+        causal: keys ahead are masked, so all buckets are for the past.
         buckets: N; None leaves the relative part out (TUPE-A rather than TUPE-R).
         max_distance: from here on all distances share a bucket.
 
