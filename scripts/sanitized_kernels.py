@@ -20,6 +20,8 @@ OPTIONS: dict[str, dict[str, int]] = {
     "deberta": {"dim": 32, "heads": 2, "head_dim": 20, "max_distance": 40, "buckets": 16},
     "fire": {"heads": 2, "hidden": 7},
     "cope": {"head_dim": 20},
+    "dape": {"heads": 2, "hidden": 7},
+    "path": {"dim": 32, "heads": 2, "head_dim": 20},
     "stick_breaking": {},
 }
 

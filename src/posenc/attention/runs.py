@@ -61,8 +61,14 @@ def regular_runs(grid: Grid) -> dict[tuple[Run, ...], list[int]] | None:
     """Runs that hold every visible pair, and the batch rows (of the layouts) that have them.
 
     Queries in no run see nothing. None where documents are in pieces, or tokens of one are not one
-    position and one step apart. Reads the layouts' values.
+    position and one step apart, or carry signals. Reads the layouts' values.
     """
+    if grid.query.signal is not None or grid.key.signal is not None:
+        return None
+    return _runs(grid)
+
+
+def _runs(grid: Grid) -> dict[tuple[Run, ...], list[int]] | None:
     rows = max(grid.query.batch, grid.key.batch)
     queries, keys = _spans(grid.query), _spans(grid.key)
     if queries is None or keys is None:
@@ -78,7 +84,7 @@ def regular_runs(grid: Grid) -> dict[tuple[Run, ...], list[int]] | None:
 
 def _spans(layout: Layout) -> list[dict[int, _Span]] | None:
     """For each row of a layout of one axis, its documents by number."""
-    if layout.axes != 1 or layout.special is not None or layout.signal is not None:
+    if layout.axes != 1 or layout.special is not None:
         return None
     rows = layout.batch
     positions = layout.positions[..., 0].detach().expand(rows, -1)
@@ -122,9 +128,9 @@ def run_intervals(grid: Grid) -> Int[Tensor, "3 b Q"] | None:
     """For each query the first key that it sees, the last plus one, and its key 0's offset.
 
     The offset of key j is j plus the last number. A query that sees none has an empty interval.
-    None where documents are in pieces or not regular, see ``regular_runs``.
+    None where documents are in pieces, or tokens of one not one position and one step apart.
     """
-    runs = regular_runs(grid)
+    runs = _runs(grid)
     if runs is None:
         return None
     rows, i = sum(len(members) for members in runs.values()), torch.arange(grid.query.length)

@@ -2,10 +2,12 @@
 
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.lowered import (
+    BlockTransforms,
     BucketedTerms,
     DistanceFunction,
     FusedScore,
     GateCounts,
+    HeadMixing,
     LowRank,
     Pairing,
     Rotation,
@@ -22,12 +24,14 @@ from posenc.encoding.parts import (
 )
 
 __all__ = [
+    "BlockTransforms",
     "BucketedTerms",
     "DistanceFunction",
     "EmbeddingEncoding",
     "Encoding",
     "FusedScore",
     "GateCounts",
+    "HeadMixing",
     "LowRank",
     "Pairing",
     "Part",

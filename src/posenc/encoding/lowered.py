@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
 __all__ = [
+    "BlockTransforms",
     "BucketedTerms",
     "DistanceFunction",
     "FusedScore",
     "GateCounts",
+    "HeadMixing",
     "LowRank",
     "Pairing",
     "Rotation",
@@ -123,7 +125,46 @@ class StickWeights:
     rest_to_self: bool
 
 
-FusedScore = DistanceFunction | GateCounts | StickWeights
+@dataclass(frozen=True, eq=False)
+class HeadMixing:
+    """``s_ij += B_ij + output · leaky_relu(input · [A_ij, B_ij] + input_bias) + output_bias``.
+
+    A: the logits ``scale · q_i·k_j`` of all heads; B: biases of all heads, by offset.
+
+    Args:
+        bias: maps offsets ``[W]`` to B ``[H, W]``.
+        input: ``[U, 2H]``; input_bias: ``[U]``; output: ``[H, U]``; output_bias: ``[H]``.
+    """
+
+    bias: Callable[[Float[Tensor, " W"]], Float[Tensor, "H W"]]
+    input: Float[Tensor, "U I"]
+    input_bias: Float[Tensor, " U"]
+    output: Float[Tensor, "H U"]
+    output_bias: Float[Tensor, " H"]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockTransforms:
+    """Products with queries that blocks of 64 keys transform on the way to the keys before them.
+
+    ``s_ij = own[b, h, i, j - 64 n]`` for the keys of the block n of the query's own key, and
+    ``s_ij = q_i · M_{n-1} … M_{m+1} · k_j`` for those of an earlier block m.
+
+    Args:
+        query: ``[B, H, Q, E]``; key: ``[B, H, K, E]``; E is a multiple of 16.
+        matrices: M, ``[B, H, N, E, E]``.
+        own: ``[B, H, Q, 64]``.
+    """
+
+    BLOCK: ClassVar[int] = 64
+
+    query: Float[Tensor, "B H Q E"]
+    key: Float[Tensor, "B H K E"]
+    matrices: Float[Tensor, "B H N E E"]
+    own: Float[Tensor, "B H Q C"]
+
+
+FusedScore = BlockTransforms | DistanceFunction | GateCounts | HeadMixing | StickWeights
 """Forms of single methods outside the structured one, for compiled kernels."""
 
 Pairing = Literal["half", "adjacent"]

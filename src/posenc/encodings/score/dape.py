@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
-from posenc.encoding import ScoreTerm
+from posenc.encoding import FusedScore, HeadMixing, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores
+from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.fire import Fire
@@ -76,6 +77,17 @@ class Dape(ScoreTerm):
         hidden = nn.functional.leaky_relu(self.input(both))
         correction: Tensor = self.output(hidden).movedim(-1, 1)
         return bias + correction
+
+    def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
+        if not isinstance(self.bias, OffsetBias):
+            return None
+        return HeadMixing(
+            bias=self.bias.bias,
+            input=self.input.weight,
+            input_bias=self.input.bias,
+            output=self.output.weight,
+            output_bias=self.output.bias,
+        )
 
 
 ENTRY = Entry(

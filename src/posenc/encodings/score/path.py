@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
-from posenc.encoding import ScoreTerm
+from posenc.encoding import BlockTransforms, FusedScore, ScoreTerm
 from posenc.encoding.tensors import Features, Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import Ranks
@@ -105,6 +105,42 @@ class Path(ScoreTerm):
         reached = (rank < ranks.query_until.unsqueeze(-1)).unsqueeze(1)
         return -scale * ((q @ directions.mT).where(reached, 0.0) @ lost)
 
+    def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
+        first = _first_own_key(grid)
+        if first is None:
+            return None
+        size, (queries, keys), width = BlockTransforms.BLOCK, (q.shape[2], k.shape[2]), q.shape[3]
+        ranks = replace(Ranks.of(grid), arrangement=None)  # blocks are of keys as they are stored
+        directions, strengths = (
+            x.expand(len(q), *x.shape[1:]) for x in self._reflections(grid, ranks)
+        )
+        wide = torch.promote_types(q.dtype, torch.float32)
+        more = (-width % 16, -keys % size)
+
+        def blocks(x: Tensor, before: int = 0) -> Tensor:
+            behind = keys + more[1] - before - x.shape[2]
+            x = nn.functional.pad(x.to(wide), (0, more[0], before, behind))
+            return x.unflatten(2, (-1, size))  # [b, H, blocks, size, width]
+
+        w, key, query = blocks(directions), blocks(k), blocks(q * scale, first)
+        beta = nn.functional.pad(strengths.to(wide), (0, more[1])).unflatten(2, (-1, size))
+        along = (w @ w.mT * beta.unsqueeze(-1)).tril(-1)
+        weighted = w * beta.unsqueeze(-1)
+        onto = (weighted @ key.mT).tril(-1)
+        lost, mixed = torch.linalg.solve_triangular(
+            along, torch.cat([onto, weighted], dim=-1), upper=False, unitriangular=True
+        ).split([size, w.shape[-1]], dim=-1)
+        read = (query @ w.mT).tril()
+        own = query @ key.mT - read @ lost
+        query, key = query - read @ mixed, key - lost.mT @ w
+        here = slice(first, first + queries)
+        return BlockTransforms(
+            query=query.flatten(2, 3)[:, :, here],
+            key=key.flatten(2, 3)[:, :, :keys],
+            matrices=torch.eye(w.shape[-1], dtype=wide) - w.mT @ mixed,
+            own=own.flatten(2, 3)[:, :, here],
+        )
+
     def _reflections(
         self, grid: Grid, ranks: Ranks
     ) -> tuple[Float[Tensor, "b H K D"], Float[Tensor, "b H K"]]:
@@ -144,6 +180,22 @@ class Path(ScoreTerm):
                 earlier = earlier.masked_fill((before != document).unsqueeze(-1), 0.0)
             total = total + earlier * taps[back]
         return nn.functional.silu(total)
+
+
+def _first_own_key(grid: Grid) -> int | None:
+    """Index of the first query's own key, where those of the others follow; None elsewhere."""
+    query, key = grid.query, grid.key
+    if grid.shift is not None and not grid.segmented:
+        first = -grid.shift
+        return first if 0 <= first <= key.length - query.length else None
+    first = key.length - query.length
+    if first < 0:
+        return None
+    last = key.slice(first, key.length)
+    for one, other in ((query.order, last.order), (query.document, last.document)):
+        if one is not other and (one is None or other is None or not torch.equal(one, other)):
+            return None
+    return first
 
 
 def _arranged(ranks: Ranks, marks: Tensor | None, key: Layout) -> Tensor | None:

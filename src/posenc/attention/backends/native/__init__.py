@@ -103,6 +103,8 @@ def _attend(
     pairs = None if form is None else fused(form, domain)
     if pairs is not None and pairs.left is not None:
         x = replace(x, left=pairs.left.tokens, left_rows=pairs.left.rows)
+    if pairs is not None and pairs.line is not None:
+        x = replace(x, line=pairs.line, first=domain[0])
     return _run(problem, terms, x, shift, intervals, pairs, lse=lse)
 
 
@@ -125,6 +127,9 @@ def _run(
     lse: bool,
 ) -> Result:
     q, k, v, scale, grid = problem.q, problem.k, problem.v, problem.scale, problem.grid
+    if pairs is not None and pairs.tokens is not None:
+        (q, k), scale = pairs.tokens, 1.0
+        q, k, v = (x.to(q.dtype) for x in (q, k, repeat_heads(v, problem.heads)))
     if x.factors:
         size = (len(q), problem.heads, -1, -1)
         q = torch.cat([q * scale, *(f.query.to(q).expand(size) for f in x.factors)], dim=-1)
@@ -160,7 +165,7 @@ def _run(
         [graded and term is not None and term.requires_grad for term in (x.line, x.column)],
         "" if pairs is None else pairs.kind,
     )
-    return Result(output, add_rows(sums, terms) if lse else None)
+    return Result(output.to(problem.v.dtype), add_rows(sums, terms) if lse else None)
 
 
 ENTRY = Native()

@@ -268,6 +268,8 @@ class _Call:
             x.value_rows, x.value_head = rows.data_ptr(), 0 if len(rows) == 1 else rows.stride(0)
 
     def add_pairs(self, kind: str, pairs: Sequence[Tensor]) -> None:
+        if kind == "mixing":  # all heads go together
+            self.splits = min(2, self.tiles)
         self.pairs = [self.keep(x.to(self.dtype).contiguous()) for x in pairs]
         set_pairs(kind, self.problem, self.pairs)
 

@@ -10,17 +10,22 @@ from torch import Tensor
 
 from posenc.attention.backends.native.library import Problem
 from posenc.encoding import (
+    BlockTransforms,
     DistanceFunction,
     FusedScore,
     GateCounts,
+    HeadMixing,
     StickWeights,
     TokenTableProduct,
 )
+from posenc.layout.integers import exact_dtype
 
 __all__ = ["DESCRIPTIONS", "Fused", "fused", "pair_gradients", "set_pairs", "sum_to_tensors"]
 
 DESCRIPTIONS: dict[type, str] = {
     DistanceFunction: "a piecewise-linear function of the distance",
+    HeadMixing: "a network of the logits of all heads, which go together",
+    BlockTransforms: "queries that blocks of keys transform",
     GateCounts: "counts by gates, carried from the last key to the first",
     StickWeights: "stick breaking, carried from the last key to the first",
 }
@@ -30,11 +35,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """The tensors of a term, and what they are, see ``KINDS``; a left term may belong to it."""
+    """The tensors of a term, and their kind, see ``KINDS``; with structured terms beside it."""
 
     kind: str
     tensors: tuple[Tensor, ...]
     left: TokenTableProduct | None = None
+    line: Tensor | None = None
+    tokens: tuple[Tensor, Tensor] | None = None
 
 
 def fused(form: FusedScore, domain: tuple[int, int]) -> Fused:
@@ -43,6 +50,18 @@ def fused(form: FusedScore, domain: tuple[int, int]) -> Fused:
         return Fused("counts", (), form.product)
     if isinstance(form, StickWeights):
         return Fused("sticks_self" if form.rest_to_self else "sticks", ())
+    if isinstance(form, BlockTransforms):
+        return Fused("blocks", (form.matrices, form.own), tokens=(form.query, form.key))
+    if isinstance(form, HeadMixing):
+        offsets = torch.arange(
+            domain[0], domain[1] + 1, dtype=exact_dtype(*domain, torch.device("cpu"))
+        )
+        line = form.bias(offsets)
+        line = line.to(torch.promote_types(line.dtype, torch.float32))
+        own, given = form.input.to(line.dtype).chunk(2, dim=1)
+        hidden = given @ line + form.input_bias.to(line.dtype).unsqueeze(-1)
+        tensors = (own, hidden, form.output, form.output_bias)
+        return Fused("mixing", tensors, line=line)
     farthest = max(abs(domain[0]), abs(domain[1]))
     distances = torch.arange(farthest + 1, dtype=form.factor.dtype)
     tensors = (form.distance(distances), form.knots, form.slope, form.intercept, form.factor)
@@ -79,6 +98,23 @@ def _distance_gradients(
     return (parts, problem.heads, len(x)), None, pieces, pieces, rows
 
 
+def _mixing_sizes(tensors: Sequence[Tensor]) -> Sequence[int]:
+    return tensors[1].shape
+
+
+def _mixing_gradients(
+    tensors: Sequence[Tensor], problem: Problem, parts: int
+) -> Sequence[Shape | None]:
+    return [(parts, *x.shape) for x in tensors]
+
+
+def _block_gradients(
+    tensors: Sequence[Tensor], problem: Problem, parts: int
+) -> Sequence[Shape | None]:
+    matrices, own = tensors
+    return (problem.splits, *matrices.shape), own.shape
+
+
 def _no_gradients(*_: object) -> Sequence[Shape | None]:
     return ()
 
@@ -86,10 +122,12 @@ def _no_gradients(*_: object) -> Sequence[Shape | None]:
 KINDS = {
     "distance": Kind(1, _distance_sizes, _distance_gradients),
     "counts": Kind(2, lambda _: (), _no_gradients),
+    "blocks": Kind(5, lambda tensors: (tensors[0].shape[2],), _block_gradients),
+    "mixing": Kind(4, _mixing_sizes, _mixing_gradients),
     "sticks": Kind(3, lambda _: (0,), _no_gradients),
     "sticks_self": Kind(3, lambda _: (1,), _no_gradients),
 }
-"""By name: csrc/distance.h, and the classes Counts and Sticks of csrc/sums.h."""
+"""By name: in csrc distance.h, blocks.h, mixing.h, and the classes Counts and Sticks of sums.h."""
 
 
 def set_pairs(kind: str, problem: Problem, tensors: Sequence[Tensor]) -> None:

@@ -10,6 +10,16 @@ class Backward {
   }
   // Queries [first, last) of the batch rows [begin, end) of one head; part: of the sums of rows.
   void run(index h, Range batch, Range queries, index part, index split) {
+    begin_head(h, part);
+    for (index b = batch.begin; b < batch.end; ++b) {
+      begin_row(b, h, split);
+      for (index i = queries.begin; i < queries.end; i += 128)
+        run_tile(b, h, i, std::min<index>(128, queries.end - i));
+      end_row(b, h, split);
+    }
+    end_head(h, part);
+  }
+  void begin_head(index h, index part) {
     logits_.begin_head(x_, h);
     const index slot = part * x_.heads + h;
     line_ = x_.line_gradient ? x_.line_gradient + slot * x_.line_count : nullptr;
@@ -17,20 +27,15 @@ class Backward {
     begin_rows(d_right_, x_.right, right_width_);
     if (x_.value_rows) begin(d_value_, value_width_);
     if (x_.pairs.kind == DISTANCE) logits_.distance.begin_gradient(x_.pairs, slot);
-    for (index b = batch.begin; b < batch.end; ++b) {
-      logits_.begin_row(x_, b, h, true);
-      begin_row(b, h, split);
-      for (index i = queries.begin; i < queries.end; i += 128)
-        run_tile(b, h, i, std::min<index>(128, queries.end - i));
-      end_row(b, h, split);
-    }
+  }
+  void end_head(index h, index part) {
+    const index slot = part * x_.heads + h;
     if (x_.left.rows) write(d_left_, left_width_, x_.left.features, x_.left.rows_gradient, slot);
     if (x_.right.rows) write(d_right_, right_width_, x_.right.features, x_.right.rows_gradient, slot);
     if (x_.value_rows) write(d_value_, value_width_, x_.value_dim, x_.value_gradient, slot);
     if (x_.pairs.kind == DISTANCE) logits_.distance.end_gradient();
   }
-
- private:
+  Logits& logits() { return logits_; }
   void begin_rows(Scratch& scratch, const Term& term, index& width) {
     if (!term.rows) return;
     width = round_up(term.features, VL);
@@ -46,9 +51,11 @@ class Backward {
     for (index n = 0; n < x_.map.buckets; ++n) std::copy_n(from + n * width, features, to + n * features);
   }
   void begin_row(index b, index h, index split) {
+    logits_.begin_row(x_, b, h, true);
     real* panels = panels_.of(round_up(x_.keys, PANEL) * x_.value_dim);
     pack_transposed(logits_.v.data, logits_.v.ld, x_.keys, x_.value_dim, panels);
     v_panels_ = panels;
+    if (x_.pairs.kind == BLOCKS) logits_.blocks.begin_gradient(x_, b, h, split);
     dk_ = dk_scratch_.of(x_.keys * width_);
     dv_ = dv_scratch_.of(x_.keys * value_width_);
     fill(dk_, 0, x_.keys * width_);
@@ -110,6 +117,10 @@ class Backward {
     }
     index live = 0;
     if (x_.pairs.sums()) live = sweep(b, h, n, s, g);
+    if (x_.pairs.kind == BLOCKS) {
+      tile.each(x_, true, [&] { logits_.multiply(x_, s, ld_); });
+      logits_.blocks.chain = false;
+    }
     tile.each(x_, false, [&] {
       const index j = tile.j0;
       if (j < live) return;
@@ -121,25 +132,48 @@ class Backward {
       });
       prepare_buckets(g);
       for (index i = 0; i < n; ++i) row(b, h, i, s + i * ld_, ds + i * ld_);
+      if (logits_.given.data) logits_.give_back(ds, ld_);
       if (x_.right.rows) {
         logits_.right.collect(x_, tile, ds, ld_);
         if (!logits_.right.cached) flush_right(j / KEY_TILE);
       }
+      if (x_.pairs.kind == BLOCKS)
+        logits_.blocks.collect(j, tile.panels, logits_.k.data, logits_.k.ld, ds, ld_, dq, dk_);
       for_panels([&](index at, index keys, Range m) {
         const real* p = s + m.begin * ld_ + at;
-        const real* d = ds + m.begin * ld_ + at;
-        gemm(m.size(), width_, keys, {d, ld_, 1}, logits_.k.at(j + at), logits_.k.ld,
-             dq + m.begin * width_, width_, true);
-        gemm(keys, width_, m.size(), {d, 1, ld_}, logits_.q.at(m.begin), logits_.q.ld,
-             dk_ + (j + at) * width_, width_, true);
+        if (x_.pairs.kind != BLOCKS) add_products(at, keys, m, ds + m.begin * ld_ + at, ld_, dq);
         gemm(keys, value_width_, m.size(), {p, 1, ld_}, g.at(m.begin), g.ld,
              dv_ + (j + at) * value_width_, value_width_, true);
       });
     });
-    for (index i = 0; i < n; ++i)
-      write_row(x_.dq, row_of(x_.dq, b, h, first + i), dq + i * width_, real(x_.scale), x_.dim);
+    write_queries(b, h, first, n);
     if (x_.left.rows) end_left(b, h, first, n);
     if (x_.value_rows) weights_.transposed_times(g.data, g.ld, d_value_.of(0), value_width_);
+  }
+  // Gradients of queries and keys from more gradients of the logits of the last tile of queries.
+  void add_logit_gradients(index b, index h, index first, index n, const real* ds, index ld) {
+    real* dq = dq_.of(0);
+    logits_.tile.each(x_, false, [&] {
+      const index j = logits_.tile.j0;
+      for_panels([&](index at, index keys, Range m) {
+        add_products(at, keys, m, ds + m.begin * ld + j + at, ld, dq);
+      });
+    });
+    write_queries(b, h, first, n);
+  }
+
+ private:
+  // Gradients of the rows m and some keys of a panel, by their product.
+  void add_products(index at, index keys, Range m, const real* d, index ld, real* dq) {
+    const index j = logits_.tile.j0 + at;
+    gemm(m.size(), width_, keys, {d, ld, 1}, logits_.k.at(j), logits_.k.ld, dq + m.begin * width_, width_,
+         true);
+    gemm(keys, width_, m.size(), {d, 1, ld}, logits_.q.at(m.begin), logits_.q.ld, dk_ + j * width_, width_,
+         true);
+  }
+  void write_queries(index b, index h, index first, index n) {
+    for (index i = 0; i < n; ++i)
+      write_row(x_.dq, row_of(x_.dq, b, h, first + i), dq_.of(0) + i * width_, real(x_.scale), x_.dim);
   }
   // Carry sums over all tiles, from the last to the first; the first key of those that matter.
   index sweep(index b, index h, index n, real* s, Rows g) {

@@ -9,17 +9,20 @@ class Forward {
     width_ = round_up(x.value_dim, VL);
   }
   // Queries [first, last) of the batch rows [begin, end) of one head.
-  void run(index h, Range batch, Range queries) {
-    logits_.begin_head(x_, h);
+  void run(index h, Range batch, Range queries, index part, index split) {
+    begin_head(h, part);
     const index size = x_.queries >= 768 ? 256 : 128;
     for (index b = batch.begin; b < batch.end; ++b) {
-      logits_.begin_row(x_, b, h, false);
+      begin_row(b, h, split);
       for (index i = queries.begin; i < queries.end; i += size)
         run_tile(b, h, i, std::min(size, queries.end - i));
     }
   }
-
- private:
+  void begin_head(index h, index) { logits_.begin_head(x_, h); }
+  void begin_row(index b, index h, index) { logits_.begin_row(x_, b, h, false); }
+  void end_row(index, index, index) {}
+  void end_head(index, index) {}
+  Logits& logits() { return logits_; }
   void run_tile(index b, index h, index first, index n) {
     logits_.begin_tile(x_, b, h, first, n);
     QueryTile& tile = logits_.tile;
@@ -32,7 +35,7 @@ class Forward {
     fill(row_sum, 0, n);
     if (x_.value_rows) weights_.begin(logits_.value_rows, n);
     if (x_.pairs.sums()) logits_.carry.begin(n, 0);
-    tile.each(x_, x_.pairs.sums(), [&] {
+    tile.each(x_, x_.pairs.from_last(), [&] {
       if (x_.pairs.kind == STICKS && logits_.carried_out(x_)) return;
       logits_.multiply(x_, s, ld_);
       if (x_.value_rows) {
@@ -58,6 +61,8 @@ class Forward {
           empty ? real(-INFINITY) : row_max[i] + std::log(row_sum[i]);
     }
   }
+
+ private:
   void softmax_row(index b, index h, index i, real* s, real& row_max, real& row_sum, real* out) {
     const QueryTile& tile = logits_.tile;
     const Range see = tile.seen(i), all{tile.panels.begin * PANEL, tile.panels.end * PANEL};

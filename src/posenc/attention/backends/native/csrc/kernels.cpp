@@ -1,16 +1,16 @@
 // The functions that library.py calls, for one type of number.
-#include "backward.h"
-#include "forward.h"
+#include "mixing.h"
 #define JOIN(a, b) posenc_##a##_##b
 #define EXPAND(a, b) JOIN(a, b)
 #define NAME(x) EXPAND(x, NUMBER)
 
 namespace posenc::NUMBER {
 namespace {
-// Calls run(worker, head, batch rows, queries, part, split) for disjoint parts of the problem.
-template <class Worker, class F>
-int in_parallel(const Problem& x, index splits, F run) {
-  const index items = x.heads * x.chunks * splits;
+// Runs workers for disjoint parts of the problem: head, batch rows, queries, part, split.
+template <class Worker>
+int in_parallel(const Problem& x) {
+  const index splits = x.splits;
+  const index heads = x.pairs.kind == MIXING ? 1 : x.heads, items = heads * x.chunks * splits;
   const index rows = round_up((x.queries + splits - 1) / splits, 256);
   int failed = 0;
 #pragma omp parallel num_threads(int(std::min(items, x.threads)))
@@ -23,7 +23,7 @@ int in_parallel(const Problem& x, index splits, F run) {
         const Range batch{x.batch * chunk / x.chunks, x.batch * (chunk + 1) / x.chunks};
         const Range queries{std::min(x.queries, split * rows), std::min(x.queries, (split + 1) * rows)};
         try {
-          run(worker, h, batch, queries, chunk * splits + split, split);
+          worker.run(h, batch, queries, chunk * splits + split, split);
         } catch (const std::bad_alloc&) {
 #pragma omp atomic write
           failed = 1;
@@ -40,15 +40,10 @@ int in_parallel(const Problem& x, index splits, F run) {
 
 extern "C" {
 int NAME(forward)(const Problem* x) {
-  return in_parallel<Forward>(*x, x->splits, [](Forward& w, index h, Range b, Range q, index, index) {
-    w.run(h, b, q);
-  });
+  return x->pairs.kind == MIXING ? in_parallel<AllHeads<Forward>>(*x) : in_parallel<Forward>(*x);
 }
 int NAME(backward)(const Problem* x) {
-  return in_parallel<Backward>(*x, x->splits,
-                               [](Backward& w, index h, Range b, Range q, index part, index split) {
-                                 w.run(h, b, q, part, split);
-                               });
+  return x->pairs.kind == MIXING ? in_parallel<AllHeads<Backward>>(*x) : in_parallel<Backward>(*x);
 }
 #ifndef POSENC_DOUBLE
 int64_t posenc_size() { return sizeof(Problem); }

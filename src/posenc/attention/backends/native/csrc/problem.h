@@ -29,7 +29,7 @@ struct Term {
   index rows_head, features;
 };
 // A term of pairs outside the formula; the header of its kind says what the arrays are.
-enum Kind : index { NONE = 0, DISTANCE = 1, COUNTS = 2, STICKS = 3 };
+enum Kind : index { NONE = 0, DISTANCE = 1, COUNTS = 2, STICKS = 3, MIXING = 4, BLOCKS = 5 };
 struct Pairs {
   index kind;
   index sizes[6];
@@ -37,6 +37,8 @@ struct Pairs {
   real* gradient[6];
   // Whether terms depend on sums over the later keys of a row.
   bool sums() const { return kind == COUNTS || kind == STICKS; }
+  // Whether tiles of keys go from the last to the first.
+  bool from_last() const { return sums() || kind == BLOCKS; }
 };
 struct Problem {
   index batch, heads, groups, queries, keys, dim, value_dim;

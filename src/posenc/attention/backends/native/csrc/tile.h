@@ -1,5 +1,6 @@
 // Logits of a tile of queries against a tile of keys, with all their summands.
 #pragma once
+#include "blocks.h"
 #include "distance.h"
 #include "sums.h"
 namespace posenc::NUMBER {
@@ -50,6 +51,7 @@ class QueryTile {
   Range seen(index i) const {
     return {std::max<index>(0, low_[i] - j0), std::min<index>(width, high_[i] - j0)};
   }
+  Range all_seen(index i) const { return {low_[i], high_[i]}; }
   bool sees(index i, index key) const { return key >= low_[i] && key < high_[i]; }
   index i0, rows, j0, width;
   Range keys, panels, offsets;
@@ -173,6 +175,8 @@ class Logits {
     pack_transposed(k.data, k.ld, x.keys, x.dim, panels);
     k_panels = panels;
     if (x.right.rows) right.begin(x, b, h, gradient);
+    if (x.pairs.kind == BLOCKS) blocks.begin_row(x, b, h);
+    keeps_ = gradient;
     if (x.column) {
       real* to = column_.of(x.keys + 2 * PAD) + PAD;
       std::copy_n(x.column + b * x.column_batch + h * x.column_head, x.keys, to);
@@ -185,6 +189,8 @@ class Logits {
     tile.set(x, b, first, rows);
     q = read_rows(x.q, b, h, first, rows, x.dim, real(x.scale), q_scratch_);
     if (x.pairs.kind == DISTANCE) distance.begin_tile(x, b, h, first, rows);
+    if (x.pairs.kind == BLOCKS)
+      blocks.begin_tile(x, b, h, first, rows, tile.base, q.data, q.ld, keeps_);
     if (x.left.rows) {
       left_tokens = read_rows(x.left.tokens, b, h, first, rows, x.left.features, 1, left_scratch_);
       left.begin(left_rows, rows);
@@ -198,6 +204,8 @@ class Logits {
   }
   // Products and right term of the chosen tile.
   void multiply(const Problem& x, real* s, index ld) {
+    if (given.data) return take(s, ld);
+    if (x.pairs.kind == BLOCKS) return blocks.products(tile.j0, tile.panels, k_panels, s, ld);
     for (index p = tile.panels.begin; p < tile.panels.end; ++p) {
       const Range m = tile.panel_rows[p];
       if (m.size())
@@ -260,6 +268,28 @@ class Logits {
       for (index t = 0; t < n; t += VL)
         store(s + see.begin + t, load(s + see.begin + t) + load(column + j + t));
   }
+  // Products of a tile of queries with all keys, s [rows, ld].
+  void all_products(const Problem& x, index b, index h, index first, index rows, real* s, index ld) {
+    given = {};
+    begin_tile(x, b, h, first, rows);
+    tile.each(x, false, [&] { multiply(x, s + tile.j0, ld); });
+  }
+  // Between the chosen tile and what is given for it.
+  void take(real* s, index ld) const {
+    const index from = tile.panels.begin * PANEL, n = tile.panels.end * PANEL - from;
+    for (index i = 0; i < tile.rows; ++i)
+      std::copy_n(given.data + i * given.ld + tile.j0 + from, n, s + i * ld + from);
+  }
+  void give_back(const real* ds, index ld) const {
+    const index from = tile.panels.begin * PANEL, n = tile.panels.end * PANEL - from;
+    for (index i = 0; i < tile.rows; ++i)
+      std::copy_n(ds + i * ld + from, n, given.data + i * given.ld + tile.j0 + from);
+  }
+  struct Given {
+    real* data = nullptr;
+    index ld = 0;
+  };
+  Given given;  // logits of a tile of queries and all keys that are there already
   QueryTile tile;
   index group = 0;
   Rows q, k, v, left_tokens;
@@ -268,11 +298,13 @@ class Logits {
   BucketTile left;
   RightTerm right;
   Distance distance;
+  Blocks blocks;
   Carry carry;
   Counts counts;
   Sticks sticks;
 
  private:
+  bool keeps_ = false;
   Line line_;
   Scratch q_scratch_, k_scratch_, v_scratch_, left_scratch_, panels_, column_;
 };

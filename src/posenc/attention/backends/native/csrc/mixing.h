@@ -1,0 +1,189 @@
+// Logits corrected by a small network of the logits of all heads: heads go together.
+#pragma once
+#include <memory>
+#include "backward.h"
+#include "forward.h"
+namespace posenc::NUMBER {
+constexpr index MIXED_ROWS = 32;
+
+// s[h] += b2[h] + Σ_u w2[h, u] · leaky(z[u]), z[u] = x[u, offset] + Σ_h w1[u, h] · s[h].
+// data: w1 [U, H], x [U, W] from the offset line_first on, w2 [H, U], b2 [H]; gradient: each
+// [parts, ...]. sizes: U, W.
+class Mixing {
+ public:
+  explicit Mixing(const Problem& x)
+      : x_(x), heads_(x.heads), units_(x.pairs.sizes[0]), count_(x.pairs.sizes[1]) {
+    for (Scratch* block : {&s_, &ds_, &out_}) block->of(heads_ * CHUNK);
+    for (Scratch* block : {&z_, &dz_}) block->of(units_ * CHUNK);
+    for (Scratch* sums : {&dw1_, &dw2_}) fill(sums->of(units_ * heads_ * VL), 0, units_ * heads_ * VL);
+    fill(db2_.of(heads_ * VL), 0, heads_ * VL);
+    stride_ = count_ + 2 * PAD;
+    real* rows = rows_.of(units_ * stride_);
+    fill(rows, 0, units_ * stride_);
+    for (index u = 0; u < units_; ++u) std::copy_n(x.pairs.data[1] + u * count_, count_, rows + u * stride_ + PAD);
+  }
+  void begin_gradient() { fill(dx_.of(units_ * stride_), 0, units_ * stride_); }
+  // s: [H, rows, ld] logits of a tile of queries and all keys.
+  void apply(const QueryTile& tile, real* s, index ld) {
+    each_chunk(tile, [&](index i, index t, index n, index at, Range see) {
+      read(s_, s + i * ld, tile.rows * ld, t, n, see);
+      hidden(at, n);
+      gemm(heads_, n, units_, {x_.pairs.data[2], units_, 1}, z_.of(0), CHUNK, out_.of(0), CHUNK, false);
+      for (index h = 0; h < heads_; ++h) {
+        real* to = s + (h * tile.rows + i) * ld + t;
+        for (index l = 0; l < n; l += VL)
+          store(to + l, load(to + l) + load(out_.of(0) + h * CHUNK + l) + x_.pairs.data[3][h]);
+      }
+    });
+  }
+  // ds: gradients of the corrected logits become those of the correction's inputs.
+  void differentiate(const QueryTile& tile, const real* s, real* ds, index ld) {
+    each_chunk(tile, [&](index i, index t, index n, index at, Range see) {
+      read(s_, s + i * ld, tile.rows * ld, t, n, see);
+      read(ds_, ds + i * ld, tile.rows * ld, t, n, see);
+      real *z = z_.of(0), *dz = dz_.of(0), *d = ds_.of(0);
+      gemm(units_, n, heads_, {x_.pairs.data[2], 1, units_}, d, CHUNK, dz, CHUNK, false);
+      hidden(at, n, dz);
+      outer(d, heads_, z, units_, n, dw2_.of(0));
+      outer(dz, units_, s_.of(0), heads_, n, dw1_.of(0));
+      for (index h = 0; h < heads_; ++h) add(db2_.of(0) + h * VL, d + h * CHUNK, n);
+      for (index u = 0; u < units_; ++u) add_range(dx_.of(0) + u * stride_ + PAD + at, dz + u * CHUNK, n);
+      gemm(heads_, n, units_, {x_.pairs.data[0], 1, heads_}, dz, CHUNK, out_.of(0), CHUNK, false);
+      for (index h = 0; h < heads_; ++h)
+        std::copy_n(out_.of(0) + h * CHUNK, n, ds + (h * tile.rows + i) * ld + t);
+    });
+  }
+  void end_gradient(index part) {
+    const Pairs& p = x_.pairs;
+    total(dw1_, p.gradient[0] + part * units_ * heads_, units_ * heads_);
+    total(dw2_, p.gradient[2] + part * units_ * heads_, units_ * heads_);
+    total(db2_, p.gradient[3] + part * heads_, heads_);
+    for (index u = 0; u < units_; ++u)
+      add_range(p.gradient[1] + (part * units_ + u) * count_, dx_.of(0) + u * stride_ + PAD, count_);
+  }
+
+ private:
+  static constexpr index CHUNK = 128;
+  // Calls run(row, key, number of keys, index of the first's offset, what the row sees).
+  template <class F>
+  void each_chunk(const QueryTile& tile, F run) const {
+    for (index i = 0; i < tile.rows; ++i) {
+      const Range see = tile.all_seen(i);
+      for (index t = see.begin / VL * VL; t < see.end; t += CHUNK)
+        run(i, t, std::min(CHUNK, round_up(see.end, VL) - t), t + tile.base[i] - x_.line_first, see);
+    }
+  }
+  // One row of every head, zero where the row does not see the key.
+  void read(Scratch& block, const real* from, index stride, index t, index n, Range see) const {
+    for (index h = 0; h < heads_; ++h) {
+      real* to = block.of(0) + h * CHUNK;
+      for (index l = 0; l < n; l += VL) {
+        const vec v = load(from + h * stride + t + l);
+        const bool whole = t + l >= see.begin && t + l + VL <= see.end;
+        store(to + l, whole ? v : lanes_in(t + l, see) ? v : vec{});
+      }
+    }
+  }
+  // The hidden layer; dz, if given, becomes the gradient before the activation.
+  void hidden(index at, index n, real* dz = nullptr) {
+    real* z = z_.of(0);
+    for (index u = 0; u < units_; ++u) std::copy_n(rows_.of(0) + u * stride_ + PAD + at, n, z + u * CHUNK);
+    gemm(units_, n, heads_, {x_.pairs.data[0], heads_, 1}, s_.of(0), CHUNK, z, CHUNK, true);
+    for (index u = 0; u < units_; ++u)
+      for (index l = u * CHUNK; l < u * CHUNK + n; l += VL) {
+        const vec v = load(z + l);
+        store(z + l, v > 0 ? v : v * SLOPE);
+        if (dz) store(dz + l, v > 0 ? load(dz + l) : load(dz + l) * SLOPE);
+      }
+  }
+  static void add(real* sums, const real* x, index n) {
+    vec total = load(sums);
+    for (index l = 0; l < n; l += VL) total += load(x + l);
+    store(sums, total);
+  }
+  // sums[a, b] += Σ x[a] y[b], a vector of sums for each.
+  static void outer(const real* x, index rows, const real* y, index columns, index n, real* sums) {
+    for (index a = 0; a < rows; a += 4)
+      for (index b = 0; b < columns; b += 4)
+        if (a + 4 <= rows && b + 4 <= columns)
+          block<4>(x + a * CHUNK, y + b * CHUNK, n, sums + (a * columns + b) * VL, columns);
+        else
+          for (index p = a; p < std::min(rows, a + 4); ++p)
+            for (index q = b; q < std::min(columns, b + 4); ++q)
+              block<1>(x + p * CHUNK, y + q * CHUNK, n, sums + (p * columns + q) * VL, columns);
+  }
+  template <int S>
+  static void block(const real* x, const real* y, index n, real* sums, index columns) {
+    vec acc[S][S];
+    for (int a = 0; a < S; ++a)
+      for (int b = 0; b < S; ++b) acc[a][b] = load(sums + (a * columns + b) * VL);
+    for (index l = 0; l < n; l += VL)
+#pragma GCC unroll 4
+      for (int a = 0; a < S; ++a)
+#pragma GCC unroll 4
+        for (int b = 0; b < S; ++b) acc[a][b] += load(x + a * CHUNK + l) * load(y + b * CHUNK + l);
+    for (int a = 0; a < S; ++a)
+      for (int b = 0; b < S; ++b) store(sums + (a * columns + b) * VL, acc[a][b]);
+  }
+  static void total(Scratch& sums, real* to, index n) {
+    for (index m = 0; m < n; ++m) to[m] += sum(load(sums.of(0) + m * VL));
+    fill(sums.of(0), 0, n * VL);
+  }
+
+  static constexpr real SLOPE = real(0.01);
+  const Problem& x_;
+  index heads_, units_, count_, stride_;
+  Scratch s_, ds_, out_, z_, dz_, dw1_, dw2_, db2_, rows_, dx_;
+};
+
+// Forward or Backward of all heads, a tile of queries at a time.
+template <class Worker>
+class AllHeads {
+ public:
+  explicit AllHeads(const Problem& x) : x_(x), mixing_(x), ld_(round_up(x.keys, PANEL)) {
+    for (index h = 0; h < x.heads; ++h) heads_.push_back(std::make_unique<Worker>(x));
+  }
+  void run(index, Range batch, Range queries, index part, index split) {
+    constexpr bool backward = std::is_same_v<Worker, Backward>;
+    if (backward) mixing_.begin_gradient();
+    each([&](Worker& head, index h) { head.begin_head(h, part); });
+    for (index b = batch.begin; b < batch.end; ++b) {
+      each([&](Worker& head, index h) { head.begin_row(b, h, split); });
+      for (index i = queries.begin; i < queries.end; i += MIXED_ROWS)
+        run_tile<backward>(b, i, std::min(MIXED_ROWS, queries.end - i));
+      each([&](Worker& head, index h) { head.end_row(b, h, split); });
+    }
+    each([&](Worker& head, index h) { head.end_head(h, part); });
+    if (backward) mixing_.end_gradient(part);
+  }
+
+ private:
+  template <bool BACKWARD>
+  void run_tile(index b, index first, index n) {
+    const index size = n * ld_;
+    real* s = s_.of(x_.heads * size);
+    each([&](Worker& head, index h) { head.logits().all_products(x_, b, h, first, n, s + h * size, ld_); });
+    const QueryTile& tile = heads_[0]->logits().tile;
+    real* mixed = s;
+    if (BACKWARD) mixed = std::copy_n(s, x_.heads * size, mixed_.of(x_.heads * size)) - x_.heads * size;
+    mixing_.apply(tile, mixed, ld_);
+    each([&](Worker& head, index h) {
+      head.logits().given = {mixed + h * size, ld_};
+      head.run_tile(b, h, first, n);
+    });
+    if constexpr (BACKWARD) {
+      mixing_.differentiate(tile, s, mixed, ld_);
+      each([&](Worker& head, index h) { head.add_logit_gradients(b, h, first, n, mixed + h * size, ld_); });
+    }
+  }
+  template <class F>
+  void each(F f) {
+    for (index h = 0; h < x_.heads; ++h) f(*heads_[h], h);
+  }
+  const Problem& x_;
+  Mixing mixing_;
+  index ld_;
+  std::vector<std::unique_ptr<Worker>> heads_;
+  Scratch s_, mixed_;
+};
+}  // namespace posenc
