@@ -24,7 +24,6 @@ METHODS: dict[str, dict[str, object]] = {
     "dape": {"heads": HEADS, "hidden": 7},
     "dape, of alibi": {"heads": HEADS, "bias": "alibi"},
     "path": {"dim": 32, "heads": HEADS, "head_dim": WIDTH, "rank": 6},
-    "forgetting": {"dim": 32, "heads": HEADS},
     "stick_breaking": {},
     "stick_breaking, no remainder": {"remainder": "none"},
 }
@@ -34,7 +33,8 @@ HALVES = [torch.bfloat16, torch.float16]
 
 def _encoding(name: str) -> Encoding:
     torch.manual_seed(3)
-    encoding = posenc.create(name.partition(",")[0], **METHODS[name])
+    options = METHODS.get(name, {"dim": 32, "heads": HEADS})
+    encoding = posenc.create(name.partition(",")[0], **options)
     for key, parameter in encoding.named_parameters():
         torch.nn.init.normal_(parameter, mean=float("scale" in key or "stretch" in key), std=0.4)
     return encoding
@@ -103,6 +103,15 @@ def test_windows_documents_and_padding(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "path"])
 def test_queries_that_see_no_key(name: str) -> None:
     _check(name, Grid(Layout.sequence(20), Layout.sequence(30, start=12), causal=True))
+
+
+@built
+@pytest.mark.parametrize("name", ["forgetting", "cable"])
+def test_documents_with_signals(name: str) -> None:
+    for layout in (Layout.packed([20, 1, 44]), Layout.padded([65, 20], side="left")):
+        for window in (None, 9):
+            grid = Grid.of(layout, causal=True, window=window)
+            _check(name, grid, dtype=torch.float64, tolerance=1e-9)
 
 
 @built
