@@ -120,10 +120,10 @@ class Path(ScoreTerm):
         def blocks(x: Tensor, before: int = 0) -> Tensor:
             behind = keys + more[1] - before - x.shape[2]
             x = nn.functional.pad(x.to(wide), (0, more[0], before, behind))
-            return x.unflatten(2, (-1, size))  # [b, H, blocks, size, width]
+            return x.view(*x.shape[:2], -1, size, x.shape[3])  # [b, H, blocks, size, width]
 
         w, key, query = blocks(directions), blocks(k), blocks(q * scale, first)
-        beta = nn.functional.pad(strengths.to(wide), (0, more[1])).unflatten(2, (-1, size))
+        beta = nn.functional.pad(strengths.to(wide), (0, more[1])).view(w.shape[:-1])
         along = (w @ w.mT * beta.unsqueeze(-1)).tril(-1)
         weighted = w * beta.unsqueeze(-1)
         onto = (weighted @ key.mT).tril(-1)
