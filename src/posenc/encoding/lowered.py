@@ -151,17 +151,13 @@ class BlockTransforms:
     ``s_ij = q_i · M_{n-1} … M_{m+1} · k_j`` for those of an earlier block m.
 
     Args:
-        query: ``[B, H, Q, E]``; key: ``[B, H, K, E]``; E is a multiple of 16.
-        matrices: M, ``[B, H, N, E, E]``.
-        own: ``[B, H, Q, 64]``.
+        compute: returns q ``[B, H, Q, E]``, k ``[B, H, K, E]``, M ``[B, H, N, E, E]`` and own
+            ``[B, H, Q, 64]``; E is a multiple of 16.
     """
 
     BLOCK: ClassVar[int] = 64
 
-    query: Float[Tensor, "B H Q E"]
-    key: Float[Tensor, "B H K E"]
-    matrices: Float[Tensor, "B H N E E"]
-    own: Float[Tensor, "B H Q C"]
+    compute: Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]]
 
 
 FusedScore = BlockTransforms | DistanceFunction | GateCounts | HeadMixing | StickWeights

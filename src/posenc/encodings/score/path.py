@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -109,6 +110,12 @@ class Path(ScoreTerm):
         first = _first_own_key(grid)
         if first is None:
             return None
+        return BlockTransforms(partial(self._blocks, q, k, grid, scale, first))
+
+    def _blocks(
+        self, q: Queries, k: Keys, grid: Grid, scale: float, first: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The tensors of ``BlockTransforms``."""
         size, (queries, keys), width = BlockTransforms.BLOCK, (q.shape[2], k.shape[2]), q.shape[3]
         ranks = replace(Ranks.of(grid), arrangement=None)  # blocks are of keys as they are stored
         directions, strengths = (
@@ -134,11 +141,11 @@ class Path(ScoreTerm):
         own = query @ key.mT - read @ lost
         query, key = query - read @ mixed, key - lost.mT @ w
         here = slice(first, first + queries)
-        return BlockTransforms(
-            query=query.flatten(2, 3)[:, :, here],
-            key=key.flatten(2, 3)[:, :, :keys],
-            matrices=torch.eye(w.shape[-1], dtype=wide) - w.mT @ mixed,
-            own=own.flatten(2, 3)[:, :, here],
+        return (
+            query.flatten(2, 3)[:, :, here],
+            key.flatten(2, 3)[:, :, :keys],
+            torch.eye(w.shape[-1], dtype=wide) - w.mT @ mixed,
+            own.flatten(2, 3)[:, :, here],
         )
 
     def _reflections(

@@ -51,16 +51,17 @@ def fused(form: FusedScore, domain: tuple[int, int]) -> Fused:
     if isinstance(form, StickWeights):
         return Fused("sticks_self" if form.rest_to_self else "sticks", ())
     if isinstance(form, BlockTransforms):
-        return Fused("blocks", (form.matrices, form.own), tokens=(form.query, form.key))
+        query, key, matrices, own = form.compute()
+        return Fused("blocks", (matrices, own), tokens=(query, key))
     if isinstance(form, HeadMixing):
         offsets = torch.arange(
             domain[0], domain[1] + 1, dtype=exact_dtype(*domain, torch.device("cpu"))
         )
         line = form.bias(offsets)
         line = line.to(torch.promote_types(line.dtype, torch.float32))
-        own, given = form.input.to(line.dtype).chunk(2, dim=1)
+        read, given = form.input.to(line.dtype).chunk(2, dim=1)
         hidden = given @ line + form.input_bias.to(line.dtype).unsqueeze(-1)
-        return Fused("mixing", (own, hidden, form.output, form.output_bias), line=line)
+        return Fused("mixing", (read, hidden, form.output, form.output_bias), line=line)
     farthest = max(abs(domain[0]), abs(domain[1]))
     distances = torch.arange(farthest + 1, dtype=form.factor.dtype)
     tensors = (form.distance(distances), form.knots, form.slope, form.intercept, form.factor)
