@@ -224,8 +224,9 @@ def check(name: str, annotation: Any, value: object, default: object = Parameter
         return _number(name, annotation, value, default, Interval(-EXACT, EXACT))
     if origin in (tuple, Sequence):
         return _sequence(name, annotation, value, default)
-    if isinstance(annotation, type) and not isinstance(value, annotation):
-        raise _invalid(name, _type_name(annotation), value, default)
+    kind = origin or annotation
+    if isinstance(kind, type) and not isinstance(value, kind):
+        raise _invalid(name, _type_name(kind), value, default)
     return value
 
 
@@ -295,7 +296,8 @@ def _invalid(name: str, expected: str, value: object, default: object) -> Argume
 
 
 def _type_name(kind: type) -> str:
-    return {bool: "True or False", str: "a string"}.get(kind, kind.__name__)
+    names = {bool: "True or False", str: "a string", Mapping: "a mapping"}
+    return names.get(kind, kind.__name__)
 
 
 def _number_text(number: float) -> str:

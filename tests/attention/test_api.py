@@ -43,6 +43,8 @@ BAD = {
     "layout rows": ({"grid": Grid.of(Layout.padded([5, 4, 3]))}, "expected 1 or 2 batch rows"),
     "encoding": ({"encoding": "rope"}, "encoding: expected an Encoding, got str"),
     "dropout": ({"dropout": 1.0}, "dropout: expected 0 ≤ dropout < 1"),
+    "dropout as text": ({"dropout": "a"}, "dropout: expected 0 ≤ dropout < 1, got a"),
+    "scale as text": ({"scale": "a"}, "scale: expected a positive number, got a"),
     "scale": ({"scale": float("nan")}, "scale: expected a positive number"),
     "negative scale": ({"scale": -1.0}, "scale: expected a positive number"),
     "axes": (

@@ -10,7 +10,9 @@ import torch
 
 from posenc import Cache, Encoding, Layout, create
 from posenc.attention import Attention, LayerCache
+from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
+from posenc.models import Decoder, DecoderConfig
 
 
 def chunk(rows: int, length: int, value: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -216,3 +218,25 @@ def test_what_embedding_looks_back_on_is_chosen_too() -> None:
     cache.select(torch.tensor([1, 1, 0]))
     got = cache.embed(encoding, x[[1, 1, 0], 4:], Layout.sequence(1, 4))
     torch.testing.assert_close(got, whole[:, 4:])
+
+
+def test_layers_share_what_they_would_compute_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's angles and layout are computed once, not in each layer."""
+    config = DecoderConfig(vocabulary=11, dim=16, heads=2, layers=3, encoding="rope")
+    model = Decoder(config).eval()
+    cache = model.new_cache()
+    calls: list[Layout] = []
+    angles = Rope.angles
+
+    def counted(self: Rope, layout: Layout) -> torch.Tensor:
+        calls.append(layout)
+        return angles(self, layout)
+
+    monkeypatch.setattr(Rope, "angles", counted)
+    tokens = torch.randint(11, (1, 5))
+    with torch.no_grad():
+        for begin in range(5):
+            layout = Layout.sequence(1, begin)
+            model(tokens[:, begin : begin + 1], layout, cache=cache)
+    assert len(calls) == 5
+    assert len({id(layer.layout) for layer in cache.layers}) == 1

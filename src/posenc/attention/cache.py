@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +16,31 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 __all__ = ["Cache", "LayerCache"]
+
+T = TypeVar("T")
+
+
+class SharedResults:
+    """Results that all layers of a model would compute alike, each kept until its inputs change."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, tuple[tuple[object, ...], object]] = {}
+
+    def get(self, name: str, inputs: tuple[object, ...], compute: Callable[[], T]) -> T:
+        """``compute()``, or its last result under this name if the inputs were the same objects."""
+        if torch.compiler.is_compiling():
+            return compute()
+        known, result = self._latest.get(name, ((), None))
+        if len(known) != len(inputs) or any(a is not b for a, b in zip(known, inputs, strict=True)):
+            result = compute()
+            self._latest[name] = inputs, result
+        return result  # type: ignore[return-value]
+
+    def __copy__(self) -> SharedResults:
+        return SharedResults()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> SharedResults:
+        return SharedResults()
 
 
 class LayerCache:
@@ -26,14 +53,19 @@ class LayerCache:
     memory that doubles when it is full.
 
     Args:
+        shared: results that the layers of a model have in common.
+
+    Attributes:
         transformed: whether ``keys`` have been transformed by the encoding.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shared: SharedResults | None = None) -> None:
+        self.shared = SharedResults() if shared is None else shared
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.layout: Layout | None = None
         self.transformed = False
+        self._rest: tuple[Encoding, Encoding] | None = None
         self._room: tuple[Tensor, Tensor] | None = None
         self.inputs: tuple[Tensor, Layout, Tensor | None] | None = None
 
@@ -60,6 +92,12 @@ class LayerCache:
         self.inputs = x[:, begin:], layout.slice(begin, layout.length), kept
         return encoding.embed(x, layout, tokens=tokens)[:, layout.length - length :]
 
+    def without_transform(self, encoding: Encoding) -> Encoding:
+        """The encoding's score and value parts, for queries and keys that are transformed."""
+        if self._rest is None or self._rest[0] is not encoding:
+            self._rest = encoding, Encoding(score=encoding.score, value=encoding.value)
+        return self._rest[1]
+
     def append(
         self, keys: Float[Tensor, "B G L D"], values: Float[Tensor, "B G L E"], layout: Layout
     ) -> tuple[Float[Tensor, "B G K D"], Float[Tensor, "B G K E"], Layout]:
@@ -67,7 +105,8 @@ class LayerCache:
         if self.keys is None or self.values is None or self.layout is None:
             self.keys, self.values, self.layout = keys, values, layout
         else:
-            self.layout = self.layout.concat(layout)
+            past = self.layout
+            self.layout = self.shared.get("layout", (past, layout), lambda: past.concat(layout))
             self.keys, self.values = self._extended(self.keys, self.values, keys, values)
         return self.keys, self.values, self.layout
 
@@ -113,8 +152,9 @@ class LayerCache:
         """Keep these batch rows, in this order; a row may come more than once (beam search)."""
         self._room = None
         if self.keys is not None and self.values is not None and self.layout is not None:
+            layout = self.layout
             self.keys, self.values = self.keys[rows], self.values[rows]
-            self.layout = self.layout.select(rows)
+            self.layout = self.shared.get("rows", (layout, rows), lambda: layout.select(rows))
         if self.inputs is not None:
             x, layout, tokens = self.inputs
             kept = None if tokens is None else tokens[rows]
@@ -159,7 +199,8 @@ class Cache:
     """One ``LayerCache`` a layer of a model."""
 
     def __init__(self, layers: int) -> None:
-        self.layers = [LayerCache() for _ in range(layers)]
+        shared = SharedResults()
+        self.layers = [LayerCache(shared) for _ in range(layers)]
 
     def __getitem__(self, layer: int) -> LayerCache:
         return self.layers[layer]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -197,12 +198,11 @@ class Attention(nn.Module):
         encoding, scale = self.encoding, self.scale
         if cache is not None:
             if own and self._may_keep_transformed(cache):
-                new = Grid(layout, key_layout, self.causal, self.window)
-                turned, keys = transformed(q, k, v, new, encoding)
+                turned, keys = self._transformed(q, k, v, layout, key_layout, cache)
                 if keys.shape == k.shape:
                     scale = encoding.default_scale(self.head_dim) if scale is None else scale
                     q, k, cache.transformed = turned, keys, True
-                    encoding = Encoding(score=encoding.score, value=encoding.value)
+                    encoding = cache.without_transform(encoding)
             k, v, key_layout = cache.append(k, v, key_layout)
         grid = Grid(layout, key_layout, self.causal, self.window)
         output = attend(
@@ -217,6 +217,26 @@ class Attention(nn.Module):
         )
         merged: Tensor = self.output(output.transpose(1, 2).flatten(2))
         return merged
+
+    def _transformed(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B G Q D"],
+        v: Float[Tensor, "B G Q D"],
+        layout: Layout,
+        key_layout: Layout,
+        cache: LayerCache,
+    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "b g Q D"]]:
+        """New queries and keys after the query_key part, their rotation computed once a model."""
+        grid = Grid(layout, key_layout, self.causal, self.window)
+        transform = self.encoding.query_key
+        if transform is None or torch.is_autocast_enabled(q.device.type):
+            return transformed(q, k, v, grid, self.encoding)
+        inputs = (transform, layout, key_layout)
+        rotation = cache.shared.get("rotation", inputs, lambda: transform.lower(q, k, grid))
+        if rotation is None or rotation.has_gradient:
+            return transformed(q, k, v, grid, self.encoding)
+        return rotation.apply(q, k)
 
     def _may_keep_transformed(self, cache: LayerCache) -> bool:
         """True if transformed keys are cached or can be: each depends on its position alone.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 from torch import Tensor
 
@@ -47,11 +48,11 @@ def validate(call: AttentionCall) -> None:
                 got=grid.query.axes,
                 remedy="Use Layout.sequence or Layout.at for text, Layout.image for images.",
             )
-    if not 0.0 <= dropout < 1.0:
+    if not isinstance(dropout, Real) or not 0.0 <= dropout < 1.0:
         raise ArgumentError(
             "dropout", expected="0 ≤ dropout < 1", got=dropout, remedy="Use 0.0 when evaluating."
         )
-    if scale is not None and not (math.isfinite(scale) and scale > 0):
+    if scale is not None and not (isinstance(scale, Real) and math.isfinite(scale) and scale > 0):
         raise ArgumentError(
             "scale", expected="a positive number", got=scale, remedy="Use None for the default."
         )

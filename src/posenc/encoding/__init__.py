@@ -9,8 +9,6 @@ from posenc.encoding.lowered import (
     GateCounts,
     HeadMixing,
     LowRank,
-    Pairing,
-    Rotation,
     StickWeights,
     StructuredScore,
     TokenTableProduct,
@@ -22,6 +20,7 @@ from posenc.encoding.parts import (
     ScoreTerm,
     ValueTerm,
 )
+from posenc.encoding.rotation import Pairing, Rotation, apply_rotation
 
 __all__ = [
     "BlockTransforms",
@@ -42,4 +41,5 @@ __all__ = [
     "StructuredScore",
     "TokenTableProduct",
     "ValueTerm",
+    "apply_rotation",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,8 +17,6 @@ __all__ = [
     "GateCounts",
     "HeadMixing",
     "LowRank",
-    "Pairing",
-    "Rotation",
     "StickWeights",
     "StructuredScore",
     "TokenTableProduct",
@@ -162,29 +160,3 @@ class BlockTransforms:
 
 FusedScore = BlockTransforms | DistanceFunction | GateCounts | HeadMixing | StickWeights
 """Forms of single methods outside the structured one, for compiled kernels."""
-
-Pairing = Literal["half", "adjacent"]
-"""Pair t is features (t, t + T) of T pairs (``"half"``), or (2t, 2t + 1)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Rotation:
-    """Pairs of features as complex numbers, each times a factor of its token.
-
-    ``(a, b) → (a·cosine - b·sine, a·sine + b·cosine)``: of an angle, it is turned; a gain is in
-    both. Features beyond the pairs stay as they are.
-
-    Args:
-        query: cosines and sines, each ``[B|1, H|1, Q, T]`` in float32 or float64.
-        key: each ``[B|1, G|1, K, T]``; keys keep their number of heads.
-        pairing: of the first 2T features.
-    """
-
-    query: tuple[Float[Tensor, "b h Q T"], Float[Tensor, "b h Q T"]]
-    key: tuple[Float[Tensor, "b g K T"], Float[Tensor, "b g K T"]]
-    pairing: Pairing
-
-    @property
-    def has_gradient(self) -> bool:
-        """Whether anything behind the factors is to be given a gradient."""
-        return any(factor.requires_grad for factor in (*self.query, *self.key))

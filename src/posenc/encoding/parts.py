@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Protocol
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.encoding.lowered import BucketedTerms, FusedScore, Pairing, Rotation
+from posenc.encoding.lowered import BucketedTerms, FusedScore
+from posenc.encoding.rotation import Pairing, Rotation
 from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredTerms, TokenIds
 from posenc.grid import Grid
 from posenc.layout import Layout

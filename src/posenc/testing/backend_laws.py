@@ -10,7 +10,6 @@ from torch import Tensor
 
 from posenc.attention import BACKENDS, attend, explain
 from posenc.encoding import BucketedTerms, Encoding, StructuredScore
-from posenc.encodings.common.rotation import apply_rotation
 from posenc.errors import ArgumentError, BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -92,9 +91,7 @@ def lowered_is_forward(subject: Subject) -> None:
         k.requires_grad_()
         rotation = None if transform is None else transform.lower(q, k, grid)
         if transform is not None and rotation is not None:
-            pairs = zip((q, k), (rotation.query, rotation.key), strict=True)
-            turned = [apply_rotation(x, *factors, rotation.pairing) for x, factors in pairs]
-            for forward, x in zip(transform(q, k, grid), turned, strict=True):
+            for forward, x in zip(transform(q, k, grid), rotation.apply(q, k), strict=True):
                 _match(forward, x, [q, k, *transform.parameters()], "query_key")
         if score is not None:
             terms = score.lower(q, k, grid, scale=0.3)

@@ -194,12 +194,20 @@ def _attend_biased(
         # Row r of the reversed block is query end-1-r, so the pair (r, j) is at r + j + Q - end.
         size = (1, bias.shape[0], end - begin, high - low)
         view = strided_view(bias, size, (0, bias.shape[1], 1, 1), queries - end + low)
-        part = (q[:, :, begin:end].flip(2), k[:, :, low:high], v[:, :, low:high])
+        part = (_reversed(q[:, :, begin:end]), k[:, :, low:high], v[:, :, low:high])
         output, sums = _kernel(*part, problem, mask=view, lse=lse)
-        parts.append(Result(output.flip(2), None if sums is None else sums.flip(2)))
+        parts.append(Result(_reversed(output), None if sums is None else _reversed(sums)))
+    result = join_queries(parts)
+    if result.lse is None:
+        return result
     rows = torch.arange(queries, device=q.device)
     empty = (rows + first - shift).clamp(min=0) > (rows + last - shift).clamp(max=keys - 1)
-    return _masked(join_queries(parts), empty)
+    return _masked(result, empty)
+
+
+def _reversed(x: Tensor) -> Tensor:
+    """Queries ``[B, H, Q, …]`` in the opposite order."""
+    return x if x.shape[2] == 1 else x.flip(2)
 
 
 def _masked(result: Result, empty: Bool[Tensor, "*b Q"]) -> Result:
@@ -232,6 +240,8 @@ def _drop_negligible(
     shift, queries, keys = grid.require_shift(), grid.query.length, grid.key.length
     if shift > 0 or queries > shift + keys:
         return bias  # some query does not see its own position
+    if queries == 1:
+        return bias  # the norms of all keys cost as much as the attention
     if torch.compiler.is_exporting():
         return bias  # a saving on this kernel, which the program may not run on
     limit = 3 * math.log(torch.finfo(bias.dtype).eps)

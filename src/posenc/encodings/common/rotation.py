@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Factor, Width, checked
-from posenc.encoding import Pairing, QueryKeyTransform, Rotation
+from posenc.encoding import Pairing, QueryKeyTransform, Rotation, apply_rotation
 from posenc.encoding.tensors import Keys, Queries
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -21,7 +20,6 @@ __all__ = [
     "PairProducts",
     "Pairing",
     "Rotary",
-    "apply_rotation",
     "cos_sin",
     "repeat_keys",
     "require_width",
@@ -53,31 +51,6 @@ def cos_sin(
     angles = angles.unsqueeze(1) if angles.dim() == 3 else angles
     cosine, sine = angles.cos(), angles.sin()
     return (cosine, sine) if gain == 1 else (cosine * gain, sine * gain)
-
-
-def apply_rotation(
-    x: Float[Tensor, "B H L D"],
-    cosine: Float[Tensor, "b h L T"],
-    sine: Float[Tensor, "b h L T"],
-    pairing: Pairing,
-) -> Float[Tensor, "B H L D"]:
-    """The first 2T features of each head as complex numbers times ``cosine + i·sine``.
-
-    Pairs are those of ``rotate``. Computed in the factors' precision, returned in ``x``'s dtype.
-    """
-    width = 2 * cosine.shape[-1]
-    first, second = (
-        x[..., :width].chunk(2, dim=-1)
-        if pairing == "half"
-        else (x[..., 0:width:2], x[..., 1:width:2])
-    )
-    rotated = (first * cosine - second * sine, first * sine + second * cosine)
-    if pairing == "half":
-        joined = torch.cat(rotated, dim=-1)
-    else:
-        joined = torch.stack(rotated, dim=-1).flatten(-2)
-    joined = joined.to(x.dtype)
-    return joined if width == x.shape[-1] else torch.cat([joined, x[..., width:]], dim=-1)
 
 
 def require_width(x: Tensor, head_dim: int) -> None:

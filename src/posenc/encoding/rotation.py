@@ -1,0 +1,71 @@
+"""Rotations of pairs of features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["Pairing", "Rotation", "apply_rotation"]
+
+Pairing = Literal["half", "adjacent"]
+"""Pair t is features (t, t + T) of T pairs (``"half"``), or (2t, 2t + 1)."""
+
+
+def apply_rotation(
+    x: Float[Tensor, "B H L D"],
+    cosine: Float[Tensor, "b h L T"],
+    sine: Float[Tensor, "b h L T"],
+    pairing: Pairing,
+) -> Float[Tensor, "B H L D"]:
+    """The first 2T features of each head as complex numbers times ``cosine + i·sine``.
+
+    Computed in the factors' precision, returned in ``x``'s dtype.
+    """
+    width = 2 * cosine.shape[-1]
+    first, second = (
+        x[..., :width].chunk(2, dim=-1)
+        if pairing == "half"
+        else (x[..., 0:width:2], x[..., 1:width:2])
+    )
+    rotated = (first * cosine - second * sine, first * sine + second * cosine)
+    if pairing == "half":
+        joined = torch.cat(rotated, dim=-1)
+    else:
+        joined = torch.stack(rotated, dim=-1).flatten(-2)
+    joined = joined.to(x.dtype)
+    return joined if width == x.shape[-1] else torch.cat([joined, x[..., width:]], dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """Pairs of features as complex numbers, each times a factor of its token.
+
+    ``(a, b) → (a·cosine - b·sine, a·sine + b·cosine)``: of an angle, it is turned; a gain is in
+    both. Features beyond the pairs stay as they are.
+
+    Args:
+        query: cosines and sines, each ``[B|1, H|1, Q, T]`` in float32 or float64.
+        key: each ``[B|1, G|1, K, T]``; keys keep their number of heads.
+        pairing: of the first 2T features.
+    """
+
+    query: tuple[Float[Tensor, "b h Q T"], Float[Tensor, "b h Q T"]]
+    key: tuple[Float[Tensor, "b g K T"], Float[Tensor, "b g K T"]]
+    pairing: Pairing
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether anything behind the factors is to be given a gradient."""
+        return any(factor.requires_grad for factor in (*self.query, *self.key))
+
+    def apply(
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"]
+    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+        """Rotated queries and keys."""
+        return apply_rotation(q, *self.query, self.pairing), apply_rotation(
+            k, *self.key, self.pairing
+        )
