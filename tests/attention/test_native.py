@@ -158,10 +158,38 @@ def test_tables_of_images(cells: tuple[int, int]) -> None:
 
 
 @built
+@pytest.mark.parametrize("keys", [(5, 7), (3, 20)])
+def test_rows_by_axis_of_images(keys: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    encoding = posenc.create("decomposed2d", head_dim=24, size=(6, 20))
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter)
+    grid = Grid(Layout.image(5, 7), Layout.image(*keys))
+    inputs = _inputs(grid.query.length, grid.key.length)
+    _agree(
+        _both(inputs, grid, encoding, "native"), _both(inputs, grid, encoding, "reference"), 1e-4
+    )
+
+
+@built
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["rope", "t5", "shaw", "deberta"])
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
     _check(name, Grid.of(Layout.sequence(65), causal=True), dtype=dtype, tolerance=0.04)
+
+
+@built
+@pytest.mark.parametrize("name", ["nope", "shaw", "deberta", "transformer_xl", "tupe"])
+def test_bfloat16_of_any_shape(name: str) -> None:
+    keys = Layout.sequence(600)
+    for grid in (
+        Grid(keys.slice(567, 600), keys),
+        Grid.of(Layout.sequence(1)),
+        Grid.of(Layout.sequence(150), window=20),
+        Grid.of(Layout.packed([20, 1, 44]), causal=True),
+        Grid.of(Layout.padded([65, 20], side="left")),
+    ):
+        _check(name, grid, dtype=torch.bfloat16, tolerance=0.06)
 
 
 @built

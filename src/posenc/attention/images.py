@@ -11,16 +11,70 @@ from torch import Tensor
 from posenc.encoding import BucketedTerms, StructuredScore
 from posenc.grid import Grid
 
-__all__ = ["image_table", "serves_images"]
+__all__ = ["axis_of", "axis_products", "image_table", "serves_axes", "serves_images"]
 
 
 def serves_images(grid: Grid, lowered: Sequence[StructuredScore] | None) -> bool:
     """True if tables over the offsets between whole, fully visible images are the only terms."""
-    sides = (grid.query, grid.key)
-    plain = all(side.extent is not None and side.special is None for side in sides)
-    if not plain or grid.segmented or grid.causal or grid.window is not None or not lowered:
+    if not _whole_images(grid) or not lowered:
         return False
     return all(isinstance(term, BucketedTerms) and _table_only(term) for term in lowered)
+
+
+def serves_axes(grid: Grid, lowered: Sequence[StructuredScore] | None) -> bool:
+    """True if, beside such tables, queries are multiplied by rows for one axis of the offset."""
+    if not _whole_images(grid) or not lowered:
+        return False
+    for term in lowered:
+        if not isinstance(term, BucketedTerms):
+            return False
+        if term.left is not None and axis_of(term, grid) is None:
+            return False
+        if any(part is not None for part in (term.right, term.row, term.column, term.value)):
+            return False
+    return True
+
+
+def _whole_images(grid: Grid) -> bool:
+    sides = (grid.query, grid.key)
+    plain = all(side.extent is not None and side.special is None for side in sides)
+    return plain and not grid.segmented and not grid.causal and grid.window is None
+
+
+def axis_of(group: BucketedTerms, grid: Grid) -> int | None:
+    """The axis of the offset that a group's bucket follows from alone; None if it needs both."""
+    bucket = group.bucket(_offsets(grid, device=grid.query.device))
+    if torch.equal(bucket, bucket[:, :1].expand_as(bucket)):
+        return 0
+    return 1 if torch.equal(bucket, bucket[:1].expand_as(bucket)) else None
+
+
+def axis_products(
+    lowered: Sequence[StructuredScore], grid: Grid, axis: int, shape: tuple[int, int]
+) -> Float[Tensor, "B H Q N"]:
+    """Products of all queries with the rows for every place of a key along ``axis``.
+
+    Args:
+        shape: batch rows and heads.
+    """
+    queries, keys = (side.extent for side in (grid.query, grid.key))
+    assert queries is not None
+    assert keys is not None
+    device = grid.query.device
+    offset = torch.zeros(queries[axis], keys[axis], 2, device=device)
+    offset[..., axis] = torch.arange(keys[axis], device=device)
+    offset[..., axis] -= torch.arange(queries[axis], device=device).unsqueeze(1)
+    total = torch.zeros(*shape, grid.query.length, keys[axis], device=device)
+    for group in lowered:
+        assert isinstance(group, BucketedTerms)
+        if group.left is None or axis_of(group, grid) != axis:
+            continue
+        rows = group.left.rows[:, group.bucket(offset)].expand(shape[1], -1, -1, -1)
+        tokens = group.left.tokens.to(rows.dtype).expand(*shape, -1, -1)
+        tokens = tokens.reshape(*shape, *queries, -1)
+        places = "bhyxf,hykf->bhyxk" if axis == 0 else "bhyxf,hxkf->bhyxk"
+        total = total + torch.einsum(places, tokens, rows).flatten(2, 3)
+    return total
 
 
 def _table_only(group: BucketedTerms) -> bool:
@@ -32,13 +86,18 @@ def image_table(
     lowered: Sequence[StructuredScore], grid: Grid, *, device: torch.device
 ) -> Float[Tensor, "H Y X"]:
     """The sum of the tables at every offset (Δy, Δx), both ascending."""
-    (rows, columns), (key_rows, key_columns) = grid.query.extent, grid.key.extent  # type: ignore[misc]
-    down = torch.arange(1 - rows, key_rows, device=device, dtype=torch.float32)
-    across = torch.arange(1 - columns, key_columns, device=device, dtype=torch.float32)
-    offsets = torch.stack(torch.meshgrid(down, across, indexing="ij"), dim=-1)
+    offsets = _offsets(grid, device=device)
     tables = [
         group.table[:, group.bucket(offsets)]
         for group in lowered
         if isinstance(group, BucketedTerms) and group.table is not None
     ]
     return torch.stack(tables).sum(0)
+
+
+def _offsets(grid: Grid, *, device: torch.device) -> Float[Tensor, "Y X 2"]:
+    """Every offset (Δy, Δx) between two images, both ascending."""
+    (rows, columns), (key_rows, key_columns) = grid.query.extent, grid.key.extent  # type: ignore[misc]
+    down = torch.arange(1 - rows, key_rows, device=device, dtype=torch.float32)
+    across = torch.arange(1 - columns, key_columns, device=device, dtype=torch.float32)
+    return torch.stack(torch.meshgrid(down, across, indexing="ij"), dim=-1)

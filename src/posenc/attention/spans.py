@@ -31,6 +31,7 @@ class Spans:
             the step, 1 where the number rises with the offset and 0 where it is constant.
         span_of: ``[W]`` int32, the span of each offset.
         whole: whether ``buckets`` is 0, 1, …, N - 1.
+        varying: from and to (exclusive) of the offsets between the constant spans at the two ends.
     """
 
     buckets: Int[Tensor, "N"]
@@ -38,6 +39,7 @@ class Spans:
     spans: Int[Tensor, "S 4"]
     span_of: Int[Tensor, "W"]
     whole: bool
+    varying: tuple[int, int]
 
 
 def spans_of(bucket: Int[Tensor, "W"]) -> Spans:
@@ -67,4 +69,11 @@ def _spans(content: bytes) -> Spans:
         spans.to(torch.int32).contiguous(),
         torch.repeat_interleave(last[end] - first[start] + 1).to(torch.int32),
         torch.equal(buckets, torch.arange(len(buckets))),
+        _varying(spans),
     )
+
+
+def _varying(spans: Int[Tensor, "S 4"]) -> tuple[int, int]:
+    (_, begin, _, step), (last, end, _, last_step) = spans[0].tolist(), spans[-1].tolist()
+    low = 0 if step else begin + 1
+    return low, max(low, end + 1 if last_step else last)

@@ -20,7 +20,7 @@ from posenc.attention.backends.native.operands import (
     terms_of,
 )
 from posenc.attention.backends.native.pairs import DESCRIPTIONS, Fused, fused
-from posenc.attention.images import serves_images
+from posenc.attention.images import serves_axes, serves_images
 from posenc.attention.lowering import add_rows, repeat_heads
 from posenc.attention.runs import run_intervals
 from posenc.encoding import DistanceFunction, FusedScore, StructuredScore
@@ -59,8 +59,10 @@ class Native(Backend):
         if problem.q.dtype not in DTYPES:
             return Unsupported(f"its kernels do not take {problem.q.dtype}")
         grid = problem.grid
-        if serves_images(grid, problem.lowered):
-            return Plan("compiled tiles with the table of image offsets", partial(_images, problem))
+        if serves_images(grid, problem.lowered) or (
+            not torch.compiler.is_compiling() and serves_axes(grid, problem.lowered)
+        ):
+            return Plan("compiled tiles with terms by image offset", partial(_images, problem))
         if grid.shift is not None and not grid.segmented:
             return _plan(problem, None)
         if torch.compiler.is_compiling():
@@ -141,6 +143,8 @@ def _run(
         q,
         k,
         v,
+        x.down,
+        x.across,
         x.line,
         x.column,
         x.left,

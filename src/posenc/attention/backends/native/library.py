@@ -48,6 +48,8 @@ class Map(ctypes.Structure):
         ("first", ctypes.c_int64),
         ("count", ctypes.c_int64),
         ("buckets", ctypes.c_int64),
+        ("low", ctypes.c_int64),
+        ("high", ctypes.c_int64),
     ]
 
 
@@ -94,6 +96,8 @@ class Problem(ctypes.Structure):
         ("line", ctypes.c_void_p),
         ("line_gradient", ctypes.c_void_p),
         *_numbers("line_head", "line_first", "line_count", "period", "jump"),
+        *((name, ctypes.c_void_p) for name in ("down", "across")),
+        *((f"{name}_gradient", ctypes.c_void_p) for name in ("down", "across")),
         ("column", ctypes.c_void_p),
         ("column_gradient", ctypes.c_void_p),
         *_numbers("column_batch", "column_head"),

@@ -16,7 +16,17 @@ from posenc.attention.spans import Spans, spans_of
 
 __all__ = ["native"]
 
-TERMS = ("line", "column", "left", "left_rows", "right", "right_rows", "value_rows")
+TERMS = (
+    "down",
+    "across",
+    "line",
+    "column",
+    "left",
+    "left_rows",
+    "right",
+    "right_rows",
+    "value_rows",
+)
 
 PARTS, ITEMS = 32, 8
 """Sums of gradients over the batch and over blocks of queries at most, so that many threads have
@@ -28,6 +38,8 @@ def native(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    down: Tensor | None,
+    across: Tensor | None,
     line: Tensor | None,
     column: Tensor | None,
     left: Tensor | None,
@@ -49,6 +61,8 @@ def native(
 
     Args:
         q: ``[B, H, Q, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``.
+        down: ``[B, H, Q, Y]``, summands by the row of a key in its image, with across
+            ``[B, H, Q, X]``, by its column.
         line: ``[H|1, W]``, the bias of each offset; column: ``[B|1, H, K]``.
         left: ``[B, H, Q, F]``, with ``left_rows`` ``[H|1, N, F]``; right and value_rows alike.
         bucket: ``[W]`` int64, the bucket of each offset.
@@ -61,7 +75,9 @@ def native(
             index jumps after each (0 for none).
         wants: whether gradients of line and column will be wanted.
     """
-    call = _Call(q, k, v, line, column, bucket, intervals, scale, place, dropout, seed)
+    call = _Call(
+        q, k, v, down, across, line, column, bucket, intervals, scale, place, dropout, seed
+    )
     call.add_terms(left, left_rows, right, right_rows, value_rows)
     call.add_pairs(kind, pairs)
     out = v.new_empty(*q.shape[:3], v.shape[-1])
@@ -89,6 +105,8 @@ def native_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    down: Tensor | None,
+    across: Tensor | None,
     line: Tensor | None,
     column: Tensor | None,
     left: Tensor | None,
@@ -107,7 +125,9 @@ def native_backward(
     kind: str,
 ) -> list[Tensor]:
     """Gradients of q, k, v and the terms that are there, in order; empty where not wanted."""
-    call = _Call(q, k, v, line, column, bucket, intervals, scale, place, dropout, seed)
+    call = _Call(
+        q, k, v, down, across, line, column, bucket, intervals, scale, place, dropout, seed
+    )
     call.add_terms(left, left_rows, right, right_rows, value_rows)
     call.add_pairs(kind, pairs)
     x, gradient = call.problem, call.keep(_rows(gradient))
@@ -123,6 +143,10 @@ def native_backward(
     x.dk_split, x.dv_split = dk.stride(0), dv.stride(0)
     parts = x.chunks * splits
     found: dict[str, Tensor] = {}
+    if down is not None and across is not None:
+        for name, term in (("down", down), ("across", across)):
+            found[name] = torch.zeros(1, *term.shape, dtype=call.dtype)
+        x.down_gradient, x.across_gradient = (found[name].data_ptr() for name in ("down", "across"))
     if line is not None:
         found["line"] = q.new_empty(0)
         if wants[0]:
@@ -156,7 +180,7 @@ def native_backward(
         if heads != groups:
             summed = summed.view(batch, groups, -1, *summed.shape[2:]).sum(2)
         gradients.append(summed.to(t.dtype))
-    given = (line, column, left, left_rows, right, right_rows, value_rows)
+    given = (down, across, line, column, left, left_rows, right, right_rows, value_rows)
     for name, term_given in zip(TERMS, given, strict=True):
         if term_given is not None:
             gradients.append(_summed(name, found[name], term_given, call.spans))
@@ -177,14 +201,14 @@ def _summed(name: str, partial: Tensor, like: Tensor, spans: Spans | None) -> Te
 
 @native_backward.register_fake
 def _(gradient: Tensor, out: Tensor, lse: Tensor, *given: Any) -> list[Tensor]:
-    found = [tensor.new_empty(tensor.shape) for tensor in given[:10] if tensor is not None]
-    at = 3
-    for tensor, wanted in zip(given[3:5], given[-2], strict=True):
+    found = [tensor.new_empty(tensor.shape) for tensor in given[:12] if tensor is not None]
+    at = 3 + 2 * (given[3] is not None)
+    for tensor, wanted in zip(given[5:7], given[-2], strict=True):
         if tensor is not None:
             if not wanted:
                 found[at] = tensor.new_empty(0)
             at += 1
-    return found + [tensor.new_empty(tensor.shape) for tensor in given[12]]
+    return found + [tensor.new_empty(tensor.shape) for tensor in given[14]]
 
 
 class _Call:
@@ -195,6 +219,8 @@ class _Call:
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        down: Tensor | None,
+        across: Tensor | None,
         line: Tensor | None,
         column: Tensor | None,
         bucket: Tensor | None,
@@ -223,10 +249,14 @@ class _Call:
         self.keep(intervals)
         x.low, x.high, x.base = (part.data_ptr() for part in intervals)
         x.rows_batch = 0 if intervals.shape[1] == 1 else x.queries
+        x.period, x.jump = period, jump
+        if down is not None and across is not None:
+            down, across = (self.keep(t.to(self.dtype).contiguous()) for t in (down, across))
+            x.down, x.across = down.data_ptr(), across.data_ptr()
         if line is not None:
             line = self.keep(line.to(self.dtype).contiguous())
             x.line, x.line_first, x.line_count = line.data_ptr(), first, line.shape[1]
-            x.line_head, x.period, x.jump = 0 if len(line) == 1 else line.shape[1], period, jump
+            x.line_head = 0 if len(line) == 1 else line.shape[1]
         if column is not None:
             column = self.keep(column.to(self.dtype).contiguous())
             x.column, x.column_head = column.data_ptr(), column.stride(1)
@@ -241,6 +271,8 @@ class _Call:
                 first,
                 len(bucket),
                 len(spans.buckets),
+                first + spans.varying[0],
+                first + spans.varying[1],
             )
 
     def keep(self, x: Tensor) -> Tensor:
@@ -319,17 +351,17 @@ def regular_intervals(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*output, *inputs[:12], *inputs[12])
-    ctx.rest = inputs[13:]
+    ctx.save_for_backward(*output, *inputs[:14], *inputs[14])
+    ctx.rest = inputs[15:]
     ctx.mark_non_differentiable(output[1])
 
 
 def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     kept = ctx.saved_tensors
-    pairs, wants = kept[14:], ctx.rest[-2]
-    found = iter(native_backward(gradient, *kept[:14], pairs, *ctx.rest))
-    gradients = [None if tensor is None else next(found) for tensor in kept[2:12]]
-    for at, wanted in zip((3, 4), wants, strict=True):
+    pairs, wants = kept[16:], ctx.rest[-2]
+    found = iter(native_backward(gradient, *kept[:16], pairs, *ctx.rest))
+    gradients = [None if tensor is None else next(found) for tensor in kept[2:14]]
+    for at, wanted in zip((5, 6), wants, strict=True):
         if not wanted:
             gradients[at] = None
     return (*gradients, None, None, list(found), *(None for _ in ctx.rest))

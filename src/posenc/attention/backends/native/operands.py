@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Problem
-from posenc.attention.images import image_table
+from posenc.attention.images import axis_products, image_table
 from posenc.attention.lowering import lower, repeat_heads
 from posenc.attention.regular import reads_offsets
 from posenc.encoding import BucketedTerms, FusedScore, LowRank, StructuredScore, TokenTableProduct
@@ -29,12 +29,15 @@ class Operands:
 
     Args:
         first: the offset of the first entry of ``line`` and ``bucket``.
-        line, column, left, left_rows, right, right_rows, value_rows, bucket: see ``op.native``.
+        down, across, line, column, left, left_rows, right, right_rows, value_rows, bucket: see
+            ``op.native``.
         factors: low-rank terms.
         period, jump: of images, see ``op.native``.
     """
 
     first: int
+    down: Float[Tensor, "B H Q Y"] | None = None
+    across: Float[Tensor, "B H Q X"] | None = None
     line: Float[Tensor, "h W"] | None = None
     column: Float[Tensor, "b H K"] | None = None
     left: Float[Tensor, "B H Q F"] | None = None
@@ -158,10 +161,20 @@ def operands(
 
 
 def image_operands(terms: Sequence[StructuredScore], problem: Problem) -> Operands:
-    """Tables of the offsets between the cells of two images, one image row after the other."""
-    table = image_table(terms, problem.grid, device=problem.q.device)
-    (_, columns), (_, key_columns) = problem.grid.query.extent, problem.grid.key.extent  # type: ignore[misc]
-    return Operands(first=0, line=table.flatten(1), period=key_columns, jump=columns - 1)
+    """Terms by the offsets between the cells of two images, one image row after the other."""
+    grid, shape = problem.grid, (problem.q.shape[0], problem.heads)
+    (_, columns), (_, key_columns) = grid.query.extent, grid.key.extent  # type: ignore[misc]
+    groups = [term for term in terms if isinstance(term, BucketedTerms)]
+    tables = [group for group in groups if group.table is not None]
+    axes = any(group.left is not None for group in groups)
+    return Operands(
+        first=0,
+        down=axis_products(groups, grid, 0, shape) if axes else None,
+        across=axis_products(groups, grid, 1, shape) if axes else None,
+        line=image_table(tables, grid, device=problem.q.device).flatten(1) if tables else None,
+        period=key_columns,
+        jump=columns - 1,
+    )
 
 
 def _read(rows: Tensor, at: Tensor | None) -> Tensor:

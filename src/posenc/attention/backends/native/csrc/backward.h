@@ -4,17 +4,19 @@
 namespace posenc::NUMBER {
 class Backward {
  public:
-  explicit Backward(const Problem& x) : x_(x), dropout_(x.dropout, x.seed) {
+  explicit Backward(const Problem& x)
+      : x_(x), dropout_(x.dropout, x.seed), logits_(x), registers_(logits_.half) {
     ld_ = round_up(std::min(x.keys, KEY_TILE), PANEL) + 16;
     width_ = round_up(x.dim, VL), value_width_ = round_up(x.value_dim, VL);
   }
   // Queries [first, last) of the batch rows [begin, end) of one head; part: of the sums of rows.
   void run(index h, Range batch, Range queries, index part, index split) {
     begin_head(h, part);
+    const index size = tile_of(x_, 128);
     for (index b = batch.begin; b < batch.end; ++b) {
       begin_row(b, h, split);
-      for (index i = queries.begin; i < queries.end; i += 128)
-        run_tile(b, h, i, std::min<index>(128, queries.end - i));
+      for (index i = queries.begin; i < queries.end; i += size)
+        run_tile(b, h, i, std::min(size, queries.end - i));
       end_row(b, h, split);
     }
     end_head(h, part);
@@ -52,9 +54,13 @@ class Backward {
   }
   void begin_row(index b, index h, index split) {
     logits_.begin_row(x_, b, h, true);
-    real* panels = panels_.of(round_up(x_.keys, PANEL) * x_.value_dim);
-    pack_transposed(logits_.v.data, logits_.v.ld, x_.keys, x_.value_dim, panels);
-    v_panels_ = panels;
+    if (logits_.half) {
+      v_strips_ = half_columns(x_.v, b, logits_.group, x_.keys, x_.value_dim, panels_);
+    } else {
+      real* panels = panels_.of(round_up(x_.keys, PANEL) * x_.value_dim);
+      pack_transposed(logits_.v.data, logits_.v.ld, x_.keys, x_.value_dim, panels);
+      v_panels_ = panels;
+    }
     if (x_.pairs.kind == BLOCKS) logits_.blocks.begin_gradient(x_, b, h, split);
     dk_ = dk_scratch_.of(x_.keys * width_);
     dv_ = dv_scratch_.of(x_.keys * value_width_);
@@ -74,6 +80,12 @@ class Backward {
     RightTerm& right = logits_.right;
     if (x_.right.rows) {
       for (index t = 0; right.cached && t < index(right.sums.size()); ++t) flush_right(t);
+      for (int end = 0; end < 2; ++end)
+        for (index j = 0; j < x_.keys; ++j) {
+          real* rows = d_right_.of(0) + (end ? x_.map.buckets - 1 : 0) * right_width_;
+          add_scaled(right_ + j * right_width_, right.end_row(x_, end), right.far_sums[end][j], right_width_);
+          add_scaled(rows, right.keys().at(j), right.far_sums[end][j], right_width_);
+        }
       Tokens to = x_.right.tokens_gradient;
       to.data += split * x_.right_split * index(sizeof(real));
       for (index j = 0; j < x_.keys; ++j)
@@ -97,11 +109,13 @@ class Backward {
   void run_tile(index b, index h, index first, index n) {
     logits_.begin_tile(x_, b, h, first, n);
     QueryTile& tile = logits_.tile;
-    real* s = s_.of(n * ld_);
-    real* ds = ds_.of(n * ld_);
+    real* s = s_.of(round_up(n, TILE) * ld_);
+    real* ds = ds_.of(round_up(n, TILE) * ld_);
     real* dq = dq_.of(n * width_);
     fill(dq, 0, n * width_);
     const Rows g = read_rows(x_.gradient, b, h, first, n, x_.value_dim, 1, g_scratch_);
+    HalfRows g_half;
+    if (logits_.half) g_half = half_rows(x_.gradient, b, h, first, n, x_.value_dim, 1, half_scratch_);
     const Rows out = read_rows(x_.out, b, h, first, n, x_.value_dim, 1, out_scratch_);
     delta_ = delta_scratch_.of(n);
     lse_ = x_.lse + (b * x_.heads + h) * x_.queries + first;
@@ -127,6 +141,7 @@ class Backward {
       if (x_.pairs.sums()) logits_.carry.resume(j / KEY_TILE);
       logits_.multiply(x_, s, ld_);
       for_panels([&](index at, index, Range m) {
+        if (logits_.half) return logits_.tile_columns(m, at / PANEL, g_half, v_strips_, ds, ld_);
         gemm(m.size(), PANEL, x_.value_dim, {g.at(m.begin), g.ld, 1}, v_panels_ + (j + at) * x_.value_dim,
              PANEL, ds + m.begin * ld_ + at, ld_, false);
       });
@@ -216,12 +231,12 @@ class Backward {
   }
   void prepare_buckets(Rows g) {
     if (!x_.map.buckets) return;
-    const Range n = logits_.buckets(x_);
-    if (x_.left.rows) d_left_tile_.clear(n.begin, n.end);
-    if (x_.value_rows) {
-      weights_.clear(n.begin, n.end);
-      g_rows_.multiply(logits_.value_rows, {g.data, g.ld, 1}, n.begin, n.end);
-    }
+    logits_.for_blocks(x_, [&](index block, Range n) {
+      if (x_.left.rows) d_left_tile_.clear(block, n);
+      if (!x_.value_rows) return;
+      weights_.clear(block, n);
+      g_rows_.multiply(logits_.value_rows, {g.data, g.ld, 1}, {}, block, n);
+    });
   }
   // Weights and gradients of the logits of one row, from logits and gradients of weights.
   void row(index b, index h, index i, real* s, real* ds) {
@@ -234,7 +249,7 @@ class Backward {
     const index offset = tile.j0 + see.begin + tile.base[i], n = see.size();
     if (x_.pairs.kind == STICKS) return stick_row(b, h, i, s, ds);
     logits_.add_terms(x_, s, i, see);
-    if (x_.value_rows) spread(x_.map, g_rows_.row(i), offset, ds + see.begin, n);
+    if (x_.value_rows) spread<true>(x_.map, g_rows_.row(i), offset, ds + see.begin, n);
     const index from = see.begin / VL * VL, to = round_up(see.end, VL);
     const vec lse = splat(lse_[i]), delta = splat(delta_[i]);
     const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + tile.i0 + i);
@@ -253,6 +268,8 @@ class Backward {
       fill(x + all.begin, 0, from - all.begin);
       fill(x + to, 0, all.end - to);
     }
+    if (x_.across)
+      Axes::collect(x_, ds, (b * x_.heads + h) * x_.queries + tile.i0 + i, tile.j0, see);
     if (line_) Line::collect(x_, ds, tile.j0, see.begin, see.end, tile.base[i], line_);
     if (x_.pairs.kind == DISTANCE)
       logits_.distance.collect(ds + see.begin, i, offset, n);
@@ -261,6 +278,7 @@ class Backward {
       logits_.counts.collect(logits_.left.row(i), ds, see, d_left_tile_.row(i), logits_.carry.before[i]);
     else if (x_.left.rows)
       collect(x_.map, ds + see.begin, offset, d_left_tile_.row(i), n);
+    if (x_.right.rows) logits_.right.collect_far(x_, tile, ds, i, from, to);
     if (x_.value_rows) collect(x_.map, s + see.begin, offset, weights_.row(i), n);
   }
   void stick_row(index b, index h, index i, real* s, real* ds) {
@@ -289,9 +307,11 @@ class Backward {
   Dropout dropout_;
   index ld_, width_, value_width_, left_width_ = 0, right_width_ = 0;
   Logits logits_;
+  TileRegisters registers_;
+  Strips v_strips_;
   BucketTile d_left_tile_, weights_, g_rows_;
   Scratch s_, ds_, dq_, dx_, g_scratch_, out_scratch_, delta_scratch_, panels_;
-  Scratch dk_scratch_, dv_scratch_, right_scratch_, d_left_, d_right_, d_value_;
+  Scratch half_scratch_, dk_scratch_, dv_scratch_, right_scratch_, d_left_, d_right_, d_value_;
   const real* v_panels_ = nullptr;
   real *dk_ = nullptr, *dv_ = nullptr, *right_ = nullptr, *line_ = nullptr, *column_ = nullptr;
   real* delta_ = nullptr;

@@ -4,14 +4,15 @@
 namespace posenc::NUMBER {
 class Forward {
  public:
-  explicit Forward(const Problem& x) : x_(x), dropout_(x.dropout, x.seed) {
+  explicit Forward(const Problem& x)
+      : x_(x), dropout_(x.dropout, x.seed), logits_(x), registers_(logits_.half) {
     ld_ = round_up(std::min(x.keys, KEY_TILE), PANEL) + 16;
     width_ = round_up(x.value_dim, VL);
   }
   // Queries [first, last) of the batch rows [begin, end) of one head.
   void run(index h, Range batch, Range queries, index part, index split) {
     begin_head(h, part);
-    const index size = x_.queries >= 768 ? 256 : 128;
+    const index size = tile_of(x_, x_.queries >= 768 ? 256 : 128);
     for (index b = batch.begin; b < batch.end; ++b) {
       begin_row(b, h, split);
       for (index i = queries.begin; i < queries.end; i += size)
@@ -19,15 +20,20 @@ class Forward {
     }
   }
   void begin_head(index h, index) { logits_.begin_head(x_, h); }
-  void begin_row(index b, index h, index) { logits_.begin_row(x_, b, h, false); }
+  void begin_row(index b, index h, index) {
+    logits_.begin_row(x_, b, h, false);
+    if (logits_.half)
+      v_strips_ = half_pairs(x_.v, b, logits_.group, x_.keys, x_.value_dim, strips_scratch_);
+  }
   void end_row(index, index, index) {}
   void end_head(index, index) {}
   Logits& logits() { return logits_; }
   void run_tile(index b, index h, index first, index n) {
     logits_.begin_tile(x_, b, h, first, n);
     QueryTile& tile = logits_.tile;
-    real* s = s_.of(n * ld_);
-    real* out = out_.of(n * width_);
+    real* s = s_.of(round_up(n, TILE) * ld_);
+    real* out = out_.of(round_up(n, TILE) * width_);
+    if (logits_.half) p_ = scratch_of<uint16_t>(p_scratch_, round_up(n, TILE) * ld_);
     real* row_max = row_max_.of(n);
     real* row_sum = row_sum_.of(n);
     fill(out, 0, n * width_);
@@ -38,11 +44,9 @@ class Forward {
     tile.each(x_, x_.pairs.from_last(), [&] {
       if (x_.pairs.kind == STICKS && logits_.carried_out(x_)) return;
       logits_.multiply(x_, s, ld_);
-      if (x_.value_rows) {
-        const Range k = logits_.buckets(x_);
-        weights_.clear(k.begin, k.end);
-      }
+      if (x_.value_rows) logits_.for_blocks(x_, [&](index block, Range k) { weights_.clear(block, k); });
       for (index i = 0; i < n; ++i) softmax_row(b, h, i, s + i * ld_, row_max[i], row_sum[i], out + i * width_);
+      if (logits_.half) return add_halves(s, out);
       for (index p = tile.panels.begin; p < tile.panels.end; ++p) {
         const Range m = tile.panel_rows[p];
         const index from = p * PANEL, keys = std::min<index>(PANEL, tile.width - from);
@@ -63,6 +67,22 @@ class Forward {
   }
 
  private:
+  // out += s · v in bfloat16: panels that the same rows see at once.
+  void add_halves(const real* s, real* out) {
+    const QueryTile& tile = logits_.tile;
+    const index from = tile.panels.begin * PANEL, size = tile.panels.end * PANEL - from;
+    for (index i = 0; i < tile.rows; ++i) halve(s + i * ld_ + from, p_ + i * ld_ + from, size);
+    for (index p = tile.panels.begin, end; p < tile.panels.end; p = end) {
+      const Range m = tile.panel_rows[p];
+      for (end = p + 1; end < tile.panels.end; ++end)
+        if (tile.panel_rows[end].begin != m.begin || tile.panel_rows[end].end != m.end) break;
+      const index first = m.begin / TILE * TILE, rows = round_up(m.end, TILE) - first;
+      if (m.size())
+        half_gemm(rows, width_, (end - p) * PANEL, p_ + first * ld_ + p * PANEL, ld_,
+                  {v_strips_.data + (tile.j0 + p * PANEL) / 2 * TILE, v_strips_.ld}, out + first * width_,
+                  width_, true);
+    }
+  }
   void softmax_row(index b, index h, index i, real* s, real& row_max, real& row_sum, real* out) {
     const QueryTile& tile = logits_.tile;
     const Range see = tile.seen(i), all{tile.panels.begin * PANEL, tile.panels.end * PANEL};
@@ -126,7 +146,10 @@ class Forward {
   Dropout dropout_;
   index ld_, width_;
   Logits logits_;
+  TileRegisters registers_;
   BucketTile weights_;
-  Scratch s_, out_, row_max_, row_sum_;
+  Strips v_strips_;
+  uint16_t* p_ = nullptr;
+  Scratch s_, out_, row_max_, row_sum_, p_scratch_, strips_scratch_;
 };
 }  // namespace posenc

@@ -4,6 +4,14 @@
 #include <new>
 #include "vec.h"
 namespace posenc::NUMBER {
+constexpr index BLOCK = 64;  // tokens whose products with buckets are computed at once
+
+struct Range {
+  index begin, end;
+  index size() const { return end > begin ? end - begin : 0; }
+  void extend(Range other) { begin = std::min(begin, other.begin), end = std::max(end, other.end); }
+};
+
 enum Type : index { REAL = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
 // [batch, heads, tokens, features], features contiguous; strides in elements, 0 where shared.
@@ -20,6 +28,8 @@ struct Map {
   const int32_t* span_of;  // index of each offset's span
   const Span* spans;
   index first, count, buckets;
+  // Offsets below low have bucket 0, those from high on the last: constant spans at the ends.
+  index low, high;
 };
 // tokens[b, h, t] . rows[h, bucket]; the same for gradients, whose rows are [parts, H, N, F].
 struct Term {
@@ -55,6 +65,9 @@ struct Problem {
   real* line_gradient;  // [parts, H, W]
   index line_head, line_first, line_count;
   index period, jump;   // image rows of keys: that many keys, after each the offset jumps
+  const real* down;     // [B, H, Q, image rows of keys]: summands by key row,
+  const real* across;   // [B, H, Q, period] and by key column; both or neither
+  real *down_gradient, *across_gradient;
   const real* column;   // [B|1, H, K]
   real* column_gradient;  // [splits, B, H, K]
   index column_batch, column_head;

@@ -1,42 +1,83 @@
 // Summands by bucket: products of a tile of tokens with the rows of buckets, spread over offsets.
 #pragma once
 #include <vector>
-#include "gemm.h"
-#include "problem.h"
+#include "amx.h"
 namespace posenc::NUMBER {
-constexpr index KEY_TILE = 512;
-struct Range {
-  index begin, end;
-  index size() const { return end > begin ? end - begin : 0; }
-};
+constexpr index KEY_TILE = 512, QUERY_TILE = 256;
 
-// dst[t] += src[bucket(offset + t)]; the last vector is whole.
+// The buckets of a range of offsets; all, where they do not go by offset.
+inline Range buckets_of(const Map& map, Range offsets) {
+  if (!map.bucket) return {0, map.buckets};
+  return {map.bucket[offsets.begin - map.first], map.bucket[offsets.end - 1 - map.first] + 1};
+}
+// dst[t] (+)= src[bucket(offset + t)] for t < n.
+template <bool add>
 inline void spread(const Map& map, const real* src, index offset, real* dst, index n) {
+  const index low = std::clamp<index>(map.low - offset, 0, n);
+  const index high = std::clamp<index>(map.high - offset, low, n);
+  if (low) put_number<add>(dst, src[0], low);
   const int32_t* bucket = map.bucket + (offset - map.first);
-  for (index t = 0; t < n; t += VL) {
+  for (index t = low; t < high; t += VL) {
     const lane first = bucket[t];
     const ivec at = load_indices(bucket + t) - isplat(first);
-    store(dst + t, load(dst + t) + __builtin_shuffle(load(src + first), at));
+    vec v = __builtin_shuffle(load(src + first), at);
+    if (add) v += load(dst + t);
+    if (t + VL <= high)
+      store(dst + t, v);
+    else
+      store_n(dst + t, v, high - t);
   }
+  if (high < n) put_number<add>(dst + high, src[map.buckets - 1], n - high);
 }
+#if VECTOR_BYTES == 64 && !defined(POSENC_DOUBLE)
+// dst[bucket[t]] += src[t] for the first n <= VL lanes: sums of runs of equal buckets.
+inline void collect_vector(const int32_t* bucket, const real* src, real* dst, index n) {
+  const __mmask16 lanes = __mmask16((1u << n) - 1);
+  const __m512i at = _mm512_loadu_si512(bucket), next = _mm512_loadu_si512(bucket + 1);
+  const __mmask16 last = (_mm512_cmpneq_epi32_mask(at, next) | __mmask16(1u << (n - 1))) & lanes;
+  const __m512i zero = _mm512_setzero_si512();
+  __m512 x = _mm512_maskz_loadu_ps(lanes, src);
+#define POSENC_SHIFTED(x, by) \
+  _mm512_castsi512_ps(_mm512_alignr_epi32(_mm512_castps_si512(x), zero, 16 - (by)))
+  x = _mm512_add_ps(x, POSENC_SHIFTED(x, 1));
+  x = _mm512_add_ps(x, POSENC_SHIFTED(x, 2));
+  x = _mm512_add_ps(x, POSENC_SHIFTED(x, 4));
+  x = _mm512_add_ps(x, POSENC_SHIFTED(x, 8));
+  x = _mm512_maskz_compress_ps(last, x);  // sums up to the end of each run
+  x = _mm512_sub_ps(x, POSENC_SHIFTED(x, 1));
+#undef POSENC_SHIFTED
+  const index runs = __builtin_popcount(last);
+  real* to = dst + bucket[0];
+  store_n(to, load_n(to, runs) + (vec)x, runs);
+}
+#endif
 // dst[bucket(offset + t)] += src[t] for t < n.
 inline void collect(const Map& map, const real* src, index offset, real* dst, index n) {
   offset -= map.first;
   const Span* span = map.spans + map.span_of[offset];
-  for (index t = 0; t < n; ++span) {
+  for (index t = 0; t < n;) {
     const index end = std::min<index>(n, span->last + 1 - offset);
+#if VECTOR_BYTES == 64 && !defined(POSENC_DOUBLE)
+    if (end - t < 2 * VL && end < n) {
+      const index m = std::min<index>(VL, n - t);
+      collect_vector(map.bucket + offset + t, src + t, dst, m);
+      t += m;
+      if (t < n) span = map.spans + map.span_of[offset + t];
+      continue;
+    }
+#endif
     if (span->step)
       add_range(dst + span->bucket + (offset + t - span->first), src + t, end - t);
     else
       dst[span->bucket] += sum_range(src + t, end - t);
-    t = end;
+    t = end, ++span;
   }
 }
 
 // Rows of all buckets of a head, and their transpose in panels.
 class BucketRows {
  public:
-  void set(const real* rows, index buckets, index features) {
+  void set(const real* rows, index buckets, index features, bool half) {
     buckets_ = buckets, features_ = features, width_ = round_up(features, VL);
     const index count = round_up(buckets, PANEL);
     real* to = rows_scratch_.of(count * width_);
@@ -47,8 +88,15 @@ class BucketRows {
     real* panels = panels_scratch_.of(count * features);
     pack_transposed(to, width_, count, features, panels);
     panels_ = panels;
+    if (!half) return;
+    uint16_t* narrow = scratch_of<uint16_t>(narrow_scratch_, count * width_);
+    halve(rows_, narrow, count * width_);
+    const Tokens tokens{reinterpret_cast<char*>(narrow), BFLOAT16, 0, 0, width_};
+    strips_ = half_columns(tokens, 0, 0, buckets, features, strips_scratch_);
   }
-  const real* panel(index p) const { return panels_ + p * features_ * PANEL; }
+  // The transpose from bucket n on, a multiple of VL, as far as its panel goes.
+  Strips strips(index n) const { return {strips_.data + n / TILE * strips_.ld, strips_.ld}; }
+  const real* columns(index n) const { return panels_ + n / PANEL * features_ * PANEL + n % PANEL; }
   const real* row(index n) const { return rows_ + n * width_; }
   index features() const { return features_; }
   index width() const { return width_; }
@@ -56,60 +104,87 @@ class BucketRows {
   index buckets() const { return buckets_; }
 
  private:
-  Scratch rows_scratch_, panels_scratch_;
+  Scratch rows_scratch_, panels_scratch_, narrow_scratch_, strips_scratch_;
+  Strips strips_;
   const real *rows_ = nullptr, *panels_ = nullptr;
   index buckets_ = 0, features_ = 0, width_ = 0;
 };
 
-// [tile, buckets] for a tile of tokens: filled a panel of buckets at a time, where first needed.
+// [tile, buckets] for a tile of tokens: filled where first needed, for a block of tokens and VL
+// buckets at least.
 class BucketTile {
  public:
   void begin(const BucketRows& rows, index tile) {
     ld_ = rows.panels() * PANEL + VL;
-    data_ = scratch_.of(tile * ld_);
-    done_.assign(rows.panels(), 0);
-    tile_ = tile;
+    data_ = scratch_.of(round_up(tile, TILE) * ld_);
+    strips_ = rows.panels() * (PANEL / VL), tile_ = tile;
+    done_.assign(strips_ * ((tile + BLOCK - 1) / BLOCK), 0);
   }
-  // The product of x [tile, features] with the rows of buckets first … last.
-  void multiply(const BucketRows& rows, Left x, index first, index last) {
-    for (index p = first / PANEL; p <= last / PANEL; ++p)
-      if (!done_[p]) {
-        done_[p] = 1;
-        gemm(tile_, PANEL, rows.features(), x, rows.panel(p), PANEL, data_ + p * PANEL, ld_, false);
-      }
+  // The product of a block of x [tile, features] with the rows of the buckets `range`; of `half`
+  // where x is there in bfloat16 too.
+  void multiply(const BucketRows& rows, Left x, HalfRows half, index block, Range range) {
+    x.a += block * BLOCK * x.rs;
+    open(block, range, [&](Range tokens, index n, index count) {
+      real* to = row(tokens.begin) + n;
+      if (half.data)
+        half_gemm(round_up(tokens.size(), TILE), count, half.ld, half.at(tokens.begin), half.ld,
+                  rows.strips(n), to, ld_, false);
+      else
+        gemm(tokens.size(), count, rows.features(), x, rows.columns(n), PANEL, to, ld_, false);
+    });
   }
-  void clear(index first, index last) {
-    for (index p = first / PANEL; p <= last / PANEL; ++p)
-      if (!done_[p]) {
-        done_[p] = 1;
-        for (index i = 0; i < tile_; ++i) fill(row(i) + p * PANEL, 0, PANEL);
-      }
+  void clear(index block, Range range) {
+    open(block, range, [&](Range tokens, index n, index count) {
+      for (index i = tokens.begin; i < tokens.end; ++i) fill(row(i) + n, 0, count);
+    });
   }
   // out [tile, width] += data · rows.
   void times_rows(const BucketRows& rows, real* out, index ld) const {
-    for (index p = 0; p < index(done_.size()); ++p)
-      if (done_[p])
-        gemm(tile_, rows.width(), PANEL, {data_ + p * PANEL, ld_, 1}, rows.row(p * PANEL),
-             rows.width(), out, ld, true);
+    each([&](Range tokens, index n, index count) {
+      gemm(tokens.size(), rows.width(), count, {row(tokens.begin) + n, ld_, 1}, rows.row(n), rows.width(),
+           out + tokens.begin * ld, ld, true);
+    });
   }
   // out [buckets, width] += data^T · x [tile, width].
   void transposed_times(const real* x, index ldx, real* out, index width) const {
-    for (index p = 0; p < index(done_.size()); ++p)
-      if (done_[p])
-        gemm(PANEL, width, tile_, {data_ + p * PANEL, 1, ld_}, x, ldx, out + p * PANEL * width,
-             width, true);
+    each([&](Range tokens, index n, index count) {
+      gemm(count, width, tokens.size(), {row(tokens.begin) + n, 1, ld_}, x + tokens.begin * ldx, ldx,
+           out + n * width, width, true);
+    });
   }
-  void scale_row(index i, real by) {
-    for (index p = 0; p < index(done_.size()); ++p)
-      if (done_[p]) scale_range(row(i) + p * PANEL, by, PANEL);
+  void scale_row(index i, real by) const {
+    const index block = i / BLOCK;
+    for_runs(block, 0, strips_, 1, [&](index n, index count) { scale_range(row(i) + n, by, count); });
   }
-  real* row(index i) { return data_ + i * ld_; }
+  real* row(index i) const { return data_ + i * ld_; }
 
  private:
+  Range tokens(index block) const { return {block * BLOCK, std::min((block + 1) * BLOCK, tile_)}; }
+  // Calls f(first bucket, count) for runs of strips from a to b that are `done`, panel by panel.
+  template <class F>
+  void for_runs(index block, index a, index b, char done, F f) const {
+    const char* flags = done_.data() + block * strips_;
+    for (index n = a, end; n < b; n = end) {
+      const index stop = std::min(b, (n / (PANEL / VL) + 1) * (PANEL / VL));
+      for (end = n + 1; end < stop && flags[end] == flags[n]; ++end) {}
+      if (flags[n] == done) f(n * VL, (end - n) * VL);
+    }
+  }
+  template <class F>
+  void open(index block, Range range, F f) {
+    const index a = range.begin / VL, b = (range.end + VL - 1) / VL;
+    for_runs(block, a, b, 0, [&](index n, index count) { f(tokens(block), n, count); });
+    std::fill(done_.data() + block * strips_ + a, done_.data() + block * strips_ + b, 1);
+  }
+  template <class F>
+  void each(F f) const {
+    for (index block = 0; block * BLOCK < tile_; ++block)
+      for_runs(block, 0, strips_, 1, [&](index n, index count) { f(tokens(block), n, count); });
+  }
   Scratch scratch_;
   std::vector<char> done_;
   real* data_ = nullptr;
-  index ld_ = 0, tile_ = 0;
+  index ld_ = 0, tile_ = 0, strips_ = 0;
 };
 
 // The bias by offset of one head, with room to read whole vectors at its ends.
@@ -149,5 +224,39 @@ class Line {
   }
   Scratch scratch_;
   const real* data_ = nullptr;
+};
+
+// Summands of a query by the row and by the column of the key in its image.
+class Axes {
+ public:
+  // Of the query `row` of [B, H, Q].
+  static void add(const Problem& x, real* s, index row, index j0, Range see) {
+    const real* across = x.across + row * x.period;
+    each_part(x, j0, see, [&](index t, index n, index y, index c) {
+      const vec down = splat(x.down[row * (x.keys / x.period) + y]);
+      for (index u = 0; u < n; u += VL) {
+        const index m = std::min<index>(VL, n - u);
+        store_n(s + t + u, load_n(s + t + u, m) + load_n(across + c + u, m) + down, m);
+      }
+    });
+  }
+  static void collect(const Problem& x, const real* ds, index row, index j0, Range see) {
+    real* across = x.across_gradient + row * x.period;
+    each_part(x, j0, see, [&](index t, index n, index y, index c) {
+      x.down_gradient[row * (x.keys / x.period) + y] += sum_range(ds + t, n);
+      add_range(across + c, ds + t, n);
+    });
+  }
+
+ private:
+  // Calls part(t, n, image row, first column) for the keys j0 + t of each image row.
+  template <class F>
+  static void each_part(const Problem& x, index j0, Range see, F part) {
+    for (index t = see.begin; t < see.end;) {
+      const index j = j0 + t, y = j / x.period, n = std::min(see.end - t, (y + 1) * x.period - j);
+      part(t, n, y, j - y * x.period);
+      t += n;
+    }
+  }
 };
 }  // namespace posenc

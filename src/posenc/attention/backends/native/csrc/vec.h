@@ -99,10 +99,28 @@ inline real sum_range(const real* src, index n) {
   if (t < n) total += load_n(src + t, n - t);
   return sum(total);
 }
+// dst[0, n) (+)= x
+template <bool add>
+inline void put_number(real* dst, real x, index n) {
+  const vec s = splat(x);
+  index t = 0;
+  for (; t + VL <= n; t += VL) store(dst + t, add ? load(dst + t) + s : s);
+  if (t < n) store_n(dst + t, add ? load_n(dst + t, n - t) + s : s, n - t);
+}
+// Sum of a[0, n) * b[0, n), n a multiple of VL.
+inline real dot(const real* a, const real* b, index n) {
+  vec total{};
+  for (index t = 0; t < n; t += VL) total += load(a + t) * load(b + t);
+  return sum(total);
+}
+// dst[0, n) += by * src[0, n), n a multiple of VL.
+inline void add_scaled(real* dst, const real* src, real by, index n) {
+  for (index t = 0; t < n; t += VL) store(dst + t, load(dst + t) + load(src + t) * by);
+}
 inline void scale_range(real* x, real by, index n) {
   index t = 0;
   for (; t + VL <= n; t += VL) store(x + t, load(x + t) * by);
-  for (; t < n; ++t) x[t] *= by;
+  if (t < n) store_n(x + t, load_n(x + t, n - t) * by, n - t);
 }
 inline void fill(real* p, real x, index n) { std::fill(p, p + n, x); }
 
