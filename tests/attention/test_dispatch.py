@@ -56,6 +56,13 @@ CASES = {
     "long table": (problem(600, LONG, lowered=(columns(1), TABLE)), "a long table"),
     "long without table": (problem(600, LONG, lowered=(columns(1),)), "many logits"),
     "column": (problem(600, 600, lowered=(COLUMN,)), "terms by offset"),
+    "column in bfloat16": (
+        replace(
+            problem(600, 600, lowered=(COLUMN,)),
+            q=torch.zeros((), dtype=torch.bfloat16).expand(1, 4, 600, 8),
+        ),
+        "terms by offset",
+    ),
     "unstructured": (problem(600, LONG, lowered=None), "a score part without"),
     "unstructured, packed": (
         problem(600, 600, lowered=None, layout=Layout.packed([100, 500])),
