@@ -185,7 +185,7 @@ class Sticks {
   }
 
  private:
-  static constexpr real LOWEST = sizeof(real) == 4 ? -87.3 : -708.0;
+  static constexpr real LOWEST = sizeof(real) == 4 ? -70.0 : -708.0;
   Scratch scratch_;
   real* betas_ = nullptr;
 };

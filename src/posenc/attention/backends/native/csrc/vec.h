@@ -124,14 +124,14 @@ inline void scale_range(real* x, real by, index n) {
 }
 inline void fill(real* p, real x, index n) { std::fill(p, p + n, x); }
 
-// e^x; 0 below the smallest normal number, NaN for NaN.
+// e^x; 0 where it, times a value, would come near the smallest normal number. NaN for NaN.
 inline vec exponential(vec x) {
 #ifdef POSENC_DOUBLE
   constexpr real shift = 6755399441055744.0, lowest = -708.0;  // 1.5 * 2^52
   constexpr real ln2_high = 6.93145751953125e-1, ln2_low = 1.42860682030941723212e-6;
   constexpr int mantissa = 52, bias = 1023;
 #else
-  constexpr real shift = 12582912.f, lowest = -87.3f;  // 1.5 * 2^23
+  constexpr real shift = 12582912.f, lowest = -70.f;  // 1.5 * 2^23
   constexpr real ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
   constexpr int mantissa = 23, bias = 127;
 #endif
