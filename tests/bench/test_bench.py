@@ -15,7 +15,7 @@ from posenc.bench.chart import draw
 from posenc.bench.clock import Entrant, interleaved, median_ratio
 from posenc.bench.contenders import PLAIN, Eager, Plain, Prepared, WrittenOut
 from posenc.bench.files import write_results
-from posenc.bench.limits import CPU, CUDA, Limit, judge
+from posenc.bench.limits import CPU, CPU_HALF, CUDA, Limit, judge
 from posenc.bench.memory import MemoryMeter, Peak
 from posenc.bench.plan import QUICK, plan
 from posenc.bench.results import Reading, Report
@@ -219,7 +219,8 @@ def test_settings_refuse_what_makes_no_sense(
 def test_limits_are_for_the_usual_sizes_alone() -> None:
     assert Settings().limits == CPU
     assert Settings(heads=4).limits == ()
-    assert Settings(dtype="bfloat16").limits == ()
+    assert Settings(dtype="bfloat16").limits == CPU_HALF
+    assert Settings(dtype="float16").limits == ()
 
 
 # The whole

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from posenc.bench.contenders import PLAIN
 from posenc.bench.results import Quantity, Reading, Verdict
 
-__all__ = ["ALL", "CPU", "CUDA", "Limit", "judge"]
+__all__ = ["ALL", "CPU", "CPU_HALF", "CUDA", "Limit", "judge"]
 
 NO_SCORE = ("nope", "rope")
 CONSTANT = ("alibi", "sandwich", "t5@frozen")
@@ -63,20 +63,43 @@ def _limit(
     )
 
 
+LENGTHS = (512, 1024, 2048, 4096)
+
+LOG_BUCKETS = ("deberta@buckets=256",)
+
 CPU = (
-    _limit("no score part", NO_SCORE, "forward", 1.1, 2048),
-    _limit("no score part", NO_SCORE, "both", 1.2, 2048),
-    _limit("constant tables", CONSTANT, "forward", 1.1, 2048),
-    _limit("constant tables", CONSTANT, "both", 1.15, 2048, 4096),
-    _limit("learnable tables", LEARNABLE, "forward", 1.1, 2048),
-    _limit("learnable tables", LEARNABLE, "both", 1.5, 1024, 2048, 4096),
-    _limit("left and right terms", TWO_SIDED, "forward", 1.8, 2048),
-    _limit("left and right terms", TWO_SIDED, "both", 2.2, 2048),
-    _limit("extra memory", ALL, "forward memory", 3e8, 16384),
-    _limit("extra memory", ALL, "both memory", 3e8, 16384),
+    _limit("no score part", NO_SCORE, "forward", 1.12, *LENGTHS),
+    _limit("no score part", NO_SCORE, "both", 1.0, *LENGTHS),
+    _limit("constant tables", CONSTANT, "forward", 1.12, *LENGTHS),
+    _limit("constant tables", CONSTANT, "both", 1.0, *LENGTHS),
+    _limit("learnable tables", ("t5", "kerple", "tupe"), "forward", 1.12, *LENGTHS),
+    _limit("learnable tables", ("t5", "kerple", "tupe"), "both", 1.0, *LENGTHS),
+    _limit("images", ("swin", "decomposed2d"), "forward", 1.15, 2048),
+    _limit("images", ("swin", "decomposed2d"), "both", 1.1, 2048),
+    _limit("Shaw, keys and values", ("shaw",), "forward", 1.25, 2048),
+    _limit("Shaw, keys and values", ("shaw",), "both", 1.25, 2048),
+    _limit("Transformer-XL", ("transformer_xl",), "forward", 1.7, 2048),
+    _limit("Transformer-XL", ("transformer_xl",), "both", 1.8, 2048),
+    *(
+        _limit("DeBERTa", LOG_BUCKETS, "forward", x, n)
+        for x, n in ((2.2, 512), (1.8, 2048), (1.5, 4096))
+    ),
+    *(
+        _limit("DeBERTa", LOG_BUCKETS, "both", x, n)
+        for x, n in ((2.0, 512), (1.5, 2048), (1.35, 4096))
+    ),
+    _limit("extra memory", ALL, "forward memory", 2.5e8, 16384),
+    _limit("extra memory", ALL, "both memory", 2.5e8, 16384),
     _limit("ALiBi, causal", ("alibi",), "forward", 0.35, 32768, causal=True),
 )
 """In float32, 8 heads of 64, two cores."""
+
+CPU_HALF = tuple(
+    replace(limit, bound=round(1.3 * limit.bound, 3))
+    for limit in CPU
+    if limit.quantity in ("forward", "both") and not limit.causal
+)
+"""In bfloat16, beside SDPA in bfloat16."""
 
 TABLES = (*CONSTANT, *LEARNABLE)
 

@@ -13,7 +13,7 @@ from posenc.arguments import EXACT, Count, Interval, Width, check, check_fields
 from posenc.attention import BACKENDS
 from posenc.bench.case import Case, past_only
 from posenc.bench.contenders import VARIANTS
-from posenc.bench.limits import CPU, CUDA, Limit
+from posenc.bench.limits import CPU, CPU_HALF, CUDA, Limit
 from posenc.codec import to_plain
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.training.machine import available_memory, cores
@@ -122,10 +122,10 @@ class Settings:
     @property
     def limits(self) -> tuple[Limit, ...]:
         """Limits for these sizes and dtype."""
-        usual = "bfloat16" if self.on_cuda else "float32"
-        if (self.heads, self.head_dim) != STANDARD or self.dtype != usual:
+        if (self.heads, self.head_dim) != STANDARD:
             return ()
-        return CUDA if self.on_cuda else CPU
+        of_dtype = {"bfloat16": CUDA} if self.on_cuda else {"float32": CPU, "bfloat16": CPU_HALF}
+        return of_dtype.get(str(self.dtype), ())
 
     @property
     def counts(self) -> tuple[int, int]:
