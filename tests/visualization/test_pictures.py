@@ -70,7 +70,7 @@ def test_no_name_of_a_position_is_written_over_another() -> None:
     points = torch.zeros(16, 2)
     points[8] = torch.tensor([1.0, 0.0])
     trail = Trail(title="", note="", points=points, x_label="x", y_label="y")
-    (rows,) = draw_panel(trail).to_dict()["datasets"].values()
+    rows = draw_panel(trail)["vconcat"][0]["data"]["values"]
     assert [row["name"] for row in rows if row["name"]] == ["0", "8"]
 
 

@@ -90,38 +90,58 @@ def draw(profile: Profile, *, summary: str = "") -> dict[str, Any]:
     lines = [summary] if summary else []
     if profile.parameters in PARAMETERS:
         lines.append(PARAMETERS[profile.parameters])
-    title = alt.TitleParams(profile.name, subtitle=lines, fontSize=22, offset=22)
     panels = [draw_panel(panel) for panel in profile.panels]
-    across = 2 if len(panels) == 4 else 3
-    chart = alt.concat(*panels, columns=across, align="each", title=title)
-    chart = chart.resolve_scale(color="independent")
-    spec: dict[str, Any] = chart.to_dict()
-    return spec | {"config": CONFIG}
+    return {
+        "$schema": alt.SCHEMA_URL,
+        "config": CONFIG,
+        "title": {"text": profile.name, "subtitle": lines, "fontSize": 22, "offset": 22},
+        "concat": panels,
+        "columns": 2 if len(panels) == 4 else 3,
+        "align": "each",
+        "resolve": {"scale": {"color": "independent"}},
+    }
 
 
-def draw_panel(panel: Panel) -> Any:
-    """One panel as a chart of Altair's."""
+def draw_panel(panel: Panel) -> dict[str, Any]:
+    """One panel as a Vega-Lite specification with its data."""
     if isinstance(panel, Heat):
-        return _draw_heat(panel)
-    return _draw_curves(panel) if isinstance(panel, Curves) else _draw_trail(panel)
+        content = _draw_heat(panel)
+    else:
+        chart = _draw_curves(panel) if isinstance(panel, Curves) else _draw_trail(panel)
+        # A concatenation of one, as heat maps are, so that the titles of panels are level.
+        content = {"vconcat": [_specification(chart)]}
+    subtitle = textwrap.wrap(panel.note, NOTE_WIDTH)
+    return content | {"title": {"text": panel.title, "subtitle": subtitle}}
 
 
-def _title(panel: Panel) -> alt.TitleParams:
-    return alt.TitleParams(panel.title, subtitle=textwrap.wrap(panel.note, NOTE_WIDTH))
+def _specification(chart: Any) -> dict[str, Any]:
+    """A chart of Altair's without what belongs to a whole picture.
+
+    Pictures are put together from these: Altair would copy and check all data at each level.
+    """
+    spec: dict[str, Any] = chart.to_dict(validate=False)
+    (rows,) = spec.pop("datasets").values()
+    whole = ("$schema", "config")
+    return {name: part for name, part in spec.items() if name not in whole} | {
+        "data": {"values": rows}
+    }
 
 
-def _draw_heat(heat: Heat) -> Any:
+def _draw_heat(heat: Heat) -> dict[str, Any]:
     """All maps of a panel, on one scale of colours."""
     several = len(heat.names) > 1
     across = 2 if several else 1
     scale = Scale.of_angles() if heat.values == "angles" else Scale.of_amounts(heat.maps)
     maps = [
-        _draw_map(values, name, heat, scale, SIDE // across)
+        _specification(_draw_map(values, name, heat, scale, SIDE // across))
         for values, name in zip(heat.maps, heat.names, strict=True)
     ]
-    rows = [alt.hconcat(*maps[at : at + across], spacing=18) for at in range(0, len(maps), across)]
-    title = _title(heat)
-    return alt.vconcat(*rows, spacing=14, title=title).resolve_scale(color="shared")
+    rows = [maps[at : at + across] for at in range(0, len(maps), across)]
+    return {
+        "vconcat": [{"hconcat": row, "spacing": 18} for row in rows],
+        "spacing": 14,
+        "resolve": {"scale": {"color": "shared"}},
+    }
 
 
 def _draw_map(values: torch.Tensor, name: str, heat: Heat, scale: Scale, side: int) -> Any:
@@ -192,9 +212,7 @@ def _draw_trail(trail: Trail) -> Any:
         tooltip=[alt.Tooltip("position:Q"), alt.Tooltip("x:Q", format=".3g")],
     )
     names = base.mark_text(dx=6, dy=-7, fontSize=10, color=SOFT).encode(text="name:N")
-    title = _title(trail)
-    square = alt.layer(line, points, names).properties(width=SIDE, height=SIDE)
-    return alt.vconcat(square, title=title)
+    return alt.layer(line, points, names).properties(width=SIDE, height=SIDE)
 
 
 def _named(points: torch.Tensor, apart: float) -> set[int]:
@@ -242,9 +260,7 @@ def _draw_curves(curves: Curves) -> Any:
             alt.Tooltip("value:Q", title=curves.y_label, format=".4g"),
         ],
     )
-    title = _title(curves)
-    # A concatenation of one, as heat maps are, so that the titles of panels are level.
-    return alt.vconcat(alt.layer(*layers, line).properties(width=SIDE, height=SIDE), title=title)
+    return alt.layer(*layers, line).properties(width=SIDE, height=SIDE)
 
 
 def _points(curves: Curves) -> Iterable[dict[str, Any]]:

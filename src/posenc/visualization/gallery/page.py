@@ -100,7 +100,7 @@ def _exhibit(name: str) -> Exhibit:
 
 
 def _figure(panel: Panel, *, key: str) -> Figure:
-    chart = draw_panel(panel).to_dict()
+    chart = draw_panel(panel)
     del chart["title"]  # it stands above the picture, where it can be wrapped and read aloud
     config = CONFIG | {"background": "transparent", "padding": 2, "aria": False}
     config["axis"] = CONFIG["axis"] | {"labelFontSize": 12, "titleFontSize": 12.5}
