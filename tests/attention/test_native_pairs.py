@@ -103,6 +103,7 @@ def test_windows_documents_and_padding(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "path"])
 def test_queries_that_see_no_key(name: str) -> None:
     _check(name, Grid(Layout.sequence(20), Layout.sequence(30, start=12), causal=True))
+    _check(name, Grid(Layout.sequence(60, start=5), Layout.sequence(40), causal=True, window=1))
 
 
 @built

@@ -129,7 +129,7 @@ MUTATIONS = [
         "batch * queries * keys",
         ordered("one more head"),
     ),
-    Mutation(preference, "<= SMALL", "< SMALL", ordered("few")),
+    Mutation(preference, "if logits <= SMALL:", "if logits < SMALL:", ordered("few")),
     Mutation(preference, "problem.grid.segmented", "False", ordered("packed")),
     Mutation(
         preference, "ranks > problem", "ranks >= problem", ordered("as many columns as features")
@@ -198,7 +198,7 @@ MUTATIONS = [
     ),
     Mutation(
         sdpa._attend_biased,
-        "Result(output.flip(2)",
+        "Result(_reversed(output)",
         "Result(output",
         equals_reference("alibi", "dense"),
     ),

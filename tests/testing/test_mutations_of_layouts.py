@@ -141,7 +141,7 @@ MUTATIONS = [
         test_layout.test_offsets_are_key_less_query,
     ),
     # Caches.
-    Mutation(LayerCache.append, "self.layout.concat(layout)", "layout", regular),
+    Mutation(LayerCache.append, "past.concat(layout)", "layout", regular),
     Mutation(LayerCache._extended, "2 * begin", "begin", in_place),
     Mutation(
         LayerCache._extended,
@@ -151,7 +151,7 @@ MUTATIONS = [
     ),
     Mutation(LayerCache.__copy__, ' | {"_room": None}', "", in_place),
     Mutation(LayerCache.select, "self._room = None", "pass", written_anew),
-    Mutation(LayerCache.select, "self.layout.select(rows)", "self.layout", selected),
+    Mutation(LayerCache.select, "lambda: layout.select(rows)", "lambda: layout", selected),
     Mutation(LayerCache.select, "x[rows], layout.select(rows)", "x, layout", embedded),
     Mutation(LayerCache.truncate, "self._room = None", "pass", written_anew),
     Mutation(
@@ -197,7 +197,7 @@ MUTATIONS = [
         kept_as_given("rope", learned=True),
     ),
     Mutation(
-        Attention.forward,
+        LayerCache.without_transform,
         "Encoding(score=encoding.score, value=encoding.value)",
         "encoding",
         kept_transformed,

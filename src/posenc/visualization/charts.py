@@ -55,6 +55,8 @@ def text_of(
     """
     parts = []
     for name, points in series:
+        if not points:
+            continue
         (first, begins), (last, ends) = points[0], points[-1]
         end = "" if first == last else f", {ends} at {last:g}"
         parts.append(f"{name}: {begins} at {first:g}{end}")

@@ -69,6 +69,7 @@ class Mixing {
   void each_chunk(const QueryTile& tile, F run) const {
     for (index i = 0; i < tile.rows; ++i) {
       const Range see = tile.all_seen(i);
+      if (see.begin >= see.end) continue;  // a vector may begin before the end of nothing
       for (index t = see.begin / VL * VL; t < see.end; t += CHUNK)
         run(i, t, std::min(CHUNK, round_up(see.end, VL) - t), t + tile.base[i] - x_.line_first, see);
     }
