@@ -52,9 +52,14 @@ def _cell(row: Mapping[str, str], key: str, factor: int, places: int) -> str:
     """A mean with its interval; "" where there is none."""
     if not row.get(key):
         return ""
-    told = f"{factor * float(row[key]):.{places}f}"
-    spread = row.get(f"{key}_half_width")
-    return told + (f" ± {factor * float(spread):.{places}f}" if spread else "")
+    mean, spread = float(row[key]), row.get(f"{key}_half_width")
+    shown = f"{factor * mean:.{places}f}"
+    if not spread:
+        return shown
+    low, high = mean - float(spread), mean + float(spread)
+    if factor == 100 and not 0 <= low <= high <= 1:  # of a share
+        return f"{shown} ({100 * max(low, 0):.0f} to {100 * min(high, 1):.0f})"
+    return f"{shown} ± {factor * float(spread):.{places}f}"
 
 
 def main(folder: Path) -> None:

@@ -11,12 +11,13 @@ import pandas as pd
 import pytest
 import vl_convert
 
-from posenc.experiments.report.bounds import bounds_of, interval
+from posenc.experiments.bounds import bounds_of, interval
 from posenc.experiments.report.charts import draw_charts
 from posenc.experiments.report.page import render_page
 from posenc.experiments.statistics import estimate
 from posenc.experiments.summary import summarise
-from posenc.visualization.axes import Bounds, value_axis
+from posenc.visualization.axes import value_axis
+from posenc.visualization.bounds import Bounds
 from posenc.visualization.charts import Chart
 from tests.support.samples import ACCURACY, LOSS, sample
 

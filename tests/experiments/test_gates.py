@@ -168,10 +168,13 @@ def test_the_verdict_weighs_what_it_finds() -> None:
     window = row_of(summary, "rope|window=64")
     assert (window.predicts, window.finds, window.verdict) == ("holds", "breaks", "breaks")
     answer = " ".join(summary.answer)
-    assert "Unsure: alibi, whose seeds do not agree: 98.0% ± 0.0% of needles → 54.3% ±" in answer
+    assert (
+        "Unsure: alibi, whose seeds do not agree: 98.0% ± 0.0% of needles → 54.3% (0.0% – 100.0%)"
+        in answer
+    )
     (found,) = [text for text in summary.answer if text.startswith("Needles found at 512 tokens: ")]
     assert "t5 100.0% ± 0.0%" in found
-    assert "alibi 54.3% ± 109" in found
+    assert "alibi 54.3% (0.0% – 100.0%)" in found
     assert "100% → 100% ± 0% of needles found" in answer
     assert "in what it predicts" in answer
 

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from posenc.experiments.bounds import SHARES
 from posenc.experiments.gates import gated, unsure
 from posenc.experiments.results import Comparison, Metric
 from posenc.experiments.statistics import Estimate, compared, held, paired_difference
 from posenc.experiments.verdicts import LEARNED_NOTHING, Row, judged, longest_measured
-from posenc.experiments.wording import amount, listed, sentence
+from posenc.experiments.wording import amount, listed, sentence, spread_of
 
 __all__ = ["Summary", "summarise"]
 
@@ -101,7 +102,7 @@ def _recalled(row: Row, train: int, *, unit: bool) -> str:
     if row.finds is None or row.finds == "untestable":
         return ""
     last = row.recall[max(row.recall)]
-    spread = "" if last.half_width is None else f" ± {last.half_width:.0%}"
+    spread = spread_of(last, SHARES, ".0%")
     of = " of needles found" if unit else " found"
     note = ", which it has not learned" if row.finds == "unlearned" else ""
     return f", {row.recall[train].mean:.0%} → {last.mean:.0%}{spread}{of}{note}"

@@ -8,10 +8,12 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from posenc.experiments.bounds import bounds_of, interval
 from posenc.experiments.results import Metric
 from posenc.experiments.statistics import Estimate
+from posenc.visualization.bounds import Bounds
 
-__all__ = ["amount", "listed", "render", "sentence"]
+__all__ = ["amount", "listed", "render", "sentence", "spread_of"]
 
 
 def sentence(name: str, **facts: Any) -> str:
@@ -38,7 +40,7 @@ def _templates(package: str) -> Environment:
 
 
 def amount(value: Estimate, metric: Metric, *, unit: bool = True) -> str:
-    """A value with its interval, shares in percent.
+    """A value with its interval, shares in percent: ``54.3% ± 8.0%`` or ``54.3% (0.0% – 100.0%)``.
 
     Args:
         value: of the metric.
@@ -46,9 +48,17 @@ def amount(value: Estimate, metric: Metric, *, unit: bool = True) -> str:
         unit: with its unit.
     """
     form, fine = (".1%", ".1%") if metric.is_share else (".3g", ".2g")
-    spread = "" if value.half_width is None else f" ± {value.half_width:{fine}}"
+    spread = spread_of(value, bounds_of(metric), form, fine)
     of = metric.unit.removeprefix("share").strip() if unit else ""
     return f"{value.mean:{form}}{spread} {of}".strip()
+
+
+def spread_of(value: Estimate, bounds: Bounds, form: str, fine: str | None = None) -> str:
+    """The interval as it follows a value in a sentence; see ``interval``."""
+    text = interval(value, bounds, form, fine)
+    if not text:
+        return ""
+    return f" ± {text[1:]}" if text.startswith("±") else f" ({text})"
 
 
 def _exactly(value: float, metric: Metric) -> str:

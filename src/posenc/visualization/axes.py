@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import altair as alt
 
-__all__ = ["Bounds", "value_axis"]
+from posenc.visualization.bounds import Bounds
+
+__all__ = ["value_axis"]
 
 TICKS = 6
 """Steps that an axis is divided into, roughly."""
@@ -16,18 +17,6 @@ TICKS = 6
 LEAST_SHARE = 0.05
 LEAST_PART = 0.02
 """Shortest axis: of shares, and of other values as a part of the largest."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Range of possible values."""
-
-    low: float = -math.inf
-    high: float = math.inf
-
-    def clip(self, value: float) -> float:
-        """The nearest possible value."""
-        return min(max(value, self.low), self.high)
 
 
 def value_axis(

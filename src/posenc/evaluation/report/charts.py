@@ -9,7 +9,8 @@ import altair as alt
 import pandas as pd
 
 from posenc.evaluation.results import Metric, Reading, Study
-from posenc.visualization.axes import Bounds, value_axis
+from posenc.visualization.axes import value_axis
+from posenc.visualization.bounds import Bounds
 from posenc.visualization.charts import Chart, text_of
 from posenc.visualization.colours import COLOURS, CONTROL_COLOUR, SHAPES
 

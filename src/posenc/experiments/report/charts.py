@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from posenc.experiments.report.bounds import bounds_of, interval
+from posenc.experiments.bounds import bounds_of, interval
 from posenc.experiments.results import Comparison, Metric
 from posenc.experiments.statistics import estimate
 from posenc.experiments.summary import Summary

@@ -5,8 +5,8 @@ from __future__ import annotations
 import vl_convert
 from markupsafe import Markup
 
+from posenc.experiments.bounds import bounds_of, interval
 from posenc.experiments.gates import reason
-from posenc.experiments.report.bounds import bounds_of, interval
 from posenc.experiments.results import Comparison, Metric
 from posenc.experiments.statistics import Estimate
 from posenc.experiments.summary import Summary

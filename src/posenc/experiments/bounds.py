@@ -6,9 +6,11 @@ import math
 
 from posenc.experiments.results import Metric
 from posenc.experiments.statistics import Estimate
-from posenc.visualization.axes import Bounds
+from posenc.visualization.bounds import Bounds
 
-__all__ = ["bounds_of", "interval"]
+__all__ = ["SHARES", "bounds_of", "interval"]
+
+SHARES = Bounds(0.0, 1.0)
 
 
 def bounds_of(metric: Metric, *, changed: bool = False) -> Bounds:
@@ -18,7 +20,7 @@ def bounds_of(metric: Metric, *, changed: bool = False) -> Bounds:
     of shares are differences, of other metrics parts of the value at the training length.
     """
     if metric.is_share and not metric.lower_is_better:
-        return Bounds(-1.0, 1.0) if changed else Bounds(0.0, 1.0)
+        return Bounds(-1.0, 1.0) if changed else SHARES
     return Bounds(-math.inf if metric.is_share else -1.0) if changed else Bounds(0.0)
 
 
