@@ -340,3 +340,16 @@ def test_processes_at_once_build_once(tmp_path: Path) -> None:
     assert len(files) == 1
     assert Path(files.pop()).read_text() == "built\n"
     assert len((tmp_path / "calls").read_text().splitlines()) == 3, "two objects, one linking"
+
+
+@built
+@pytest.mark.parametrize("name", ["t5", "shaw", "deberta"])
+def test_logits_of_a_single_key_have_no_gradient(name: str) -> None:
+    """Its weight is 1; rounding that is summed over all tokens would not be small."""
+    grid = Grid.of(Layout.sequence(300), causal=True, window=1)
+    q, k, v = _inputs(300, 300)
+    encoding = _encoding(name, causal=True)
+    output = attend(q, k, v, grid, encoding, backend="native")
+    table = next(iter(encoding.score.parameters())) if encoding.score is not None else q
+    gradients = torch.autograd.grad(output.sin().sum(), (q, k, table), materialize_grads=True)
+    assert not any(gradient.any() for gradient in gradients)

@@ -252,6 +252,8 @@ class Backward {
     if (x_.value_rows) spread<true>(x_.map, g_rows_.row(i), offset, ds + see.begin, n);
     const index from = see.begin / VL * VL, to = round_up(see.end, VL);
     const vec lse = splat(lse_[i]), delta = splat(delta_[i]);
+    // The weight of a single key is 1 whatever its logit is: rounding would leave a gradient.
+    const ivec alone = tile.all_seen(i).size() == 1 ? ~ivec{} : ivec{};
     const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + tile.i0 + i);
     for (index t = from; t < to; t += VL) {
       const vec p = exponential(masked(load(s + t), t, see) - lse);
@@ -260,7 +262,7 @@ class Backward {
         const vec factor = dropout_.at(seed, tile.j0 + t);
         dp *= factor, dropped *= factor;
       }
-      const ivec hidden = p == 0;  // what lies there may be anything
+      const ivec hidden = alone | (p == 0);  // what lies there may be anything
       store(s + t, dropped);
       store(ds + t, hidden ? vec{} : p * (dp - delta));
     }

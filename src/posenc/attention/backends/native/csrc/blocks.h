@@ -21,6 +21,7 @@ class Blocks {
                   const real* q, index ld, bool keep) {
     rows_ = rows, q_ = q, q_ld_ = ld, slots_ = keep ? count_ + 1 : 2, base_ = base;
     states_ = states_scratch_.of(slots_ * rows * width_);
+    fill(states_, 0, slots_ * rows * width_);  // padded rows meet no block that would set theirs
     const index at = ((b * x.heads + h) * x.queries + first) * PANEL;
     own_ = x.pairs.data[1] + at;
     d_own_ = x.pairs.gradient[1] ? x.pairs.gradient[1] + at : nullptr;
