@@ -142,11 +142,7 @@ def page(told: Sheet) -> str:
         lines = (f"- `{law}`: {reason}" for law, reason in claims.exceptions.items())
         blocks.append("\n".join(lines))
     rows = [("past its training length", claims.extrapolates)]
-    rows += zip(
-        ("cost", "parameters", "on the CPU", "on CUDA", "source"),
-        cost(told),
-        strict=True,
-    )
+    rows += zip(("cost", "parameters", "on the CPU", "on CUDA", "source"), cost(told), strict=True)
     blocks.append(table(("", ""), rows))
     blocks += refusals(told)
     if citation is not None:

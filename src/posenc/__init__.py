@@ -4,13 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from posenc.attention import Attention, Cache, attend, explain
-from posenc.encoding import (
-    EmbeddingEncoding,
-    Encoding,
-    QueryKeyTransform,
-    ScoreTerm,
-    ValueTerm,
-)
+from posenc.encoding import EmbeddingEncoding, Encoding, QueryKeyTransform, ScoreTerm, ValueTerm
 
 # Exported programs may call the operators of these two.
 from posenc.encodings.common import recurrence as _recurrence  # noqa: F401

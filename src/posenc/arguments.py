@@ -22,28 +22,6 @@ from torch import nn
 
 from posenc.errors import ArgumentError, UnknownNameError
 
-__all__ = [
-    "EXACT",
-    "Base",
-    "Buckets",
-    "Count",
-    "Factor",
-    "Fraction",
-    "Interval",
-    "Length",
-    "Magnitude",
-    "Natural",
-    "Positive",
-    "Probability",
-    "Rate",
-    "Share",
-    "Width",
-    "check",
-    "check_fields",
-    "checked",
-    "domains",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

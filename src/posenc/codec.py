@@ -14,8 +14,6 @@ from cattrs.v import format_exception
 from posenc.arguments import check
 from posenc.errors import ArgumentError, CheckpointError, PosencError, UnknownNameError
 
-__all__ = ["from_plain", "parse_option", "parse_options", "restore", "to_plain"]
-
 Record = TypeVar("Record")
 
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}

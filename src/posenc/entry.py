@@ -10,8 +10,6 @@ from typing import Any, Literal
 from posenc.arguments import domains
 from posenc.encoding import Encoding, Part
 
-__all__ = ["CONTEXT", "Citation", "Claims", "Entry", "Factory", "Site"]
-
 Site = Literal["embedding", "query_key", "score", "value"]
 Factory = Callable[..., Part | Encoding]
 

@@ -10,18 +10,6 @@ from collections.abc import Iterable
 
 import torch
 
-__all__ = [
-    "ArgumentError",
-    "BackendRefusal",
-    "CheckpointError",
-    "DataError",
-    "Interrupted",
-    "LengthError",
-    "OutputError",
-    "PosencError",
-    "UnknownNameError",
-]
-
 MAX_CHARACTERS = 1500
 """Longest text quoted in a message."""
 

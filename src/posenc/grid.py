@@ -16,9 +16,6 @@ from posenc.layout.integers import exact_dtype
 from posenc.layout.padding import zero_invalid
 from posenc.layout.pytree import register
 
-__all__ = ["Grid", "Mask", "zero_invalid_signals"]
-
-
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Visibility of a pair, from its batch row, head, query and key indices."""
 

@@ -11,8 +11,6 @@ from typing import Generic, TypeVar, cast
 
 from posenc.errors import ArgumentError, UnknownNameError
 
-__all__ = ["Registry", "register"]
-
 E = TypeVar("E")
 
 COMMON = "common"

@@ -12,8 +12,6 @@ from posenc.entry import Entry
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.registration import Registry
 
-__all__ = ["ENCODINGS", "create", "create_layers"]
-
 ENCODINGS: Registry[Entry] = Registry(
     Entry,
     "encoding",

@@ -9,8 +9,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
-__all__ = ["differentiates_forward", "has_values", "is_transformed", "without_autocast"]
-
 
 def has_values(x: Tensor) -> bool:
     """True if Python may read the values of ``x``.

@@ -22,22 +22,6 @@ from torch import Tensor
 
 from posenc.errors import CheckpointError, OutputError, PosencError
 
-__all__ = [
-    "Shapes",
-    "load_tensors",
-    "make_folder",
-    "open_tensors",
-    "output_folder",
-    "panics_as_errors",
-    "parse_json",
-    "read_bytes",
-    "read_json",
-    "require_unused",
-    "save_tensors",
-    "write_bytes",
-    "write_json",
-]
-
 MOST_JSON = 1 << 23
 """Largest JSON file or safetensors header in bytes (80,000 tensors; 180 MB when parsed)."""
 

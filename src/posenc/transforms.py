@@ -16,8 +16,6 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.integers import exact_floats
 
-__all__ = ["fitted", "interpolated", "randomized", "restarted", "skipped"]
-
 
 def randomized(
     layout: Layout, *, max_length: int, generator: torch.Generator | None = None
@@ -44,11 +42,7 @@ def randomized(
 
 
 def skipped(
-    layout: Layout,
-    *,
-    max_length: int,
-    chunks: int = 2,
-    generator: torch.Generator | None = None,
+    layout: Layout, *, max_length: int, chunks: int = 2, generator: torch.Generator | None = None
 ) -> Layout:
     """PoSE: positions of each chunk after the first skip ahead by a random amount.
 

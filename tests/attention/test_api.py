@@ -36,10 +36,7 @@ BAD = {
     "pairs": ({"v": heads(2, 2, 4, 8)}, "v: expected 2 heads and 5 tokens as k"),
     "groups": ({"q": heads(2, 5, 5, 8)}, "q: expected a number of heads that k's 2 divide"),
     "queries": ({"q": heads(2, 4, 6, 8)}, "grid.query: expected 6 tokens as q"),
-    "keys": (
-        {"k": heads(2, 2, 6, 8), "v": heads(2, 2, 6, 8)},
-        "grid.key: expected 6 tokens as k",
-    ),
+    "keys": ({"k": heads(2, 2, 6, 8), "v": heads(2, 2, 6, 8)}, "grid.key: expected 6 tokens as k"),
     "layout rows": ({"grid": Grid.of(Layout.padded([5, 4, 3]))}, "expected 1 or 2 batch rows"),
     "encoding": ({"encoding": "rope"}, "encoding: expected an Encoding, got str"),
     "dropout": ({"dropout": 1.0}, "dropout: expected 0 ≤ dropout < 1"),

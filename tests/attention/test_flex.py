@@ -92,8 +92,7 @@ def check(encoding: Encoding, grid: Grid) -> None:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.usefixtures("_not_compiled")
 @pytest.mark.parametrize(
-    ("name", "grid"),
-    [("t5", grid) for grid in GRIDS] + [(name, "chunk") for name in ENCODINGS],
+    ("name", "grid"), [("t5", grid) for grid in GRIDS] + [(name, "chunk") for name in ENCODINGS]
 )
 def test_equals_reference(name: str, grid: str) -> None:
     where = GRIDS[grid]

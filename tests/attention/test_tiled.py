@@ -49,11 +49,7 @@ GRIDS = {
 def _tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that a short text has all kinds of them, then the real ones."""
     if request.param == "small tiles":
-        for name, value in (
-            ("BLOCK", 32),
-            ("TILE", (16, 24)),
-            ("LANES", 4),
-        ):
+        for name, value in (("BLOCK", 32), ("TILE", (16, 24)), ("LANES", 4)):
             monkeypatch.setattr(passes if name != "LANES" else engine, name, value)
         monkeypatch.setattr(tiles, "PIECE", 7)
         monkeypatch.setattr(band_module, "LEAST", 4)

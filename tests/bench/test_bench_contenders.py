@@ -13,15 +13,7 @@ from torch import Tensor
 from posenc.attention import attend
 from posenc.bench.accuracy import expect
 from posenc.bench.case import Case, parse_name
-from posenc.bench.contenders import (
-    Contender,
-    Eager,
-    Flex,
-    Plain,
-    Posenc,
-    Prepared,
-    WrittenOut,
-)
+from posenc.bench.contenders import Contender, Eager, Flex, Plain, Posenc, Prepared, WrittenOut
 from posenc.bench.layers import LAYERS, PlainLayer, PosencLayer, Transformers, XTransformers
 from posenc.bench.limits import ALL
 from posenc.errors import ArgumentError, UnknownNameError

@@ -285,10 +285,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = [*QUICK, "--steps", "5000", "--seeds", "1", "--workers", "1", "--out", str(out)]
     running = subprocess.Popen(
-        [*PROGRAM, "compare", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [*PROGRAM, "compare", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 60
     while not list(out.glob("runs/*/*/*")) and time.monotonic() < deadline:

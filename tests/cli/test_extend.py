@@ -288,12 +288,7 @@ def test_a_folder_in_use_is_refused_before_any_work(
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer_config.json", "study.json"])
 def test_a_full_disk_leaves_nothing(
-    posenc: Run,
-    base: Path,
-    text: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    posenc: Run, base: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     plain = storage._sync_folder
 

@@ -105,10 +105,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def transcript(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    given: Path,
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: Path, tmp_path: Path
 ) -> Callable[[Sequence[str]], str]:
     """Runs commands in a folder of their own: what they print, and how they exit.
 

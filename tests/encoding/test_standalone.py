@@ -20,12 +20,7 @@ def made(name: str) -> Encoding:
     claims = ENCODINGS[name].claims
     torch.manual_seed(0)
     encoding = create(
-        name,
-        dim=HEADS * WIDTH,
-        heads=HEADS,
-        head_dim=WIDTH,
-        max_length=64,
-        causal=claims.serves(1),
+        name, dim=HEADS * WIDTH, heads=HEADS, head_dim=WIDTH, max_length=64, causal=claims.serves(1)
     )
     for parameter in encoding.parameters():
         if not parameter.any():
@@ -72,8 +67,7 @@ def test_a_bias_under_plain_attention_equals_attend(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n for n, e in ENCODINGS.items() if "score" in e.claims.sites and n not in BIASES],
+    "name", [n for n, e in ENCODINGS.items() if "score" in e.claims.sites and n not in BIASES]
 )
 def test_what_reads_tokens_has_no_bias(name: str) -> None:
     encoding, grid = made(name), grid_of(name)

@@ -59,6 +59,5 @@ def test_layouts_do_not_matter_to_it() -> None:
     q, k, v = inputs(GRIDS["both ways"])
     elsewhere = Grid.of(Layout.at(torch.tensor([5.0, 1.0, 9.0, 2.0, 0.5, 7.0, 3.0])))
     torch.testing.assert_close(
-        attend(q, k, v, elsewhere, Encoding()),
-        attend(q, k, v, GRIDS["both ways"], Encoding()),
+        attend(q, k, v, elsewhere, Encoding()), attend(q, k, v, GRIDS["both ways"], Encoding())
     )

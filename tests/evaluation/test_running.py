@@ -13,13 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import (
-    ArgumentError,
-    CheckpointError,
-    DataError,
-    Interrupted,
-    UnknownNameError,
-)
+from posenc.errors import ArgumentError, CheckpointError, DataError, Interrupted, UnknownNameError
 from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.finetuning import Tuning, finetuned

@@ -142,9 +142,7 @@ def test_runs_tell_what_they_cost(finished: tuple[Settings, Comparison, Log]) ->
         assert run.train_seconds > 0
 
 
-def test_provenance_is_enough_to_do_it_again(
-    finished: tuple[Settings, Comparison, Log],
-) -> None:
+def test_provenance_is_enough_to_do_it_again(finished: tuple[Settings, Comparison, Log]) -> None:
     settings, comparison, _ = finished
     provenance = comparison.provenance
     assert provenance.command == "posenc compare …"

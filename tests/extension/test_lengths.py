@@ -151,9 +151,7 @@ def test_lengths_of_documents_in_any_order() -> None:
         valid=torch.tensor([[True, True, True, False]]),
     )
     query = Layout(
-        torch.zeros(1, 4, 1),
-        torch.arange(4).unsqueeze(0),
-        document=torch.tensor([[-1, 5, 2, 3]]),
+        torch.zeros(1, 4, 1), torch.arange(4).unsqueeze(0), document=torch.tensor([[-1, 5, 2, 3]])
     )
     lengths, own = seen_lengths(Grid(query, key))
     assert lengths.tolist() == [[2, 8, -torch.inf, -torch.inf]]

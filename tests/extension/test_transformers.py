@@ -36,11 +36,7 @@ CASES: list[tuple[str, dict[str, object], dict[str, object]]] = [
         {"alpha": 40.0, "beta": 64.0},
         {"rope_type": "yarn", "beta_slow": 40.0, "beta_fast": 64.0},
     ),
-    (
-        "llama3",
-        {},
-        {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-    ),
+    ("llama3", {}, {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
     (
         "llama3",
         {"low": 0.5, "high": 8.0},

@@ -36,11 +36,7 @@ SWIN: dict[str, Any] = {
 CASES: dict[str, tuple[str, dict[str, Any], type[nn.Module]]] = {
     "vit": ("ViTModel", VIT, ImageEncoder),
     "vit labels": ("ViTForImageClassification", VIT | {"num_labels": 5}, VisionTransformer),
-    "vit two": (
-        "ViTForImageClassification",
-        VIT | {"hidden_act": "relu"},
-        VisionTransformer,
-    ),
+    "vit two": ("ViTForImageClassification", VIT | {"hidden_act": "relu"}, VisionTransformer),
     "swin": ("SwinForImageClassification", SWIN, Swin),
     "swin bare": (
         "SwinModel",

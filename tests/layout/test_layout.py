@@ -127,10 +127,7 @@ BAD = [
     (lambda: Layout(torch.zeros(3), torch.zeros(1, 3).long()), "positions"),
     (lambda: Layout(torch.zeros(1, 3, 1), torch.zeros(1, 4).long()), "order"),
     (lambda: Layout(torch.zeros(1, 3, 1), torch.zeros(1, 3)), "order: expected torch.int64"),
-    (
-        lambda: Layout(torch.zeros(2, 3, 1), torch.zeros(3, 3).long()),
-        "equal batch sizes",
-    ),
+    (lambda: Layout(torch.zeros(2, 3, 1), torch.zeros(3, 3).long()), "equal batch sizes"),
     (lambda: Layout.sequence(0), "length"),
     (lambda: Layout.sequence(2.5), "length: expected a whole number"),  # type: ignore[arg-type]
     (lambda: Layout.at([1.0]), "times: expected a tensor"),  # type: ignore[arg-type]

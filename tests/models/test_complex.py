@@ -12,12 +12,7 @@ import posenc
 from posenc import Layout
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.models import ClassifierConfig, SequenceClassifier
-from posenc.models.complex_layers import (
-    ComplexAttention,
-    ComplexConv,
-    ComplexLinear,
-    folded,
-)
+from posenc.models.complex_layers import ComplexAttention, ComplexConv, ComplexLinear, folded
 from posenc.models.norm import ComplexNorm
 
 BODIES = ["fasttext", "lstm", "cnn", "transformer"]

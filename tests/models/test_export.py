@@ -12,14 +12,7 @@ from torch._dynamo.exc import Unsupported
 import posenc
 import posenc.errors
 from posenc import Grid, Layout
-from posenc.models import (
-    Decoder,
-    DecoderConfig,
-    ImageConfig,
-    Swin,
-    SwinConfig,
-    VisionTransformer,
-)
+from posenc.models import Decoder, DecoderConfig, ImageConfig, Swin, SwinConfig, VisionTransformer
 
 IMAGE = {"size": (16, 16), "patch": 2, "channels": 1, "dim": 16, "classes": 3}
 

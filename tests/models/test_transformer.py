@@ -11,14 +11,7 @@ from torch import Tensor
 import posenc
 from posenc import Layout
 from posenc.errors import ArgumentError, CheckpointError, LengthError, UnknownNameError
-from posenc.models import (
-    Decoder,
-    Sample,
-    Transformer,
-    TransformerConfig,
-    beam_search,
-    generate,
-)
+from posenc.models import Decoder, Sample, Transformer, TransformerConfig, beam_search, generate
 from posenc.registry import ENCODINGS
 from tests.models.text_encodings import TEXT_ENCODINGS
 

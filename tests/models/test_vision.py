@@ -202,9 +202,7 @@ def test_detr_equals_transformers() -> None:
     assert layout.valid is not None
     assert cells is not None
     expected = theirs(
-        inputs_embeds=tokens,
-        attention_mask=layout.valid,
-        spatial_position_embeddings=sine,
+        inputs_embeds=tokens, attention_mask=layout.valid, spatial_position_embeddings=sine
     ).last_hidden_state
     close(x[layout.valid], expected[layout.valid])
 

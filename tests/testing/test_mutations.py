@@ -282,9 +282,7 @@ BUGS = [
             sdpa,
             "scaled_dot_product_attention",
             lambda f, q, k, v, *, enable_gqa, **named: f(
-                q,
-                *(x.repeat(1, q.shape[1] // x.shape[1], 1, 1) for x in (k, v)),
-                **named,
+                q, *(x.repeat(1, q.shape[1] // x.shape[1], 1, 1) for x in (k, v)), **named
             ),
         ),
         law("grouped_heads_are_repeated", "nope"),

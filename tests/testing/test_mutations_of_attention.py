@@ -236,10 +236,7 @@ MUTATIONS = [
         equals_reference("low rank", "dense"),
     ),
     Mutation(
-        sdpa._attend,
-        "torch.stack(tables).sum(0)",
-        "tables[0]",
-        test_sdpa.test_two_tables_are_added,
+        sdpa._attend, "torch.stack(tables).sum(0)", "tables[0]", test_sdpa.test_two_tables_are_added
     ),
     Mutation(
         sdpa._attend,

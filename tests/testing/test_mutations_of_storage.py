@@ -175,10 +175,7 @@ MUTATIONS = [
     Mutation(storage.parse_json, ", parse_float=_finite", "", nothing_is_no_number),
     Mutation(storage.parse_json, "except RecursionError", "except KeyError", nothing_is_no_number),
     Mutation(
-        storage.write_bytes,
-        "temporary.unlink(missing_ok=True)",
-        "pass",
-        failures_keep_the_old,
+        storage.write_bytes, "temporary.unlink(missing_ok=True)", "pass", failures_keep_the_old
     ),
     Mutation(storage.write_bytes, "temporary.open", "path.open", failures_keep_the_old),
     Mutation(storage.open_tensors, "header > MOST_JSON", "False", headers_are_bounded),

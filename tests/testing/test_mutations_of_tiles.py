@@ -179,11 +179,7 @@ BUGS: dict[str, tuple[Plant, Check]] = {
         far_keys_that_matter("sdpa"),
     ),
     "tiles read a table in bfloat16": (
-        wrap(
-            tiled,
-            "read_offsets",
-            lambda f, *given, **named: _coarse_line(f(*given, **named)),
-        ),
+        wrap(tiled, "read_offsets", lambda f, *given, **named: _coarse_line(f(*given, **named))),
         fine_differences("tiled"),
     ),
     "the fused kernel reads a table in bfloat16": (

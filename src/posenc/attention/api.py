@@ -18,8 +18,6 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.runtime import without_autocast
 
-__all__ = ["Explanation", "attend", "explain", "transformed"]
-
 
 @dataclass(frozen=True)
 class Explanation:

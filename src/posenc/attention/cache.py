@@ -15,8 +15,6 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
-__all__ = ["Cache", "LayerCache"]
-
 T = TypeVar("T")
 
 

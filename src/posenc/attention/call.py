@@ -15,8 +15,6 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid, zero_invalid_signals
 from posenc.layout.padding import zero_invalid
 
-__all__ = ["AttentionCall"]
-
 
 @dataclass(eq=False)
 class AttentionCall:

@@ -18,8 +18,6 @@ from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.registration import Registry
 from posenc.runtime import is_transformed
 
-__all__ = ["BACKENDS", "Choice", "choose", "preference", "refusals"]
-
 BACKENDS: Registry[Backend] = Registry(
     Backend, "backend", "posenc.attention.backends", group="posenc.backends"
 )

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from posenc.errors import ArgumentError
 
-__all__ = ["flash_backward", "flash_forward"]
-
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from posenc.encoding import BucketedTerms, StructuredScore
 from posenc.grid import Grid
 
-__all__ = ["axis_of", "axis_products", "image_table", "serves_axes", "serves_images"]
-
 
 def serves_images(grid: Grid, lowered: Sequence[StructuredScore] | None) -> bool:
     """True if tables over the offsets between whole, fully visible images are the only terms."""

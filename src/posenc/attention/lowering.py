@@ -13,15 +13,6 @@ from posenc.encoding.parts import Part
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
-__all__ = [
-    "add_rows",
-    "bias_by_offset",
-    "is_constant_table",
-    "lower",
-    "reads_tokens",
-    "repeat_heads",
-]
-
 
 def repeat_heads(x: Float[Tensor, "B G K D"], heads: int) -> Float[Tensor, "B H K D"]:
     """Grouped key/value heads repeated to one a query head; free of cost where they agree."""

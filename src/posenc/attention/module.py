@@ -20,8 +20,6 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.layout.padding import zero_invalid
 
-__all__ = ["Attention", "Context"]
-
 
 @dataclass(frozen=True, eq=False)
 class Context:

@@ -12,8 +12,6 @@ from torch import Tensor
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["Keys", "LinearState", "Memory", "Queries", "weighted_means"]
-
 NOTHING = -1e30
 """The level of what nobody may see: its weight is 0, and no infinity meets another."""
 

@@ -22,8 +22,6 @@ from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableP
 from posenc.grid import Grid
 from posenc.runtime import has_values
 
-__all__ = ["Regular", "max_distance_of", "read_offsets", "reads_offsets"]
-
 
 @dataclass(frozen=True, eq=False)
 class Regular:

@@ -11,8 +11,6 @@ from torch import Tensor
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["Run", "regular_runs", "run_intervals"]
-
 
 @dataclass(frozen=True)
 class Run:

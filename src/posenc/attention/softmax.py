@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-__all__ = ["masked_softmax"]
-
 
 def masked_softmax(
     logits: Float[Tensor, "*dims Q K"], visible: Bool[Tensor, "*masks Q K"]

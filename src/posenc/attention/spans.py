@@ -14,8 +14,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-__all__ = ["Spans", "spans_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Spans:

@@ -12,8 +12,6 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
-__all__ = ["require_fit", "validate"]
-
 
 def validate(call: AttentionCall) -> None:
     """Check ranks, shapes, dtypes, devices and options of one call of ``attend``.
@@ -33,11 +31,7 @@ def validate(call: AttentionCall) -> None:
             remedy="Use posenc.create(name, …) or Encoding.of(part).",
         )
     require_fit(
-        encoding,
-        heads=q.shape[1],
-        head_dim=q.shape[3],
-        value_dim=v.shape[3],
-        causal=grid.causal,
+        encoding, heads=q.shape[1], head_dim=q.shape[3], value_dim=v.shape[3], causal=grid.causal
     )
     for part in encoding.parts():
         if part.axes is not None and grid.query.axes not in part.axes:

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from posenc.errors import ArgumentError
 
-__all__ = ["strided_view"]
-
 
 def strided_view(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> Tensor:
     """``x``'s own memory as a tensor of this size, whose element ``(i, j, …)`` is element

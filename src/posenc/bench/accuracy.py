@@ -16,8 +16,6 @@ from posenc.encoding import Encoding
 from posenc.grid import Grid
 from posenc.registry import ENCODINGS
 
-__all__ = ["Errors", "Expected", "expect"]
-
 ROWS = 64
 """Queries in the middle that are compared. Only they have a gradient, so that the definition needs
 no Q×K matrix."""

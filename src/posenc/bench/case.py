@@ -18,8 +18,6 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS, create
 
-__all__ = ["FROZEN", "Call", "Case", "parse_name", "past_only"]
-
 FROZEN = "frozen"
 """Suffix after ``@`` of an encoding whose parameters require no gradient."""
 

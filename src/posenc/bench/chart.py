@@ -13,8 +13,6 @@ from posenc.bench.results import Reading, Report
 from posenc.visualization.colours import COLOURS
 from posenc.visualization.pictures import CONFIG
 
-__all__ = ["draw"]
-
 PLAIN_COLOUR = "#80878f"
 
 ACROSS = 4

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Entrant", "interleaved", "median_ratio"]
-
 
 @dataclass(frozen=True)
 class Entrant:

@@ -20,18 +20,6 @@ from posenc.encoding import StructuredScore
 from posenc.errors import BackendRefusal
 from posenc.training.machine import available_memory
 
-__all__ = [
-    "PLAIN",
-    "VARIANTS",
-    "Contender",
-    "Eager",
-    "Flex",
-    "Plain",
-    "Posenc",
-    "Prepared",
-    "WrittenOut",
-]
-
 Level = Literal["call", "layer"]
 
 PLAIN = "plain SDPA"

@@ -11,8 +11,6 @@ from posenc.bench.chart import draw
 from posenc.bench.results import Report
 from posenc.storage import make_folder, write_bytes, write_json
 
-__all__ = ["ResultFiles", "write_results"]
-
 
 @dataclass(frozen=True)
 class ResultFiles:

@@ -20,8 +20,6 @@ from posenc.attention import Attention
 from posenc.bench.case import Call, parse_name
 from posenc.bench.contenders import Contender, Level, Prepared
 
-__all__ = ["LAYERS", "LayerContender", "PlainLayer", "PosencLayer", "Transformers", "XTransformers"]
-
 VOCABULARY = 8
 """Vocabulary of the models that modules are taken from: what their special tokens need."""
 

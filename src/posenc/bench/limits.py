@@ -9,8 +9,6 @@ from itertools import product
 from posenc.bench.contenders import PLAIN
 from posenc.bench.results import Quantity, Reading, Verdict
 
-__all__ = ["ALL", "CPU", "CPU_HALF", "CUDA", "Limit", "judge"]
-
 NO_SCORE = ("nope", "rope")
 CONSTANT = ("alibi", "sandwich", "t5@frozen")
 LEARNABLE = ("t5", "kerple", "swin")

@@ -21,8 +21,6 @@ from posenc.bench.case import Case
 from posenc.bench.contenders import Contender
 from posenc.training.machine import PeakMemory
 
-__all__ = ["MemoryMeter", "Peak"]
-
 WARM_LENGTH = 512
 """Tokens of a first call, for one-time allocations of libraries."""
 

@@ -11,8 +11,6 @@ from posenc.bench.layers import LAYERS, PlainLayer, PosencLayer, Transformers, X
 from posenc.bench.limits import ALL
 from posenc.bench.settings import Settings
 
-__all__ = ["Job", "plan"]
-
 MIDDLE = {"cpu": 2048, "cuda": 8192}
 """Length at which everything is measured."""
 

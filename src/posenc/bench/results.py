@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from posenc.codec import to_plain
 
-__all__ = ["Quantity", "Reading", "Report", "Verdict"]
-
 Quantity = Literal["forward", "both", "forward memory", "both memory", "beats flex", "fits"]
 """Times relative to plain SDPA; memory in bytes beyond its; ``beats flex``: time of FlexAttention
 forward and backward, relative to posenc; ``fits``: 1 if a call forward and backward succeeds."""

@@ -26,8 +26,6 @@ from posenc.bench.results import Reading, Report
 from posenc.bench.settings import Settings
 from posenc.training.machine import cores, describe_device, platform_name
 
-__all__ = ["Step", "bench"]
-
 PACKAGES = ("posenc", "torch", "triton", "transformers", "x-transformers")
 
 LEAST_SECONDS = 0.02

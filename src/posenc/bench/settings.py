@@ -18,8 +18,6 @@ from posenc.codec import to_plain
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.training.machine import available_memory, cores
 
-__all__ = ["DTYPES", "Settings"]
-
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 DTYPES = get_args(Dtype)
 

@@ -22,8 +22,6 @@ from posenc.cli.show import show
 from posenc.cli.tasks import list_tasks
 from posenc.errors import PosencError
 
-__all__ = ["app", "run"]
-
 app = typer.Typer(
     name="posenc",
     help="List, draw and compare positional encodings for Transformers, and extend trained models "

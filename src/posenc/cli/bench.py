@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from posenc.bench.results import Reading, Report, Verdict
     from posenc.bench.run import Step
 
-__all__ = ["bench"]
-
 
 def bench(
     encodings: Annotated[

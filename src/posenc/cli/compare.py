@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from posenc.experiments.statistics import Estimate
     from posenc.experiments.summary import Summary
 
-__all__ = ["compare"]
 
 BY_TASK = "the task's"
 """Displayed default of an option whose default depends on the task."""

@@ -11,7 +11,6 @@ from posenc.cli.console import Countdown, Display, Words
 if TYPE_CHECKING:
     from posenc.experiments.progress import Event, RunEvent, RunFinished
 
-__all__ = ["CompareDisplay"]
 
 TRAINING = 0.8
 """Assumed share of training in a run's time; the rest is measuring."""

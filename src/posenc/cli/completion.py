@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["complete_encoding", "complete_encodings", "complete_methods", "complete_task"]
-
 
 def complete_encoding(incomplete: str) -> list[str]:
     """Encodings that start with ``incomplete``."""

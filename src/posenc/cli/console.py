@@ -27,23 +27,6 @@ from posenc.errors import (
     PosencError,
 )
 
-__all__ = [
-    "ERRORS",
-    "EXIT_CODES",
-    "OUT",
-    "Countdown",
-    "Display",
-    "Terminal",
-    "Words",
-    "command_line",
-    "exit_code",
-    "help_of",
-    "new_table",
-    "print_error",
-    "print_json",
-    "print_report",
-]
-
 CONTROLS = {
     code: "\N{REPLACEMENT CHARACTER}"
     for begin, end in (

@@ -21,8 +21,6 @@ from posenc.cli.options import (
 )
 from posenc.cli.studies import StudyDisplay, print_study
 
-__all__ = ["evaluate"]
-
 
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors.")],

@@ -9,18 +9,8 @@ import typer
 
 from posenc.cli.completion import complete_methods
 from posenc.cli.console import OUT, command_line, print_json, print_report
-from posenc.cli.options import (
-    ComputeDevice,
-    Images,
-    Json,
-    Quiet,
-    TextFile,
-    TrainedLength,
-    option,
-)
+from posenc.cli.options import ComputeDevice, Images, Json, Quiet, TextFile, TrainedLength, option
 from posenc.cli.studies import StudyDisplay, print_study
-
-__all__ = ["extend"]
 
 
 def extend(
@@ -42,8 +32,7 @@ def extend(
     text: TextFile = None,
     images: Images = None,
     report: Annotated[
-        bool,
-        typer.Option("--report/--no-report", help="Measure, or write one method unmeasured."),
+        bool, typer.Option("--report/--no-report", help="Measure, or write one method unmeasured.")
     ] = True,
     out: Annotated[Path, option("Output folder for checkpoint and report.")] = Path(
         "posenc-extend"

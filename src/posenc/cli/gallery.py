@@ -12,8 +12,6 @@ from posenc.cli.console import ERRORS, OUT
 from posenc.cli.options import names, option
 from posenc.errors import ArgumentError
 
-__all__ = ["gallery"]
-
 
 def gallery(
     out: Annotated[Path, option("Output file (.html).")] = Path("posenc-gallery.html"),

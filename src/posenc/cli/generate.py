@@ -11,13 +11,10 @@ from posenc.cli.console import OUT, print_json
 from posenc.cli.options import Json, option
 from posenc.errors import ArgumentError
 
-__all__ = ["generate"]
-
 
 def generate(
     model: Annotated[
-        Path,
-        typer.Argument(help="Folder of a trained run (OUT/runs/…) or a saved Decoder."),
+        Path, typer.Argument(help="Folder of a trained run (OUT/runs/…) or a saved Decoder.")
     ],
     prompt: Annotated[str, option("Text to continue.")] = "def ",
     max_new: Annotated[int, option("Number of bytes to generate.")] = 200,

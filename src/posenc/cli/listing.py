@@ -16,9 +16,6 @@ from posenc.cli.options import Json, option
 from posenc.entry import Claims, Entry
 from posenc.registry import ENCODINGS
 
-__all__ = ["describe", "list_encodings"]
-
-
 WIDE = 120
 """Terminal width from which each field has its own column."""
 
@@ -57,8 +54,7 @@ def describe(name: str, entry: Entry) -> dict[str, Any]:
 def list_encodings(
     site: Annotated[Site | None, option("Only encodings with this site.", "any")] = None,
     axes: Annotated[
-        int | None,
-        option("Only encodings for this many axes: 1 for text, 2 for images.", "any"),
+        int | None, option("Only encodings for this many axes: 1 for text, 2 for images.", "any")
     ] = None,
     causal: Annotated[
         bool | None,

@@ -10,19 +10,6 @@ import typer
 
 from posenc.errors import ArgumentError
 
-__all__ = [
-    "ComputeDevice",
-    "Images",
-    "Json",
-    "Quiet",
-    "TextFile",
-    "TrainedLength",
-    "names",
-    "numbers",
-    "option",
-    "options_of",
-]
-
 
 def option(
     help_text: str,

@@ -22,7 +22,6 @@ from posenc.registry import ENCODINGS
 if TYPE_CHECKING:
     from posenc.visualization.panels import Curves, Heat, Profile
 
-__all__ = ["show"]
 
 BARS = "▁▂▃▄▅▆▇█"
 

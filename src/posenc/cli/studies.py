@@ -12,8 +12,6 @@ from posenc.cli.console import OUT, Countdown, Display, Words, new_table
 if TYPE_CHECKING:
     from posenc.evaluation.results import Metric, Study
 
-__all__ = ["StudyDisplay", "print_study"]
-
 
 def print_study(study: Study) -> None:
     """The verdict and a table, the best at the longest context first."""

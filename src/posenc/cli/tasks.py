@@ -12,8 +12,6 @@ from posenc.cli.options import Json
 if TYPE_CHECKING:
     from posenc.experiments.tasks import TaskEntry
 
-__all__ = ["list_tasks"]
-
 
 def list_tasks(json: Json = False) -> None:
     """List all tasks with their data, metric, expected result and default size.

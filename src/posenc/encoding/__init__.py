@@ -13,13 +13,7 @@ from posenc.encoding.lowered import (
     StructuredScore,
     TokenTableProduct,
 )
-from posenc.encoding.parts import (
-    EmbeddingEncoding,
-    Part,
-    QueryKeyTransform,
-    ScoreTerm,
-    ValueTerm,
-)
+from posenc.encoding.parts import EmbeddingEncoding, Part, QueryKeyTransform, ScoreTerm, ValueTerm
 from posenc.encoding.rotation import Pairing, Rotation, apply_rotation
 
 __all__ = [

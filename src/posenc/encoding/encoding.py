@@ -7,21 +7,13 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from posenc.encoding.heads import SomeHeadsScore, SomeHeadsTransform, SomeHeadsValue, range_of
-from posenc.encoding.parts import (
-    EmbeddingEncoding,
-    Part,
-    QueryKeyTransform,
-    ScoreTerm,
-    ValueTerm,
-)
+from posenc.encoding.parts import EmbeddingEncoding, Part, QueryKeyTransform, ScoreTerm, ValueTerm
 from posenc.encoding.standalone import Standalone
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.display import table_html
 from posenc.layout.padding import zero_invalid
-
-__all__ = ["Encoding"]
 
 
 class Encoding(Standalone, nn.Module):

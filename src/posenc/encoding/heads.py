@@ -16,8 +16,6 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["HeadRange", "SomeHeadsScore", "SomeHeadsTransform", "SomeHeadsValue", "range_of"]
-
 
 @dataclass(frozen=True)
 class HeadRange:

@@ -9,19 +9,6 @@ from typing import ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = [
-    "BlockTransforms",
-    "BucketedTerms",
-    "DistanceFunction",
-    "FusedScore",
-    "GateCounts",
-    "HeadMixing",
-    "LowRank",
-    "StickWeights",
-    "StructuredScore",
-    "TokenTableProduct",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class TokenTableProduct:

@@ -18,16 +18,6 @@ from posenc.encoding.tensors import Features, Keys, Queries, Scores, StructuredT
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = [
-    "EmbeddingEncoding",
-    "Hooked",
-    "Part",
-    "Projection",
-    "QueryKeyTransform",
-    "ScoreTerm",
-    "ValueTerm",
-]
-
 Method = Callable[..., Any]
 
 

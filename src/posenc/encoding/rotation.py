@@ -9,8 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Pairing", "Rotation", "apply_rotation"]
-
 Pairing = Literal["half", "adjacent"]
 """Pair t is features (t, t + T) of T pairs (``"half"``), or (2t, 2t + 1)."""
 

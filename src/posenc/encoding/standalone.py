@@ -15,8 +15,6 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import has_values
 
-__all__ = ["ScoreMod", "Standalone"]
-
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """New logit of a pair, from its logit and its batch row, head, query and key indices."""
 

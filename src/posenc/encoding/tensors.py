@@ -7,17 +7,6 @@ from torch import Tensor
 
 from posenc.encoding.lowered import StructuredScore
 
-__all__ = [
-    "BucketIndex",
-    "Features",
-    "Keys",
-    "Offsets",
-    "Queries",
-    "Scores",
-    "StructuredTerms",
-    "TokenIds",
-]
-
 Features = Float[Tensor, "B L C"]
 """Token vectors."""
 

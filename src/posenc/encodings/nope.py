@@ -5,8 +5,6 @@ from __future__ import annotations
 from posenc.encoding import Encoding
 from posenc.entry import Citation, Claims, Entry
 
-__all__ = ["nope"]
-
 
 def nope() -> Encoding:
     """NoPE: no positional encoding; token order is available through the causal mask only.

@@ -26,8 +26,6 @@ from posenc.extension import (
 )
 from posenc.models.replacing import encodings_of, with_encodings, with_window
 
-__all__ = ["CUT", "SCALED", "WINDOW", "Candidate", "Method", "candidates_by", "methods_for"]
-
 ALL = "all"
 
 WINDOW, CUT, SCALED = "window", "cut", "scaled"

@@ -14,16 +14,15 @@ from posenc.evaluation.candidates import Method
 from posenc.evaluation.images import ImageSource
 from posenc.evaluation.results import Study
 from posenc.evaluation.texts import Text, read_ids, read_tokenizer
-from posenc.integrations.transformers.checkpoint import FAMILIES, config_of, load_described
+from posenc.integrations.transformers.checkpoint import config_of, load_described
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.extended import FIELD
+from posenc.integrations.transformers.families import FAMILIES
 from posenc.integrations.transformers.family import family_name
 from posenc.integrations.transformers.stretched import save_stretched
 from posenc.models import Decoder, Encoder, ImageEncoder, MaskedLM, VisionTransformer
 from posenc.models.replacing import encodings_of
 from posenc.storage import output_folder, write_bytes
-
-__all__ = ["Checkpoint"]
 
 OWN_FAMILY = "llama"
 """``model_type`` that models of ``posenc compare`` are written as."""

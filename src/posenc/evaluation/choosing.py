@@ -10,8 +10,6 @@ from posenc.evaluation.results import Findings, Reading, Study
 from posenc.experiments.statistics import Estimate, estimate
 from posenc.experiments.wording import listed, render
 
-__all__ = ["TIE", "baselines", "best", "choose", "gap", "has_needles", "ranked", "say", "shortfall"]
-
 CLOSE = 0.05
 """Largest deficit in needles, as a share, of a method that is chosen for its loss."""
 

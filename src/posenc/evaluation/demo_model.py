@@ -22,8 +22,6 @@ from posenc.training.checkpoint import Plan
 from posenc.training.loop import Watch, train
 from posenc.training.seeding import fingerprint, generator
 
-__all__ = ["DEMO_STEPS", "Repetition", "demo_checkpoint", "train_demo_model"]
-
 DEMO_STEPS = 1800
 """About three minutes on two cores."""
 

@@ -18,8 +18,6 @@ from posenc.evaluation.texts import Text
 from posenc.extension.fitting import require_factor
 from posenc.storage import output_folder, require_unused
 
-__all__ = ["Extended", "extend_checkpoint"]
-
 
 @dataclass(frozen=True)
 class Extended:

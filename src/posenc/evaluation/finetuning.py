@@ -20,8 +20,6 @@ from posenc.training import Plan, Watch, fit
 from posenc.training.seeding import generator
 from posenc.transforms import randomized, skipped
 
-__all__ = ["Tuning", "finetuned"]
-
 Positions = Literal["plain", "randomized", "skipped"]
 
 TOKENS_A_STEP = 2048

@@ -19,8 +19,6 @@ from posenc.errors import ArgumentError, CheckpointError, DataError
 from posenc.integrations.transformers.config import SAVE_AGAIN, Fields, read_object
 from posenc.storage import read_bytes
 
-__all__ = ["ImageSource", "Images", "Size"]
-
 Size = tuple[int, int]
 """(height, width) in pixels."""
 

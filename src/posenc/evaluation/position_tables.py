@@ -17,8 +17,6 @@ from posenc.extension import extend, extend_layers
 from posenc.models import ImageEncoder, VisionTransformer
 from posenc.models.replacing import encodings_of, with_encodings
 
-__all__ = ["goal_cells", "image_candidates", "table_candidates"]
-
 
 def table_candidates(
     model: nn.Module, methods: Sequence[Method], *, goal: int, length: int, strict: bool

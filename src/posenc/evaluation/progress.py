@@ -15,8 +15,6 @@ from posenc.evaluation.results import Findings, Reading
 from posenc.storage import make_folder, read_json, write_json
 from posenc.training.seeding import fingerprint
 
-__all__ = ["MeasuredFile", "Progress", "kept", "silent"]
-
 Progress = Callable[[str, int, int], None]
 """Called with the current stage, the number of models done, and the number of all."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from posenc.codec import to_plain
 from posenc.experiments.statistics import Estimate
 
-__all__ = ["Claimed", "Findings", "Metric", "Reading", "Study"]
-
 TIMED = 0.2
 """Largest ``time_error`` of times that are compared."""
 

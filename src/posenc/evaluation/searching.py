@@ -19,8 +19,6 @@ from posenc.experiments.text_loss import Targets
 from posenc.extension import Found, extend_layers, search_factors
 from posenc.models.replacing import encodings_of, with_encodings
 
-__all__ = ["require_search", "searched"]
-
 SEARCHED = "longrope"
 
 TOKENS, FEWEST = 1 << 14, 4

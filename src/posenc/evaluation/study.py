@@ -32,8 +32,6 @@ from posenc.evaluation.texts import Text
 from posenc.models import Decoder, Encoder, ImageEncoder, MaskedLM, VisionTransformer
 from posenc.training.machine import describe_device, platform_name
 
-__all__ = ["ExtensionResult", "evaluate", "measure_extensions"]
-
 
 @dataclass(frozen=True, eq=False)
 class ExtensionResult:

@@ -16,8 +16,6 @@ from posenc.experiments.corpus import read_corpus
 from posenc.integrations.transformers.config import SAVE_AGAIN, read_object
 from posenc.storage import panics_as_errors, read_bytes
 
-__all__ = ["Encode", "SpecialTokens", "Text", "read_ids", "read_tokenizer"]
-
 Encode = Callable[[str], Sequence[int]]
 """Text to ids, without special tokens."""
 

@@ -20,8 +20,6 @@ from posenc.evaluation.choosing import (
 )
 from posenc.evaluation.results import Reading, Study
 
-__all__ = ["expectation", "findings", "headline", "setting"]
-
 SAME = 0.02
 """Largest deterioration at short contexts that is not reported (of losses, relative)."""
 

@@ -8,8 +8,6 @@ from posenc.experiments.results import Metric
 from posenc.experiments.statistics import Estimate
 from posenc.visualization.bounds import Bounds
 
-__all__ = ["SHARES", "bounds_of", "interval"]
-
 SHARES = Bounds(0.0, 1.0)
 
 

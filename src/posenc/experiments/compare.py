@@ -15,22 +15,13 @@ import torch
 from posenc.errors import ArgumentError
 from posenc.experiments.jobs import Job, Outcome, Pace
 from posenc.experiments.output import Record, open_folder, resume_command
-from posenc.experiments.progress import (
-    Finished,
-    Paced,
-    Prepared,
-    Progress,
-    RunFinished,
-    Stopping,
-)
+from posenc.experiments.progress import Finished, Paced, Prepared, Progress, RunFinished, Stopping
 from posenc.experiments.results import Comparison, Provenance
 from posenc.experiments.settings import NOT_ABOUT_RESULTS, Settings
 from posenc.experiments.tasks import Task
 from posenc.experiments.workers import Crew, Done
 from posenc.training.interrupt import interruptible
 from posenc.training.machine import available_memory, cores, describe_device, platform_name
-
-__all__ = ["compare"]
 
 RESERVE = 1.1
 """Budgeted time is divided by this: measured speed varies by some percent."""
@@ -111,9 +102,7 @@ class _Session:
             if self.settings.steps is None and not self._pace(crew, left, stop, began):
                 return False
             return crew.run(
-                [self._job(run) for run in left],
-                done=self._done,
-                **self._callbacks(stop),
+                [self._job(run) for run in left], done=self._done, **self._callbacks(stop)
             )
 
     def collect(self, command: str | None) -> Comparison:
@@ -153,11 +142,7 @@ class _Session:
         )
 
     def _pace(
-        self,
-        crew: Crew,
-        left: list[tuple[str, int]],
-        stop: Callable[[], bool],
-        began: float,
+        self, crew: Crew, left: list[tuple[str, int]], stop: Callable[[], bool], began: float
     ) -> bool:
         """Turn the budget into steps; False if it was cut short."""
         budget = self.settings.budget_minutes

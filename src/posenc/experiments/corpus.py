@@ -19,8 +19,6 @@ from posenc.experiments.results import Corpus
 from posenc.experiments.sequences import drawn
 from posenc.storage import read_bytes
 
-__all__ = ["MOST_BYTES", "SHIPPED", "TextCorpus", "read_corpus", "read_text", "shipped_text"]
-
 HELD_OUT = 0.1
 """Share of the bytes that is kept for testing."""
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from posenc.experiments.recipe import Recipe
 
-__all__ = ["fit_note", "fitted_options"]
-
 T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
 
 

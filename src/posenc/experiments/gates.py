@@ -9,8 +9,6 @@ from posenc.experiments.tasks import TASKS
 from posenc.experiments.verdicts import LEARNED_NOTHING, Row
 from posenc.experiments.wording import listed, sentence
 
-__all__ = ["gated", "reason", "unsure"]
-
 MORE = 4
 """Factor of the advised steps if nothing was learned; divisor if overfitted."""
 

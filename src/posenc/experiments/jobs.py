@@ -23,8 +23,6 @@ from posenc.training.checkpoint import CHECKPOINT, Plan
 from posenc.training.loop import Trained, Watch, train
 from posenc.training.machine import available_memory
 
-__all__ = ["Job", "Outcome", "Pace", "carry_out", "pace", "plan"]
-
 CURVE_POINTS = 60
 """Points of a training curve."""
 

@@ -12,8 +12,6 @@ from posenc.experiments.statistics import Estimate
 from posenc.experiments.summary import Summary
 from posenc.experiments.verdicts import Row
 
-__all__ = ["models", "numbers"]
-
 
 def numbers(comparison: Comparison, summary: Summary, *, out: Path) -> list[dict[str, Any]]:
     """A record for each encoding, in the order of the table.

@@ -12,8 +12,6 @@ from posenc.errors import ArgumentError, CheckpointError, DataError, OutputError
 from posenc.experiments.settings import Settings
 from posenc.storage import make_folder, read_json, write_json
 
-__all__ = ["Record", "load_settings", "open_folder", "resume_command"]
-
 KIND = "posenc comparison"
 RECORD = "settings.json"
 RUNS = "runs"

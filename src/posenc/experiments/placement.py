@@ -12,8 +12,6 @@ from posenc.models import Decoder
 from posenc.training.seeding import generator
 from posenc.transforms import randomized
 
-__all__ = ["Placed", "place"]
-
 
 class Placed(nn.Module):
     """A decoder with tokens at 0, 1, 2, …, or at random positions in a range of ``reach``."""

@@ -18,20 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "Event",
-    "Finished",
-    "Measuring",
-    "Paced",
-    "Prepared",
-    "Progress",
-    "RunEvent",
-    "RunFinished",
-    "RunStarted",
-    "Stepped",
-    "Stopping",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:

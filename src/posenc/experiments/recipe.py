@@ -11,8 +11,6 @@ from posenc.errors import ArgumentError, UnknownNameError
 from posenc.experiments.results import Subject
 from posenc.registry import ENCODINGS
 
-__all__ = ["Positions", "Recipe", "Variant", "describe", "require_encoding"]
-
 Positions = Literal["plain", "randomized", "unsorted", "index"]
 """Positions of tokens: those of the data (0, 1, 2, … in text); a sorted random sample of a longer
 range (Ruoss et al. 2023); the same unsorted, a control; 0, 1, 2, … instead of real times."""

@@ -12,17 +12,6 @@ from posenc.codec import restore, to_plain
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "Comparison",
-    "Corpus",
-    "Measurement",
-    "Metric",
-    "Provenance",
-    "Refusal",
-    "Role",
-    "Run",
-    "Subject",
-]
 
 Role = Literal["candidate", "baseline", "control"]
 

@@ -14,18 +14,6 @@ from posenc.layout import Layout
 from posenc.models import Transformer, token_loss
 from posenc.models.transformer import Given
 
-__all__ = [
-    "BEGIN",
-    "END",
-    "SYMBOLS",
-    "drawn",
-    "padded",
-    "pair_loss",
-    "read_source",
-    "real",
-    "stacked",
-]
-
 BEGIN, END, SYMBOLS = 0, 1, 2
 """Tokens: what begins a target, what ends both sides, and the first of the symbols."""
 

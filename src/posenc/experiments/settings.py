@@ -15,8 +15,6 @@ from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
 from posenc.experiments.recipe import Recipe, Variant
 from posenc.experiments.tasks import TASKS, TaskEntry
 
-__all__ = ["Settings"]
-
 TAKEN = ("encodings", "references", "train_length", "width", "layers", "heads", "batch")
 
 OF_TASK: Any = None

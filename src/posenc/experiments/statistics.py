@@ -11,17 +11,6 @@ from scipy import special
 
 from posenc.experiments.results import Metric
 
-__all__ = [
-    "BREAKS",
-    "HOLDS",
-    "Estimate",
-    "change",
-    "compared",
-    "estimate",
-    "held",
-    "paired_difference",
-]
-
 CONFIDENCE = 0.95
 
 HOLDS, BREAKS = 0.05, 0.25

@@ -13,8 +13,6 @@ from posenc.experiments.statistics import Estimate, compared, held, paired_diffe
 from posenc.experiments.verdicts import LEARNED_NOTHING, Row, judged, longest_measured
 from posenc.experiments.wording import amount, listed, sentence, spread_of
 
-__all__ = ["Summary", "summarise"]
-
 MANIFOLD = 3.0
 """Larger changes are given as multiples."""
 

@@ -11,17 +11,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = [
-    "PositionProfile",
-    "Targets",
-    "byte_entropy",
-    "losses",
-    "pair_entropy",
-    "predictions",
-    "restored",
-    "rows_a_call",
-]
-
 Model = Callable[[Tensor], Tensor]
 """Tokens ``[B, L]`` to logits ``[B, L, V]`` of the token after each (``restored``: of each)."""
 

@@ -19,8 +19,6 @@ from posenc.experiments.statistics import (
     paired_difference,
 )
 
-__all__ = ["GATES", "LEARNED_NOTHING", "Row", "Verdict", "judged", "longest_measured"]
-
 Verdict = Literal[
     "holds",
     "degrades",

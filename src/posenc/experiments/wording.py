@@ -13,8 +13,6 @@ from posenc.experiments.results import Metric
 from posenc.experiments.statistics import Estimate
 from posenc.visualization.bounds import Bounds
 
-__all__ = ["amount", "listed", "render", "sentence", "spread_of"]
-
 
 def sentence(name: str, **facts: Any) -> str:
     """A sentence (or a few) about a comparison, by the macro of this name."""

@@ -27,8 +27,6 @@ from posenc.experiments.settings import Settings
 from posenc.experiments.tasks import Task
 from posenc.training.loop import CONTROL, train
 
-__all__ = ["Crew", "Done", "Order"]
-
 Order = Job | Pace
 
 PATIENCE = 10.0

@@ -20,8 +20,6 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["Band", "BandedRope", "within"]
-
 
 @dataclass(frozen=True, eq=False)
 class Band:

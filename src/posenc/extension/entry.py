@@ -13,8 +13,6 @@ from posenc.arguments import domains
 from posenc.encoding import Encoding
 from posenc.entry import Citation
 
-__all__ = ["CONTEXT", "Extension", "ExtensionClaims"]
-
 CONTEXT = ("factor", "length")
 """Parameters of a method that are not its options."""
 

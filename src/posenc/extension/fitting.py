@@ -9,8 +9,6 @@ from posenc.encoding import Encoding, Part
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 
-__all__ = ["Misfit", "replaced", "require_factor", "require_length", "require_part", "require_rope"]
-
 AnyPart = TypeVar("AnyPart", bound=Part)
 
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["seen_lengths"]
-
 
 def seen_lengths(grid: Grid) -> tuple[Float[Tensor, "b q"], Float[Tensor, "b k"]]:
     """Length of each query's and each key's row, as the largest key position + 1.

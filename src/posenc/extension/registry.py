@@ -12,8 +12,6 @@ from posenc.extension.entry import CONTEXT, Extension
 from posenc.extension.fitting import Misfit
 from posenc.registration import Registry
 
-__all__ = ["EXTENSIONS", "advice", "applicable", "extend", "extend_layers"]
-
 EXTENSIONS: Registry[Extension] = Registry(
     Extension, "method", "posenc.extension.methods", group="posenc.extensions"
 )

@@ -14,8 +14,6 @@ from posenc.arguments import check
 from posenc.encodings.embedding.learned import Learned
 from posenc.errors import ArgumentError
 
-__all__ = ["Align", "Mode", "longer_count", "resampled_grid", "resampled_rows", "with_rows"]
-
 Align = Literal["corners", "centers"]
 
 Mode = Literal["bicubic", "bilinear"]

@@ -17,8 +17,6 @@ from posenc.extension.methods.ntk import ntk
 from posenc.extension.methods.yarn import yarn
 from posenc.storage import make_folder, read_json, write_json
 
-__all__ = ["Found", "Plan", "Tried", "search_factors"]
-
 Factors = tuple[float, ...]
 
 MARGIN = 1.25

@@ -17,8 +17,6 @@ from posenc.extension.lengths import seen_lengths
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["VaryingRope"]
-
 
 class VaryingRope(QueryKeyTransform, ABC):
     """RoPE with frequencies divided depending on the length n of the input.

@@ -11,18 +11,6 @@ from torch import Tensor
 from posenc.errors import ArgumentError
 from posenc.runtime import has_values
 
-__all__ = [
-    "TOKEN_FIELDS",
-    "require_cells",
-    "require_documents",
-    "require_finite",
-    "require_length",
-    "require_mask",
-    "require_padded",
-    "require_tensor",
-    "require_tensors",
-]
-
 TOKEN_FIELDS = {
     "order": torch.int64,
     "document": torch.int64,

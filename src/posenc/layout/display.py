@@ -13,8 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["grid_html", "grid_line", "layout_html", "layout_line", "table_html"]
-
 CELLS = 64
 """Most tokens drawn along an axis; of more, evenly spaced ones are drawn."""
 

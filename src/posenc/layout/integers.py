@@ -9,8 +9,6 @@ from torch import Tensor
 from posenc.errors import ArgumentError
 from posenc.runtime import has_values
 
-__all__ = ["LARGEST", "exact_dtype", "exact_floats", "successors"]
-
 LARGEST = 2**53
 """All integers up to here are exact in float64."""
 

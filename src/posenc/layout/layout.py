@@ -40,8 +40,6 @@ from posenc.layout.display import layout_html, layout_line
 from posenc.layout.integers import exact_dtype, exact_floats, successors
 from posenc.layout.pytree import register
 
-__all__ = ["Layout"]
-
 TENSORS = ("positions", "order", "document", "valid", "special", "signal")
 
 

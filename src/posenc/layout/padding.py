@@ -6,8 +6,6 @@ from torch import Tensor
 
 from posenc.layout.layout import Layout
 
-__all__ = ["zero_invalid"]
-
 
 def zero_invalid(x: Tensor, layout: Layout, *, dim: int = 1) -> Tensor:
     """``x`` with features and gradients of invalid tokens set to zero.

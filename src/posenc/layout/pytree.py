@@ -8,8 +8,6 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-__all__ = ["register"]
-
 _Context = list[Any]
 
 

@@ -13,8 +13,6 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.generation import LanguageModel, check_prompt
 
-__all__ = ["Beams", "beam_search"]
-
 
 @dataclass(frozen=True, eq=False)
 class Beams:

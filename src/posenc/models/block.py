@@ -17,8 +17,6 @@ from posenc.layout.padding import zero_invalid
 from posenc.models.complex_layers import ComplexAttention, ComplexFeedForward
 from posenc.models.norm import Norm, make_norm, normalize
 
-__all__ = ["Activation", "Block", "FeedForward", "SourceContext"]
-
 Activation = Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu"]
 
 

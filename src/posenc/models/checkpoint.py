@@ -15,16 +15,7 @@ from posenc.errors import ArgumentError, CheckpointError
 from posenc.models.sharing import state_by_layer
 from posenc.models.unfilled import unfilled
 from posenc.registration import Registry
-from posenc.storage import (
-    Shapes,
-    load_tensors,
-    make_folder,
-    read_json,
-    save_tensors,
-    write_json,
-)
-
-__all__ = ["MODELS", "SavedModel", "load", "stored_tensors"]
+from posenc.storage import Shapes, load_tensors, make_folder, read_json, save_tensors, write_json
 
 TENSORS, CONFIG = "model.safetensors", "config.json"
 

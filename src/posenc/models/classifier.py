@@ -16,8 +16,6 @@ from posenc.models.encoder import Encoder, EncoderConfig
 from posenc.models.stack import token_layout
 from posenc.models.vision import mean_of_real
 
-__all__ = ["TextClassifier"]
-
 
 class TextClassifier(SavedModel):
     """``W · mean(encoder(tokens)) + b``, the mean over valid tokens.

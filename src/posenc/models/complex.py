@@ -43,8 +43,6 @@ from posenc.models.stack import (
 )
 from posenc.models.vision import mean_of_real
 
-__all__ = ["ClassifierConfig", "SequenceClassifier"]
-
 Numbers = Literal["complex", "real"]
 Body = Literal["fasttext", "lstm", "cnn", "transformer"]
 

@@ -20,8 +20,6 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.layout.padding import zero_invalid
 
-__all__ = ["ComplexAttention", "ComplexConv", "ComplexFeedForward", "ComplexLinear", "folded"]
-
 
 def folded(x: Float[Tensor, "*dims 2*T"]) -> Complex[Tensor, "*dims T"]:
     """Complex numbers from concatenated real and imaginary parts."""
@@ -121,10 +119,7 @@ class ComplexAttention(nn.Module):
         super().__init__()
         if heads < 1 or dim % heads:
             raise ArgumentError(
-                "dim",
-                expected=f"a multiple of heads ({heads})",
-                got=dim,
-                remedy="Change either.",
+                "dim", expected=f"a multiple of heads ({heads})", got=dim, remedy="Change either."
             )
         if encoding.causal_only:
             raise ArgumentError(

@@ -17,8 +17,6 @@ from posenc.models.checkpoint import SavedModel
 from posenc.models.encoder import Encoder, EncoderConfig, MaskedLMHead
 from posenc.models.stack import make_encodings, token_layout
 
-__all__ = ["Deberta", "DebertaConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DebertaConfig(EncoderConfig):

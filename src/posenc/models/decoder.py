@@ -32,8 +32,6 @@ from posenc.models.stack import (
 )
 from posenc.models.token_embedding import TokenEmbedding, tied_logits
 
-__all__ = ["Decoder", "DecoderConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(LayersConfig):

@@ -18,8 +18,6 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["AtAttention", "at_attention"]
-
 ADDED = (Fourier, GaussianFourier, Learned2d, RowColumn, Sine2d)
 """Parts that add a vector that depends on the position only."""
 

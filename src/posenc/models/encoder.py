@@ -31,8 +31,6 @@ from posenc.models.stack import (
 )
 from posenc.models.token_embedding import TokenEmbedding, tied_logits
 
-__all__ = ["Encoder", "EncoderConfig", "MaskedLM", "MaskedLMHead"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(LayersConfig):

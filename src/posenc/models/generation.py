@@ -15,8 +15,6 @@ from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
-__all__ = ["Greedy", "LanguageModel", "Sample", "Sampling", "check_prompt", "generate"]
-
 
 class LanguageModel(Protocol):
     """Interface of models for ``generate`` and ``beam_search``.

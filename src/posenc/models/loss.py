@@ -9,8 +9,6 @@ from torch import Tensor
 from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 
-__all__ = ["token_loss"]
-
 
 def token_loss(
     logits: Float[Tensor, "B L V"],

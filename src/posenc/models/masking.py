@@ -11,8 +11,6 @@ from torch import Tensor
 from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 
-__all__ = ["Masked", "mask_tokens"]
-
 
 @dataclass(frozen=True, eq=False)
 class Masked:

@@ -14,8 +14,6 @@ from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
-__all__ = ["BatchNorm", "ComplexNorm", "Norm", "make_norm", "normalize"]
-
 Norm = Literal["rms", "layer", "batch", "complex"]
 
 
@@ -98,10 +96,7 @@ class ComplexNorm(nn.Module):
         """
         if not x.is_complex():
             raise ArgumentError(
-                "x",
-                expected="a complex dtype",
-                got=x.dtype,
-                remedy='Use norm="layer" instead.',
+                "x", expected="a complex dtype", got=x.dtype, remedy='Use norm="layer" instead.'
             )
         centred = x - x.mean(-1, keepdim=True)
         power = (centred.real.square() + centred.imag.square()).mean(-1, keepdim=True)

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
 
-__all__ = ["Patches", "pad_images"]
-
 
 class Patches(nn.Module):
     """Patch embedding: a strided convolution.

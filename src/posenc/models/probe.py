@@ -18,8 +18,6 @@ from torch.nn import functional as F
 from posenc.arguments import Count, Width, checked
 from posenc.errors import ArgumentError
 
-__all__ = ["PADDINGS", "ConvFeatures", "Padding", "Recovered", "probe_positions"]
-
 Padding = Literal["zeros", "circular", "reflect", "none"]
 
 PADDINGS: tuple[Padding, ...] = get_args(Padding)

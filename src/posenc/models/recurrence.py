@@ -13,8 +13,6 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.decoder import Decoder
 
-__all__ = ["in_segments"]
-
 
 def in_segments(
     model: Decoder,

@@ -18,8 +18,6 @@ from posenc.models.encoder import Encoder
 from posenc.models.sharing import share_encodings
 from posenc.models.vision import ImageEncoder
 
-__all__ = ["encodings_of", "with_encodings", "with_window"]
-
 Model = TypeVar("Model", bound=nn.Module)
 
 

@@ -10,8 +10,6 @@ from posenc.attention import Attention
 from posenc.encoding import Encoding
 from posenc.models.complex_layers import ComplexAttention
 
-__all__ = ["share_encodings", "state_by_layer"]
-
 
 def share_encodings(model: nn.Module) -> nn.ModuleList:
     """Encodings owned by ``model`` itself, to which its attention layers then refer.

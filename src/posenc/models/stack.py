@@ -20,19 +20,6 @@ from posenc.models.block import Activation, Block, FeedForward
 from posenc.models.norm import Norm, make_norm
 from posenc.registry import create_layers
 
-__all__ = [
-    "LayersConfig",
-    "StackConfig",
-    "draw_blocks",
-    "draw_embedding",
-    "embed",
-    "make_blocks",
-    "make_encodings",
-    "require_position",
-    "stack_norm",
-    "token_layout",
-]
-
 AttentionBias = Literal["all", "inputs", "none"]
 
 

@@ -22,8 +22,6 @@ from posenc.models.stack import StackConfig, draw_blocks, embed, make_blocks, ma
 from posenc.models.vision import fit_image, mean_of_real
 from posenc.models.windows import Windows
 
-__all__ = ["PatchMerging", "Swin", "SwinConfig", "SwinStage"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SwinConfig:

@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-__all__ = ["TokenEmbedding", "tied_logits"]
-
 
 class TokenEmbedding(nn.Embedding):
     """Embedding E of token ids; for vectors x, the logits ``E x``.

@@ -32,8 +32,6 @@ from posenc.models.stack import (
 )
 from posenc.models.token_embedding import TokenEmbedding, tied_logits
 
-__all__ = ["Given", "Transformer", "TransformerConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(StackConfig):

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["unfilled"]
-
 Model = TypeVar("Model", bound=nn.Module)
 
 STEPS, SLACK = 20, 500

@@ -31,8 +31,6 @@ from posenc.models.stack import (
 )
 from posenc.registry import ENCODINGS
 
-__all__ = ["DetrConfig", "ImageConfig", "ImageEncoder", "VisionTransformer", "fit_image"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig(LayersConfig):

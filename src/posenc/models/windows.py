@@ -13,8 +13,6 @@ from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
-__all__ = ["Windows"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:

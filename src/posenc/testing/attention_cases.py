@@ -11,8 +11,6 @@ from posenc.layout import Layout
 from posenc.registry import ENCODINGS
 from posenc.testing.subject import fold
 
-__all__ = ["MAX_LENGTH", "Case", "draw"]
-
 MAX_LENGTH = 700
 """Longest sequence drawn, and ``max_length`` of the encodings."""
 

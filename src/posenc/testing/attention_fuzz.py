@@ -28,9 +28,6 @@ from posenc.testing.attention_cases import MAX_LENGTH, Case, draw
 from posenc.testing.subject import spread
 from posenc.testing.tolerances import distance, tolerance
 
-__all__ = ["Failure", "fuzz", "run"]
-
-
 FLOOR = {torch.float64: 1e-5, torch.float32: 1e-4}
 """Minimum tolerances: positions are float32 even with float64 features, and sums that cancel are
 exactly 0 only in the definition."""

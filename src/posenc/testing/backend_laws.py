@@ -25,15 +25,6 @@ from posenc.testing.subject import (
     operands,
 )
 
-__all__ = [
-    "backends_agree",
-    "grouped_heads_are_repeated",
-    "heads_are_slices",
-    "lowered_is_forward",
-    "lse_is_of_all_logits",
-    "serving",
-]
-
 
 @law
 def grouped_heads_are_repeated(subject: Subject) -> None:

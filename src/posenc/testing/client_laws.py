@@ -26,8 +26,6 @@ from posenc.testing.subject import (
     tokens_of,
 )
 
-__all__ = ["adapters_merge", "offloading_changes_nothing", "quantisation_is_near"]
-
 
 @named
 def adapters_merge(subject: Subject) -> None:

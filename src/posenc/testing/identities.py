@@ -23,8 +23,6 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.testing.subject import LawBroken, agree, named
 
-__all__ = ["IDENTITIES", "Identity"]
-
 Identity = Callable[[], None]
 
 IDENTITIES: dict[str, Identity] = {}

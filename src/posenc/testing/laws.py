@@ -30,8 +30,6 @@ from posenc.testing.subject import (
     tokens_of,
 )
 
-__all__ = ["LAWS", "certify"]
-
 MODULES = (backend_laws, padding_laws, position_laws, tracing_laws)
 """Modules with further laws."""
 

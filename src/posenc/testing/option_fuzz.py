@@ -24,8 +24,6 @@ from posenc.layout import Layout
 from posenc.registry import ENCODINGS, create
 from posenc.testing.subject import fold
 
-__all__ = ["Finding", "Sample", "draw", "fuzz", "run"]
-
 MODEL: dict[str, Any] = {"dim": 16, "heads": 2, "head_dim": 8, "max_length": 64, "causal": True}
 
 LARGEST = 64

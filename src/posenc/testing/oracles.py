@@ -14,8 +14,6 @@ from torch import Tensor
 
 from posenc.grid import Grid
 
-__all__ = ["attention_by_loops", "rotate_by_loops", "sinusoid_by_loops", "t5_bucket_by_loops"]
-
 Rule = Callable[[int, int, float, float], float]
 """Maps (head, batch row, query position, key position) to a number."""
 

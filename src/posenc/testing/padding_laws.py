@@ -26,8 +26,6 @@ from posenc.testing.subject import (
     tokens_of,
 )
 
-__all__ = ["invalid_tokens_hold_anything"]
-
 POISON = (torch.nan, torch.inf, -torch.inf)
 
 

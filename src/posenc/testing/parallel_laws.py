@@ -23,8 +23,6 @@ from posenc.registry import ENCODINGS
 from posenc.testing.stacks import VOCABULARY, run, stack, tokens
 from posenc.testing.subject import DIM, HEADS, LawBroken, Subject, agree
 
-__all__ = ["broken_in_parallel"]
-
 PROCESSES = 2
 
 

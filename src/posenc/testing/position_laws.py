@@ -24,8 +24,6 @@ from posenc.testing.subject import (
     tokens_of,
 )
 
-__all__ = ["double_positions_serve_any_features", "far_positions_are_exact"]
-
 FAR = (2**20, 2**24 - 5, 2**24 + 1, 2**40)
 """Starts of sequences; the second crosses 2^24, the limit of exact float32 integers."""
 

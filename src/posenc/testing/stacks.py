@@ -9,8 +9,6 @@ from posenc.layout import Layout
 from posenc.models import Decoder, DecoderConfig
 from posenc.testing.subject import DIM, HEAD_DIM, HEADS, LENGTH, Subject
 
-__all__ = ["VOCABULARY", "run", "stack", "tokens"]
-
 VOCABULARY = 11
 
 

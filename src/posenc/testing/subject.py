@@ -17,27 +17,6 @@ from posenc.encoding import Encoding
 from posenc.entry import CONTEXT, Claims, Entry
 from posenc.layout import Layout
 
-__all__ = [
-    "DIM",
-    "HEADS",
-    "HEAD_DIM",
-    "LENGTH",
-    "PARTIAL",
-    "REGISTERED",
-    "LawBroken",
-    "Layer",
-    "Subject",
-    "agree",
-    "fold",
-    "heads_of",
-    "inputs",
-    "law",
-    "named",
-    "observed",
-    "operands",
-    "tokens_of",
-]
-
 P = ParamSpec("P")
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 3, 8

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from posenc.testing.subject import LawBroken
 
-__all__ = ["agree_as_well", "distance", "tolerance"]
-
 FACTOR = 4.0
 """Allowed multiple of the definition's error."""
 

@@ -25,8 +25,6 @@ from posenc.testing.subject import (
     tokens_of,
 )
 
-__all__ = ["compiles_once", "exports", "exports_to_onnx", "runs_without_values"]
-
 SIZES = ((2, LENGTH), (3, 21), (1, 2))
 """Batch sizes and lengths of comparisons; programs are traced with the first."""
 

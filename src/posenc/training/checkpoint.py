@@ -16,8 +16,6 @@ from torch.optim import Optimizer
 from posenc.errors import CheckpointError
 from posenc.storage import Shapes, load_tensors, save_tensors
 
-__all__ = ["CHECKPOINT", "Plan", "TrainingState", "warmup_cosine"]
-
 CHECKPOINT = "checkpoint.safetensors"
 
 TRAIN_ANEW = "Delete it to train this run anew."

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["interruptible"]
-
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:

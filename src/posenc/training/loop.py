@@ -16,8 +16,6 @@ from posenc.training.checkpoint import Plan, TrainingState
 from posenc.training.machine import PeakMemory
 from posenc.training.task import Objective, TrainingTask
 
-__all__ = ["CONTROL", "Trained", "Watch", "fit", "seeded_model", "train"]
-
 SAVE_SECONDS = 5.0
 """Time between checkpoints."""
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["PeakMemory", "available_memory", "cores", "describe_device", "platform_name"]
-
 
 def cores() -> int:
     """CPU cores that this process may use."""

@@ -14,8 +14,6 @@ from posenc.layout import Layout
 from posenc.models import Decoder
 from posenc.models.stack import StackConfig
 
-__all__ = ["decoder_bytes", "gigabytes", "require_step", "stack_bytes"]
-
 
 def stack_bytes(
     model: nn.Module,

@@ -6,8 +6,6 @@ import hashlib
 
 import torch
 
-__all__ = ["fingerprint", "generator"]
-
 
 def generator(*numbers: int) -> torch.Generator:
     """One that differs with each of the numbers (torch itself reads only 32 bits of a seed)."""

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-__all__ = ["Objective", "TrainingTask"]
-
 
 class Objective(Protocol):
     """Batches and loss of a training.

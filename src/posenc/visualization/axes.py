@@ -9,8 +9,6 @@ import altair as alt
 
 from posenc.visualization.bounds import Bounds
 
-__all__ = ["value_axis"]
-
 TICKS = 6
 """Steps that an axis is divided into, roughly."""
 

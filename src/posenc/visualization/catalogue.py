@@ -19,8 +19,6 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS, create, create_layers
 
-__all__ = ["DEVICES", "SITES", "SIZES", "Document", "Sheet", "group", "sheet"]
-
 SIZES = {"dim": 512, "heads": 8, "head_dim": 64, "max_length": 512}
 """The model that parameters are counted in."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import vl_convert
 
-__all__ = ["Chart", "picture_files", "text_of"]
-
 PICTURE_WIDTH = 760
 """Pixels a chart is wide as a picture, before doubling."""
 

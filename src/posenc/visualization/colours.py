@@ -10,8 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["COLOURS", "CONTROL_COLOUR", "FALL", "RISE", "SHAPES", "Scale", "is_narrow"]
-
 COLOURS = (
     "#0e8bff",
     "#f16b00",
@@ -124,11 +122,7 @@ class Scale:
         stops |= {near if low < 0 else low: (RISE, 0), high: (RISE, 1)} if high > 0 else {}
         colours = ["rgba({},{},{},{})".format(*_levels(c), a) for c, a in stops.values()]
         return alt.Scale(
-            type="pow",
-            exponent=self.exponent,
-            domain=list(stops),
-            range=colours,
-            interpolate="rgb",
+            type="pow", exponent=self.exponent, domain=list(stops), range=colours, interpolate="rgb"
         )
 
 

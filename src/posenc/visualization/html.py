@@ -10,8 +10,6 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-__all__ = ["environment", "is_formula", "prose", "source"]
-
 
 def environment(*packages: str) -> Environment:
     """Templates of these packages, the first that has a name before the others, and the shared."""

@@ -8,8 +8,6 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Curves", "Heat", "Panel", "Profile", "Trail"]
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Heat:

@@ -17,8 +17,6 @@ from posenc.visualization.colours import COLOURS, RISE, Scale, is_narrow
 from posenc.visualization.panels import Curves, Heat, Panel, Profile, Trail
 from posenc.visualization.raster import data_uri
 
-__all__ = ["CONFIG", "FORMATS", "PARAMETERS", "draw", "draw_panel", "save_picture"]
-
 FORMATS = (".png", ".svg", ".html")
 
 SIDE = 288

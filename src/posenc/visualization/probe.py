@@ -14,8 +14,6 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.visualization.panels import Curves, Heat, Panel, Trail
 
-__all__ = ["EncodingProbe"]
-
 SHOWN_HEADS = 2
 """Heads whose view of an image is shown."""
 

@@ -25,8 +25,6 @@ from posenc.registry import ENCODINGS, create
 from posenc.visualization.panels import Heat, Panel, Profile, Trail
 from posenc.visualization.probe import EncodingProbe
 
-__all__ = ["make_profile"]
-
 SIDES = (15, 8, 7, 4)
 """Cells a side of the image for methods on several axes: the first that they serve."""
 

@@ -10,8 +10,6 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-__all__ = ["data_uri"]
-
 PIXELS = 576
 """Pixels a side, roughly: cells have whole ones."""
 

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from posenc import Encoding, Grid, Layout, create
-from posenc.attention.extra.linear import LinearAttention, LinearState, attend_linear
+from posenc.attention.extra.linear import LinearAttention, attend_linear
+from posenc.attention.prefix_sums import LinearState
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.testing.oracles import rotate_by_loops
 

@@ -269,8 +269,7 @@ def test_without_torchdiffeq_the_error_names_the_extra(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"dim": 0}, {"hidden": 0}, {"step": 0.0}, {"tolerance": -1.0}, {"unit": math.inf}],
+    "options", [{"dim": 0}, {"hidden": 0}, {"step": 0.0}, {"tolerance": -1.0}, {"unit": math.inf}]
 )
 def test_bad_options(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(options))):

@@ -64,11 +64,7 @@ def strings(positions: Tensor, digits: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "positions",
-    [
-        [[0], [9], [10], [1234], [9999], [100]],
-        [[0, 0], [7, 10], [305, 0], [99, 9999]],
-    ],
+    "positions", [[[0], [9], [10], [1234], [9999], [100]], [[0, 0], [7, 10], [305, 0], [99, 9999]]]
 )
 def test_equals_gpt2(positions: list[list[int]]) -> None:
     places = torch.tensor(positions, dtype=torch.float32)

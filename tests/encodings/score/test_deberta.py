@@ -12,18 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import DebertaConfig, DebertaV2Config
-from transformers.models.deberta.modeling_deberta import (
-    DisentangledSelfAttention as AttentionV1,
-)
-from transformers.models.deberta.modeling_deberta import (
-    build_relative_position as offsets_v1,
-)
+from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention as AttentionV1
+from transformers.models.deberta.modeling_deberta import build_relative_position as offsets_v1
 from transformers.models.deberta_v2.modeling_deberta_v2 import (
     DisentangledSelfAttention as AttentionV2,
 )
-from transformers.models.deberta_v2.modeling_deberta_v2 import (
-    build_relative_position as offsets_v2,
-)
+from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position as offsets_v2
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 import posenc

@@ -63,13 +63,7 @@ def copy_layer(
 
 @pytest.mark.parametrize(
     ("window", "pretrained"),
-    [
-        ((4, 4), (0, 0)),
-        ((2, 5), (0, 0)),
-        ((1, 1), (0, 0)),
-        ((6, 6), (4, 4)),
-        ((3, 4), (5, 2)),
-    ],
+    [((4, 4), (0, 0)), ((2, 5), (0, 0)), ((1, 1), (0, 0)), ((6, 6), (4, 4)), ((3, 4), (5, 2))],
 )
 def test_equals_transformers(window: tuple[int, int], pretrained: tuple[int, int]) -> None:
     layer, theirs = copy_layer(window, pretrained)

@@ -99,8 +99,7 @@ def test_a_learned_bias_gets_the_gradient_of_all_its_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"heads": 0}, {"buckets": 30}, {"buckets": 0}, {"max_distance": 8}],
+    "options", [{"heads": 0}, {"buckets": 30}, {"buckets": 0}, {"max_distance": 8}]
 )
 def test_bad_options(options: dict[str, int]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(options))):

@@ -63,8 +63,7 @@ def test_equals_transformers(queries: int, keys: int, causal: bool, regular: boo
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
     weight = torch.randn_like(got)
     mine = torch.autograd.grad(
-        (got * weight).sum(),
-        [q, k, v, part.biases.content, part.biases.position, part.weight],
+        (got * weight).sum(), [q, k, v, part.biases.content, part.biases.position, part.weight]
     )
     other = torch.autograd.grad(
         (expected * weight).sum(), [q, k, v, layer.r_w_bias, layer.r_r_bias, layer.r]

@@ -28,7 +28,6 @@ from posenc.runtime import is_transformed
 if TYPE_CHECKING:  # takes 25 ms to import
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["Entries", "Flex", "refuse_terms", "score_mod"]
 
 MOST_ROWS = 1024
 """Rows that vectors of tokens are multiplied with: as many numbers a token."""

@@ -7,8 +7,6 @@ from functools import partial
 from posenc.attention.backends.common.base import Backend, Plan, Problem
 from posenc.attention.backends.common.definition import attend_by_definition
 
-__all__ = ["Reference"]
-
 
 class Reference(Backend):
     """Materialises the logits. Serves everything; memory H·Q·K a batch row."""

@@ -31,8 +31,6 @@ from posenc.encoding import BucketedTerms, LowRank
 from posenc.grid import Grid
 from posenc.runtime import differentiates_forward, has_values, is_transformed
 
-__all__ = ["Sdpa"]
-
 CAUSAL_BLOCK = 512
 """Queries a kernel call when a causal grid has a bias: keys ahead of a whole block are skipped.
 Of 128, 256, 512 and 1024 the fastest forward and backward at 2048 on two cores."""

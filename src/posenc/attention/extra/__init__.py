@@ -1,13 +1,7 @@
 """Other forms of attention: linear, complex-valued, and other scoring functions."""
 
 from posenc.attention.extra.complex import ComplexProduct, attend_complex
-from posenc.attention.extra.linear import (
-    FEATURES,
-    FeatureMap,
-    LinearAttention,
-    LinearState,
-    attend_linear,
-)
+from posenc.attention.extra.linear import FEATURES, FeatureMap, LinearAttention, attend_linear
 from posenc.attention.extra.scoring import (
     Additive,
     Bilinear,
@@ -17,6 +11,7 @@ from posenc.attention.extra.scoring import (
     ScoringFunction,
     within_lengths,
 )
+from posenc.attention.prefix_sums import LinearState
 from posenc.attention.softmax import masked_softmax
 
 __all__ = [

@@ -15,8 +15,6 @@ from posenc.encoding import Encoding, ScoreTerm
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.grid import Grid
 
-__all__ = ["ComplexProduct", "attend_complex"]
-
 ComplexProduct = Literal["real", "modulus"]
 
 
@@ -80,14 +78,7 @@ def attend_complex(
         validate(AttentionCall(queries, keys, values, grid, encoding, dropout, scale))
         encoding = _with_modulus(encoding)
     output = attend(
-        queries,
-        keys,
-        values,
-        grid,
-        encoding,
-        backend=backend,
-        dropout=dropout,
-        scale=scale,
+        queries, keys, values, grid, encoding, backend=backend, dropout=dropout, scale=scale
     )
     real, imaginary = output.to(v.real.dtype).chunk(2, dim=-1)
     return torch.complex(real.contiguous(), imaginary.contiguous())
@@ -131,12 +122,7 @@ class Modulus(ScoreTerm):
             )
 
     def forward(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B H K D"],
-        grid: Grid,
-        *,
-        scale: float,
+        self, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B H K D"], grid: Grid, *, scale: float
     ) -> Float[Tensor, "b H Q K"]:
         (q_real, q_imaginary), (k_real, k_imaginary) = q.chunk(2, dim=-1), k.chunk(2, dim=-1)
         real = q_real @ k_real.mT + q_imaginary @ k_imaginary.mT

@@ -21,8 +21,6 @@ from posenc.layout import Layout
 from posenc.layout.padding import zero_invalid
 from posenc.runtime import without_autocast
 
-__all__ = ["FEATURES", "FeatureMap", "LinearAttention", "LinearState", "attend_linear"]
-
 Features = Literal["elu", "softmax"]
 
 CHUNK = 128

@@ -13,16 +13,6 @@ from torch import Tensor, nn
 from posenc.attention.softmax import masked_softmax
 from posenc.errors import ArgumentError
 
-__all__ = [
-    "Additive",
-    "Bilinear",
-    "Dot",
-    "MultiHeadScoring",
-    "ScaledDot",
-    "ScoringFunction",
-    "within_lengths",
-]
-
 
 def within_lengths(lengths: Int[Tensor, "*dims"], keys: int) -> Bool[Tensor, "*rest q K"]:
     """Mask of the first ``lengths`` of ``keys`` keys, for ``masked_softmax``.

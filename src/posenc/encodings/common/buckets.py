@@ -10,8 +10,6 @@ from torch import Tensor
 from posenc.encoding.tensors import BucketIndex, Offsets, Queries
 from posenc.grid import Grid
 
-__all__ = ["gather_rows", "offset_index", "sum_by_bucket"]
-
 
 def offset_index(grid: Grid) -> Callable[[Offsets], BucketIndex]:
     """Bucket map of a regular grid: one bucket per offset, ascending."""

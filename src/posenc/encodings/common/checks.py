@@ -5,8 +5,6 @@ from __future__ import annotations
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
-__all__ = ["require_axes", "require_even"]
-
 
 def require_even(name: str, value: int, *, remedy: str) -> None:
     """ArgumentError unless ``value`` is an even number, 2 or more."""

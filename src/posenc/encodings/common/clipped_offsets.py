@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from posenc.arguments import Natural, Width, checked
 from posenc.encoding.tensors import BucketIndex, Offsets
 
-__all__ = ["ClippedTable", "clipped_bucket"]
-
 
 class ClippedTable(nn.Module):
     """A trained vector for each clipped offset: ``rows`` is ``[2k + 1, D]``, Xavier-uniform.

@@ -14,8 +14,6 @@ from posenc.encoding.tensors import Keys, Queries
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
-__all__ = ["CosineLogits"]
-
 
 class CosineLogits(QueryKeyTransform):
     """Scaled cosine logits: ``s_ij = τ_h · cos(q_i, k_j)``, with a learned factor per head.

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from posenc.encodings.common.precision import widest
 
-__all__ = ["angles_at", "geometric_frequencies"]
-
 TURN = 2 * math.pi
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
 
-__all__ = ["Fusion", "fuse"]
-
 Fusion = Literal["add", "multiply"]
 
 

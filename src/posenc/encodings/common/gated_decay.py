@@ -26,8 +26,6 @@ from posenc.encodings.common.signals import require_signal
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["GatedDecay"]
-
 
 class GatedDecay(ScoreTerm, ABC):
     """``s_ij += c_i - c_j``, where c is the running sum of one step per token and head, by order.

@@ -19,8 +19,6 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import without_autocast
 
-__all__ = ["MatrixRotary"]
-
 
 class MatrixRotary(QueryKeyTransform, ABC):
     """``q'_i = exp(Σ_a p_ia A_a) q_i`` and likewise keys, in blocks of b features.

@@ -14,8 +14,6 @@ from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import offset_index
 from posenc.grid import Grid
 
-__all__ = ["OffsetBias"]
-
 
 class OffsetBias(ScoreTerm, ABC):
     """``s_ij += bias_h(Δ)``, Δ = j - i in tokens.

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from posenc.runtime import has_values
 
-__all__ = ["Trajectory", "opaque"]
-
 
 class Trajectory(Protocol):
     """A function of positions, weights and settings (as text) to vectors at the positions."""

@@ -14,8 +14,6 @@ from torch import Tensor
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.errors import ArgumentError, UnknownNameError
 
-__all__ = ["METHODS", "Buckets", "Method", "Piecewise", "buckets_of"]
-
 Method = Literal["product", "cross", "euclidean", "quantised"]
 
 METHODS: tuple[Method, ...] = ("product", "cross", "euclidean", "quantised")

@@ -8,16 +8,6 @@ from torch import Tensor, nn
 
 from posenc.runtime import without_autocast
 
-__all__ = [
-    "WideLayerNorm",
-    "WideLinear",
-    "at_least_single",
-    "wide_product",
-    "wider",
-    "widest",
-    "with_zero_gradient",
-]
-
 
 class WideLinear(nn.Linear):
     """``nn.Linear`` in the dtype of its input, whatever the dtype of its weights or autocast's."""

@@ -17,8 +17,6 @@ from posenc.encodings.common.precision import widest
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["Ranks"]
-
 
 @dataclass(frozen=True, eq=False)
 class Ranks:

@@ -11,8 +11,6 @@ from torch import Tensor
 from posenc.encodings.common.opaque import opaque
 from posenc.errors import LengthError
 
-__all__ = ["gated_at", "gated_orbit", "linear_at", "linear_orbit"]
-
 SPARSE = 32
 """Positions are sparse when their span exceeds this many times their number."""
 

@@ -16,16 +16,6 @@ from posenc.layout import Layout
 
 Factors = tuple[Tensor, Tensor]
 
-__all__ = [
-    "PairProducts",
-    "Pairing",
-    "Rotary",
-    "cos_sin",
-    "repeat_keys",
-    "require_width",
-    "rotate",
-]
-
 
 def rotate(
     x: Float[Tensor, "B H L D"],

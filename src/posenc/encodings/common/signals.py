@@ -8,8 +8,6 @@ from torch import Tensor
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
-__all__ = ["require_signal"]
-
 
 def require_signal(layout: Layout, name: str, width: int) -> Float[Tensor, "b L S"]:
     """The layout's signal, ``[B|1, L, width]``.

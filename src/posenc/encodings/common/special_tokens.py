@@ -10,8 +10,6 @@ from posenc.encoding.tensors import Scores
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["has_special", "special_pairs", "zero_special", "zero_special_pairs"]
-
 
 def has_special(grid: Grid) -> bool:
     """True if queries or keys have a mask of special tokens; reads no tensor."""

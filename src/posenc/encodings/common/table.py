@@ -10,8 +10,6 @@ from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values
 
-__all__ = ["draw_rows", "neighbours", "read_rows", "real_positions", "require_inside"]
-
 
 def draw_rows(table: Tensor, *, mean: float = 0.0, std: float) -> None:
     """Draw initial values, normal truncated at two standard deviations from the mean."""

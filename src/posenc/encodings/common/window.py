@@ -16,8 +16,6 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import has_values
 
-__all__ = ["Window"]
-
 CHUNK = 256
 """Queries per block when visible pairs are checked."""
 

@@ -17,8 +17,6 @@ from posenc.errors import ArgumentError, LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values
 
-__all__ = ["Abacus"]
-
 ASCII_DIGITS = tuple(range(48, 58))
 
 

@@ -20,8 +20,6 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.runtime import has_values
 
-__all__ = ["ComplexOrder", "Shared"]
-
 Shared = Literal["words", "dimensions", "none"]
 
 GOLDEN = 0.6180339887498949

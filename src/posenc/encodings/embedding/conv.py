@@ -16,8 +16,6 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
-__all__ = ["Conv", "Padding"]
-
 Padding = Literal["zeros", "circular"]
 
 
@@ -235,7 +233,7 @@ ENTRY = Entry(
         extrapolates="Holds: it reads neighbours only; no position information far from a border.",
         cost="L·C·kernel once (kernel² on two axes)",
         exceptions={
-            "windows_are_windows": "the convolution reads kernel - 1 tokens before the window",
+            "windows_are_windows": "the convolution reads kernel - 1 tokens before the window"
         },
     ),
     citation=Citation(

@@ -14,21 +14,13 @@ from posenc.encoding import EmbeddingEncoding, Encoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.ode.field import Activation
-from posenc.encodings.common.ode.flow import (
-    Flow,
-    Gradient,
-    Method,
-    load_solvers,
-    vectors_at,
-)
+from posenc.encodings.common.ode.flow import Flow, Gradient, Method, load_solvers, vectors_at
 from posenc.encodings.common.ode.solutions import Solutions, flow_at
 from posenc.encodings.common.precision import widest
 from posenc.encodings.common.table import real_positions
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_transformed, without_autocast
-
-__all__ = ["Dynamics", "Floater", "Start"]
 
 Start = Literal["sinusoidal", "random"]
 

@@ -17,8 +17,6 @@ from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
 
-__all__ = ["Fourier", "waves"]
-
 
 class Fourier(EmbeddingEncoding):
     """Learned Fourier features: sines and cosines over all axes, mixed by a small MLP.

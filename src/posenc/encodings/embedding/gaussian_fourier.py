@@ -18,8 +18,6 @@ from posenc.encodings.embedding.fourier import waves
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
 
-__all__ = ["GaussianFourier"]
-
 
 class GaussianFourier(EmbeddingEncoding):
     """Gaussian Fourier features: sines and cosines over all axes with fixed random frequencies.

@@ -15,8 +15,6 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
-__all__ = ["PAPER_ALPHA", "Hierarchical", "hierarchical_rows"]
-
 PAPER_ALPHA = 0.4
 
 

@@ -13,8 +13,6 @@ from posenc.encodings.common.table import draw_rows, read_rows, require_inside
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
 
-__all__ = ["Learned"]
-
 
 class Learned(EmbeddingEncoding):
     """Learned absolute positions: a trained vector for each position.
@@ -85,9 +83,7 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Not at all: positions past the table raise.",
         cost="L·C once",
-        exceptions={
-            "positions": "only 0 … max_length - 1 exist",
-        },
+        exceptions={"positions": "only 0 … max_length - 1 exist"},
     ),
     citation=Citation(
         authors="Gehring et al.",

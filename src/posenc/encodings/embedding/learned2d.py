@@ -18,8 +18,6 @@ from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values
 
-__all__ = ["Learned2d", "require_grid"]
-
 REMEDY = "Extend the table first (posenc.extension: interpolate), or create it with a larger size."
 
 
@@ -146,9 +144,7 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Not at all: positions past the table raise.",
         cost="L·C once",
-        exceptions={
-            "positions": "only the cells of the table exist",
-        },
+        exceptions={"positions": "only the cells of the table exist"},
     ),
     sample={"size": (64, 48)},
     citation=Citation(

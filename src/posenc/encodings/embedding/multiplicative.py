@@ -15,8 +15,6 @@ from posenc.encodings.common.table import read_rows, require_inside
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
 
-__all__ = ["Multiplicative", "bounded_gain"]
-
 
 class Multiplicative(EmbeddingEncoding):
     """Multiplicative positions: each feature of a token is scaled by a trained gain.

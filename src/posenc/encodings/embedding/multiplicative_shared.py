@@ -15,8 +15,6 @@ from posenc.encodings.embedding.multiplicative import bounded_gain
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
 
-__all__ = ["MultiplicativeShared"]
-
 
 class MultiplicativeShared(EmbeddingEncoding):
     """Shared multiplicative positions: gains are sinusoids of position with trained amplitudes.

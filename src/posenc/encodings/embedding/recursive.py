@@ -24,8 +24,6 @@ from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values, without_autocast
 
-__all__ = ["FreeStep", "GatedStep", "Recursive", "RotationStep", "Step", "StepKind"]
-
 StepKind = Literal["linear", "free", "gru"]
 AngleFunction = Callable[[Tensor], Tensor]
 

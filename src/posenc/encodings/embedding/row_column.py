@@ -16,8 +16,6 @@ from posenc.encodings.embedding.learned2d import require_grid
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
 
-__all__ = ["RowColumn"]
-
 
 class RowColumn(EmbeddingEncoding):
     """DETR's learned positions: half the features from a column table, half from a row table.
@@ -78,9 +76,7 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Not at all: positions past the tables raise.",
         cost="L·C once",
-        exceptions={
-            "positions": "only the rows and columns of the tables exist",
-        },
+        exceptions={"positions": "only the rows and columns of the tables exist"},
     ),
     sample={"size": (64, 48)},
     citation=Citation(

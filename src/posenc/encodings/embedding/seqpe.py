@@ -19,8 +19,6 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
-__all__ = ["Seqpe"]
-
 BASE = 10
 
 

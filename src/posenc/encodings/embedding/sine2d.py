@@ -20,8 +20,6 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
-__all__ = ["Sine2d"]
-
 
 class Sine2d(EmbeddingEncoding):
     """DETR's sinusoids: half the features for the row, half for the column, over real cells.

@@ -18,8 +18,6 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
-__all__ = ["Arrangement", "Sinusoidal"]
-
 Arrangement = Literal["interleaved", "concatenated", "whisper"]
 
 

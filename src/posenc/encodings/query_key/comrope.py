@@ -13,8 +13,6 @@ from posenc.encodings.common.matrix_rotation import MatrixRotary
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 
-__all__ = ["ComRope"]
-
 
 class ComRope(MatrixRotary):
     """ComRoPE: learned rotations of blocks of features that commute and are therefore relative.

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Length, Magnitude, Width, checked
+from posenc.encoding import Pairing
 from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wide_product, wider
-from posenc.encodings.common.rotation import Pairing, PairProducts
+from posenc.encodings.common.rotation import PairProducts
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-
-__all__ = ["Fope"]
 
 
 class Fope(PairProducts):

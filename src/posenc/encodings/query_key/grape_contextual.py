@@ -22,8 +22,6 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["GrapeContextual"]
-
 
 class GrapeContextual(QueryKeyTransform):
     """Contextual GRAPE-M: RoPE at positions that are sums of learned token lengths.

@@ -18,8 +18,6 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["GrapeMultiplicative"]
-
 
 class GrapeMultiplicative(Rotary):
     """GRAPE-M: RoPE with learned planes and frequencies.

@@ -12,8 +12,6 @@ from posenc.arguments import Count, Positive, Width, checked
 from posenc.encodings.common.matrix_rotation import MatrixRotary
 from posenc.entry import Citation, Claims, Entry
 
-__all__ = ["LieRope"]
-
 
 class LieRope(MatrixRotary):
     """LieRE: rotations of blocks of features by exponentials of learned skew-symmetric matrices.

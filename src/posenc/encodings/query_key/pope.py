@@ -20,8 +20,6 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["Pope"]
-
 
 class Pope(QueryKeyTransform):
     """PoPE: each feature becomes a complex number with content as magnitude, position as angle.

@@ -8,15 +8,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Width, checked
+from posenc.encoding import Pairing
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
-from posenc.encodings.common.rotation import Pairing, Rotary
+from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-
-__all__ = ["Rope2d", "require_quarters"]
 
 
 def require_quarters(head_dim: int) -> None:

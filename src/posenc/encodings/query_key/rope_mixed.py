@@ -10,14 +10,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Width, checked
+from posenc.encoding import Pairing
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
-from posenc.encodings.common.rotation import Pairing, Rotary
+from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.query_key.rope2d import require_quarters
 from posenc.entry import Citation, Claims, Entry
 from posenc.layout import Layout
-
-__all__ = ["RopeMixed"]
 
 
 class RopeMixed(Rotary):

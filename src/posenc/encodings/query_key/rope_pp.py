@@ -7,15 +7,12 @@ from typing import ClassVar
 import torch
 
 from posenc.arguments import Base, Width, checked
-from posenc.encoding import QueryKeyTransform, Rotation
+from posenc.encoding import Pairing, QueryKeyTransform, Rotation
 from posenc.encoding.tensors import Keys, Queries
-from posenc.encodings.common.rotation import Pairing
 from posenc.encodings.query_key.rope import Rope
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
-
-__all__ = ["RopePp"]
 
 
 class RopePp(QueryKeyTransform):

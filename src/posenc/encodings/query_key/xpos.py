@@ -10,14 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Positive, Width, checked
-from posenc.encoding import QueryKeyTransform
+from posenc.encoding import Pairing, QueryKeyTransform
 from posenc.encoding.tensors import Keys, Queries
-from posenc.encodings.common.rotation import Pairing
 from posenc.encodings.query_key.rope import Rope
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
-
-__all__ = ["Xpos"]
 
 EXPONENT_FRACTION = 0.45
 """Fraction of a dtype's exponent range for scales: queries, keys and products stay finite."""

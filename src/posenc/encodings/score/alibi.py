@@ -13,8 +13,6 @@ from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 
-__all__ = ["Alibi", "geometric_slopes"]
-
 
 class Alibi(OffsetBias):
     """ALiBi: a penalty that grows linearly with distance, at another rate in each head.

@@ -9,8 +9,6 @@ from torch import Tensor
 from posenc.encodings.common.gated_decay import GatedDecay
 from posenc.entry import Citation, Claims, Entry
 
-__all__ = ["Cable"]
-
 
 class Cable(GatedDecay):
     """CABLE: a bias by distance, to which each token adds a learned, token-dependent length.

@@ -13,8 +13,6 @@ from posenc.encodings.score.shaw import ShawValues
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 
-__all__ = ["ContextualScores", "contextual"]
-
 
 @checked
 def contextual(*, head_dim: Width, max_distance: Natural = 16) -> Encoding:

@@ -13,8 +13,6 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
-__all__ = ["Cope"]
-
 
 class Cope(ScoreTerm):
     """CoPE: positions are sums of query-dependent gates of the tokens from a key to a query.

@@ -18,8 +18,6 @@ from posenc.encodings.score.kerple import Kerple
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 
-__all__ = ["Bias", "Dape"]
-
 Bias = Literal["alibi", "fire", "kerple"]
 
 BIASES: dict[str, type[Alibi] | type[Fire] | type[Kerple]] = {

@@ -20,8 +20,6 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.runtime import has_values
 
-__all__ = ["Clamp", "Deberta", "Lookup", "Projections", "RelativeEmbeddings", "deberta"]
-
 Projections = Literal["own", "content"]
 Lookup = Literal["paper", "released"]
 Clamp = Literal["before", "after"]

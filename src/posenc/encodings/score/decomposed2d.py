@@ -18,8 +18,6 @@ from posenc.encodings.common.window import Window
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 
-__all__ = ["Decomposed2d"]
-
 
 class Decomposed2d(ScoreTerm):
     """Decomposed relative positions: a vector for each row offset and one for each column offset.

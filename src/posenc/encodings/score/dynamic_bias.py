@@ -11,8 +11,6 @@ from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.common.precision import WideLayerNorm, WideLinear
 from posenc.entry import Citation, Claims, Entry
 
-__all__ = ["DynamicBias"]
-
 
 class DynamicBias(OffsetBias):
     """Dynamic position bias: a small MLP of the offset gives one bias per head.

@@ -15,8 +15,6 @@ from posenc.encodings.common.precision import WideLinear
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 
-__all__ = ["Fire"]
-
 
 class Fire(ScoreTerm):
     """FIRE: a small MLP of the distance relative to the query's position.

@@ -9,8 +9,6 @@ from torch import Tensor
 from posenc.encodings.common.gated_decay import GatedDecay
 from posenc.entry import Citation, Claims, Entry
 
-__all__ = ["Forgetting"]
-
 
 class Forgetting(GatedDecay):
     """FoX: each token scales earlier tokens by a forget gate; ALiBi with data-dependent slopes.

@@ -21,8 +21,6 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["GrapeAdditive"]
-
 
 class GrapeAdditive(ScoreTerm):
     """GRAPE-AP: a sum of penalties over the tokens from a key to a query, by token and query.

@@ -9,13 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Interval, Width, checked
-from posenc.encoding import (
-    BucketedTerms,
-    Encoding,
-    ScoreTerm,
-    TokenTableProduct,
-    ValueTerm,
-)
+from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct, ValueTerm
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
 from posenc.encodings.common.piecewise_index import Buckets, Method, Piecewise, buckets_of
@@ -23,8 +17,6 @@ from posenc.encodings.common.special_tokens import has_special, special_pairs
 from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
-
-__all__ = ["IrpeScore", "IrpeValue", "Mode", "irpe"]
 
 Mode = Literal["contextual", "bias"]
 

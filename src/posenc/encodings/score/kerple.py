@@ -14,8 +14,6 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.runtime import has_values
 
-__all__ = ["Kernel", "Kerple"]
-
 Kernel = Literal["log", "power"]
 
 LEAST = 1e-2

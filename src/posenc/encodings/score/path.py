@@ -19,8 +19,6 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["Path"]
-
 
 class Path(ScoreTerm):
     """PaTH: keys are transformed by token-dependent Householder matrices up to the query.

@@ -15,8 +15,6 @@ from posenc.encodings.common.clipped_offsets import clipped_bucket
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 
-__all__ = ["Placement", "RelativeBias"]
-
 Placement = Literal["outside", "inside"]
 
 

@@ -13,8 +13,6 @@ from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.common.precision import wider
 from posenc.entry import Citation, Claims, Entry
 
-__all__ = ["Sandwich"]
-
 
 class Sandwich(OffsetBias):
     """Sandwich: the inner product of two sinusoidal position vectors, as a bias by distance.

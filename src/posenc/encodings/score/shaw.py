@@ -6,20 +6,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Natural, Width, checked
-from posenc.encoding import (
-    BucketedTerms,
-    Encoding,
-    ScoreTerm,
-    TokenTableProduct,
-    ValueTerm,
-)
+from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct, ValueTerm
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
 from posenc.encodings.common.clipped_offsets import ClippedTable
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
-
-__all__ = ["ShawKeys", "ShawValues", "shaw"]
 
 
 @checked

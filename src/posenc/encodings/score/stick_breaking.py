@@ -14,8 +14,6 @@ from posenc.encodings.common.prefix_sums import Ranks
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 
-__all__ = ["Remainder", "StickBreaking"]
-
 Remainder = Literal["self", "none"]
 
 

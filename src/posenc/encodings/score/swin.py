@@ -16,8 +16,6 @@ from posenc.encodings.common.window import Window
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 
-__all__ = ["Swin"]
-
 
 class Swin(ScoreTerm):
     """Swin bias: a learned number for each head and each offset inside a window of an image.

@@ -19,8 +19,6 @@ from posenc.encodings.common.window import Window
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
 
-__all__ = ["Logits", "SwinV2Bias", "swin_v2"]
-
 Logits = Literal["cosine", "dot"]
 
 

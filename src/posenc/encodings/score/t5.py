@@ -15,8 +15,6 @@ from posenc.entry import Citation, Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
-__all__ = ["T5", "log_boundaries"]
-
 
 class T5(ScoreTerm):
     """T5 bias: a learned number for each head and bucket of offsets, wider buckets farther off.

@@ -10,13 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, Width, checked
-from posenc.encoding import (
-    BucketedTerms,
-    Encoding,
-    LowRank,
-    ScoreTerm,
-    TokenTableProduct,
-)
+from posenc.encoding import BucketedTerms, Encoding, LowRank, ScoreTerm, TokenTableProduct
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, offset_index
 from posenc.encodings.common.checks import require_even
@@ -24,8 +18,6 @@ from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.entry import Citation, Claims, Entry
 from posenc.grid import Grid
-
-__all__ = ["GlobalBiases", "TransformerXL", "transformer_xl"]
 
 STD = 0.02
 """Standard deviation of all initial values, in Transformer-XL and in XLNet."""

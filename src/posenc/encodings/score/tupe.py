@@ -24,8 +24,6 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import has_values
 
-__all__ = ["Tupe"]
-
 STD = 0.02
 """Standard deviation of all initial values, as in BERT."""
 
@@ -226,9 +224,7 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Not at all: positions past the table raise.",
         cost="Q·K·D·H, as extra columns on queries and keys",
-        exceptions={
-            "positions": "only 0 … max_length - 1 exist",
-        },
+        exceptions={"positions": "only 0 … max_length - 1 exist"},
     ),
     citation=Citation(
         authors="Ke et al.",

@@ -6,8 +6,6 @@ from posenc.arguments import Base, Count, Width, checked
 from posenc.encodings.score.transformer_xl import GlobalBiases, TransformerXL
 from posenc.entry import Citation, Claims, Entry
 
-__all__ = ["xlnet"]
-
 
 @checked
 def xlnet(*, dim: Width, heads: Count, head_dim: Width, base: Base = 10000.0) -> TransformerXL:

@@ -14,8 +14,6 @@ from posenc.visualization.bounds import Bounds
 from posenc.visualization.charts import Chart, text_of
 from posenc.visualization.colours import COLOURS, CONTROL_COLOUR, SHAPES
 
-__all__ = ["draw_charts"]
-
 MOST = 7
 """Number of distinguishable colours."""
 

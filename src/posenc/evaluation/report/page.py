@@ -18,8 +18,6 @@ from posenc.storage import make_folder, write_bytes
 from posenc.visualization.charts import Chart, picture_files
 from posenc.visualization.html import environment, source
 
-__all__ = ["render_page", "write_study"]
-
 
 def write_study(study: Study, folder: Path) -> Path:
     """Write ``index.html``, charts, ``study.json`` and ``study.csv``; the path of the page.

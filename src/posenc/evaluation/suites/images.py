@@ -19,8 +19,6 @@ from posenc.evaluation.suites.words import words
 from posenc.models import ImageEncoder, VisionTransformer
 from posenc.models.vision import mean_of_real
 
-__all__ = ["BySize", "ImageSuite", "Size", "cells_of", "images_for", "sides"]
-
 TOKENS_A_CALL = 4096
 
 FEWEST, MOST = 64, 1024

@@ -17,8 +17,6 @@ from posenc.evaluation.texts import SpecialTokens, Text
 from posenc.experiments.text_loss import restored
 from posenc.training.seeding import generator
 
-__all__ = ["MaskedSuite"]
-
 RATE = 0.15
 """Share of masked tokens, as in BERT."""
 

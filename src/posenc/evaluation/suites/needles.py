@@ -12,17 +12,6 @@ from torch import Tensor
 from posenc.experiments.tasks.common import needles
 from posenc.experiments.text_loss import rows_a_call
 
-__all__ = [
-    "DEPTHS",
-    "ByteNeedles",
-    "KeyNeedles",
-    "Needles",
-    "copying",
-    "letters",
-    "repeat",
-    "share_right",
-]
-
 Model = Callable[[Tensor], Tensor]
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 0.95)

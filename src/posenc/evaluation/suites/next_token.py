@@ -21,19 +21,6 @@ from posenc.experiments.text_loss import PositionProfile, Targets
 from posenc.training.machine import PeakMemory
 from posenc.training.seeding import generator
 
-__all__ = [
-    "BUDGET",
-    "FEWEST",
-    "MOST",
-    "Cost",
-    "NextTokenSuite",
-    "Suite",
-    "cost",
-    "lengths_to",
-    "profile_of",
-    "require_text",
-]
-
 Model = Callable[[Tensor], Tensor]
 
 BUDGET = 1 << 16

@@ -16,8 +16,6 @@ from posenc.evaluation.suites.words import words
 from posenc.evaluation.texts import SpecialTokens, Text
 from posenc.experiments.text_loss import rows_a_call
 
-__all__ = ["RetrievalSuite"]
-
 PARTS = 4
 """Parts of a document; a passage is cut out of the middle of each."""
 

@@ -9,8 +9,6 @@ from typing import Any
 from posenc.codec import from_plain
 from posenc.evaluation.results import Metric
 
-__all__ = ["words"]
-
 
 def words(suite: str, **values: object) -> dict[str, Any]:
     """The fields ``guide`` and ``metrics`` of a ``Study``, with placeholders filled in."""

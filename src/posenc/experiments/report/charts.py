@@ -17,8 +17,6 @@ from posenc.visualization.axes import value_axis
 from posenc.visualization.charts import Chart, text_of
 from posenc.visualization.colours import COLOURS, CONTROL_COLOUR, SHAPES
 
-__all__ = ["draw_charts"]
-
 FEW = 90
 """Points up to which a chart has large ones, and a dot a seed."""
 

@@ -17,8 +17,6 @@ from posenc.experiments.summary import Summary, summarise
 from posenc.storage import output_folder, write_bytes
 from posenc.visualization.charts import Chart, picture_files
 
-__all__ = ["ReportFiles", "write_report"]
-
 
 @dataclass(frozen=True)
 class ReportFiles:

@@ -13,19 +13,12 @@ from posenc.experiments.summary import Summary
 from posenc.visualization.charts import Chart
 from posenc.visualization.html import environment, source
 
-__all__ = ["render_page"]
-
 
 def render_page(comparison: Comparison, summary: Summary, charts: list[Chart]) -> str:
     """The whole page as HTML, scripts and styles included."""
     templates = environment("posenc.experiments.report")
     libraries = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub is wrong
-    templates.filters |= {
-        "number": _number,
-        "spread": _spread,
-        "bytes": _bytes,
-        "count": _count,
-    }
+    templates.filters |= {"number": _number, "spread": _spread, "bytes": _bytes, "count": _count}
     # The first sentence is the heading, but for a note that runs are missing.
     first = 1 if not comparison.complete and len(summary.answer) > 1 else 0
     return templates.get_template("page.html.jinja").render(

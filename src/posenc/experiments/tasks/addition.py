@@ -15,8 +15,6 @@ from posenc.experiments.tasks.common.algorithm import (
 )
 from posenc.experiments.tasks.common.task import TaskEntry, TaskSettings
 
-__all__ = ["ENTRY"]
-
 PLUS = SYMBOLS + 10
 
 

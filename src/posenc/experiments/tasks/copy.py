@@ -5,9 +5,6 @@ from __future__ import annotations
 from posenc.experiments.tasks.common.algorithm import DEFAULTS, rewriting
 from posenc.experiments.tasks.common.task import TaskEntry
 
-__all__ = ["ENTRY"]
-
-
 ENTRY = TaskEntry(
     make=lambda settings: rewriting(
         settings,

@@ -21,7 +21,6 @@ from posenc.experiments.tasks.common.task import (
     Task,
     TaskEntry,
     TaskSettings,
-    generator,
     plain_recipe,
     seen,
     times,
@@ -29,9 +28,8 @@ from posenc.experiments.tasks.common.task import (
 )
 from posenc.layout import Layout
 from posenc.models import ImageConfig, VisionTransformer
+from posenc.training.seeding import generator
 from posenc.transforms import fitted
-
-__all__ = ["ENTRY", "Digits"]
 
 SIDE, CLASSES, HELD_OUT = 8, 10, 450
 """Pixels a side and labels of the data, and images that are never trained on."""

@@ -14,8 +14,6 @@ from posenc.experiments.tasks.common.algorithm import (
 )
 from posenc.experiments.tasks.common.task import TaskEntry, TaskSettings, times
 
-__all__ = ["ENTRY"]
-
 CLOSED, OPEN = 0, 1
 OPENING, CLOSING = SYMBOLS, SYMBOLS + 1
 

@@ -23,7 +23,6 @@ from posenc.experiments.tasks.common.task import (
     Task,
     TaskEntry,
     TaskSettings,
-    generator,
     plain_recipe,
     seen,
     times,
@@ -39,8 +38,7 @@ from posenc.experiments.text_loss import (
 )
 from posenc.models import Decoder, DecoderConfig
 from posenc.training.memory_estimate import decoder_bytes
-
-__all__ = ["ENTRY", "LanguageModelling"]
+from posenc.training.seeding import generator
 
 VOCABULARY = 256
 SEGMENTS, NEEDLES = 256, 128

@@ -17,7 +17,6 @@ from posenc.experiments.tasks.common.task import (
     Task,
     TaskEntry,
     TaskSettings,
-    generator,
     is_wide,
     plain_recipe,
     seen,
@@ -26,8 +25,7 @@ from posenc.experiments.tasks.common.task import (
 )
 from posenc.experiments.text_loss import byte_entropy, pair_entropy, restored, rows_a_call
 from posenc.models import EncoderConfig, MaskedLM, mask_tokens, token_loss
-
-__all__ = ["ENTRY", "MASK", "MaskedBytes"]
+from posenc.training.seeding import generator
 
 MASK, VOCABULARY = 256, 257
 RATE = 0.15

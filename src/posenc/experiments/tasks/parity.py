@@ -13,8 +13,6 @@ from posenc.experiments.tasks.common.algorithm import (
 )
 from posenc.experiments.tasks.common.task import TaskEntry, TaskSettings
 
-__all__ = ["ENTRY"]
-
 EVEN, ODD = 0, 1
 ZERO, ONE = SYMBOLS, SYMBOLS + 1
 

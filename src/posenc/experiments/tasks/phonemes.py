@@ -9,15 +9,7 @@ from functools import cache, partial
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.sequences import SYMBOLS
 from posenc.experiments.tasks.common.pairs import Pair, PairTask, Split
-from posenc.experiments.tasks.common.task import (
-    Defaults,
-    TaskEntry,
-    TaskSettings,
-    is_wide,
-    times,
-)
-
-__all__ = ["ENTRY", "distance"]
+from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, is_wide, times
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz'"
 NUMBERS = {letter: SYMBOLS + index for index, letter in enumerate(LETTERS)}

@@ -16,8 +16,6 @@ from posenc.experiments.tasks.common.algorithm import (
 )
 from posenc.experiments.tasks.common.task import TaskEntry, TaskSettings, times
 
-__all__ = ["ENTRY"]
-
 
 def _make(settings: TaskSettings) -> AlgorithmTask:
     keys, values = settings.options["keys"], settings.options["values"]

@@ -17,8 +17,6 @@ from posenc.experiments.tasks.common.algorithm import (
 from posenc.experiments.tasks.common.scan_grammar import LONGEST_TRAINED, split
 from posenc.experiments.tasks.common.task import TaskEntry, TaskSettings
 
-__all__ = ["ENTRY"]
-
 
 def _make(settings: TaskSettings) -> AlgorithmTask:
     trained, held_out = split()

@@ -20,15 +20,13 @@ from posenc.experiments.tasks.common.task import (
     Task,
     TaskEntry,
     TaskSettings,
-    generator,
     is_wide,
     seen,
     times,
     training_loss,
 )
 from posenc.models.stack import StackConfig
-
-__all__ = ["ENTRY"]
+from posenc.training.seeding import generator
 
 HOURS = 3
 """Hours of a span for each reading in it: 32 readings of 96 hours."""

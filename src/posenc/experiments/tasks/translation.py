@@ -13,16 +13,8 @@ from posenc.experiments.tasks.common.pairs import Pair, PairTask, Split
 from posenc.experiments.tasks.common.parallel import read_parallel
 from posenc.experiments.tasks.common.scoring import bleu, chrf
 from posenc.experiments.tasks.common.subwords import Subwords
-from posenc.experiments.tasks.common.task import (
-    Defaults,
-    TaskEntry,
-    TaskSettings,
-    fingerprint,
-    is_wide,
-    times,
-)
-
-__all__ = ["ENTRY"]
+from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, is_wide, times
+from posenc.training.seeding import fingerprint
 
 HELD_OUT = 0.05
 

@@ -26,7 +26,6 @@ from posenc.experiments.tasks.common.task import (
     Task,
     TaskEntry,
     TaskSettings,
-    fingerprint,
     is_wide,
     plain_recipe,
     seen,
@@ -34,8 +33,7 @@ from posenc.experiments.tasks.common.task import (
     training_loss,
 )
 from posenc.models import EncoderConfig, TextClassifier
-
-__all__ = ["ENTRY"]
+from posenc.training.seeding import fingerprint
 
 PAIRS, ROWS = 256, 128
 """Minimal pairs tested at a length, and sentences at a time."""

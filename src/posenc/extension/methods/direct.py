@@ -5,8 +5,6 @@ from __future__ import annotations
 from posenc.encoding import Encoding
 from posenc.extension.entry import Extension, ExtensionClaims
 
-__all__ = ["direct"]
-
 
 def direct(encoding: Encoding) -> Encoding:
     """The unchanged encoding, the baseline of comparisons.

@@ -7,8 +7,6 @@ from posenc.entry import Citation
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_rope
 
-__all__ = ["drope"]
-
 
 def drope(encoding: Encoding) -> Encoding:
     """DroPE: RoPE is removed after training, and the model recalibrated without it.

@@ -16,8 +16,6 @@ from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_length, require_rope
 from posenc.grid import Grid
 
-__all__ = ["DualChunk", "dual_chunk"]
-
 
 def dual_chunk(
     encoding: Encoding, *, length: float, reach: float | None = None, local: float | None = None

@@ -14,8 +14,6 @@ from posenc.extension.fitting import replaced, require_factor, require_length, r
 from posenc.extension.methods.ntk import require_pairs
 from posenc.extension.varying import VaryingRope
 
-__all__ = ["DynamicNtkRope", "dynamic_ntk"]
-
 
 def dynamic_ntk(encoding: Encoding, *, factor: float, length: float) -> Encoding:
     """Dynamic NTK: NTK-aware scaling by ``s · n/L - (s - 1)`` for inputs of n > L tokens.

@@ -13,8 +13,6 @@ from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_part
 from posenc.extension.resampling import longer_count, with_rows
 
-__all__ = ["hierarchical"]
-
 
 def hierarchical(
     encoding: Encoding, *, factor: float, alpha: float = PAPER_ALPHA, prefix: int = 0

@@ -30,8 +30,6 @@ from posenc.extension.resampling import (
 )
 from posenc.layout import Layout
 
-__all__ = ["Squeezed", "interpolate"]
-
 
 def interpolate(
     encoding: Encoding,

@@ -14,8 +14,6 @@ from posenc.extension.fitting import replaced, require_factor, require_length, r
 from posenc.extension.methods.rerope import require_window
 from posenc.grid import Grid
 
-__all__ = ["LeakyRerope", "leaky_rerope"]
-
 
 def leaky_rerope(
     encoding: Encoding,

@@ -11,8 +11,6 @@ from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.ntk_by_parts import blended, ramp_advice, rotations
 
-__all__ = ["llama3"]
-
 
 def llama3(
     encoding: Encoding, *, factor: float, length: float, low: float = 1.0, high: float = 4.0

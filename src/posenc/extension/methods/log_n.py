@@ -26,8 +26,6 @@ from posenc.extension.lengths import seen_lengths
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["LogN", "LogNScore", "log_n"]
-
 SHARED = ("axes", "causal_only", "heads", "head_dim", "dim", "causal", "mixes_heads")
 """Attributes of a part that a wrapper has too."""
 

@@ -17,8 +17,6 @@ from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.varying import VaryingRope
 
-__all__ = ["LongRope", "longrope"]
-
 
 def longrope(
     encoding: Encoding,

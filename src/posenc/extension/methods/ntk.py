@@ -9,8 +9,6 @@ from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_rope
 
-__all__ = ["base_divisors", "ntk", "require_pairs"]
-
 
 def ntk(encoding: Encoding, *, factor: float) -> Encoding:
     """NTK-aware scaling: RoPE with base ``base · s^(d/(d-2))``.

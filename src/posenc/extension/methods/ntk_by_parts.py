@@ -13,8 +13,6 @@ from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 
-__all__ = ["blended", "ntk_by_parts", "ramp_advice", "require_ramp", "rotations"]
-
 
 def ntk_by_parts(
     encoding: Encoding, *, factor: float, length: float, alpha: float = 1.0, beta: float = 32.0

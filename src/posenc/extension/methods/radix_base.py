@@ -16,8 +16,6 @@ from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_part
 from posenc.extension.resampling import resampled_rows, rows_like
 
-__all__ = ["NewDigits", "radix_base"]
-
 NewDigits = Literal["interpolated", "drawn"]
 
 

@@ -10,8 +10,6 @@ from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_part
 from posenc.extension.resampling import longer_count, rows_like, with_rows
 
-__all__ = ["random_tail"]
-
 
 def random_tail(encoding: Encoding, *, factor: float, prefix: int = 0, seed: int = 0) -> Encoding:
     """Random tail: trained rows are kept, new ones drawn with their mean and deviation.

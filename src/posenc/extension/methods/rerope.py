@@ -13,8 +13,6 @@ from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_length, require_rope
 from posenc.grid import Grid
 
-__all__ = ["Rerope", "require_window", "rerope"]
-
 
 def rerope(encoding: Encoding, *, length: float, window: float | None = None) -> Encoding:
     """ReRoPE: distances are clipped at ``window``.

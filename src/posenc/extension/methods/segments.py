@@ -15,8 +15,6 @@ from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import require_length
 from posenc.layout import Layout
 
-__all__ = ["Combine", "Segments", "segments"]
-
 Combine = Literal["before", "mean", "middle"]
 
 

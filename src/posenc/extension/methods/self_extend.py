@@ -15,8 +15,6 @@ from posenc.extension.fitting import replaced, require_factor, require_length, r
 from posenc.extension.methods.rerope import require_window
 from posenc.grid import Grid
 
-__all__ = ["SelfExtend", "self_extend"]
-
 
 def self_extend(
     encoding: Encoding,

@@ -15,8 +15,6 @@ from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.grid import Grid
 
-__all__ = ["String", "string"]
-
 
 def string(
     encoding: Encoding,

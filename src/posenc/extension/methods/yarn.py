@@ -12,8 +12,6 @@ from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.ntk_by_parts import blended, require_ramp, rotations
 
-__all__ = ["yarn", "yarn_advice"]
-
 SLOWED = 1.1
 """Smallest divisor of a pair that is reported."""
 

@@ -14,14 +14,13 @@ from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.extended import extended
 from posenc.integrations.transformers.families import FAMILIES
-from posenc.integrations.transformers.family import Family, family_name, stored_tensors
+from posenc.integrations.transformers.family import Family, family_name
 from posenc.integrations.transformers.mapping import Match, fits, join, match
 from posenc.integrations.transformers.stored import INDEX, WHOLE, StoredTensors
+from posenc.models.checkpoint import stored_tensors
 from posenc.models.stack import StackConfig
 from posenc.models.unfilled import unfilled
 from posenc.storage import output_folder, write_bytes, write_json
-
-__all__ = ["FAMILIES", "config_of", "load", "load_described", "save"]
 
 
 def load(

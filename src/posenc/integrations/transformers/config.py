@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 from posenc import storage
 from posenc.errors import CheckpointError
 
-__all__ = ["SAVE_AGAIN", "Fields", "read_json", "read_object"]
-
 Choice = TypeVar("Choice")
 REQUIRED: Any = object()
 SAVE_AGAIN = "Save it again; nothing was loaded."

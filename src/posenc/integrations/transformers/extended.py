@@ -10,8 +10,6 @@ from posenc.extension import extend_layers
 from posenc.integrations.transformers.config import Fields
 from posenc.models.replacing import encodings_of, with_encodings
 
-__all__ = ["FIELD", "extended"]
-
 FIELD = "posenc_extension"
 """Field of ``config.json`` with method, factor, length and options, if transformers has none."""
 

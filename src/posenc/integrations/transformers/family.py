@@ -11,9 +11,6 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.mapping import Table
-from posenc.models.checkpoint import stored_tensors
-
-__all__ = ["Family", "Written", "family_name", "require_config", "stored_tensors"]
 
 
 @dataclass(frozen=True)

@@ -9,23 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Match",
-    "Rule",
-    "Table",
-    "fits",
-    "head_columns",
-    "head_rows",
-    "heads_first",
-    "join",
-    "match",
-    "piece",
-    "rows_from",
-    "split_by_head",
-    "stacked",
-    "transposed",
-]
-
 
 @dataclass(frozen=True)
 class Rule:

@@ -16,8 +16,6 @@ from posenc.extension.methods.longrope import LongRope
 from posenc.integrations.transformers.config import Fields
 from posenc.models import Decoder, DecoderConfig
 
-__all__ = ["SCALINGS", "TRAINED", "RopeFields", "rope_decoder"]
-
 TRAINED = "original_max_position_embeddings"
 """Name of the trained length of an extended model."""
 

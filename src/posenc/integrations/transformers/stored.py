@@ -13,8 +13,6 @@ from posenc.errors import CheckpointError
 from posenc.integrations.transformers.config import read_json
 from posenc.storage import Shapes, open_tensors
 
-__all__ = ["INDEX", "WHOLE", "StoredTensors"]
-
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 READABLE = ("F64", "F32", "F16", "BF16")

@@ -17,8 +17,6 @@ from posenc.integrations.transformers.extended import FIELD
 from posenc.integrations.transformers.rope import SCALINGS, TRAINED
 from posenc.models.replacing import with_encodings
 
-__all__ = ["is_stretched", "save_stretched"]
-
 
 def save_stretched(
     model: nn.Module,

@@ -19,8 +19,6 @@ from posenc.visualization.panels import Panel
 from posenc.visualization.pictures import CONFIG, PARAMETERS, draw_panel
 from posenc.visualization.profile import make_profile
 
-__all__ = ["render_gallery", "write_gallery"]
-
 
 @dataclass(frozen=True)
 class Figure:
@@ -58,9 +56,7 @@ def write_gallery(
 
 
 def render_gallery(
-    *,
-    names: Sequence[str] | None = None,
-    progress: Callable[[str], None] = lambda name: None,
+    *, names: Sequence[str] | None = None, progress: Callable[[str], None] = lambda name: None
 ) -> str:
     """The gallery as HTML with all its pictures and styles.
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from posenc.encoding import Encoding, Rotation, StructuredScore
 from posenc.grid import Grid
 
-__all__ = ["Backend", "Plan", "Problem", "Result", "Unsupported", "join_queries"]
-
 
 @dataclass(frozen=True, eq=False)
 class Problem:

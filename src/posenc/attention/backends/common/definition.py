@@ -12,9 +12,6 @@ from posenc.attention.backends.common.base import Problem, Result
 from posenc.attention.lowering import repeat_heads
 from posenc.attention.softmax import masked_softmax
 
-__all__ = ["attend_by_definition", "lse_by_definition"]
-
-
 BUDGET = 2**23
 """Logits at a time of which sums are taken, 32 MiB in float32."""
 

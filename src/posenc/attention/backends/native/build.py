@@ -23,8 +23,6 @@ import torch
 from posenc.attention.backends.native.library import Library
 from posenc.errors import BackendRefusal
 
-__all__ = ["COMMAND", "build", "folder", "library", "missing", "path"]
-
 COMMAND = "python -m posenc.attention.backends.native"
 
 SOURCES = Path(__file__).parent / "csrc"

@@ -10,8 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["Library", "Map", "Pairs", "Problem", "Term", "Tokens"]
-
 PAD = 64
 """Entries of a bucket map that kernels may read before and after it."""
 

@@ -14,8 +14,6 @@ from posenc.attention.backends.native.library import PAD, Map, Problem, Tokens
 from posenc.attention.backends.native.pairs import pair_gradients, set_pairs, sum_to_tensors
 from posenc.attention.spans import Spans, spans_of
 
-__all__ = ["native"]
-
 TERMS = (
     "down",
     "across",

@@ -20,8 +20,6 @@ from posenc.layout import Layout
 from posenc.layout.integers import exact_dtype
 from posenc.runtime import has_values
 
-__all__ = ["Operands", "domain_of", "fused_form", "image_operands", "operands", "terms_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Operands:
@@ -95,9 +93,7 @@ def terms_of(problem: Problem, domain: tuple[int, int]) -> tuple[StructuredScore
         return None
 
 
-def fused_form(
-    problem: Problem,
-) -> tuple[FusedScore | None, tuple[StructuredScore, ...] | None]:
+def fused_form(problem: Problem) -> tuple[FusedScore | None, tuple[StructuredScore, ...] | None]:
     """The score's fused form, and the value part in structured form; None for what has none."""
     score, value, grid = problem.encoding.score, problem.encoding.value, problem.grid
     if score is None or grid.query.positions.requires_grad or grid.key.positions.requires_grad:

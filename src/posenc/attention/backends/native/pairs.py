@@ -20,8 +20,6 @@ from posenc.encoding import (
 )
 from posenc.layout.integers import exact_dtype
 
-__all__ = ["DESCRIPTIONS", "Fused", "fused", "pair_gradients", "set_pairs", "sum_to_tensors"]
-
 DESCRIPTIONS: dict[type, str] = {
     DistanceFunction: "a piecewise-linear function of the distance",
     HeadMixing: "a network of the logits of all heads, which go together",

@@ -13,8 +13,6 @@ from typing import Literal
 
 from posenc.grid import Grid
 
-__all__ = ["Band", "KeyRange", "Kind"]
-
 Kind = Literal["near", "behind", "ahead"]
 
 LEAST = 64

@@ -17,8 +17,6 @@ from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.grid import Grid
 from posenc.runtime import is_transformed
 
-__all__ = ["attend_blockwise"]
-
 BUDGET = 2**23
 """Logits a block, so that a tensor of them has 32 MiB in float32."""
 

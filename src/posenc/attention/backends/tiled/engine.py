@@ -24,8 +24,6 @@ from posenc.attention.backends.tiled.sdpa_cpu import Partial, sdpa_cpu_backward,
 from posenc.attention.backends.tiled.tiles import Dropout
 from posenc.attention.backends.tiled.workers import side_by_side
 
-__all__ = ["backward", "forward"]
-
 TOGETHER = 8
 """Heads at a time at most that all cores share."""
 

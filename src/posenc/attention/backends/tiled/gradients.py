@@ -10,14 +10,7 @@ from posenc.attention.backends.tiled.band import KeyRange, Kind
 from posenc.attention.backends.tiled.memory import Memory, Skewed, add_product
 from posenc.attention.backends.tiled.operands import Operands
 from posenc.attention.backends.tiled.sdpa_cpu import Partial
-from posenc.attention.backends.tiled.tiles import (
-    Tiles,
-    pieces,
-    with_column,
-    with_ones,
-)
-
-__all__ = ["BackwardTiles", "far_terms"]
+from posenc.attention.backends.tiled.tiles import Tiles, pieces, with_column, with_ones
 
 
 class BackwardTiles(Tiles):
@@ -126,11 +119,7 @@ class BackwardTiles(Tiles):
         return torch.mul(weights, ds, out=tile)
 
     def _near_terms(
-        self,
-        low: int,
-        high: int,
-        kept: Float[Tensor, "H R C"],
-        ds: Float[Tensor, "H R C"],
+        self, low: int, high: int, kept: Float[Tensor, "H R C"], ds: Float[Tensor, "H R C"]
     ) -> None:
         """Gradients of what depends on the offset, in a tile of many offsets."""
         x, into, rows = self.x, self.into, self.end - self.begin

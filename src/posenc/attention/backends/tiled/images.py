@@ -25,8 +25,6 @@ from posenc.attention.backends.tiled.sdpa_cpu import (
 from posenc.attention.backends.tiled.workers import side_by_side
 from posenc.attention.views import strided_view
 
-__all__ = ["tiled_image"]
-
 TILE = (256, 2048)
 """Queries and keys, about, of a piece of the bias."""
 

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from posenc.attention.views import strided_view
 
-__all__ = ["Memory", "Skewed", "add_product", "kept_bytes", "release"]
-
 _Key = tuple[str, torch.dtype, torch.device]
 
 KEPT = 2**22

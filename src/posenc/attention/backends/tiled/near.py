@@ -18,8 +18,6 @@ from posenc.attention.backends.tiled.operands import Operands, reversed_rows
 from posenc.attention.backends.tiled.passes import Saved, fused, sums_ahead
 from posenc.attention.backends.tiled.tiles import Dropout
 
-__all__ = ["add_bias_gradient", "serves"]
-
 SHARE = 0.25
 """Of the keys, how many a block of queries may meet as near: their logits are computed twice."""
 

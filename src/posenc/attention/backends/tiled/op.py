@@ -20,8 +20,6 @@ from posenc.attention.backends.tiled.passes import Saved
 from posenc.attention.backends.tiled.sdpa_cpu import Partial
 from posenc.attention.backends.tiled.tiles import Dropout
 
-__all__ = ["tiled"]
-
 TENSORS = tuple(field.name for field in fields(Operands) if field.name != "scale")
 COUNT, BIAS = len(TENSORS), TENSORS.index("bias_by_offset")
 
@@ -86,12 +84,7 @@ def _dropout(probability: float, seed: int) -> Dropout | None:
 
 
 @tiled.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *terms: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *terms: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     keep_ahead = terms[-1]
     output = v.new_empty(*q.shape[:3], v.shape[-1])
     lse = q.new_empty(q.shape[:3])

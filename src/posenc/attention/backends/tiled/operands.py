@@ -13,8 +13,6 @@ from torch import Tensor
 from posenc.attention.backends.tiled.band import Band, Kind
 from posenc.attention.views import strided_view
 
-__all__ = ["Operands", "put_reversed", "reversed_rows"]
-
 ROWS = ("left_rows", "right_rows", "value_rows")
 
 

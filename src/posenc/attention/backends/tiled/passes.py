@@ -31,8 +31,6 @@ from posenc.attention.backends.tiled.sdpa_cpu import (
 from posenc.attention.backends.tiled.tiles import Dropout, Tiles
 from posenc.attention.views import strided_view
 
-__all__ = ["TILE", "BackwardPass", "ForwardPass", "Saved", "fused", "sums_ahead"]
-
 BLOCK = 512
 """Queries a block where an offset bias is all there is to add, and hides pairs."""
 
@@ -116,12 +114,7 @@ class Pass:
 
 class ForwardPass(Pass):
     def __init__(
-        self,
-        x: Operands,
-        band: Band,
-        saved: Saved,
-        dropout: Dropout | None,
-        lane: int,
+        self, x: Operands, band: Band, saved: Saved, dropout: Dropout | None, lane: int
     ) -> None:
         super().__init__(x, band, dropout, ahead=saved.ahead is not None)
         self.saved = saved

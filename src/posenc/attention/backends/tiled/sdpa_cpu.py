@@ -11,8 +11,6 @@ from torch import Tensor
 from posenc.attention.backends.tiled.operands import put_reversed, reversed_rows
 from posenc.attention.flash_cpu import flash_backward, flash_forward
 
-__all__ = ["Partial", "join", "sdpa_cpu_backward", "sdpa_cpu_forward"]
-
 
 @dataclass(frozen=True, eq=False)
 class Partial:

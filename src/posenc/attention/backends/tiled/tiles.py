@@ -15,8 +15,6 @@ from posenc.attention.backends.tiled.operands import Operands
 from posenc.attention.backends.tiled.sdpa_cpu import Partial
 from posenc.attention.views import strided_view
 
-__all__ = ["Dropout", "Tiles", "pieces", "with_column", "with_ones"]
-
 PIECE = 128
 """Keys at a time whose own vectors are multiplied with those of offsets: each meets as many offsets
 as there are queries, but a product of many keys computes all that any of them meets."""

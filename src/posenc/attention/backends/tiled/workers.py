@@ -20,8 +20,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["side_by_side"]
-
 Item = TypeVar("Item")
 
 

@@ -23,12 +23,7 @@ from posenc.attention.backends.triton.forms import (
     tokens,
 )
 from posenc.attention.backends.triton.kernels import arguments
-from posenc.attention.backends.triton.kernels.configs import (
-    GRANULE,
-    PROGRAMS,
-    diagonal_block,
-    room,
-)
+from posenc.attention.backends.triton.kernels.configs import GRANULE, PROGRAMS, diagonal_block, room
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.kernels.offsets import offsets_kernel

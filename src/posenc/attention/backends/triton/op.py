@@ -73,12 +73,7 @@ def attention(
 
 
 @attention.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *others: Any,
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     output = v.new_empty(*q.shape[:3], v.shape[-1])
     return output, q.new_empty(q.shape[:3], dtype=torch.float32)
 
@@ -122,11 +117,7 @@ def attention_backward(
 
 @attention_backward.register_fake
 def _(
-    gradient: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    operands: Sequence[Tensor | None],
-    *rest: Any,
+    gradient: Tensor, output: Tensor, lse: Tensor, operands: Sequence[Tensor | None], *rest: Any
 ) -> list[Tensor]:
     wanted = dict(zip(BY_OFFSET, rest[-1], strict=True))
     return [

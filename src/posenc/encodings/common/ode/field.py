@@ -13,8 +13,6 @@ from torch import Tensor
 
 from posenc.encodings.common.frequencies import geometric_frequencies
 
-__all__ = ["Activation", "Field"]
-
 Activation = Literal["relu", "tanh"]
 
 

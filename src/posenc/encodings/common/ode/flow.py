@@ -19,15 +19,6 @@ from posenc.encodings.common.ode.trajectory import DIRECT, split, trajectory
 from posenc.errors import ArgumentError, LengthError
 from posenc.runtime import is_transformed
 
-__all__ = [
-    "Bounds",
-    "Flow",
-    "Gradient",
-    "Method",
-    "load_solvers",
-    "vectors_at",
-]
-
 FARTHEST = 2**20
 """Largest number of steps, or tokens, from 0; steps are sequential."""
 

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from posenc.encodings.common.ode.field import Field
 
-__all__ = ["SEGMENT", "TABLEAUS", "Segment", "Stepper", "Tableau", "step"]
-
 SEGMENT = 64
 """Steps per segment, for which time-dependent terms are computed and stages stored at once.
 

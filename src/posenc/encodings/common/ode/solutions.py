@@ -20,8 +20,6 @@ from posenc.encodings.common.ode.runge_kutta import SEGMENT, Stepper
 from posenc.encodings.common.opaque import opaque
 from posenc.encodings.common.precision import widest
 
-__all__ = ["LIMIT", "Solutions", "Trajectory", "flow_at"]
-
 LIMIT = 2**27
 """Largest size in bytes of the states stored without a graph: for one dynamics, and for all
 compiled code together."""

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from posenc.encodings.common.ode.runge_kutta import SEGMENT, Segment, Stepper
 
-__all__ = ["DIRECT", "split", "trajectory"]
-
 DIRECT = 16 * SEGMENT
 """Largest number of steps whose stages are all stored for the backward pass. Beyond it they are
 recomputed by segment, and memory grows with the requested times and one state per segment."""

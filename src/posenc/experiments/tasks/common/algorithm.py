@@ -26,8 +26,6 @@ from posenc.experiments.tasks.common.task import (
     Defaults,
     Task,
     TaskSettings,
-    fingerprint,
-    generator,
     is_wide,
     times,
     training_loss,
@@ -35,18 +33,7 @@ from posenc.experiments.tasks.common.task import (
 from posenc.experiments.text_loss import rows_a_call
 from posenc.models import Decoder, DecoderConfig
 from posenc.training.memory_estimate import decoder_bytes
-
-__all__ = [
-    "DEFAULTS",
-    "END",
-    "SEPARATOR",
-    "SYMBOLS",
-    "Algorithm",
-    "AlgorithmTask",
-    "Example",
-    "answered",
-    "rewriting",
-]
+from posenc.training.seeding import fingerprint, generator
 
 SEPARATOR, END, SYMBOLS = 0, 1, 2
 """Tokens: the end of a question, the end of an answer, and the first of the symbols."""

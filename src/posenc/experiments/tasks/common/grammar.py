@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-__all__ = ["SHORTEST", "WORDS", "Scene", "draw_scene"]
-
 PEOPLE = ("man", "woman", "boy", "girl", "farmer", "teacher", "doctor", "sailor", "nurse", "king")
 ANIMALS = ("dog", "cat", "horse", "goat", "fox", "bear", "goose", "donkey", "wolf", "sheep")
 VERBS = ("chased", "followed", "watched", "helped", "scared", "carried", "pushed", "washed")
@@ -16,15 +14,7 @@ PREPOSITIONS = ("near", "behind", "beside")
 PLACES = ("river", "house", "garden", "bridge", "tree", "road")
 LITTLE = ("the", "that", "was", "by")
 
-WORDS: tuple[str, ...] = (
-    *LITTLE,
-    *PEOPLE,
-    *ANIMALS,
-    *VERBS,
-    *ADJECTIVES,
-    *PREPOSITIONS,
-    *PLACES,
-)
+WORDS: tuple[str, ...] = (*LITTLE, *PEOPLE, *ANIMALS, *VERBS, *ADJECTIVES, *PREPOSITIONS, *PLACES)
 """All words there are."""
 
 SHORTEST = 5

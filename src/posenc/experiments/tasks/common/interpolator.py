@@ -16,8 +16,6 @@ from posenc.models.norm import make_norm, normalize
 from posenc.models.sharing import share_encodings
 from posenc.models.stack import StackConfig, draw_blocks, embed, make_blocks, make_encodings
 
-__all__ = ["Interpolator", "Timed"]
-
 
 class Interpolator(SavedModel):
     """Encoder of numbers at real times, which predicts a value for each, hidden or not.

@@ -11,8 +11,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-__all__ = ["CHANCE", "haystacks", "hide"]
-
 QUERY = 0x05
 """ASCII's "enquiry"; text does not contain it."""
 

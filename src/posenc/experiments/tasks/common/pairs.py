@@ -24,14 +24,12 @@ from posenc.experiments.sequences import BEGIN, END, drawn, padded, pair_loss, r
 from posenc.experiments.tasks.common.task import (
     Task,
     TaskSettings,
-    generator,
     plain_recipe,
     seen,
     training_loss,
 )
 from posenc.models import Transformer, TransformerConfig, generate
-
-__all__ = ["Pair", "PairTask", "Split"]
+from posenc.training.seeding import generator
 
 MOST, FEWEST = 512, 16
 """Pairs tested at a length, and how many there must be for a number to mean something."""

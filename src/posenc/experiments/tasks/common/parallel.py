@@ -11,15 +11,6 @@ from posenc.errors import DataError
 from posenc.experiments.corpus import MOST_BYTES
 from posenc.storage import read_bytes
 
-__all__ = [
-    "Parallel",
-    "decoded",
-    "read_columns",
-    "read_lines",
-    "read_parallel",
-    "require_equal",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:

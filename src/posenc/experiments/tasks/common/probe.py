@@ -11,8 +11,6 @@ from posenc.errors import ArgumentError, LengthError
 from posenc.experiments.results import Measurement, Refusal
 from posenc.training.memory_estimate import gigabytes
 
-__all__ = ["Probe"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:

@@ -14,8 +14,6 @@ from __future__ import annotations
 from functools import cache
 from itertools import product
 
-__all__ = ["LONGEST_TRAINED", "commands", "meaning", "split"]
-
 VERBS = {"walk": "I_WALK", "look": "I_LOOK", "run": "I_RUN", "jump": "I_JUMP"}
 TURNS = {"left": "I_TURN_LEFT", "right": "I_TURN_RIGHT"}
 TIMES = {"twice": 2, "thrice": 3}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["bleu", "chrf"]
-
 
 def bleu(written: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
     """BLEU from 0 to 100 as sacrebleu computes it (Post 2018), and what was computed."""

@@ -18,8 +18,6 @@ from posenc.experiments.sequences import drawn
 from posenc.experiments.tasks.common.parallel import read_columns
 from posenc.experiments.tasks.common.task import TaskSettings
 
-__all__ = ["FEWEST", "PADDING", "WORDS", "Sentence", "Sentences", "labelled"]
-
 PADDING, UNKNOWN, WORDS = 0, 1, 2
 """Tokens: none, a word that is not in the vocabulary, and the first that is."""
 

@@ -12,7 +12,6 @@ from posenc.storage import panics_as_errors
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["RESERVED", "Subwords"]
 
 RESERVED = 2
 """Ids below this are the model's: what begins a sentence, and what ends it."""

@@ -42,21 +42,7 @@ from posenc.experiments.tasks.common.probe import Probe
 from posenc.models.checkpoint import SavedModel
 from posenc.models.stack import StackConfig
 from posenc.training.memory_estimate import require_step, stack_bytes
-from posenc.training.seeding import fingerprint, generator
-
-__all__ = [
-    "Defaults",
-    "Task",
-    "TaskEntry",
-    "TaskSettings",
-    "fingerprint",
-    "generator",
-    "is_wide",
-    "plain_recipe",
-    "seen",
-    "times",
-    "training_loss",
-]
+from posenc.training.seeding import fingerprint
 
 
 class TaskSettings(Protocol):

@@ -15,11 +15,10 @@ from posenc.integrations.transformers.families.common import (
     write_shape,
     wrong_model,
 )
-from posenc.integrations.transformers.family import Family, Written, require_config, stored_tensors
+from posenc.integrations.transformers.family import Family, Written, require_config
 from posenc.models import Encoder, MaskedLM
+from posenc.models.checkpoint import stored_tensors
 from posenc.models.replacing import encodings_of
-
-__all__ = ["ENTRY"]
 
 OLD_ENDINGS = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 """Names of a norm's weight and bias in old checkpoints."""

@@ -7,8 +7,6 @@ from posenc.integrations.transformers.family import Family
 from posenc.integrations.transformers.mapping import Table, split_by_head
 from posenc.models import Decoder, DecoderConfig
 
-__all__ = ["ENTRY"]
-
 LAYER = "transformer.h.{layer}"
 
 TABLE: Table = {

@@ -16,21 +16,6 @@ from posenc.models import Encoder, EncoderConfig, MaskedLM
 from posenc.models.block import Activation
 from posenc.models.stack import StackConfig
 
-__all__ = [
-    "ACTIVATIONS",
-    "BLOCK_SIZES",
-    "SIZES",
-    "TRANSFORM",
-    "absolute_encoder",
-    "encoder_table",
-    "masked_if_headed",
-    "read_shape",
-    "require_part_alone",
-    "with_head",
-    "write_shape",
-    "wrong_model",
-]
-
 BLOCK_SIZES = {
     "dim": "hidden_size",
     "hidden": "intermediate_size",

@@ -16,8 +16,6 @@ from posenc.integrations.transformers.family import Family
 from posenc.integrations.transformers.mapping import Table
 from posenc.models import Encoder, EncoderConfig, MaskedLM
 
-__all__ = ["ENTRY"]
-
 LAYER = "deberta.encoder.layer.{layer}.attention.self"
 SCORE = "blocks.{layer}.attention.encoding.score"
 

@@ -7,13 +7,12 @@ from torch import nn
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.families.common import ACTIVATIONS as COMMON
 from posenc.integrations.transformers.families.common import read_shape, write_shape, wrong_model
-from posenc.integrations.transformers.family import Family, Written, require_config, stored_tensors
+from posenc.integrations.transformers.family import Family, Written, require_config
 from posenc.integrations.transformers.mapping import Table, split_by_head
 from posenc.integrations.transformers.rope import RopeFields, rope_decoder
 from posenc.models import Decoder
 from posenc.models.block import Activation
-
-__all__ = ["ENTRY"]
+from posenc.models.checkpoint import stored_tensors
 
 LAYER = "gpt_neox.layers.{layer}"
 

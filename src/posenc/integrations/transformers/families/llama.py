@@ -9,12 +9,11 @@ from torch import nn
 
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.families.common import SIZES, wrong_model
-from posenc.integrations.transformers.family import Family, Written, require_config, stored_tensors
+from posenc.integrations.transformers.family import Family, Written, require_config
 from posenc.integrations.transformers.mapping import Table, stacked
 from posenc.integrations.transformers.rope import RopeFields, rope_decoder
 from posenc.models import Decoder
-
-__all__ = ["ENTRY", "llama_like"]
+from posenc.models.checkpoint import stored_tensors
 
 LAYER = "model.layers.{layer}"
 

@@ -12,8 +12,6 @@ from posenc.integrations.transformers.family import Family
 from posenc.integrations.transformers.mapping import Table, rows_from
 from posenc.models import Encoder, MaskedLM
 
-__all__ = ["ENTRY"]
-
 FIRST = 2
 """Row of the first position: one past the padding id 1."""
 

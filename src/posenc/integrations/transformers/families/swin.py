@@ -7,8 +7,6 @@ from posenc.integrations.transformers.family import Family
 from posenc.integrations.transformers.mapping import Table, transposed
 from posenc.models import Swin, SwinConfig
 
-__all__ = ["ENTRY"]
-
 THEIRS = "swin.encoder.layers.{layer}.blocks.{block}"
 OURS = "stages.{layer}.blocks.{block}"
 MERGING = "swin.encoder.layers.{layer}.downsample"

@@ -10,8 +10,6 @@ from posenc.integrations.transformers.mapping import Table, stacked, transposed
 from posenc.models import Encoder, EncoderConfig, Transformer, TransformerConfig
 from posenc.models.block import Activation
 
-__all__ = ["ENTRY"]
-
 
 def _attention(ours: str, theirs: str) -> Table:
     layers = {"query": "q", "key": "k", "value": "v", "output": "o"}

@@ -14,12 +14,11 @@ from posenc.integrations.transformers.families.common import (
     write_shape,
     wrong_model,
 )
-from posenc.integrations.transformers.family import Family, Written, require_config, stored_tensors
+from posenc.integrations.transformers.family import Family, Written, require_config
 from posenc.integrations.transformers.mapping import Table, piece
 from posenc.models import ImageConfig, ImageEncoder, VisionTransformer
+from posenc.models.checkpoint import stored_tensors
 from posenc.models.replacing import encodings_of
-
-__all__ = ["ENTRY"]
 
 LAYER = "vit.encoder.layer.{layer}"
 BLOCK = "blocks.{layer}"

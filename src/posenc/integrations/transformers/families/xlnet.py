@@ -8,8 +8,6 @@ from posenc.integrations.transformers.mapping import Table, head_columns, head_r
 from posenc.models import Encoder, EncoderConfig
 from posenc.models.block import Activation
 
-__all__ = ["ENTRY"]
-
 LAYER = "transformer.layer.{layer}"
 BLOCK = "blocks.{layer}"
 

@@ -112,13 +112,7 @@ def tile_logits(
 
 @triton.jit
 def kept(
-    dropout,
-    lane,
-    x_at,
-    y_at,
-    block_x: tl.constexpr,
-    block_y: tl.constexpr,
-    flip: tl.constexpr,
+    dropout, lane, x_at, y_at, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr
 ):
     """Factors ``[x, y]`` of dropout: each pair draws its own number, in whatever tile it is."""
     zero = tl.zeros([block_x, block_y], tl.int32)

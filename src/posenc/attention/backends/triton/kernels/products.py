@@ -5,11 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.memory import (
-    load_row,
-    load_tokens,
-    start_of,
-)
+from posenc.attention.backends.triton.kernels.memory import load_row, load_tokens, start_of
 
 
 @triton.jit
