@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def test_ratio_is_the_median_over_the_rounds_both_took_part_in() -> None:
 def test_peaks_tell_linear_memory_from_quadratic() -> None:
     one = Case(encoding="t5", length=2048, heads=2, head_dim=8)
     logits = 2 * 2048**2 * 4
-    with MemoryMeter("cpu", threads=1) as meter:
+    with MemoryMeter("cpu") as meter:
         peaks = [meter.measure(contender, one) for contender in (Plain(), Eager(), Plain())]
         before = meter.measure(WrittenOut(), replace(one, encoding="nope"))
     plain, eager, again = peaks
@@ -77,7 +78,7 @@ def test_peaks_tell_linear_memory_from_quadratic() -> None:
 
 def test_what_fails_apart_is_told_here() -> None:
     one = Case(encoding="nope", length=16, heads=2, head_dim=8)
-    with MemoryMeter("cpu", threads=1) as meter:
+    with MemoryMeter("cpu") as meter:
         with pytest.raises(RuntimeError, match="KeyError"):
             meter.measure(Failing(), one)
         reason = "its process was ended, for want of memory perhaps"
@@ -230,18 +231,12 @@ def test_limits_are_for_the_usual_sizes_alone() -> None:
 def report() -> Report:
     """A bench of two encodings at two tiny lengths."""
     settings = Settings(
-        encodings=["t5", "shaw@frozen"],
-        lengths=[16, 32],
-        heads=2,
-        head_dim=8,
-        rounds=2,
-        threads=1,
-        quick=True,
+        encodings=["t5", "shaw@frozen"], lengths=[16, 32], heads=2, head_dim=8, rounds=2, quick=True
     )
     steps: list[Step] = []
-    before = torch.get_num_threads()
+    before = torch.get_num_threads(), dict(os.environ)
     done = bench(settings, progress=steps.append)
-    assert torch.get_num_threads() == before
+    assert (torch.get_num_threads(), dict(os.environ)) == before
     shares = [step.share for step in steps]
     assert shares == sorted(shares)
     assert shares[0] == 0.0
@@ -283,7 +278,7 @@ def test_results_are_written_whole(report: Report, tmp_path: Path) -> None:
     plain = json.loads(files.json.read_text())
     assert len(plain["readings"]) == len(report.readings)
     assert plain["versions"]["torch"] == torch.__version__
-    assert plain["settings"]["threads"] == 1
+    assert plain["settings"]["threads"] == torch.get_num_threads()
     assert files.pictures[0].read_bytes().startswith(b"\x89PNG")
     assert "milliseconds" in files.pictures[1].read_text()
     (tmp_path / "file").write_text("")
@@ -306,6 +301,30 @@ def test_the_chart_has_a_panel_an_encoding_and_logarithmic_axes(report: Report) 
     assert draw(replace(report, readings=())) is None
 
 
+def test_another_number_of_threads_is_refused() -> None:
+    present = torch.get_num_threads()
+    settings = Settings(encodings=["t5"], lengths=[16], threads=present + 1)
+    with pytest.raises(ArgumentError, match=f"threads: expected {present}, .*got {present + 1}"):
+        bench(settings)
+    assert torch.get_num_threads() == present
+
+
+class Environment(Plain):
+    """Fails with the settings of its process."""
+
+    def prepare(self, call: object) -> Prepared:
+        blocks = os.environ["MALLOC_MMAP_THRESHOLD_"]
+        raise RuntimeError(f"{torch.get_num_threads()} threads, blocks of {blocks}")
+
+
+def test_the_process_for_memory_has_an_environment_of_its_own() -> None:
+    before = dict(os.environ)
+    expected = f"{torch.get_num_threads()} threads, blocks of 65536"
+    with MemoryMeter("cpu") as meter, pytest.raises(RuntimeError, match=expected):
+        meter.measure(Environment(), Case(encoding="nope", length=16, heads=2, head_dim=8))
+    assert dict(os.environ) == before
+
+
 class Broken(Plain):
     """Other people's code that fails."""
 
@@ -320,9 +339,7 @@ class Broken(Plain):
 
 
 def test_only_other_peoples_code_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(
-        encodings=["t5"], lengths=[16], heads=2, head_dim=8, rounds=1, threads=1, quick=True
-    )
+    settings = Settings(encodings=["t5"], lengths=[16], heads=2, head_dim=8, rounds=1, quick=True)
     (job,) = plan(settings)
     broken = replace(job, contenders=(*job.contenders, Broken()), memory=False)
     monkeypatch.setattr(run_module, "plan", lambda settings: [broken])

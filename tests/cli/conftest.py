@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 from tests.support.commands import forked_workers, run_command
 
 __all__ = ["forked_workers"]
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """A command sets the number of threads of its process, here that of the tests."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

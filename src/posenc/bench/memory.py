@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
+import pickle
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from subprocess import PIPE, Popen
 
 import torch
 
@@ -42,17 +42,15 @@ class Peak:
 
 
 class MemoryMeter:
-    """Measures peaks, on the CPU in a process of its own.
+    """Measures peaks, on the CPU in a process of its own with as many threads as this one.
 
     Args:
         device: of the cases.
-        threads: CPU threads of that process.
     """
 
-    def __init__(self, device: str, *, threads: int) -> None:
+    def __init__(self, device: str) -> None:
         self._apart = not device.startswith("cuda")
-        self._threads = threads
-        self._worker: tuple[SpawnProcess, Connection] | None = None
+        self._worker: Popen[bytes] | None = None
 
     def __enter__(self) -> MemoryMeter:
         return self
@@ -65,11 +63,9 @@ class MemoryMeter:
         if not self._apart:
             return _measure(contender, case)
         if self._worker is None:
-            self._worker = _start(self._threads)
-        connection = self._worker[1]
+            self._worker = _start()
         try:
-            connection.send((contender, case))
-            answer: Peak | str | Exception = connection.recv()
+            answer = _ask(self._worker, (contender, case))
         except (EOFError, OSError):
             self._stop()
             return "its process was ended, for want of memory perhaps"
@@ -81,46 +77,49 @@ class MemoryMeter:
 
     def _stop(self) -> None:
         if self._worker is not None:
-            process, connection = self._worker
-            connection.close()
-            process.kill()
-            process.join()
+            self._worker.kill()
+            with suppress(OSError):  # closing writes what was not sent
+                self._worker.communicate()
             self._worker = None
 
 
-def _start(threads: int) -> tuple[SpawnProcess, Connection]:
-    """A serving process, and the connection to it."""
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
-    before = {name: os.environ.get(name) for name in SEPARATE_BLOCKS}
-    os.environ |= SEPARATE_BLOCKS
-    try:
-        process.start()
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-    theirs.close()
-    return process, ours
+def _start() -> Popen[bytes]:
+    """A process that runs ``serve`` in an environment of its own; Ctrl-C does not reach it."""
+    path = os.pathsep.join(sys.path)
+    return Popen(
+        [sys.executable, "-c", f"from {__name__} import serve; serve({torch.get_num_threads()})"],
+        stdin=PIPE,
+        stdout=PIPE,
+        env=os.environ | SEPARATE_BLOCKS | {"PYTHONPATH": path},
+        start_new_session=True,
+    )
 
 
-def _serve(connection: Connection, threads: int) -> None:
-    """Measure what is received, until the connection closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends this process
+def _ask(worker: Popen[bytes], question: tuple[Contender, Case]) -> Peak | str | Exception:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    pickle.dump(question, worker.stdin)
+    worker.stdin.flush()
+    answer: Peak | str | Exception = pickle.load(worker.stdout)
+    return answer
+
+
+def serve(threads: int) -> None:
+    """Measure what standard input brings, until it ends, and answer on standard output."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # libraries may print
     torch.set_num_threads(threads)
     while True:
         try:
-            contender, case = connection.recv()
-        except (EOFError, OSError):
+            contender, case = pickle.load(sys.stdin.buffer)
+        except EOFError:
             return
         try:
             answer: Peak | str | Exception = _measure(contender, case)
         except Exception as error:
             answer = RuntimeError(f"{type(error).__name__}: {error}")  # any can be sent
-        connection.send(answer)
+        pickle.dump(answer, answers)
+        answers.flush()
 
 
 def _measure(contender: Contender, case: Case) -> Peak | str:

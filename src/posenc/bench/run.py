@@ -24,6 +24,7 @@ from posenc.bench.memory import MemoryMeter
 from posenc.bench.plan import Job, plan
 from posenc.bench.results import Reading, Report
 from posenc.bench.settings import Settings
+from posenc.errors import ArgumentError
 from posenc.training.machine import cores, describe_device, platform_name
 
 PACKAGES = ("posenc", "torch", "triton", "transformers", "x-transformers")
@@ -55,28 +56,32 @@ class Step:
 def bench(settings: Settings, *, progress: Callable[[Step], None] = lambda step: None) -> Report:
     """Measure what the settings ask for.
 
-    Sets the number of CPU threads while it runs. Starts a process for measurements of memory, so a
-    script needs the usual ``if __name__ == "__main__"``.
+    Memory on the CPU is measured in a process of its own.
 
     Args:
         settings: of the bench.
         progress: called before every step.
+
+    Raises:
+        ArgumentError: if this process has another number of threads than the settings ask for.
     """
     began = time.perf_counter()
     jobs = plan(settings)
     threads = settings.counts[1]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    if threads != torch.get_num_threads():
+        raise ArgumentError(
+            "threads",
+            expected=f"{torch.get_num_threads()}, the number of threads of this process",
+            got=threads,
+            remedy=f"Leave it out, or call torch.set_num_threads({threads}) before.",
+        )
     readings: list[Reading] = []
     total, done = sum(job.work for job in jobs), 0.0
-    try:
-        with MemoryMeter(settings.device, threads=threads) as meter:
-            for job in jobs:
-                progress(Step(title=describe(job), share=done / total))
-                readings += _measure(job, meter)
-                done += job.work
-    finally:
-        torch.set_num_threads(before)
+    with MemoryMeter(settings.device) as meter:
+        for job in jobs:
+            progress(Step(title=describe(job), share=done / total))
+            readings += _measure(job, meter)
+            done += job.work
     verdicts = judge(settings.limits, readings)
     return Report(
         date=datetime.now(UTC).date().isoformat(),

@@ -16,7 +16,7 @@ from posenc.bench.contenders import VARIANTS
 from posenc.bench.limits import CPU, CPU_HALF, CUDA, Limit
 from posenc.codec import to_plain
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.training.machine import available_memory, cores
+from posenc.training.machine import available_memory
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 DTYPES = get_args(Dtype)
@@ -39,7 +39,7 @@ class Settings:
         causal: with a causal mask; None: both ways at the middle length, else without.
         heads, head_dim: of q, k and v.
         rounds: of timing up to 2048 tokens; longer and slow calls have fewer.
-        threads: of the CPU; all cores by default.
+        threads: of the CPU: those that the process has, which ``bench`` does not change.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
         dtype: float32 on the CPU and bfloat16 on CUDA by default.
         quick: posenc and plain SDPA only, three rounds, at most 4096 tokens on the CPU.
@@ -75,7 +75,7 @@ class Settings:
             known = ["auto", *BACKENDS, *VARIANTS]
             if name not in known:
                 raise UnknownNameError.of("backend", name, known)
-        defaults = {"rounds": 3 if self.quick else 7, "threads": cores()}
+        defaults = {"rounds": 3 if self.quick else 7, "threads": torch.get_num_threads()}
         for name, value in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)

@@ -67,9 +67,12 @@ def bench(
 
         posenc bench --device cuda
     """
+    import torch
+
     from posenc.bench.files import write_results
     from posenc.bench.run import bench as run_benchmark
     from posenc.bench.settings import Settings
+    from posenc.training.machine import cores
 
     settings = Settings(
         encodings=names(encodings),
@@ -79,11 +82,12 @@ def bench(
         heads=heads,
         head_dim=head_dim,
         rounds=rounds,
-        threads=threads,
+        threads=cores() if threads is None else threads,
         device=device,
         dtype=dtype,
         quick=quick,
     )
+    torch.set_num_threads(settings.counts[1])
     with BenchDisplay(shown=not quiet and not json) as display:
         report = run_benchmark(settings, progress=display)
     files = write_results(report, out)
