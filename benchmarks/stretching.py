@@ -36,7 +36,7 @@ from posenc.evaluation.images import ImageSource
 from posenc.evaluation.study import measure_extensions
 from posenc.evaluation.texts import SpecialTokens, read_ids
 from posenc.experiments.corpus import read_corpus
-from posenc.experiments.settings import Settings
+from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.statistics import estimate
 from posenc.experiments.tasks.digits import Digits
 from posenc.experiments.tasks.masked import MASK, MaskedBytes
@@ -45,7 +45,7 @@ from posenc.extension import extend_layers
 from posenc.integrations.transformers import load, save
 from posenc.models import Decoder, EncoderConfig, MaskedLM
 from posenc.models.replacing import encodings_of, with_encodings, with_window
-from posenc.training.checkpoint import Plan
+from posenc.training.checkpoint import TrainingPlan
 from posenc.training.loop import train
 
 FOLDER = Path("posenc-stretching")
@@ -152,8 +152,12 @@ def masked(seeds: int) -> list[dict[str, object]]:
         if not (folder / "bert").exists():
             work = folder / "training"
             work.mkdir(parents=True, exist_ok=True)
-            task = BertBytes(Settings(out=FOLDER, task="masked", train_length=BERT_LENGTH))
-            plan = Plan(encoding="learned", seed=seed, steps=BERT_STEPS, rate=1e-3, folder=work)
+            task = BertBytes(
+                ComparisonSettings(out=FOLDER, task="masked", train_length=BERT_LENGTH)
+            )
+            plan = TrainingPlan(
+                encoding="learned", seed=seed, steps=BERT_STEPS, rate=1e-3, folder=work
+            )
             save(train(task, plan).model, folder / "bert", family="bert")
         model = load(folder / "bert")
         subject = Checkpoint("masked", "bert", model, BERT_LENGTH)
@@ -225,10 +229,12 @@ def images(seeds: int) -> list[dict[str, object]]:
 def _train_vit(folder: Path, seed: int) -> None:
     """A ViT that learns digits, as a checkpoint of transformers, and the digits held out."""
     options = {"overlap": 0}  # as ViT has it
-    task = Digits(Settings(out=FOLDER, task="digits", encodings=("learned2d",), options=options))
+    task = Digits(
+        ComparisonSettings(out=FOLDER, task="digits", encodings=("learned2d",), options=options)
+    )
     work = folder / "training"
     work.mkdir(parents=True, exist_ok=True)
-    plan = Plan(encoding="learned2d", seed=seed, steps=1200, rate=3e-3, folder=work)
+    plan = TrainingPlan(encoding="learned2d", seed=seed, steps=1200, rate=3e-3, folder=work)
     model = train(task, plan).model.eval()
     held_out = task.held_out
     np.savez(folder / "images.npz", images=held_out.pixels.numpy(), labels=held_out.labels.numpy())

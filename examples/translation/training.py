@@ -29,7 +29,7 @@ from posenc.experiments.tasks.common.parallel import read_parallel
 from posenc.experiments.tasks.common.scoring import bleu, chrf
 from posenc.experiments.tasks.common.subwords import Subwords
 from posenc.storage import make_folder, read_json, write_json
-from posenc.training import Plan, Watch, fit, interruptible
+from posenc.training import TrainingPlan, Watch, fit, interruptible
 from posenc.training.checkpoint import CHECKPOINT
 
 __all__ = ["Existing", "Report", "load_settings", "open_folder", "train_translator"]
@@ -161,7 +161,7 @@ class _Looks:
         if self.exhausted:
             return
         settings = self.settings
-        plan = Plan(
+        plan = TrainingPlan(
             encoding=settings.encoding,
             seed=settings.seed,
             steps=settings.steps,

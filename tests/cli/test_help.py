@@ -87,7 +87,7 @@ def test_the_whole_comparison_has_an_estimate_from_the_first_steps_on(
     display.countdown = Countdown(clock)
     runs = tuple((name, seed) for name in ("rope", "alibi") for seed in (0, 1))
     display(
-        progress.Prepared(
+        progress.RunsPrepared(
             task="", title="T", data="d", runs=runs, finished=0, workers=2, out=Path("out")
         )
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posenc.evaluation.choosing import choose, gap
-from posenc.evaluation.results import Findings, Reading, Study
+from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.evaluation.suites import next_token as measuring
 from posenc.evaluation.suites.needles import ByteNeedles, letters
 from posenc.evaluation.suites.next_token import NextTokenSuite
@@ -19,10 +19,10 @@ RULER = NextTokenSuite(torch.zeros(64), (16, 32), ByteNeedles(), letters(), seed
 NOISE = [0.01 * ((7 * n) % 5 - 2) for n in range(STRETCHES)]
 
 
-def reading(loss: float, found: float = 0.5, spread: float = 0.0) -> Reading:
+def reading(loss: float, found: float = 0.5, spread: float = 0.0) -> StudyReading:
     """Each stretch costs ``loss``, more or less, as all others do; ``spread`` is its own."""
     own = [spread * (1 if n % 2 else -1) for n in range(STRETCHES)]
-    return Reading(
+    return StudyReading(
         loss={16: 2.0, 32: loss},
         by_position=((4.0, 2.0),),
         needles={16: (0.9,), 32: (found,)},
@@ -33,7 +33,7 @@ def reading(loss: float, found: float = 0.5, spread: float = 0.0) -> Reading:
     )
 
 
-def study(**readings: Reading) -> Study:
+def study(**readings: StudyReading) -> Study:
     baselines = ("direct", "window")
     findings = tuple(
         Findings(

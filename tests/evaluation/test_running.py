@@ -18,7 +18,7 @@ from posenc.evaluation.candidates import Method, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
 from posenc.evaluation.finetuning import Tuning, finetuned
 from posenc.evaluation.report.page import write_study
-from posenc.evaluation.results import Findings, Reading, Study
+from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
 from posenc.evaluation.suites.needles import ByteNeedles, letters
 from posenc.evaluation.suites.next_token import NextTokenSuite, lengths_to
@@ -257,8 +257,8 @@ def test_evaluate_measures_one_model(model: Decoder, text: Text, tmp_path: Path)
     assert "What else was found" not in page
 
 
-def reading(loss: float) -> Reading:
-    return Reading(
+def reading(loss: float) -> StudyReading:
+    return StudyReading(
         loss={8: 2.0, 16: 2.0, 32: loss},
         by_position=((4.0, 2.0),),
         needles={8: (1.0,), 16: (1.0,), 32: (0.5,)},
@@ -295,7 +295,7 @@ def test_a_stopped_study_goes_on_without_measuring_again(
     measured: list[nn.Module] = []
     measure = NextTokenSuite.measure
 
-    def count(self: NextTokenSuite, model: nn.Module, *, limit: int | None = None) -> Reading:
+    def count(self: NextTokenSuite, model: nn.Module, *, limit: int | None = None) -> StudyReading:
         measured.append(model)
         return measure(self, model, limit=limit)
 

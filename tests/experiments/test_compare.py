@@ -30,14 +30,14 @@ from posenc.experiments.progress import (
     Finished,
     Measuring,
     Paced,
-    Prepared,
     RunFinished,
+    RunsPrepared,
     RunStarted,
     Stepped,
     Stopping,
 )
 from posenc.experiments.results import Comparison
-from posenc.experiments.settings import Settings
+from posenc.experiments.settings import ComparisonSettings
 from posenc.models import Decoder
 
 
@@ -47,9 +47,9 @@ def write_text(path: Path) -> Path:
     return path
 
 
-def small(folder: Path, **changes: object) -> Settings:
+def small(folder: Path, **changes: object) -> ComparisonSettings:
     """Two encodings, one seed, twelve steps."""
-    settings = Settings(
+    settings = ComparisonSettings(
         out=folder / "out",
         text=write_text(folder / "text.txt"),
         encodings=("rope", "learned"),
@@ -90,7 +90,9 @@ def press_ctrl_c() -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, Comparison, Log]:
+def finished(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[ComparisonSettings, Comparison, Log]:
     """A comparison that nothing disturbed."""
     settings = small(tmp_path_factory.mktemp("finished"), seeds=(0, 1))
     log = Log()
@@ -102,7 +104,7 @@ def by_point(comparison: Comparison) -> dict[tuple[str, int, str, float], float]
 
 
 def test_comparison_has_every_subject_seed_and_length(
-    finished: tuple[Settings, Comparison, Log],
+    finished: tuple[ComparisonSettings, Comparison, Log],
 ) -> None:
     _, comparison, _ = finished
     assert comparison.complete
@@ -129,7 +131,7 @@ def test_comparison_has_every_subject_seed_and_length(
     assert curve == list(range(1, 13))
 
 
-def test_runs_tell_what_they_cost(finished: tuple[Settings, Comparison, Log]) -> None:
+def test_runs_tell_what_they_cost(finished: tuple[ComparisonSettings, Comparison, Log]) -> None:
     _, comparison, _ = finished
     assert {(run.subject, run.seed) for run in comparison.runs} == {
         (subject, seed) for subject in ("rope", "learned", "rope|window=16") for seed in (0, 1)
@@ -142,7 +144,9 @@ def test_runs_tell_what_they_cost(finished: tuple[Settings, Comparison, Log]) ->
         assert run.train_seconds > 0
 
 
-def test_provenance_is_enough_to_do_it_again(finished: tuple[Settings, Comparison, Log]) -> None:
+def test_provenance_is_enough_to_do_it_again(
+    finished: tuple[ComparisonSettings, Comparison, Log],
+) -> None:
     settings, comparison, _ = finished
     provenance = comparison.provenance
     assert provenance.command == "posenc compare …"
@@ -155,9 +159,9 @@ def test_provenance_is_enough_to_do_it_again(finished: tuple[Settings, Compariso
     assert settings.out.name == "out"
 
 
-def test_events_come_in_order(finished: tuple[Settings, Comparison, Log]) -> None:
+def test_events_come_in_order(finished: tuple[ComparisonSettings, Comparison, Log]) -> None:
     _, _, log = finished
-    assert isinstance(log.events[0], Prepared)
+    assert isinstance(log.events[0], RunsPrepared)
     assert log.events[0].runs == (("rope", 0), ("learned", 0), ("rope", 1), ("learned", 1))
     assert log.events[0].finished == 0
     assert isinstance(log.events[-1], Finished)
@@ -176,14 +180,18 @@ def test_events_come_in_order(finished: tuple[Settings, Comparison, Log]) -> Non
     assert last.done == last.total
 
 
-def test_trained_models_are_left_for_others(finished: tuple[Settings, Comparison, Log]) -> None:
+def test_trained_models_are_left_for_others(
+    finished: tuple[ComparisonSettings, Comparison, Log],
+) -> None:
     settings, _, _ = finished
     folder = settings.out / "runs" / "rope" / "seed-1"
     assert Decoder.load(folder / "model").config.encoding == "rope"
     assert sorted(path.name for path in folder.iterdir()) == ["model", "run.json"]
 
 
-def test_finished_comparison_is_read_not_run(finished: tuple[Settings, Comparison, Log]) -> None:
+def test_finished_comparison_is_read_not_run(
+    finished: tuple[ComparisonSettings, Comparison, Log],
+) -> None:
     settings, comparison, _ = finished
     log = Log()
     again = compare(load_settings(settings.out), progress=log)
@@ -194,7 +202,7 @@ def test_finished_comparison_is_read_not_run(finished: tuple[Settings, Compariso
 
 
 def test_interrupted_comparison_goes_on_to_the_same_results(
-    finished: tuple[Settings, Comparison, Log], tmp_path: Path
+    finished: tuple[ComparisonSettings, Comparison, Log], tmp_path: Path
 ) -> None:
     _, whole, _ = finished
     settings = small(tmp_path, seeds=(0, 1), workers=1)
@@ -259,7 +267,7 @@ def test_error_of_a_worker_reaches_the_caller_and_stops_the_others(tmp_path: Pat
         blocked.write_text("in the way")
 
     with pytest.raises(OutputError, match=r"seed-0.*Choose another folder"):
-        compare(settings, progress=Log(Prepared, block))
+        compare(settings, progress=Log(RunsPrepared, block))
     saved = settings.out / "runs" / "rope" / "seed-0" / "checkpoint.safetensors"
     assert saved.exists()
 
@@ -299,7 +307,7 @@ def test_comparison_is_replaced_on_request(tmp_path: Path) -> None:
 
 
 def test_resuming_needs_the_same_settings_and_text(
-    finished: tuple[Settings, Comparison, Log],
+    finished: tuple[ComparisonSettings, Comparison, Log],
 ) -> None:
     settings = replace(finished[0], existing="resume")
     with pytest.raises(ArgumentError, match="batch: expected 4, as in the comparison"):

@@ -11,7 +11,7 @@ import pytest
 
 from posenc.experiments.json_summary import numbers
 from posenc.experiments.results import Comparison, Measurement
-from posenc.experiments.settings import Settings
+from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.summary import Summary, summarise
 from posenc.experiments.tasks import TASKS
 from posenc.experiments.tasks.common.task import seen
@@ -233,7 +233,7 @@ def test_numbers_for_other_programs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(set(TASKS) - {"translation", "phonemes"}))
 def test_every_task_has_a_gate(name: str) -> None:
     """A level to reach, or chance to leave; and known data measured where it is finite."""
-    task = TASKS[name].make(Settings(out=Path("out"), task=name))
+    task = TASKS[name].make(ComparisonSettings(out=Path("out"), task=name))
     (headline,) = [metric for metric in task.metrics if metric.headline]
     assert headline.learned is not None or headline.chance is not None
     measured_on_known = any(metric.key == "seen" for metric in task.metrics)

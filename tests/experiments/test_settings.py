@@ -9,13 +9,13 @@ import pytest
 
 from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
 from posenc.experiments.recipe import Variant
-from posenc.experiments.settings import Settings
+from posenc.experiments.settings import ComparisonSettings
 
 OUT = Path("out")
 
 
 def test_defaults_compare_six_encodings_a_baseline_and_the_control() -> None:
-    settings = Settings(out=OUT)
+    settings = ComparisonSettings(out=OUT)
     names = [variant.name for variant in settings.variants]
     assert names == [*settings.encodings, "rope|window=64"]
     assert len(settings.encodings) == 6
@@ -25,20 +25,20 @@ def test_defaults_compare_six_encodings_a_baseline_and_the_control() -> None:
 
 
 def test_references_are_added_and_trained_for() -> None:
-    settings = Settings(out=OUT, encodings=("alibi",), train_length=32)
+    settings = ComparisonSettings(out=OUT, encodings=("alibi",), train_length=32)
     assert [v.name for v in settings.variants] == ["alibi", "nope", "rope|window=32"]
     assert settings.trained == ("alibi", "nope", "rope")
-    assert Settings(out=OUT, encodings=("alibi",), references=()).trained == ("alibi",)
+    assert ComparisonSettings(out=OUT, encodings=("alibi",), references=()).trained == ("alibi",)
 
 
 def test_training_length_is_always_tested() -> None:
-    assert Settings(out=OUT, test_lengths=(512, 128)).lengths == (64, 128, 512)
+    assert ComparisonSettings(out=OUT, test_lengths=(512, 128)).lengths == (64, 128, 512)
 
 
 def test_wide_models_learn_slower() -> None:
-    assert Settings(out=OUT).rate == Settings(out=OUT, width=16).rate == 0.01
-    assert Settings(out=OUT, width=256).rate == pytest.approx(0.0025)
-    assert Settings(out=OUT, width=256, learning_rate=0.1).rate == 0.1
+    assert ComparisonSettings(out=OUT).rate == ComparisonSettings(out=OUT, width=16).rate == 0.01
+    assert ComparisonSettings(out=OUT, width=256).rate == pytest.approx(0.0025)
+    assert ComparisonSettings(out=OUT, width=256, learning_rate=0.1).rate == 0.1
 
 
 @pytest.mark.parametrize(
@@ -82,20 +82,20 @@ def test_wide_models_learn_slower() -> None:
 def test_bad_value_is_refused_by_name(name: str, value: Any, message: str) -> None:
     fields: dict[str, Any] = {name: value}
     with pytest.raises(ArgumentError, match=message) as caught:
-        Settings(out=OUT, **fields)
+        ComparisonSettings(out=OUT, **fields)
     assert caught.value.remedy
 
 
 def test_steps_and_budget_exclude_each_other() -> None:
     with pytest.raises(ArgumentError, match="both"):
-        Settings(out=OUT, steps=100, budget_minutes=5.0)
+        ComparisonSettings(out=OUT, steps=100, budget_minutes=5.0)
 
 
 def test_unknown_encoding_lists_the_close_ones() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'rope'"):
-        Settings(out=OUT, encodings=("ropa",))
+        ComparisonSettings(out=OUT, encodings=("ropa",))
     with pytest.raises(UnknownNameError, match="sinusoidal"):
-        Settings(out=OUT, encodings=("t5+sinusoid",))
+        ComparisonSettings(out=OUT, encodings=("t5+sinusoid",))
 
 
 def test_variant_names_are_read_back() -> None:
@@ -105,22 +105,24 @@ def test_variant_names_are_read_back() -> None:
 
 
 def test_settings_survive_json() -> None:
-    settings = Settings(out=OUT, text=Path("a.txt"), seeds=(3, 4), budget_minutes=2.5)
-    assert Settings.from_json(settings.to_json()) == settings
+    settings = ComparisonSettings(out=OUT, text=Path("a.txt"), seeds=(3, 4), budget_minutes=2.5)
+    assert ComparisonSettings.from_json(settings.to_json()) == settings
 
 
 def test_settings_of_another_version_are_refused() -> None:
-    plain = Settings(out=OUT).to_json()
+    plain = ComparisonSettings(out=OUT).to_json()
     with pytest.raises(CheckpointError, match="another version"):
-        Settings.from_json({**plain, "colour": "red"})
+        ComparisonSettings.from_json({**plain, "colour": "red"})
     with pytest.raises(CheckpointError, match="valid values"):
-        Settings.from_json({**plain, "batch": -1})
+        ComparisonSettings.from_json({**plain, "batch": -1})
 
 
 def test_differences_name_what_decides_results() -> None:
-    settings = Settings(out=OUT)
-    same = Settings(out=Path("elsewhere"), existing="resume", workers=7, steps=100)
+    settings = ComparisonSettings(out=OUT)
+    same = ComparisonSettings(out=Path("elsewhere"), existing="resume", workers=7, steps=100)
     assert settings.differences(same) == []
-    other = Settings(out=OUT, batch=8, seeds=(5,))
+    other = ComparisonSettings(out=OUT, batch=8, seeds=(5,))
     assert settings.differences(other) == ["batch", "seeds"]
-    assert Settings(out=OUT, steps=5).differences(Settings(out=OUT, steps=6)) == ["steps"]
+    assert ComparisonSettings(out=OUT, steps=5).differences(
+        ComparisonSettings(out=OUT, steps=6)
+    ) == ["steps"]

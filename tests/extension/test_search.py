@@ -12,11 +12,11 @@ import pytest
 
 from posenc import create
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.extension import Found, Misfit, Plan, extend, search_factors
+from posenc.extension import Found, Misfit, SearchSettings, extend, search_factors
 
 ROPE = create("rope", head_dim=16)
 BEST = (1.0, 1.0, 1.2, 1.8, 2.5, 3.1, 3.9, 4.4)
-SMALL = Plan(population=8, mutations=4, crossovers=4, parents=6)
+SMALL = SearchSettings(population=8, mutations=4, crossovers=4, parents=6)
 
 
 def bowl(factors: tuple[float, ...]) -> float:
@@ -29,7 +29,7 @@ def run(**options: Any) -> Found:
 
 
 def test_it_beats_the_formulas_it_begins_from() -> None:
-    found = run(budget=400, plan=Plan())
+    found = run(budget=400, plan=SearchSettings())
     assert list(found.formulas) == ["interpolate", "ntk", "yarn"]
     assert found.best.loss < 0.3 * min(each.loss for each in found.formulas.values())
     assert bowl(found.best.factors) == found.best.loss
@@ -110,7 +110,7 @@ def test_what_is_no_number_is_never_best(tmp_path: Path) -> None:
 
 
 def test_seeds_differ() -> None:
-    other = Plan(population=8, mutations=4, crossovers=4, parents=6, seed=1)
+    other = SearchSettings(population=8, mutations=4, crossovers=4, parents=6, seed=1)
     assert run(plan=other).best != run().best
 
 
@@ -132,7 +132,7 @@ def test_the_state_of_another_search_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="same factor"):
         run(state=state, factor=8)
     with pytest.raises(CheckpointError, match="same plan"):
-        run(state=state, plan=Plan())
+        run(state=state, plan=SearchSettings())
     assert len(json.loads(state.read_text())["losses"]) == 3
 
 
@@ -158,8 +158,8 @@ def test_bad_arguments() -> None:
     with pytest.raises(ArgumentError, match="factor"):
         run(factor=0.5)
     with pytest.raises(ArgumentError, match="population"):
-        Plan(population=0)
+        SearchSettings(population=0)
     with pytest.raises(ArgumentError, match="probability"):
-        Plan(probability=0.0)
+        SearchSettings(probability=0.0)
     with pytest.raises(Misfit):
         search_factors(create("alibi", heads=2), lambda _: 0.0, factor=2, length=64)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from examples.translation.settings import Settings as TranslatorSettings
+from examples.translation.settings import ComparisonSettings as TranslatorSettings
 from examples.translation.training import load_settings as load_translation
 from examples.translation.training import open_folder
 from examples.translation.translator import Translator
@@ -20,8 +20,8 @@ from posenc.evaluation.texts import read_tokenizer
 from posenc.experiments.corpus import read_text
 from posenc.experiments.jobs import Outcome
 from posenc.experiments.output import Record, load_settings
-from posenc.experiments.results import Measurement, Refusal, Run
-from posenc.experiments.settings import Settings
+from posenc.experiments.results import Measurement, Refusal, TrainedRun
+from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks.common.parallel import read_lines
 from posenc.experiments.tasks.common.subwords import Subwords
 from posenc.extension import search_factors
@@ -39,7 +39,7 @@ from posenc.models import (
     Transformer,
     TransformerConfig,
 )
-from posenc.training.checkpoint import Plan, TrainingState
+from posenc.training.checkpoint import TrainingPlan, TrainingState
 from tests.hostile.hostile_files import Target
 
 
@@ -157,9 +157,9 @@ def _translator(folder: Path) -> Target:
 
 def _training(folder: Path) -> Target:
     folder.mkdir()
-    plan = Plan(encoding="rope", seed=0, steps=5, rate=0.1, folder=folder)
+    plan = TrainingPlan(encoding="rope", seed=0, steps=5, rate=0.1, folder=folder)
 
-    def state(plan: Plan) -> TrainingState:
+    def state(plan: TrainingPlan) -> TrainingState:
         model = nn.Linear(4, 4)
         optimizer = AdamW(model.parameters())
         model(torch.ones(1, 4)).sum().backward()
@@ -177,9 +177,9 @@ def _training(folder: Path) -> Target:
 
 def _comparison(folder: Path) -> Target:
     folder.mkdir()
-    Record(settings=Settings(out=folder), fingerprint="abc").write()
+    Record(settings=ComparisonSettings(out=folder), fingerprint="abc").write()
     Outcome(
-        runs=(Run(
+        runs=(TrainedRun(
             subject="rope",
             seed=0,
             steps=9,

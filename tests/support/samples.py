@@ -6,18 +6,18 @@ import random
 
 import torch
 
-from posenc.evaluation.results import Findings, Reading, Study
+from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.evaluation.suites.needles import ByteNeedles, letters
 from posenc.evaluation.suites.next_token import NextTokenSuite
 from posenc.experiments.results import (
+    ComparedEncoding,
     Comparison,
     Corpus,
     Measurement,
     Metric,
     Provenance,
     Refusal,
-    Run,
-    Subject,
+    TrainedRun,
 )
 
 LOSS = Metric(
@@ -121,7 +121,7 @@ def sample(
                 for step in range(20, 601, 20):
                     add(name, seed, "training_loss", step, losses[0] + 3 * 40 / (40 + step))
             runs.append(
-                Run(
+                TrainedRun(
                     subject=name,
                     seed=seed,
                     steps=600,
@@ -136,7 +136,7 @@ def sample(
             for length in lengths[len(losses) :]
         ]
     subjects = tuple(
-        Subject(
+        ComparedEncoding(
             name=name,
             label=name.replace("|window=64", " (window 64)"),
             role=ROLES.get(name, "candidate"),  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ def stretched_sample() -> Study:
     depths = (0.1, 0.5, 0.9)
     findings = []
     for key, (loss, share) in STRETCHED.items():
-        reading = Reading(
+        reading = StudyReading(
             loss={n: 2.3 + (loss - 2.3) * place / 2 for place, n in enumerate(LENGTHS)},
             by_position=tuple((8.0 + 16 * n, loss + 1 / (1 + n)) for n in range(32)),
             needles={n: tuple(share * (1 + d) / 2 for d in depths) for n in LENGTHS},

@@ -18,7 +18,7 @@ from posenc.errors import CheckpointError, OutputError
 from posenc.models import Decoder, DecoderConfig, checkpoint
 from posenc.storage import load_tensors, parse_json, read_bytes, save_tensors, write_bytes
 from posenc.training import checkpoint as training_checkpoint
-from posenc.training.checkpoint import Plan, TrainingState
+from posenc.training.checkpoint import TrainingPlan, TrainingState
 from tests.testing.mutations import Mutation, require_caught
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.arange(4, dtype=torch.int32)}
@@ -145,7 +145,7 @@ def layers_are_counted() -> None:
 
 def states_have_shapes() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        plan = Plan(encoding="rope", seed=0, steps=5, rate=0.1, folder=Path(folder))
+        plan = TrainingPlan(encoding="rope", seed=0, steps=5, rate=0.1, folder=Path(folder))
         for wide in (1, 4):  # that of one row would be copied into four
             model = nn.Linear(4, wide, bias=False)
             state = TrainingState(model, AdamW(model.parameters()), plan, "text")

@@ -8,20 +8,20 @@ from dataclasses import replace
 import pytest
 
 from posenc.evaluation import choosing
-from posenc.evaluation.results import Findings, Reading, Study
+from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.evaluation.suites import next_token as measuring
 from posenc.evaluation.suites.needles import ByteNeedles, letters
 from posenc.evaluation.suites.next_token import NextTokenSuite
 from posenc.experiments import gates, statistics, verdicts
 from posenc.experiments import summary as answer
 from posenc.experiments.results import (
+    ComparedEncoding,
     Comparison,
     Measurement,
     Metric,
     Provenance,
     Refusal,
-    Run,
-    Subject,
+    TrainedRun,
 )
 from posenc.experiments.results import Corpus as CorpusRecord
 from tests.testing.mutations import Mutation, require_caught
@@ -63,7 +63,7 @@ def comparison(**subjects: Values) -> Comparison:
         for seed, value in zip(SEEDS, each, strict=False)
     ]
     runs = [
-        Run(
+        TrainedRun(
             subject=name,
             seed=seed,
             steps=10,
@@ -83,7 +83,9 @@ def comparison(**subjects: Values) -> Comparison:
         test_lengths=lengths,
         metrics=(LOSS, RECALL, SEEN),
         subjects=tuple(
-            Subject(name=n, label=n, role="control" if n == "nope" else "candidate", note="")
+            ComparedEncoding(
+                name=n, label=n, role="control" if n == "nope" else "candidate", note=""
+            )
             for n in subjects
         ),
         runs=tuple(runs),
@@ -215,8 +217,8 @@ def only_what_has_learned_is_ranked_and_told() -> None:
     assert "--steps 600; these had 10" in gates.reason(found, rows["t5"])
 
 
-def reading(loss: float, found: float, wobble: float = 0.0) -> Reading:
-    return Reading(
+def reading(loss: float, found: float, wobble: float = 0.0) -> StudyReading:
+    return StudyReading(
         loss={16: 2.0, 32: loss},
         by_position=((4.0, 2.0),),
         needles={16: (0.9,), 32: (found,)},
@@ -227,7 +229,7 @@ def reading(loss: float, found: float, wobble: float = 0.0) -> Reading:
     )
 
 
-def study(**readings: Reading) -> Study:
+def study(**readings: StudyReading) -> Study:
     import torch
 
     facts = NextTokenSuite(torch.zeros(64), (16, 32), ByteNeedles(), letters(), seed=0, windows=1)
@@ -263,7 +265,7 @@ def study(**readings: Reading) -> Study:
 BASE = {"direct": reading(4.0, 0.1), "window": reading(2.4, 0.05)}
 
 
-def chosen(**readings: Reading) -> str | None:
+def chosen(**readings: StudyReading) -> str | None:
     return choosing.choose(study(**(BASE | readings)), tuned=False)[0]
 
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from posenc.errors import CheckpointError, Interrupted, OutputError
 from posenc.experiments.results import Corpus, Measurement, Refusal
-from posenc.experiments.settings import Settings
+from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks.language import LanguageModelling
 from posenc.storage import load_tensors
-from posenc.training import Plan, Trained, Watch, fit, interruptible, train
+from posenc.training import Trained, TrainingPlan, Watch, fit, interruptible, train
 from posenc.training import loop as training
 from posenc.training.checkpoint import warmup_cosine
 from posenc.training.loop import seeded_model
@@ -80,9 +80,9 @@ class Toy:
         return None
 
 
-def plan_in(folder: Path, encoding: str = "nope", steps: int = STEPS) -> Plan:
+def plan_in(folder: Path, encoding: str = "nope", steps: int = STEPS) -> TrainingPlan:
     folder.mkdir(exist_ok=True)
-    return Plan(encoding=encoding, seed=1, steps=steps, rate=0.01, folder=folder)
+    return TrainingPlan(encoding=encoding, seed=1, steps=steps, rate=0.01, folder=folder)
 
 
 def stop_after(step: int) -> Callable[[], bool]:
@@ -170,10 +170,10 @@ def train_and_tell(text: Path, folder: Path, connection: Connection) -> None:
     """Train with a save after nearly each step, and send each step that is done."""
     torch.set_num_threads(1)
     training.SAVE_SECONDS = 0.02
-    settings = Settings(
+    settings = ComparisonSettings(
         out=folder, text=text, encodings=("t5",), train_length=16, width=16, batch=4
     )
-    plan = Plan(encoding="t5", seed=0, steps=150, rate=0.01, folder=folder)
+    plan = TrainingPlan(encoding="t5", seed=0, steps=150, rate=0.01, folder=folder)
     watch = Watch(stepped=lambda step, loss, speed: connection.send(step))
     train(LanguageModelling(settings), plan, watch)
 
@@ -349,7 +349,9 @@ def test_fit_follows_its_schedule_and_leaves_the_generator_alone() -> None:
     model = Toy().build("nope")
     torch.set_rng_state(before)
     frozen = {name: x.clone() for name, x in model.named_parameters()}
-    plan = Plan(encoding="", seed=0, steps=3, rate=1.0, weight_decay=0.0, schedule=lambda *_: 0.0)
+    plan = TrainingPlan(
+        encoding="", seed=0, steps=3, rate=1.0, weight_decay=0.0, schedule=lambda *_: 0.0
+    )
     assert fit(model, Toy(), plan).model is model
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, frozen[name]), name

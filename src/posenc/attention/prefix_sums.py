@@ -74,7 +74,7 @@ def _split(x: Tensor, chunk: int) -> tuple[Tensor, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class PastSums:
     """The sums over the past of each row's last document, divided by ``exp(level)``.
 
     Args:
@@ -94,7 +94,7 @@ class LinearState:
     """All that linear attention needs of the past. Its size does not grow with it."""
 
     def __init__(self) -> None:
-        self.memory: Memory | None = None
+        self.memory: PastSums | None = None
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep these batch rows, in this order; a row may come more than once (beam search)."""
@@ -102,7 +102,7 @@ class LinearState:
             past = self.memory
             document = past.document[rows] if past.document.shape[0] > 1 else past.document
             level = None if past.level is None else past.level[rows]
-            self.memory = Memory(past.total[rows], past.norm[rows], level, document)
+            self.memory = PastSums(past.total[rows], past.norm[rows], level, document)
 
     def detach(self) -> None:
         """Forget the graph that made it (between segments of truncated backpropagation)."""
@@ -194,7 +194,7 @@ def _read(
 
 
 def _weights(
-    document: Int[Tensor, "b L"], past: Memory | None, keys: Keys | None
+    document: Int[Tensor, "b L"], past: PastSums | None, keys: Keys | None
 ) -> tuple[Tensor, Tensor]:
     """Factors of the past, ``[b, h, L, 1]``, and of each key here, ``[b, h, L, L]``, a query.
 
@@ -250,4 +250,4 @@ def _absorb(keys: Keys, document: Int[Tensor, "b L"], state: LinearState) -> Non
     norm = (weight * keys.plain).sum(2).unsqueeze(-1)
     if past is not None and kept is not None:
         total, norm = total + kept * past.total, norm + kept * past.norm
-    state.memory = Memory(total, norm, top, last)
+    state.memory = PastSums(total, norm, top, last)

@@ -20,7 +20,7 @@ from posenc.errors import ArgumentError
 
 if TYPE_CHECKING:
     from posenc.experiments.results import Comparison
-    from posenc.experiments.settings import Settings
+    from posenc.experiments.settings import ComparisonSettings
     from posenc.experiments.statistics import Estimate
     from posenc.experiments.summary import Summary
 
@@ -161,9 +161,9 @@ def compare(
 
 def _settings(
     out: Path, fields: dict[str, Any], options: list[str], *, resume: bool, replace: bool
-) -> Settings:
+) -> ComparisonSettings:
     from posenc.experiments.output import load_settings
-    from posenc.experiments.settings import Settings
+    from posenc.experiments.settings import ComparisonSettings
     from posenc.experiments.tasks import TASKS
 
     if resume and replace:
@@ -171,12 +171,12 @@ def _settings(
             "--resume", expected="--resume or --replace", got="both", remedy="Remove one."
         )
     stored = load_settings(out) if resume else None
-    task = fields.get("task", Settings.task if stored is None else stored.task)
+    task = fields.get("task", ComparisonSettings.task if stored is None else stored.task)
     if options and task in TASKS:
         fields["options"] = parse_options(options, TASKS[task].parameters(), of=task)
     if stored is not None:
         return dataclasses.replace(stored, **fields)
-    return Settings(out=out, existing="replace" if replace else "refuse", **fields)
+    return ComparisonSettings(out=out, existing="replace" if replace else "refuse", **fields)
 
 
 def _seeds(text: str) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ class CompareDisplay(Display):
         from posenc.experiments import progress
 
         match event:
-            case progress.Prepared():
+            case progress.RunsPrepared():
                 self.say(f"{event.title}: {event.data}")
                 again = f", {event.finished} finished before" if event.finished else ""
                 runs = f"{len(event.runs)} runs{again}, {event.workers} at a time, into {event.out}"

@@ -10,7 +10,7 @@ from rich.text import Text
 from posenc.cli.console import OUT, Countdown, Display, Words, new_table
 
 if TYPE_CHECKING:
-    from posenc.evaluation.results import Metric, Study
+    from posenc.evaluation.results import Study, StudyMetric
 
 
 def print_study(study: Study) -> None:
@@ -51,7 +51,7 @@ def print_study(study: Study) -> None:
             OUT.print(Text(f"{method.key} does not go: {method.refusal}.", "dim"))
 
 
-def _shown(study: Study, metric: Metric) -> tuple[int, ...]:
+def _shown(study: Study, metric: StudyMetric) -> tuple[int, ...]:
     """Lengths in the table: all for the deciding metric, the last for others."""
     return study.lengths if metric == study.deciding else study.lengths[-1:]
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from posenc.evaluation.candidates import CUT, SCALED, WINDOW
-from posenc.evaluation.results import Findings, Reading, Study
+from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.experiments.statistics import Estimate, estimate
 from posenc.experiments.wording import listed, render
 
@@ -76,7 +76,7 @@ def baselines(study: Study) -> dict[str, str]:
     return names
 
 
-def ranked(study: Study, *, tuned: bool) -> list[tuple[Findings, Reading]]:
+def ranked(study: Study, *, tuned: bool) -> list[tuple[Findings, StudyReading]]:
     """As ``Study.ranked``, without the scaled original if the metric compares with it."""
     hidden = {SCALED} - baselines(study).keys()
     return [pair for pair in study.ranked(tuned=tuned) if pair[0].key not in hidden]
@@ -129,7 +129,7 @@ def has_needles(study: Study) -> bool:
     return original.untuned.found(study.length) >= LEARNED * study.chance
 
 
-def gap(one: Reading, other: Reading, *, lower: bool = True) -> Estimate | None:
+def gap(one: StudyReading, other: StudyReading, *, lower: bool = True) -> Estimate | None:
     """Deficit of ``one`` to ``other`` at the goal, paired over pieces of text, documents or images.
 
     The interval is over such pieces, not over models.
@@ -142,11 +142,11 @@ def gap(one: Reading, other: Reading, *, lower: bool = True) -> Estimate | None:
     return estimate(a - b if lower else b - a for a, b in pairs)
 
 
-def _writable(study: Study, *, tuned: bool) -> list[tuple[Findings, Reading]]:
+def _writable(study: Study, *, tuned: bool) -> list[tuple[Findings, StudyReading]]:
     return [pair for pair in study.ranked(tuned=tuned) if pair[0].writable]
 
 
-def _more(study: Study, one: Reading, other: Reading) -> int:
+def _more(study: Study, one: StudyReading, other: StudyReading) -> int:
     """1 (-1) if ``one`` finds significantly more (fewer) needles than ``other``, else 0.
 
     By the normal interval of the difference of two shares, each with one more found and one more

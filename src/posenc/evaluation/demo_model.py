@@ -13,12 +13,12 @@ from torch import Tensor
 
 from posenc.evaluation.progress import Progress, kept, silent
 from posenc.evaluation.suites.needles import repeat
-from posenc.experiments.settings import Settings
+from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks.language import LanguageModelling
 from posenc.integrations.transformers import save
 from posenc.models import Decoder
 from posenc.storage import make_folder, require_unused
-from posenc.training.checkpoint import Plan
+from posenc.training.checkpoint import TrainingPlan
 from posenc.training.loop import Watch, train
 from posenc.training.seeding import fingerprint, generator
 
@@ -83,7 +83,7 @@ def demo_checkpoint(
 class DemoTask(LanguageModelling):
     """Language modelling, with some rows that ask for copying."""
 
-    def __init__(self, settings: Settings, repetition: Repetition) -> None:
+    def __init__(self, settings: ComparisonSettings, repetition: Repetition) -> None:
         super().__init__(settings)
         self._repetition = repetition
         self.fingerprint = fingerprint(self.fingerprint, repetition.rows, repetition.latest)
@@ -127,7 +127,7 @@ def train_demo_model(
         Interrupted: on ``watch.stop``, after saving.
         CheckpointError, OutputError: as ``posenc.training.loop.train``.
     """
-    settings = Settings(
+    settings = ComparisonSettings(
         out=work,
         text=text,
         encodings=("rope",),
@@ -140,6 +140,6 @@ def train_demo_model(
         heads=HEADS,
         batch=max(1, BATCH * LENGTH // length),
     )
-    plan = Plan(encoding="rope", seed=seed, steps=steps, rate=settings.rate, folder=work)
+    plan = TrainingPlan(encoding="rope", seed=seed, steps=steps, rate=settings.rate, folder=work)
     trained = train(DemoTask(settings, repetition or Repetition()), plan, watch)
     return cast(Decoder, trained.model)

@@ -16,7 +16,7 @@ from posenc.arguments import Natural, Rate, check
 from posenc.errors import ArgumentError
 from posenc.experiments.tasks.common import needles
 from posenc.layout import Layout
-from posenc.training import Plan, Watch, fit
+from posenc.training import TrainingPlan, Watch, fit
 from posenc.training.seeding import generator
 from posenc.transforms import randomized, skipped
 
@@ -100,7 +100,7 @@ def finetuned(
             )
         stepped(step, float(loss))
 
-    plan = Plan(
+    plan = TrainingPlan(
         encoding="",
         seed=tuning.seed,
         steps=tuning.steps,

@@ -11,7 +11,7 @@ from torch import nn
 
 from posenc.codec import from_plain, to_plain
 from posenc.errors import CheckpointError, Interrupted
-from posenc.evaluation.results import Findings, Reading
+from posenc.evaluation.results import Findings, StudyReading
 from posenc.storage import make_folder, read_json, write_json
 from posenc.training.seeding import fingerprint
 
@@ -40,13 +40,13 @@ def kept(state: Path, command: str = "") -> Iterator[None]:
 class Measured:
     """The measured fields of ``Findings``."""
 
-    untuned: Reading | None
-    tuned: Reading | None
+    untuned: StudyReading | None
+    tuned: StudyReading | None
     failed: str
 
 
 @dataclass(frozen=True)
-class State:
+class MeasuredState:
     """Contents of a ``MeasuredFile``: readings by candidate, and a digest of their conditions."""
 
     conditions: str
@@ -66,18 +66,18 @@ class MeasuredFile:
     """
 
     def __init__(self, path: Path | None, model: nn.Module, *conditions: object) -> None:
-        self.path, self._state = path, State("")
+        self.path, self._state = path, MeasuredState("")
         if path is None:
             return
         sums = [float(parameter.detach().double().sum()) for parameter in model.parameters()]
-        self._state = State(fingerprint(sums, *conditions))
+        self._state = MeasuredState(fingerprint(sums, *conditions))
         if not path.exists():
             return
         plain = read_json(path, remedy=REMEDY)
         if not isinstance(plain, dict) or plain.get("conditions") != self._state.conditions:
             return
         try:
-            self._state = from_plain(State, plain)
+            self._state = from_plain(MeasuredState, plain)
         except TypeError as error:
             raise CheckpointError(
                 str(path), expected="the readings of a study", got=error, remedy=REMEDY

@@ -14,11 +14,11 @@ TIMED = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metric:
+class StudyMetric:
     """A quantity measured at every length, with its wording.
 
     Args:
-        key: its field in ``Reading``.
+        key: its field in ``StudyReading``.
         name: in tables and sentences.
         axis: label of the chart's axis, with the unit.
         title, guide: of its chart; no chart without a title.
@@ -56,7 +56,7 @@ class Metric:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class StudyReading:
     """Measurements of one model; empty where not applicable.
 
     Args:
@@ -104,7 +104,7 @@ class Reading:
         shares = self.needles[length]
         return sum(shares) / len(shares)
 
-    def of(self, metric: Metric) -> Mapping[int, float]:
+    def of(self, metric: StudyMetric) -> Mapping[int, float]:
         """Values of a metric by length."""
         if metric.key == "needles":
             return {length: self.found(length) for length in self.needles}
@@ -148,11 +148,11 @@ class Findings:
     refusal: str = ""
     writable: bool = False
     served: str = ""
-    untuned: Reading | None = None
-    tuned: Reading | None = None
+    untuned: StudyReading | None = None
+    tuned: StudyReading | None = None
     failed: str = ""
 
-    def reading(self, tuned: bool) -> Reading | None:
+    def reading(self, tuned: bool) -> StudyReading | None:
         """The measurements after fine-tuning or before."""
         return self.tuned if tuned else self.untuned
 
@@ -173,8 +173,8 @@ class Study:
         guide: to the table.
         text, sha256: description and digest of the data.
         findings: the baselines first.
-        sample: name of the pieces in ``Reading.windows``, in the plural.
-        counted: name of the items in ``Reading.per_second``.
+        sample: name of the pieces in ``StudyReading.windows``, in the plural.
+        counted: name of the items in ``StudyReading.per_second``.
         depths: of the needles, as shares of the context.
         needles: their description.
         chance, copy_chance: probability of a correct guess of a needle, and of a copied token.
@@ -192,7 +192,7 @@ class Study:
     length: int
     factor: float
     lengths: tuple[int, ...]
-    metrics: tuple[Metric, ...]
+    metrics: tuple[StudyMetric, ...]
     unit: str
     guide: str
     text: str
@@ -224,7 +224,7 @@ class Study:
         return self.lengths[-1]
 
     @property
-    def deciding(self) -> Metric:
+    def deciding(self) -> StudyMetric:
         """The metric that ranks methods."""
         return self.metrics[0]
 
@@ -242,7 +242,7 @@ class Study:
         """Results of one method."""
         return next((method for method in self.findings if method.key == key), None)
 
-    def ranked(self, *, tuned: bool = False) -> list[tuple[Findings, Reading]]:
+    def ranked(self, *, tuned: bool = False) -> list[tuple[Findings, StudyReading]]:
         """All measured models, the best at the goal first."""
         readings = [(method, method.reading(tuned)) for method in self.findings]
         measured = [(method, reading) for method, reading in readings if reading is not None]

@@ -18,7 +18,7 @@ from posenc.evaluation.choosing import (
     say,
     shortfall,
 )
-from posenc.evaluation.results import Reading, Study
+from posenc.evaluation.results import Study, StudyReading
 
 SAME = 0.02
 """Largest deterioration at short contexts that is not reported (of losses, relative)."""
@@ -82,7 +82,7 @@ def _whens(study: Study) -> tuple[bool, ...]:
     return (False, True) if study.tuned else (False,)
 
 
-def _readings(study: Study, *, tuned: bool = False) -> dict[str, Reading]:
+def _readings(study: Study, *, tuned: bool = False) -> dict[str, StudyReading]:
     return {method.key: reading for method, reading in ranked(study, tuned=tuned)}
 
 
@@ -111,7 +111,7 @@ def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
     yield from _cost(study, key, every)
 
 
-def _cost(study: Study, key: str, readings: dict[str, Reading]) -> Iterator[str]:
+def _cost(study: Study, key: str, readings: dict[str, StudyReading]) -> Iterator[str]:
     """Cost of a method, if high; compared with shorter texts, always."""
     chosen, plain = readings[key], readings.get("direct")
     facts = {"study": study, "key": key, "chosen": chosen}

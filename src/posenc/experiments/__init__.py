@@ -6,11 +6,11 @@ A script that compares, writes the report and prints the answer::
 
     from posenc.experiments.compare import compare
     from posenc.experiments.report import write_report
-    from posenc.experiments.settings import Settings
+    from posenc.experiments.settings import ComparisonSettings
     from posenc.experiments.summary import summarise
 
     if __name__ == "__main__":  # compare starts processes, which import this script
-        comparison = compare(Settings(out=Path("out"), encodings=("rope", "alibi")))
+        comparison = compare(ComparisonSettings(out=Path("out"), encodings=("rope", "alibi")))
         write_report(comparison, Path("out/report"))
         print("\\n".join(summarise(comparison).answer))
 

@@ -13,11 +13,18 @@ from typing import Any
 import torch
 
 from posenc.errors import ArgumentError
-from posenc.experiments.jobs import Job, Outcome, Pace
+from posenc.experiments.jobs import Outcome, Pace, TrainingJob
 from posenc.experiments.output import Record, open_folder, resume_command
-from posenc.experiments.progress import Finished, Paced, Prepared, Progress, RunFinished, Stopping
+from posenc.experiments.progress import (
+    Finished,
+    Paced,
+    Progress,
+    RunFinished,
+    RunsPrepared,
+    Stopping,
+)
 from posenc.experiments.results import Comparison, Provenance
-from posenc.experiments.settings import NOT_ABOUT_RESULTS, Settings
+from posenc.experiments.settings import NOT_ABOUT_RESULTS, ComparisonSettings
 from posenc.experiments.tasks import Task
 from posenc.experiments.workers import Crew, Done
 from posenc.training.interrupt import interruptible
@@ -30,7 +37,7 @@ LEAST_STEPS, STEPS_MULTIPLE = 20, 10
 
 
 def compare(
-    settings: Settings, *, command: str | None = None, progress: Progress | None = None
+    settings: ComparisonSettings, *, command: str | None = None, progress: Progress | None = None
 ) -> Comparison:
     """Train every encoding with every seed, test each, and return what was found.
 
@@ -71,7 +78,7 @@ def compare(
 class _Session:
     """One call of ``compare``."""
 
-    def __init__(self, settings: Settings, tell: Progress) -> None:
+    def __init__(self, settings: ComparisonSettings, tell: Progress) -> None:
         self.tell = tell
         self.task = _make_task(settings)
         record = open_folder(settings, self.task.fingerprint)
@@ -82,7 +89,7 @@ class _Session:
         self.finished = {run: self._outcome(run) for run in self.runs if self._job(run).finished}
         self.workers = _count_workers(settings, len(self.runs) - len(self.finished))
         tell(
-            Prepared(
+            RunsPrepared(
                 task=settings.task,
                 title=self.task.title,
                 data=self.task.data,
@@ -181,17 +188,17 @@ class _Session:
         self.settings = replace(self.settings, steps=steps, budget_minutes=None)
         Record(settings=self.settings, fingerprint=self.task.fingerprint).write()
 
-    def _job(self, run: tuple[str, int]) -> Job:
+    def _job(self, run: tuple[str, int]) -> TrainingJob:
         encoding, seed = run
         steps = self.settings.planned_steps
-        return Job(encoding=encoding, seed=seed, steps=steps, out=self.settings.out)
+        return TrainingJob(encoding=encoding, seed=seed, steps=steps, out=self.settings.out)
 
     def _outcome(self, run: tuple[str, int]) -> Outcome:
         return Outcome.read(self._job(run).outcome)
 
     def _done(self, message: Done) -> None:
         order = message.order
-        assert isinstance(order, Job)  # no other was given
+        assert isinstance(order, TrainingJob)  # no other was given
         run = (order.encoding, order.seed)
         self.finished[run] = self._outcome(run)
         self.tell(
@@ -209,7 +216,7 @@ class _Session:
         return {"stop": stop, "stopping": lambda: self.tell(stopping), "tell": self.tell}
 
 
-def _make_task(settings: Settings) -> Task:
+def _make_task(settings: ComparisonSettings) -> Task:
     """The task, after a try whether every encoding can serve it and a step fits into memory."""
     task = settings.entry.make(settings)
     device = torch.device(settings.device)
@@ -222,7 +229,7 @@ def _make_task(settings: Settings) -> Task:
     return task
 
 
-def _count_workers(settings: Settings, runs: int) -> int:
+def _count_workers(settings: ComparisonSettings, runs: int) -> int:
     """As many processes as asked for, or as cores have something to do."""
     by_cores = cores() // settings.threads if settings.device == "cpu" else 1
     return max(1, min(settings.workers or by_cores, runs))

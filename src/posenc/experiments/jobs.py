@@ -15,11 +15,11 @@ from torch import Tensor
 from posenc.codec import restore, to_plain
 from posenc.errors import Interrupted
 from posenc.experiments.progress import Event, Measuring, RunStarted, Stepped
-from posenc.experiments.results import Measurement, Refusal, Run
-from posenc.experiments.settings import Settings
+from posenc.experiments.results import Measurement, Refusal, TrainedRun
+from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import Task
 from posenc.storage import make_folder, read_json, write_json
-from posenc.training.checkpoint import CHECKPOINT, Plan
+from posenc.training.checkpoint import CHECKPOINT, TrainingPlan
 from posenc.training.loop import Trained, Watch, train
 from posenc.training.machine import available_memory
 
@@ -32,7 +32,7 @@ PACE_STEPS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """The run of ``encoding`` with ``seed``, of ``steps``, in the comparison's folder ``out``."""
 
     encoding: str
@@ -73,7 +73,7 @@ class Pace:
 class Outcome:
     """Records of a finished run."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[TrainedRun, ...]
     measurements: tuple[Measurement, ...]
     refusals: tuple[Refusal, ...]
 
@@ -89,9 +89,11 @@ class Outcome:
         return restore(cls, plain, str(path), expected="the outcome of a run", remedy=remedy)
 
 
-def plan(settings: Settings, encoding: str, *, seed: int, steps: int, folder: Path) -> Plan:
+def plan(
+    settings: ComparisonSettings, encoding: str, *, seed: int, steps: int, folder: Path
+) -> TrainingPlan:
     """Training plan of a run, from the settings."""
-    return Plan(
+    return TrainingPlan(
         encoding=encoding,
         seed=seed,
         steps=steps,
@@ -103,9 +105,9 @@ def plan(settings: Settings, encoding: str, *, seed: int, steps: int, folder: Pa
 
 
 def carry_out(
-    job: Job,
+    job: TrainingJob,
     task: Task,
-    settings: Settings,
+    settings: ComparisonSettings,
     *,
     workers: int,
     stop: Callable[[], bool],
@@ -141,7 +143,7 @@ def carry_out(
 
 
 def pace(
-    order: Pace, task: Task, settings: Settings, folder: Path, stop: Callable[[], bool]
+    order: Pace, task: Task, settings: ComparisonSettings, folder: Path, stop: Callable[[], bool]
 ) -> tuple[float, float]:
     """Seconds that a training step takes, and that measuring takes (0 where it is not tried).
 
@@ -163,7 +165,7 @@ def pace(
     return seconds, time.perf_counter() - began
 
 
-def _watch(job: Job, stop: Callable[[], bool], tell: Callable[[Event], None]) -> Watch:
+def _watch(job: TrainingJob, stop: Callable[[], bool], tell: Callable[[Event], None]) -> Watch:
     run: dict[str, Any] = {"encoding": job.encoding, "seed": job.seed}
     last = 0.0
 
@@ -183,7 +185,7 @@ def _watch(job: Job, stop: Callable[[], bool], tell: Callable[[Event], None]) ->
 
 
 def _measure(
-    job: Job,
+    job: TrainingJob,
     task: Task,
     trained: Trained,
     available: int | None,
@@ -209,8 +211,8 @@ def _measure(
     return items
 
 
-def _run(job: Job, trained: Trained, subject: str) -> Run:
-    return Run(
+def _run(job: TrainingJob, trained: Trained, subject: str) -> TrainedRun:
+    return TrainedRun(
         subject=subject,
         seed=job.seed,
         steps=job.steps,
@@ -221,7 +223,7 @@ def _run(job: Job, trained: Trained, subject: str) -> Run:
     )
 
 
-def _curve(job: Job, task: Task, trained: Trained) -> list[Measurement | Refusal]:
+def _curve(job: TrainingJob, task: Task, trained: Trained) -> list[Measurement | Refusal]:
     """The training loss, as means over equal stretches."""
     stretch = max(1, -(-job.steps // CURVE_POINTS))
     points: list[Measurement | Refusal] = []
@@ -241,7 +243,9 @@ def _curve(job: Job, task: Task, trained: Trained) -> list[Measurement | Refusal
     return points
 
 
-def _diverged(job: Job, task: Task, names: Iterable[str], step: int) -> list[Measurement | Refusal]:
+def _diverged(
+    job: TrainingJob, task: Task, names: Iterable[str], step: int
+) -> list[Measurement | Refusal]:
     reason = (
         f"training of seed {job.seed} diverged at step {step + 1}: its loss was no longer a "
         "number (a lower learning rate may help)"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.errors import ArgumentError, CheckpointError, DataError, OutputError
-from posenc.experiments.settings import Settings
+from posenc.experiments.settings import ComparisonSettings
 from posenc.storage import make_folder, read_json, write_json
 
 KIND = "posenc comparison"
@@ -21,7 +21,7 @@ RUNS = "runs"
 class Record:
     """Settings (with ``steps``, once known) and fingerprint of a comparison, in its folder."""
 
-    settings: Settings
+    settings: ComparisonSettings
     fingerprint: str
 
     def write(self) -> None:
@@ -53,11 +53,11 @@ class Record:
                 got="something else",
                 remedy="Choose another folder.",
             )
-        settings = Settings.from_json({**described, "out": str(out)})
+        settings = ComparisonSettings.from_json({**described, "out": str(out)})
         return cls(settings=settings, fingerprint=str(plain["data"]))
 
 
-def load_settings(out: Path) -> Settings:
+def load_settings(out: Path) -> ComparisonSettings:
     """The settings of the comparison in ``out``, ready to resume it.
 
     Raises:
@@ -71,7 +71,7 @@ def resume_command(out: Path) -> str:
     return f"posenc compare --resume --out {shlex.quote(str(out))}"
 
 
-def open_folder(settings: Settings, fingerprint: str) -> Record:
+def open_folder(settings: ComparisonSettings, fingerprint: str) -> Record:
     """Make the output folder ready, and say what is in it.
 
     Raises:

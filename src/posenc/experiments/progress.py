@@ -20,7 +20,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class RunsPrepared:
     """Settings, data and output folder are valid; nothing has been run.
 
     Args:
@@ -135,6 +135,6 @@ class Finished:
     resume: str | None
 
 
-Event = Prepared | Paced | RunStarted | Stepped | Measuring | RunFinished | Stopping | Finished
+Event = RunsPrepared | Paced | RunStarted | Stepped | Measuring | RunFinished | Stopping | Finished
 
 Progress = Callable[[Event], None]

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 
 from posenc.codec import parse_option
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.experiments.results import Subject
+from posenc.experiments.results import ComparedEncoding
 from posenc.registry import ENCODINGS
 
 Positions = Literal["plain", "randomized", "unsorted", "index"]
@@ -130,7 +130,7 @@ def require_encoding(name: str, *, axes: int = 1) -> None:
 
 def describe(
     variants: Sequence[Variant], *, references: Sequence[str], note: Callable[[str], str]
-) -> tuple[Subject, ...]:
+) -> tuple[ComparedEncoding, ...]:
     """The variants as a report lists them.
 
     Args:
@@ -141,10 +141,12 @@ def describe(
     return tuple(_subject(variant, references, note) for variant in variants)
 
 
-def _subject(variant: Variant, references: Sequence[str], note: Callable[[str], str]) -> Subject:
+def _subject(
+    variant: Variant, references: Sequence[str], note: Callable[[str], str]
+) -> ComparedEncoding:
     encoding = variant.encoding
     if variant.window is not None:
-        return Subject(
+        return ComparedEncoding(
             name=variant.name,
             label=f"{encoding} (window {variant.window})",
             role="baseline",
@@ -154,7 +156,7 @@ def _subject(variant: Variant, references: Sequence[str], note: Callable[[str], 
     name, *changes = encoding.split("@")
     shown = ", ".join(changes).replace("=", " ").replace("_", " ")
     notes = [*(NOTES.get(part, "") for part in (name, *changes)), note(encoding)]
-    return Subject(
+    return ComparedEncoding(
         name=variant.name,
         label=f"{name} ({shown})" if changes else name,
         role="control" if encoding in ("nope", *references) else "candidate",

@@ -56,7 +56,7 @@ class Metric:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class ComparedEncoding:
     """An encoding, or a trained model measured with a window.
 
     Args:
@@ -73,7 +73,7 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class TrainedRun:
     """One trained model, and the cost of its training."""
 
     subject: str
@@ -171,8 +171,8 @@ class Comparison:
     train_length: int
     test_lengths: tuple[int, ...]
     metrics: tuple[Metric, ...]
-    subjects: tuple[Subject, ...]
-    runs: tuple[Run, ...]
+    subjects: tuple[ComparedEncoding, ...]
+    runs: tuple[TrainedRun, ...]
     measurements: tuple[Measurement, ...]
     refusals: tuple[Refusal, ...]
     provenance: Provenance

@@ -27,7 +27,7 @@ NOT_ABOUT_RESULTS = frozenset({"out", "existing", "workers", "budget_minutes"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ComparisonSettings:
     """Settings of a comparison.
 
     The defaults are the task's (``TaskEntry.defaults``), which trains each encoding three times in
@@ -200,7 +200,7 @@ class Settings:
         return to_plain(self)
 
     @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Settings:
+    def from_json(cls, plain: Mapping[str, Any]) -> ComparisonSettings:
         """Settings from ``to_json``'s values.
 
         Raises:
@@ -217,7 +217,7 @@ class Settings:
             )
         return restore(cls, plain, "settings", expected="valid values", remedy="Compare anew.")
 
-    def differences(self, other: Settings) -> list[str]:
+    def differences(self, other: ComparisonSettings) -> list[str]:
         """Names of the fields that decide results and differ."""
         mine, others = self.to_json(), other.to_json()
         names = set(mine) - NOT_ABOUT_RESULTS - {"steps"}

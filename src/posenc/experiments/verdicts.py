@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from posenc.experiments.results import Comparison, Metric, Subject
+from posenc.experiments.results import ComparedEncoding, Comparison, Metric
 from posenc.experiments.statistics import (
     BREAKS,
     HOLDS,
@@ -65,7 +65,7 @@ class Row:
         tokens_per_second, peak_memory_bytes, parameters: of training, means over seeds.
     """
 
-    subject: Subject
+    subject: ComparedEncoding
     rank: int | None
     verdict: Verdict
     predicts: Verdict
@@ -105,7 +105,7 @@ def longest_measured(comparison: Comparison, rows: Iterable[Row]) -> int:
     return max((length for row in rows for length in row.values), default=comparison.train_length)
 
 
-def _row(comparison: Comparison, subject: Subject) -> Row:
+def _row(comparison: Comparison, subject: ComparedEncoding) -> Row:
     metric, train = comparison.headline, comparison.train_length
     values = _estimates(comparison, subject, metric.key)
     recall = _estimates(comparison, subject, "recall")
@@ -141,7 +141,7 @@ def _row(comparison: Comparison, subject: Subject) -> Row:
     )
 
 
-def _estimates(comparison: Comparison, subject: Subject, key: str) -> dict[int, Estimate]:
+def _estimates(comparison: Comparison, subject: ComparedEncoding, key: str) -> dict[int, Estimate]:
     """Length to estimate of a metric."""
     return {
         length: value
@@ -151,7 +151,10 @@ def _estimates(comparison: Comparison, subject: Subject, key: str) -> dict[int, 
 
 
 def _change(
-    comparison: Comparison, subject: Subject, metric: Metric, values: Mapping[int, Estimate]
+    comparison: Comparison,
+    subject: ComparedEncoding,
+    metric: Metric,
+    values: Mapping[int, Estimate],
 ) -> Estimate | None:
     """From the training length to the last longer one that was tested; None: there is none."""
     train = comparison.train_length
@@ -163,7 +166,10 @@ def _change(
 
 
 def _judged(
-    comparison: Comparison, subject: Subject, metric: Metric, values: Mapping[int, Estimate]
+    comparison: Comparison,
+    subject: ComparedEncoding,
+    metric: Metric,
+    values: Mapping[int, Estimate],
 ) -> Verdict:
     """The verdict by one metric, or the first gate that stops it, but for the control's."""
     train = comparison.train_length
@@ -196,7 +202,7 @@ def _learned(metric: Metric, base: Estimate) -> bool:
     return sign * (base.mean - metric.chance) + spread < 0
 
 
-def _overfitted(comparison: Comparison, subject: Subject) -> bool:
+def _overfitted(comparison: Comparison, subject: ComparedEncoding) -> bool:
     """True if only training data is learned, or the gap to held-out data exceeds ``overfit``."""
     metric, train = comparison.headline, comparison.train_length
     kept = comparison.values(subject.name, metric.key, train)
@@ -212,7 +218,7 @@ def _overfitted(comparison: Comparison, subject: Subject) -> bool:
     return metric.overfit is not None and abs(gap.mean) > metric.overfit
 
 
-def _tied_with(comparison: Comparison, subject: Subject) -> str | None:
+def _tied_with(comparison: Comparison, subject: ComparedEncoding) -> str | None:
     """The control that a candidate is the same as, at the training length and at the last."""
     if subject.role != "candidate":
         return None

@@ -21,13 +21,13 @@ from typing import cast
 import torch
 
 from posenc.errors import Interrupted, PosencError
-from posenc.experiments.jobs import Job, Pace, carry_out, pace, plan
+from posenc.experiments.jobs import Pace, TrainingJob, carry_out, pace, plan
 from posenc.experiments.progress import Event
-from posenc.experiments.settings import Settings
+from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import Task
 from posenc.training.loop import CONTROL, train
 
-Order = Job | Pace
+Order = TrainingJob | Pace
 
 PATIENCE = 10.0
 """Seconds that an idle process gets to end by itself."""
@@ -64,7 +64,7 @@ class Crew:
         count: how many processes.
     """
 
-    def __init__(self, settings: Settings, count: int) -> None:
+    def __init__(self, settings: ComparisonSettings, count: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._members: list[_Member] = []
         # The processes inherit that Ctrl-C is not for them: they stop when they are told to.
@@ -158,7 +158,7 @@ class Crew:
                     member.connection.send(None)
 
 
-def serve(connection: Connection, settings: Settings, workers: int) -> None:
+def serve(connection: Connection, settings: ComparisonSettings, workers: int) -> None:
     """A worker process: carries out one order after another until the connection closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each precision
@@ -190,7 +190,7 @@ def serve(connection: Connection, settings: Settings, workers: int) -> None:
 
 
 def _carry_out(
-    order: Order, task: Task, settings: Settings, workers: int, connection: Connection
+    order: Order, task: Task, settings: ComparisonSettings, workers: int, connection: Connection
 ) -> Done:
     asked = False
 

@@ -9,7 +9,7 @@ from typing import Any
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import Misfit
 from posenc.extension.registry import EXTENSIONS, advice, applicable, extend, extend_layers
-from posenc.extension.search import Found, Plan, Tried, search_factors
+from posenc.extension.search import Found, SearchSettings, Tried, search_factors
 
 __all__ = [
     "EXTENSIONS",
@@ -17,7 +17,7 @@ __all__ = [
     "ExtensionClaims",
     "Found",
     "Misfit",
-    "Plan",
+    "SearchSettings",
     "Tried",
     "advice",
     "applicable",

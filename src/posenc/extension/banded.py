@@ -22,7 +22,7 @@ from posenc.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)
-class Band:
+class RotationBand:
     """Pairs of queries and keys that are rotated by positions other than their own.
 
     Args:
@@ -54,7 +54,7 @@ class BandedRope(ScoreTerm, ABC):
         self.head_dim = rope.head_dim
 
     @abstractmethod
-    def bands(self, grid: Grid) -> Sequence[Band]:
+    def bands(self, grid: Grid) -> Sequence[RotationBand]:
         """The bands; the first holds all pairs in no other."""
 
     def forward(
@@ -69,7 +69,9 @@ class BandedRope(ScoreTerm, ABC):
             logits = torch.where(band.pairs.unsqueeze(1), product, logits)
         return logits
 
-    def _product(self, q: Tensor, k: Tensor, grid: Grid, band: Band) -> Float[Tensor, "B H Q K"]:
+    def _product(
+        self, q: Tensor, k: Tensor, grid: Grid, band: RotationBand
+    ) -> Float[Tensor, "B H Q K"]:
         rotated = self._rotate(q, band.query, grid.query)
         return rotated @ self._rotate(k, band.key, grid.key).mT
 

@@ -33,7 +33,7 @@ REMEDY = "Give another file, or remove this one to begin anew."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SearchSettings:
     """Settings of an evolutionary search; the defaults are the paper's.
 
     Args:
@@ -84,10 +84,10 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class SearchState:
     """Contents of a search's file; a loss that was not finite is null."""
 
-    plan: Plan
+    plan: SearchSettings
     factor: float
     length: float
     starts: tuple[Factors, ...]
@@ -108,7 +108,7 @@ def search_factors(
     factor: float,
     length: float,
     budget: int = 200,
-    plan: Plan | None = None,
+    plan: SearchSettings | None = None,
     state: Path | str | None = None,
     progress: Callable[[Found], None] | None = None,
 ) -> Found:
@@ -151,9 +151,9 @@ def search_factors(
     rope = require_rope(encoding, "the search", as_trained=True)
     factor, length = require_factor(factor), require_length(length)
     check("budget", Length, budget, 200)
-    plan = Plan() if plan is None else plan
+    plan = SearchSettings() if plan is None else plan
     starts = _formulas(encoding, rope, factor, length)
-    fresh = State(plan=plan, factor=factor, length=length, starts=tuple(starts.values()))
+    fresh = SearchState(plan=plan, factor=factor, length=length, starts=tuple(starts.values()))
     tried = _resumed(state, fresh)
     if tried:
         _require_same(state, tried[0], float(loss(tried[0].factors)))
@@ -187,7 +187,7 @@ def _formulas(encoding: Encoding, rope: Rope, factor: float, length: float) -> d
     return formulas
 
 
-def _propose(tried: Sequence[Tried], search: State) -> Factors:
+def _propose(tried: Sequence[Tried], search: SearchState) -> Factors:
     """The next individual, from all that were tried before its generation."""
     starts, factor, plan = search.starts, search.factor, search.plan
     number = len(tried)
@@ -233,7 +233,7 @@ def _ordered(factors: Sequence[float], factor: float) -> Factors:
     return tuple(ordered)
 
 
-def _save(path: Path | str | None, search: State, tried: Sequence[Tried]) -> None:
+def _save(path: Path | str | None, search: SearchState, tried: Sequence[Tried]) -> None:
     if path is None:
         return
     factors = tuple(item.factors for item in tried)
@@ -254,13 +254,13 @@ def _require_same(state: Path | str | None, first: Tried, again: float) -> None:
         )
 
 
-def _resumed(path: Path | str | None, search: State) -> list[Tried]:
+def _resumed(path: Path | str | None, search: SearchState) -> list[Tried]:
     """Individuals tried by the same search; none without a file."""
     if path is None or not Path(path).exists():
         return []
     plain = read_json(Path(path), expected=KIND, remedy=REMEDY)
     try:
-        saved = State(**(plain | {"plan": Plan(**plain["plan"])}))
+        saved = SearchState(**(plain | {"plan": SearchSettings(**plain["plan"])}))
     except (TypeError, KeyError, ArgumentError) as error:
         raise CheckpointError(str(path), expected=KIND, got=error, remedy=REMEDY) from error
     for name in ("plan", "factor", "length", "starts"):

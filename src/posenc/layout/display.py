@@ -29,7 +29,7 @@ EDGE = 14
 """Margin in pixels, for labels."""
 
 
-class Tokens(Protocol):
+class ShownLayout(Protocol):
     """The attributes of ``Layout`` that are shown."""
 
     @property
@@ -42,13 +42,13 @@ class Tokens(Protocol):
     def extent(self) -> tuple[int, int] | None: ...
 
 
-class Pairs(Protocol):
+class ShownGrid(Protocol):
     """The attributes of ``Grid`` that are shown."""
 
     @property
-    def query(self) -> Tokens: ...
+    def query(self) -> ShownLayout: ...
     @property
-    def key(self) -> Tokens: ...
+    def key(self) -> ShownLayout: ...
     @property
     def causal(self) -> bool: ...
     @property
@@ -60,7 +60,7 @@ class Pairs(Protocol):
 OPTIONAL_TENSORS = ("document", "valid", "special", "signal")
 
 
-def layout_line(layout: Tokens) -> str:
+def layout_line(layout: ShownLayout) -> str:
     """``Layout(length=1024, batch=1, axes=1, document=…)``; ``…`` stands for a tensor."""
     _, length, axes = layout.positions.shape
     items = [f"length={length}", f"batch={layout.batch}", f"axes={axes}"]
@@ -73,7 +73,7 @@ def layout_line(layout: Tokens) -> str:
     return f"Layout({', '.join(items)})"
 
 
-def grid_line(grid: Pairs) -> str:
+def grid_line(grid: ShownGrid) -> str:
     """Both layouts (or the one for both), the causal flag and the window."""
     same = grid.query is grid.key
     sides = f"of({grid.query}" if same else f"query={grid.query}, key={grid.key}"
@@ -81,7 +81,7 @@ def grid_line(grid: Pairs) -> str:
     return f"Grid{'.' if same else '('}{sides}, causal={grid.causal}{window})"
 
 
-def layout_html(layout: Tokens) -> str:
+def layout_html(layout: ShownLayout) -> str:
     """Positions of the first row, of at most ``CELLS`` tokens (``DOTS`` of an image).
 
     Over the index for one axis, else as rows and columns; one colour per document, padding grey.
@@ -124,7 +124,7 @@ def layout_html(layout: Tokens) -> str:
     return _picture(repr(layout), note, [frame, *labels, *dots], width, SIDE)
 
 
-def grid_html(grid: Pairs) -> str:
+def grid_html(grid: ShownGrid) -> str:
     """Mask of the first row, of at most ``CELLS`` queries (down) and keys (across)."""
     lengths = grid.query.positions.shape[1], grid.key.positions.shape[1]
     sampled: Any = grid

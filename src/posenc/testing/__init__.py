@@ -1,6 +1,10 @@
 """Laws that every encoding satisfies, also for third-party encodings.
 
-from posenc.testing import Subject, certify certify(Subject.of_entry("my method", my_entry))
+For a method of another package::
+
+    from posenc.testing import Subject, certify
+
+    certify(Subject.of_entry("my method", my_entry))
 """
 
 from posenc.testing.identities import IDENTITIES

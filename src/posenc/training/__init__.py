@@ -1,12 +1,21 @@
 """Training loop, its checkpoints, and the machine it runs on.
 
-``fit`` trains any module on an ``Objective`` (batches and a loss) by a ``Plan``; ``train`` builds
-the module first, from a ``TrainingTask`` and the name of an encoding.
+``fit`` trains any module on an ``Objective`` (batches and a loss) by a ``TrainingPlan``; ``train``
+builds the module first, from a ``TrainingTask`` and the name of an encoding.
 """
 
-from posenc.training.checkpoint import Plan
+from posenc.training.checkpoint import TrainingPlan
 from posenc.training.interrupt import interruptible
 from posenc.training.loop import Trained, Watch, fit, train
 from posenc.training.task import Objective, TrainingTask
 
-__all__ = ["Objective", "Plan", "Trained", "TrainingTask", "Watch", "fit", "interruptible", "train"]
+__all__ = [
+    "Objective",
+    "Trained",
+    "TrainingPlan",
+    "TrainingTask",
+    "Watch",
+    "fit",
+    "interruptible",
+    "train",
+]

@@ -37,7 +37,7 @@ def warmup_cosine(step: int, steps: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """Optimisation of one run.
 
     Args:
@@ -77,7 +77,7 @@ class TrainingState:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, plan: Plan, fingerprint: str
+        self, model: nn.Module, optimizer: Optimizer, plan: TrainingPlan, fingerprint: str
     ) -> None:
         self.step = 0
         self.seconds = 0.0

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from posenc.errors import Interrupted
-from posenc.training.checkpoint import Plan, TrainingState
+from posenc.training.checkpoint import TrainingPlan, TrainingState
 from posenc.training.machine import PeakMemory
 from posenc.training.task import Objective, TrainingTask
 
@@ -62,7 +62,7 @@ class Watch:
     stepped: Callable[[int, Tensor, float], None] = lambda step, loss, speed: None
 
 
-def train(task: TrainingTask, plan: Plan, watch: Watch | None = None) -> Trained:
+def train(task: TrainingTask, plan: TrainingPlan, watch: Watch | None = None) -> Trained:
     """Train the model that the task builds for an encoding, from the weights of its seed.
 
     Raises:
@@ -71,7 +71,9 @@ def train(task: TrainingTask, plan: Plan, watch: Watch | None = None) -> Trained
     return fit(seeded_model(task, plan.encoding, plan.seed), task, plan, watch)
 
 
-def fit(model: nn.Module, objective: Objective, plan: Plan, watch: Watch | None = None) -> Trained:
+def fit(
+    model: nn.Module, objective: Objective, plan: TrainingPlan, watch: Watch | None = None
+) -> Trained:
     """Train a model in place, or continue where the checkpoint in ``plan.folder`` ended.
 
     On the CPU a run that was stopped or killed at any moment, and continued, ends with the same
@@ -95,7 +97,7 @@ def fit(model: nn.Module, objective: Objective, plan: Plan, watch: Watch | None 
 
 
 def _fit(
-    bare: nn.Module, objective: Objective, plan: Plan, watch: Watch, device: torch.device
+    bare: nn.Module, objective: Objective, plan: TrainingPlan, watch: Watch, device: torch.device
 ) -> Trained:
     memory = PeakMemory(device)
     inner = AdamW(

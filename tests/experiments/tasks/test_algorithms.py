@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError
 from posenc.experiments.placement import Placed
 from posenc.experiments.results import Measurement, Refusal
-from posenc.experiments.settings import Settings
+from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import TASKS, dyck, parity
 from posenc.experiments.tasks.common.algorithm import (
     END,
@@ -28,8 +28,8 @@ from posenc.training.loop import seeded_model
 ALGORITHMS = ("addition", "copy", "dyck", "parity", "recall", "reverse", "scan", "sorting")
 
 
-def settings_of(task: str, **changes: object) -> Settings:
-    settings = Settings(out=Path("out"), task=task)
+def settings_of(task: str, **changes: object) -> ComparisonSettings:
+    settings = ComparisonSettings(out=Path("out"), task=task)
     return replace(settings, width=16, layers=1, heads=2, batch=16, **changes)  # type: ignore[arg-type]
 
 
@@ -265,6 +265,6 @@ def test_entries_say_what_they_are(task: str) -> None:
     for text in (entry.summary, entry.data, entry.metric, entry.expectation, entry.length_unit):
         assert text
     assert "20" in entry.expectation, "no year of a source"
-    settings = Settings(out=Path("out"), task=task)
+    settings = ComparisonSettings(out=Path("out"), task=task)
     assert settings.lengths[0] == settings.train_length == entry.defaults.train_length
     assert settings.options == dict(entry.options)

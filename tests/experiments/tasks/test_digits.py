@@ -10,7 +10,7 @@ import torch
 
 from posenc.errors import ArgumentError
 from posenc.experiments.results import Measurement, Refusal
-from posenc.experiments.settings import Settings
+from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import TASKS
 from posenc.experiments.tasks.digits import HELD_OUT, VIEWS, Digits
 from posenc.models import VisionTransformer
@@ -20,7 +20,7 @@ pytest.importorskip("sklearn", reason="scikit-learn has the images")
 
 def make(tmp_path: Path, **changes: object) -> Digits:
     fields = {"out": tmp_path, "task": "digits", "width": 16, "heads": 2, "batch": 8}
-    return Digits(Settings(**(fields | changes)))  # type: ignore[arg-type]
+    return Digits(ComparisonSettings(**(fields | changes)))  # type: ignore[arg-type]
 
 
 def measured(

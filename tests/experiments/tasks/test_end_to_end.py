@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from posenc.experiments.compare import compare
-from posenc.experiments.jobs import Job, carry_out
+from posenc.experiments.jobs import TrainingJob, carry_out
 from posenc.experiments.progress import Event
 from posenc.experiments.report.charts import draw_charts
 from posenc.experiments.report.page import render_page
-from posenc.experiments.settings import Settings
+from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.summary import summarise
 from posenc.experiments.tasks import TASKS
 from posenc.experiments.workers import Done
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {"steps": 2, "seeds": (0,), "width": 16, "heads": 2, "la
 class Alone:
     """Stands in for the crew: does the runs here, one after the other."""
 
-    def __init__(self, settings: Settings, count: int) -> None:
+    def __init__(self, settings: ComparisonSettings, count: int) -> None:
         self.settings, self.task = settings, settings.entry.make(settings)
 
     def __enter__(self) -> Alone:
@@ -42,7 +42,7 @@ class Alone:
 
     def run(
         self,
-        orders: Iterable[Job],
+        orders: Iterable[TrainingJob],
         *,
         stop: Callable[[], bool],
         tell: Callable[[Event], None],
@@ -55,14 +55,14 @@ class Alone:
         return True
 
 
-def settings_of(name: str, folder: Path) -> Settings:
+def settings_of(name: str, folder: Path) -> ComparisonSettings:
     entry = TASKS[name]
     changes: dict[str, Any] = dict(entry.sample)
     if entry.reads_text and name != "word_order":
         rows = (f"{'ab ' * (i % 5 + 1)}{i}\t{i} {'BA ' * (i % 5 + 1)}\n" for i in range(2_000))
         changes["text"] = folder / "text.tsv"
         changes["text"].write_text("".join(rows))
-    return Settings(
+    return ComparisonSettings(
         out=folder / "out",
         task=name,
         encodings=entry.defaults.encodings[:1],

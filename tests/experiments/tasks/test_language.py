@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, DataError
 from posenc.experiments.results import Measurement, Refusal
-from posenc.experiments.settings import Settings
+from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks.common import needles
 from posenc.experiments.tasks.language import LanguageModelling
 from posenc.models import Decoder
@@ -21,11 +21,11 @@ ENCODINGS = ("nope", "sinusoidal", "learned", "rope", "alibi", "t5", "shaw", "ro
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path) -> ComparisonSettings:
     text = tmp_path / "text.txt"
     words = torch.randint(97, 123, (20_000,), generator=torch.Generator().manual_seed(6))
     text.write_bytes(bytes(words.tolist()))
-    return Settings(
+    return ComparisonSettings(
         out=tmp_path / "out",
         text=text,
         encodings=ENCODINGS,
@@ -55,7 +55,7 @@ def frozen(task: LanguageModelling, encoding: str) -> Decoder:
     return model.requires_grad_(requires_grad=False).eval()
 
 
-def test_batches_depend_on_seed_and_step_alone(settings: Settings) -> None:
+def test_batches_depend_on_seed_and_step_alone(settings: ComparisonSettings) -> None:
     task, again = LanguageModelling(settings), LanguageModelling(settings)
     first = task.batch(0, 5)
     task.batch(1, 7)
@@ -65,7 +65,7 @@ def test_batches_depend_on_seed_and_step_alone(settings: Settings) -> None:
     assert not any(torch.equal(first["inputs"], other["inputs"]) for other in others)
 
 
-def test_targets_are_the_next_bytes_of_the_text(settings: Settings) -> None:
+def test_targets_are_the_next_bytes_of_the_text(settings: ComparisonSettings) -> None:
     task = LanguageModelling(replace(settings, options={"needle_rows": 0.0}))
     batch = task.batch(0, 0)
     assert batch["inputs"].shape == batch["targets"].shape == (8, 16)
@@ -76,14 +76,14 @@ def test_targets_are_the_next_bytes_of_the_text(settings: Settings) -> None:
         assert bytes(row.tolist()) in text
 
 
-def test_share_of_rows_with_needles(settings: Settings) -> None:
+def test_share_of_rows_with_needles(settings: ComparisonSettings) -> None:
     batch = LanguageModelling(settings).batch(0, 0)
     assert (batch["inputs"] == needles.QUERY).any(1).sum() == 2
     every = LanguageModelling(replace(settings, options={"needle_rows": 1.0})).batch(0, 0)
     assert (every["inputs"] == needles.QUERY).any(1).all()
 
 
-def test_all_encodings_start_from_the_same_weights(settings: Settings) -> None:
+def test_all_encodings_start_from_the_same_weights(settings: ComparisonSettings) -> None:
     task = LanguageModelling(settings)
     control = dict(seeded_model(task, "nope", 3).named_parameters())
     for encoding in ENCODINGS:
@@ -95,7 +95,7 @@ def test_all_encodings_start_from_the_same_weights(settings: Settings) -> None:
     assert not torch.equal(other["embedding.weight"], control["embedding.weight"])
 
 
-def test_own_weights_of_an_encoding_follow_the_seed(settings: Settings) -> None:
+def test_own_weights_of_an_encoding_follow_the_seed(settings: ComparisonSettings) -> None:
     task = LanguageModelling(settings)
     first, again, other = (
         dict(seeded_model(task, "learned", seed).named_parameters()) for seed in (3, 3, 4)
@@ -105,14 +105,14 @@ def test_own_weights_of_an_encoding_follow_the_seed(settings: Settings) -> None:
     assert not torch.equal(first[name], other[name])
 
 
-def test_seeding_a_model_leaves_the_callers_generator(settings: Settings) -> None:
+def test_seeding_a_model_leaves_the_callers_generator(settings: ComparisonSettings) -> None:
     task = LanguageModelling(settings)
     before = torch.get_rng_state()
     seeded_model(task, "t5", 0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_every_metric_is_measured_as_often_as_promised(settings: Settings) -> None:
+def test_every_metric_is_measured_as_often_as_promised(settings: ComparisonSettings) -> None:
     task = LanguageModelling(settings)
     model = frozen(task, "rope")
     pieces = list(task.measure(model, "rope", 0, available=None))
@@ -127,19 +127,21 @@ def test_every_metric_is_measured_as_often_as_promised(settings: Settings) -> No
     assert len(positions) == 16
 
 
-def test_needle_rows_are_a_share(settings: Settings) -> None:
+def test_needle_rows_are_a_share(settings: ComparisonSettings) -> None:
     with pytest.raises(ArgumentError, match=r"needle_rows: .*0 or more, at most 1"):
         LanguageModelling(replace(settings, options={"needle_rows": 1.5}))
 
 
-def test_no_needles_no_recall(settings: Settings) -> None:
+def test_no_needles_no_recall(settings: ComparisonSettings) -> None:
     task = LanguageModelling(replace(settings, options={"needle_rows": 0.0}))
     assert "recall" not in {metric.key for metric in task.metrics}
     found = measured(task, frozen(task, "rope"), "rope")
     assert "recall" not in {metric for _, metric, _ in found}
 
 
-def test_window_equals_full_attention_at_the_training_length_only(settings: Settings) -> None:
+def test_window_equals_full_attention_at_the_training_length_only(
+    settings: ComparisonSettings,
+) -> None:
     task = LanguageModelling(settings)
     found = measured(task, frozen(task, "rope"), "rope")
     for metric in ("loss", "recall"):
@@ -147,7 +149,7 @@ def test_window_equals_full_attention_at_the_training_length_only(settings: Sett
     assert found["rope|window=16", "loss", 64] != pytest.approx(found["rope", "loss", 64], abs=1e-4)
 
 
-def test_learned_table_is_refused_beyond_its_end(settings: Settings) -> None:
+def test_learned_table_is_refused_beyond_its_end(settings: ComparisonSettings) -> None:
     task = LanguageModelling(settings)
     found = measured(task, frozen(task, "learned"), "learned")
     assert isinstance(found["learned", "loss", 16], float)
@@ -161,7 +163,7 @@ def test_learned_table_is_refused_beyond_its_end(settings: Settings) -> None:
 
 
 def test_length_above_memory_is_refused_before_it_is_tried(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: ComparisonSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = LanguageModelling(settings)
     model = frozen(task, "rope")
@@ -176,14 +178,14 @@ def test_length_above_memory_is_refused_before_it_is_tried(
     assert "memory" in reason
 
 
-def test_training_step_above_memory_is_refused(settings: Settings) -> None:
+def test_training_step_above_memory_is_refused(settings: ComparisonSettings) -> None:
     task = LanguageModelling(settings)
     with pytest.raises(ArgumentError, match=r"batch: .*GB for 8 windows of 16"):
         task.require_memory(task.build("rope"), 10)
     task.require_memory(task.build("rope"), 10**12)
 
 
-def test_materialised_scores_need_more_memory(settings: Settings) -> None:
+def test_materialised_scores_need_more_memory(settings: ComparisonSettings) -> None:
     task = LanguageModelling(replace(settings, train_length=4000, test_lengths=None, text=None))
     task.require_memory(task.build("rope"), 10**9)
     with pytest.raises(ArgumentError, match="that fits into"):
@@ -212,7 +214,7 @@ class Finder(nn.Module):
         return logits
 
 
-def test_recall_is_right_for_models_made_by_hand(settings: Settings) -> None:
+def test_recall_is_right_for_models_made_by_hand(settings: ComparisonSettings) -> None:
     task = LanguageModelling(replace(settings, references=()))
     model = frozen(task, "nope")
     far = measured(task, Finder(model, 1000), "nope")
@@ -225,7 +227,7 @@ def test_recall_is_right_for_models_made_by_hand(settings: Settings) -> None:
         assert abs(value - needles.CHANCE) < 0.1
 
 
-def test_text_too_short_for_the_lengths(settings: Settings) -> None:
+def test_text_too_short_for_the_lengths(settings: ComparisonSettings) -> None:
     with pytest.raises(DataError, match=r"text: .*at length 8000.*shorter test lengths"):
         LanguageModelling(replace(settings, test_lengths=(8000,)))
     assert settings.text is not None
@@ -234,7 +236,7 @@ def test_text_too_short_for_the_lengths(settings: Settings) -> None:
         LanguageModelling(settings)
 
 
-def test_very_long_contexts_are_tested_on_fewer_windows(settings: Settings) -> None:
+def test_very_long_contexts_are_tested_on_fewer_windows(settings: ComparisonSettings) -> None:
     long = LanguageModelling(replace(settings, test_lengths=(80_000,), text=None))
     short = LanguageModelling(settings)
     tested = [
@@ -243,7 +245,7 @@ def test_very_long_contexts_are_tested_on_fewer_windows(settings: Settings) -> N
     assert [text.split()[2] for text in tested] == [f"{8 * n:,}" for n in (241, 16)]
 
 
-def test_t5_has_no_bucket_that_training_does_not_reach(settings: Settings) -> None:
+def test_t5_has_no_bucket_that_training_does_not_reach(settings: ComparisonSettings) -> None:
     for length in (8, 9, 16, 64, 256, 1024):
         task = LanguageModelling(
             replace(settings, train_length=length, test_lengths=(length,), text=None)
@@ -254,7 +256,7 @@ def test_t5_has_no_bucket_that_training_does_not_reach(settings: Settings) -> No
         assert int(reached.max()) == score.table.shape[1] - 1  # type: ignore[union-attr,index]
 
 
-def test_subjects_say_why_they_are_there(settings: Settings) -> None:
+def test_subjects_say_why_they_are_there(settings: ComparisonSettings) -> None:
     subjects = {subject.name: subject for subject in LanguageModelling(settings).subjects}
     assert subjects["nope"].role == "control"
     assert subjects["rope|window=16"].role == "baseline"
@@ -263,7 +265,7 @@ def test_subjects_say_why_they_are_there(settings: Settings) -> None:
     assert "16 positions" in subjects["learned"].note
 
 
-def test_fingerprint_changes_with_what_decides_training(settings: Settings) -> None:
+def test_fingerprint_changes_with_what_decides_training(settings: ComparisonSettings) -> None:
     same = LanguageModelling(replace(settings, encodings=("rope",), test_lengths=(32,)))
     assert same.fingerprint == LanguageModelling(settings).fingerprint
     for change in ({"batch": 4}, {"width": 32}, {"options": {"needle_rows": 0.0}}, {"text": None}):
@@ -271,7 +273,7 @@ def test_fingerprint_changes_with_what_decides_training(settings: Settings) -> N
         assert other.fingerprint != same.fingerprint
 
 
-def test_refusals_carry_no_seed(settings: Settings) -> None:
+def test_refusals_carry_no_seed(settings: ComparisonSettings) -> None:
     task = LanguageModelling(settings)
     model = frozen(task, "learned")
     first, second = (

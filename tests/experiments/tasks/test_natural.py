@@ -13,7 +13,7 @@ import torch
 
 from posenc.errors import ArgumentError, DataError, Interrupted
 from posenc.experiments.results import Measurement, Refusal
-from posenc.experiments.settings import Settings
+from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import TASKS, Task
 from posenc.experiments.tasks.common import grammar
 from posenc.experiments.tasks.common.interpolator import Interpolator, Timed
@@ -21,7 +21,7 @@ from posenc.experiments.tasks.common.pairs import Pair, PairTask, Split
 from posenc.experiments.tasks.phonemes import distance
 from posenc.layout import Layout
 from posenc.models import MaskedLM, TextClassifier, Transformer
-from posenc.training.checkpoint import Plan
+from posenc.training.checkpoint import TrainingPlan
 from posenc.training.loop import Watch, seeded_model, train
 
 SMALL = {"train_length": 8, "width": 16, "layers": 1, "heads": 2, "batch": 8}
@@ -39,13 +39,13 @@ def parallel(folder: Path, count: int = 300) -> Path:
     return path
 
 
-def made(name: str, folder: Path, **changes: Any) -> tuple[Task, Settings]:
+def made(name: str, folder: Path, **changes: Any) -> tuple[Task, ComparisonSettings]:
     given = dict(SMALL)
     if name in ("masked", "translation"):
         given["text"] = parallel(folder)  # type: ignore[assignment]
     if name == "translation":
         given["options"] = {"vocabulary": 30}  # type: ignore[assignment]
-    settings = Settings(out=folder / "out", task=name, **{**given, **changes})  # type: ignore[arg-type]
+    settings = ComparisonSettings(out=folder / "out", task=name, **{**given, **changes})  # type: ignore[arg-type]
     return settings.entry.make(settings), settings
 
 
@@ -59,12 +59,14 @@ def measured(task: Task, encoding: str, model: torch.nn.Module) -> dict[tuple[st
 
 
 def trained(
-    task: Task, settings: Settings, encoding: str, folder: Path, rate: float | None = None
+    task: Task, settings: ComparisonSettings, encoding: str, folder: Path, rate: float | None = None
 ) -> dict[tuple[str, float], Any]:
     folder = folder / hashlib.sha256(encoding.encode()).hexdigest()[:8]
     folder.mkdir(parents=True)
     rate = settings.rate if rate is None else rate
-    plan = Plan(encoding=encoding, seed=0, steps=settings.planned_steps, rate=rate, folder=folder)
+    plan = TrainingPlan(
+        encoding=encoding, seed=0, steps=settings.planned_steps, rate=rate, folder=folder
+    )
     return measured(task, encoding, train(task, plan).model)
 
 
@@ -120,7 +122,9 @@ def test_training_that_was_stopped_goes_on_to_the_same_bits(name: str, tmp_path:
     losses = []
     for folder in ("whole", "parts"):
         (tmp_path / folder).mkdir()
-        plan = Plan(encoding="rope", seed=1, steps=4, rate=settings.rate, folder=tmp_path / folder)
+        plan = TrainingPlan(
+            encoding="rope", seed=1, steps=4, rate=settings.rate, folder=tmp_path / folder
+        )
         if folder == "parts":
             asked = iter((False, True))
             with pytest.raises(Interrupted):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from posenc.errors import ArgumentError
-from posenc.experiments.settings import Settings
+from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks.common.scan_grammar import commands, meaning, split
 
 PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "scan"
@@ -57,6 +57,6 @@ def test_lengths_that_scan_does_not_have() -> None:
         ({"train_length": 20}, "22, where SCAN is split"),
         ({"test_lengths": (29,)}, "numbers of actions that commands have: 22, 24"),
     ):
-        settings = Settings(out=Path("out"), task="scan", **fields)  # type: ignore[arg-type]
+        settings = ComparisonSettings(out=Path("out"), task="scan", **fields)  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match=message):
             settings.entry.make(settings)

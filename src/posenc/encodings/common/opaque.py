@@ -16,7 +16,7 @@ from torch import Tensor
 from posenc.runtime import has_values
 
 
-class Trajectory(Protocol):
+class PositionFunction(Protocol):
     """A function of positions, weights and settings (as text) to vectors at the positions."""
 
     def __call__(
@@ -24,7 +24,9 @@ class Trajectory(Protocol):
     ) -> Float[Tensor, "b L C"]: ...
 
 
-def opaque(name: str, compute: Trajectory, *, stored: Trajectory | None = None) -> Trajectory:
+def opaque(
+    name: str, compute: PositionFunction, *, stored: PositionFunction | None = None
+) -> PositionFunction:
     """``compute`` as one operator ``posenc::name`` inside compiled graphs, called directly outside.
 
     ``stored`` gives the same values without a graph, from what earlier calls computed; the

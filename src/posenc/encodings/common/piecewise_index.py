@@ -92,7 +92,7 @@ class Buckets(ABC):
         return rows.flip(1)
 
 
-class Pairs(Buckets):
+class PairedAxes(Buckets):
     """A bucket for each pair of ``g(Δ'_y)`` and ``g(Δ'_x)``: (2⌊β⌋ + 1)² of them."""
 
     def __init__(self, piecewise: Piecewise) -> None:
@@ -162,7 +162,7 @@ def buckets_of(method: Method, piecewise: Piecewise) -> tuple[Buckets, ...]:
         UnknownNameError: for another method.
     """
     if method == "product":
-        return (Pairs(piecewise),)
+        return (PairedAxes(piecewise),)
     if method == "cross":
         return (Along(piecewise, 0), Along(piecewise, 1))
     if method == "euclidean":

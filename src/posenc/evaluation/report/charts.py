@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from posenc.evaluation.results import Metric, Reading, Study
+from posenc.evaluation.results import Study, StudyMetric, StudyReading
 from posenc.visualization.axes import value_axis
 from posenc.visualization.bounds import Bounds
 from posenc.visualization.charts import Chart, text_of
@@ -19,7 +19,7 @@ MOST = 7
 
 REST_COLOUR = "#98a1ab"
 
-Points = Callable[[Reading], Iterable[tuple[float, float]]]
+Points = Callable[[StudyReading], Iterable[tuple[float, float]]]
 
 
 def draw_charts(study: Study) -> list[Chart]:
@@ -107,7 +107,7 @@ class _Artist:
         title: str,
         guide: str,
         points: Points,
-        axes: tuple[str, Metric],
+        axes: tuple[str, StudyMetric],
         *,
         tuned: bool,
         by_length: bool = False,

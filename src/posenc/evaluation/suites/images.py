@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity
 
 from posenc.errors import ArgumentError
 from posenc.evaluation.images import Images, ImageSource, Size
-from posenc.evaluation.results import Reading
+from posenc.evaluation.results import StudyReading
 from posenc.evaluation.suites.next_token import BUDGET, cost
 from posenc.evaluation.suites.words import words
 from posenc.models import ImageEncoder, VisionTransformer
@@ -98,7 +98,7 @@ class ImageSuite:
         """The sizes' longer sides."""
         return tuple(self.sizes)
 
-    def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
+    def measure(self, model: nn.Module, *, limit: int | None = None) -> StudyReading:
         """See ``Suite``; images are scaled to ``limit``."""
         features, classes = self._outputs(self.original, self.lengths[0])
         values: dict[str, dict[int, Tensor]] = {"right": {}, "agreement": {}, "cosine": {}}
@@ -118,7 +118,7 @@ class ImageSuite:
             for key, by_size in values.items()
         }
         windows = tuple(round(float(value), 5) for value in deciding)
-        return Reading(
+        return StudyReading(
             right=means["right"],
             agreement=means["agreement"],
             cosine=means["cosine"],

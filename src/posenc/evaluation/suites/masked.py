@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from posenc.errors import ArgumentError
-from posenc.evaluation.results import Reading
+from posenc.evaluation.results import StudyReading
 from posenc.evaluation.suites.next_token import BUDGET, FEWEST, MOST, cost, profile_of, require_text
 from posenc.evaluation.suites.words import words
 from posenc.evaluation.texts import SpecialTokens, Text
@@ -61,7 +61,7 @@ class MaskedSuite:
         windows = min(MOST, max(FEWEST, BUDGET // longest), len(ids) // longest)
         return cls(ids, masked, text.special, lengths, windows)
 
-    def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
+    def measure(self, model: nn.Module, *, limit: int | None = None) -> StudyReading:
         """See ``Suite``; contexts are cut to ``limit`` tokens around the scored ones."""
         read = {length: min(length, limit or length) for length in self.lengths}
         bits = {length: self._bits(model, *self._middle(length)) for length in set(read.values())}
@@ -75,7 +75,7 @@ class MaskedSuite:
         inputs = self.special.around(self.text[self._middle(longest)[0][:1]])
         spent = cost(model, inputs, count=longest)
         last = bits[longest].nanmean(1)
-        return Reading(
+        return StudyReading(
             loss={length: float(bits[seen].nanmean()) for length, seen in read.items()},
             by_position=tuple((at + begins, bits) for at, bits in by_position if bits == bits),
             **spent._asdict(),

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from posenc.errors import DataError
-from posenc.evaluation.results import Reading
+from posenc.evaluation.results import StudyReading
 from posenc.evaluation.suites.needles import DEPTHS, Needles, copying, share_right
 from posenc.evaluation.suites.words import words
 from posenc.experiments.text_loss import PositionProfile, Targets
@@ -45,7 +45,7 @@ class Suite(Protocol):
     def lengths(self) -> tuple[int, ...]:
         """The measured lengths, the requested one last."""
 
-    def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
+    def measure(self, model: nn.Module, *, limit: int | None = None) -> StudyReading:
         """Measure one model.
 
         Args:
@@ -103,7 +103,7 @@ class NextTokenSuite:
         width = max(1, self.lengths[0] // 2)
         return Targets.spread(len(self.text), width=width, longest=longest, count=self.windows)
 
-    def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
+    def measure(self, model: nn.Module, *, limit: int | None = None) -> StudyReading:
         """See ``Suite``; ``limit`` is ignored, as causal models read texts of any length."""
         device = next(model.parameters()).device
         longest = self.lengths[-1]
@@ -117,7 +117,7 @@ class NextTokenSuite:
         targets = self.targets
         bits = {length: targets.each(run, text, length) for length in self.lengths}
         profile = profile_of(len(text), longest, self.windows)
-        return Reading(
+        return StudyReading(
             loss={length: float(values.mean()) for length, values in bits.items()},
             by_position=tuple(profile.loss(run, text)),
             needles={length: self._needles(run, length) for length in self.lengths},

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from posenc.errors import DataError
-from posenc.evaluation.results import Reading
+from posenc.evaluation.results import StudyReading
 from posenc.evaluation.suites.next_token import BUDGET, cost
 from posenc.evaluation.suites.words import words
 from posenc.evaluation.texts import SpecialTokens, Text
@@ -72,13 +72,13 @@ class RetrievalSuite:
         documents = ids[begins.unsqueeze(1) + torch.arange(size)]
         return cls(documents, text.special, lengths, passage)
 
-    def measure(self, model: nn.Module, *, limit: int | None = None) -> Reading:
+    def measure(self, model: nn.Module, *, limit: int | None = None) -> StudyReading:
         """See ``Suite``; documents are cut after ``limit`` tokens."""
         hits = {length: self._hits(model, length, limit) for length in self.lengths}
         longest = self.lengths[-1]
         inputs = self._cut(self._rest(longest)[:1], limit)
         spent = cost(model, inputs, count=inputs.shape[1])
-        return Reading(
+        return StudyReading(
             needles={n: tuple(hit.double().mean(1).tolist()) for n, hit in hits.items()},
             **spent._asdict(),
             windows=tuple(hits[longest].double().mean(0).tolist()),

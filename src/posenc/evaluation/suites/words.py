@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from posenc.codec import from_plain
-from posenc.evaluation.results import Metric
+from posenc.evaluation.results import StudyMetric
 
 
 def words(suite: str, **values: object) -> dict[str, Any]:
@@ -17,5 +17,5 @@ def words(suite: str, **values: object) -> dict[str, Any]:
     def filled(fields: dict[str, Any]) -> dict[str, Any]:
         return {n: v.format(**values) if isinstance(v, str) else v for n, v in fields.items()}
 
-    metrics = tuple(from_plain(Metric, filled(metric)) for metric in table["metrics"])
+    metrics = tuple(from_plain(StudyMetric, filled(metric)) for metric in table["metrics"])
     return {"guide": table["guide"].format(**values), "metrics": metrics}

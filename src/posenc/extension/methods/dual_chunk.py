@@ -11,7 +11,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.entry import Citation
 from posenc.errors import ArgumentError
-from posenc.extension.banded import Band, BandedRope
+from posenc.extension.banded import BandedRope, RotationBand
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_length, require_rope
 from posenc.grid import Grid
@@ -74,16 +74,16 @@ class DualChunk(BandedRope):
     def extra_repr(self) -> str:
         return f"reach={self.reach:g}, chunk={self.chunk:g}"
 
-    def bands(self, grid: Grid) -> Sequence[Band]:
+    def bands(self, grid: Grid) -> Sequence[RotationBand]:
         queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
         query_chunk, key_chunk = ((p / self.chunk).floor() for p in (queries, keys))
         inside, positions = queries - query_chunk * self.chunk, keys - key_chunk * self.chunk
         apart = query_chunk.unsqueeze(2) - key_chunk.unsqueeze(1)
         farthest = torch.full_like(queries[:, :1], min(2 * self.chunk - 1, self.reach))
         return (
-            Band(farthest, positions),
-            Band((inside + self.chunk).clamp(max=self.reach), positions, apart == 1),
-            Band(inside, positions, apart <= 0),
+            RotationBand(farthest, positions),
+            RotationBand((inside + self.chunk).clamp(max=self.reach), positions, apart == 1),
+            RotationBand(inside, positions, apart <= 0),
         )
 
 

@@ -8,7 +8,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.entry import Citation
 from posenc.errors import ArgumentError
-from posenc.extension.banded import Band, BandedRope, within
+from posenc.extension.banded import BandedRope, RotationBand, within
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.rerope import require_window
@@ -72,17 +72,17 @@ class LeakyRerope(BandedRope):
     def extra_repr(self) -> str:
         return f"window={self.window:g}, leak={self.leak:g}"
 
-    def bands(self, grid: Grid) -> Sequence[Band]:
+    def bands(self, grid: Grid) -> Sequence[RotationBand]:
         # relative to the first key, so that quotients of large positions are exact
         first = grid.key.positions[:, :1, 0]
         queries, keys = (side.positions[..., 0] - first for side in (grid.query, grid.key))
         slow, ahead = queries / self.leak, self.window * (1 - 1 / self.leak)
-        behind = Band(slow + ahead, keys / self.leak)
-        near = Band(queries, keys, within(grid, self.window))
+        behind = RotationBand(slow + ahead, keys / self.leak)
+        near = RotationBand(queries, keys, within(grid, self.window))
         if grid.causal:
             return behind, near
         later = keys.unsqueeze(1) >= queries.unsqueeze(2)
-        return behind, Band(slow - ahead, keys / self.leak, later), near
+        return behind, RotationBand(slow - ahead, keys / self.leak, later), near
 
 
 ENTRY = Extension(

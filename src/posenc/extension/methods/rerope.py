@@ -8,7 +8,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.entry import Citation
 from posenc.errors import ArgumentError
-from posenc.extension.banded import Band, BandedRope, within
+from posenc.extension.banded import BandedRope, RotationBand, within
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_length, require_rope
 from posenc.grid import Grid
@@ -72,14 +72,14 @@ class Rerope(BandedRope):
     def extra_repr(self) -> str:
         return f"window={self.window:g}"
 
-    def bands(self, grid: Grid) -> Sequence[Band]:
+    def bands(self, grid: Grid) -> Sequence[RotationBand]:
         queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
         still = keys.new_zeros(1, 1)
-        behind = Band(still + self.window, still)
-        near = Band(queries, keys, within(grid, self.window))
+        behind = RotationBand(still + self.window, still)
+        near = RotationBand(queries, keys, within(grid, self.window))
         if grid.causal:
             return behind, near
-        ahead = Band(still - self.window, still, keys.unsqueeze(1) >= queries.unsqueeze(2))
+        ahead = RotationBand(still - self.window, still, keys.unsqueeze(1) >= queries.unsqueeze(2))
         return behind, ahead, near
 
 

@@ -9,7 +9,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.entry import Citation
 from posenc.errors import ArgumentError
-from posenc.extension.banded import Band, BandedRope, within
+from posenc.extension.banded import BandedRope, RotationBand, within
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.rerope import require_window
@@ -78,16 +78,16 @@ class SelfExtend(BandedRope):
     def extra_repr(self) -> str:
         return f"window={self.window:g}, group={self.group}"
 
-    def bands(self, grid: Grid) -> Sequence[Band]:
+    def bands(self, grid: Grid) -> Sequence[RotationBand]:
         queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
         grouped, others = ((places / self.group).floor() for places in (queries, keys))
         gap = self.window - self.window // self.group
-        behind = Band(grouped + gap, others)
-        near = Band(queries, keys, within(grid, self.window))
+        behind = RotationBand(grouped + gap, others)
+        near = RotationBand(queries, keys, within(grid, self.window))
         if grid.causal:
             return behind, near
         later = keys.unsqueeze(1) >= queries.unsqueeze(2)
-        return behind, Band(grouped - gap, others, later), near
+        return behind, RotationBand(grouped - gap, others, later), near
 
 
 ENTRY = Extension(

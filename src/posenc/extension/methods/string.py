@@ -10,7 +10,7 @@ from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
 from posenc.entry import Citation
 from posenc.errors import ArgumentError
-from posenc.extension.banded import Band, BandedRope, within
+from posenc.extension.banded import BandedRope, RotationBand, within
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.grid import Grid
@@ -105,11 +105,11 @@ class String(BandedRope):
     def extra_repr(self) -> str:
         return f"shift={self.shift:g}, local={self.local:g}"
 
-    def bands(self, grid: Grid) -> Sequence[Band]:
+    def bands(self, grid: Grid) -> Sequence[RotationBand]:
         queries, keys = grid.query.positions[..., 0], grid.key.positions[..., 0]
         return (
-            Band(queries - self.shift + self.local, keys),
-            Band(queries, keys, within(grid, self.shift)),
+            RotationBand(queries - self.shift + self.local, keys),
+            RotationBand(queries, keys, within(grid, self.shift)),
         )
 
 

@@ -30,7 +30,7 @@ Solved = Callable[[Int[Tensor, " N"]], Float[Tensor, "N C"]]
 """States after sorted, distinct numbers of whole steps from 0."""
 
 
-class Bounds(Protocol):
+class BoundaryStates(Protocol):
     """Store of states at segment boundaries, by sign and segment number."""
 
     def last(self, sign: int, segment: int) -> int:
@@ -104,7 +104,7 @@ class Flow:
         start: Float[Tensor, " C"],
         weights: Sequence[Tensor],
         solved: Solved | None = None,
-        bounds: Bounds | None = None,
+        bounds: BoundaryStates | None = None,
     ) -> Float[Tensor, "N C"]:
         """``p`` at sorted, distinct times; each value is independent of the other times.
 
@@ -236,7 +236,7 @@ class Flow:
         field: Field,
         start: Tensor,
         weights: Sequence[Tensor],
-        bounds: Bounds | None,
+        bounds: BoundaryStates | None,
     ) -> Float[Tensor, "N C"]:
         """``z`` at times of one sign, from 0 outwards.
 
@@ -316,7 +316,7 @@ def vectors_at(
     weights: Sequence[Tensor],
     flow: Flow,
     solved: Solved | None = None,
-    bounds: Bounds | None = None,
+    bounds: BoundaryStates | None = None,
 ) -> Float[Tensor, "b L C"]:
     """``p`` at any times, solved at the distinct ones; see ``Flow.at``."""
     times = positions.detach()

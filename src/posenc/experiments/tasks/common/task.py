@@ -46,7 +46,7 @@ from posenc.training.seeding import fingerprint
 
 
 class TaskSettings(Protocol):
-    """The settings of a comparison that a task is made from; see ``Settings``."""
+    """The settings of a comparison that a task is made from; see ``ComparisonSettings``."""
 
     @property
     def options(self) -> Mapping[str, Any]: ...
@@ -240,7 +240,7 @@ class Defaults:
         references: baselines and controls, those that must fail among them.
         train_length: the length (or other point) of training.
         test_lengths: all test lengths, from the training length.
-        steps, width, layers, heads, batch, learning_rate: as in ``Settings``.
+        steps, width, layers, heads, batch, learning_rate: as in ``ComparisonSettings``.
     """
 
     encodings: tuple[str, ...]
@@ -270,7 +270,7 @@ class TaskEntry:
         options: the task's own options with their defaults, which also give their types.
         axes: position axes of its data: 1 for sequences, 2 for images.
         length_unit: what lengths count ("tokens", "symbols", "pixels a side").
-        reads_text: True if it uses ``Settings.text``.
+        reads_text: True if it uses ``ComparisonSettings.text``.
         windows: True if a trained model can be measured with a window (``rope|window``).
     """
 
