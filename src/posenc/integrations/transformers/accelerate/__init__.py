@@ -1,0 +1,8 @@
+"""posenc's attention under models of transformers, in place; needs transformers."""
+
+from posenc.integrations.transformers.accelerate.api import accelerate, restore
+from posenc.integrations.transformers.accelerate.family import FAMILIES, AcceleratedFamily
+from posenc.integrations.transformers.accelerate.interface import register
+from posenc.integrations.transformers.accelerate.report import Report
+
+__all__ = ["FAMILIES", "AcceleratedFamily", "Report", "accelerate", "register", "restore"]

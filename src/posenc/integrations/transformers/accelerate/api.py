@@ -1,0 +1,153 @@
+"""``accelerate`` and ``restore``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from posenc.attention.backends.common.base import Backend
+from posenc.attention.dispatch import BACKENDS
+from posenc.errors import ArgumentError, UnknownNameError
+from posenc.integrations.transformers.accelerate.accelerated import (
+    Accelerated,
+    Settings,
+    put_back,
+    take_over,
+)
+from posenc.integrations.transformers.accelerate.checking import (
+    difference,
+    outputs_of,
+    require_near,
+)
+from posenc.integrations.transformers.accelerate.config import config_behind, with_posenc
+from posenc.integrations.transformers.accelerate.family import FAMILIES, AcceleratedFamily
+from posenc.integrations.transformers.accelerate.report import Report, ReportedModule
+
+__all__ = ["accelerate", "restore"]
+
+PACKAGE = "transformers.models."
+
+Found = tuple[str, nn.Module, AcceleratedFamily]
+
+
+def accelerate(
+    model: nn.Module, *, backend: str | Backend = "auto", check: bool = True
+) -> Report:
+    """Compute the attention of a transformers model with posenc, in place.
+
+    Weights, their names, the state dict, the config and what ``save_pretrained`` writes stay as
+    they are; outputs and gradients are the same up to rounding. Below a number of tokens that was
+    measured, a module's own attention runs. A second call changes nothing; ``restore`` undoes it.
+
+    Args:
+        model: of transformers, or one that holds such a model (of peft, sentence-transformers).
+        backend: of ``posenc.attend``.
+        check: compare outputs on random inputs with those of the original; costs two forward
+            passes over 2 rows of 48 tokens, or over 2 images.
+
+    Returns:
+        What runs now in each module, and why.
+
+    Raises:
+        ArgumentError: for a model without a supported module, or whose outputs differ. The model is
+            then as it was.
+        UnknownNameError: when there is no backend of that name.
+    """
+    if isinstance(backend, str) and backend != "auto" and backend not in BACKENDS:
+        raise UnknownNameError.of("backend", backend, ["auto", *BACKENDS])
+    found = list(_modules(model))
+    if any(isinstance(module, Accelerated) for _, module, _ in found):
+        return _report(model, found)
+    if not found:
+        return Report(type(model).__name__, (), note=_nothing_to_gain(model))
+    expected = outputs_of(model) if check else None
+    off = None
+    try:
+        _change(found, Settings(backend))
+        if expected is not None:
+            off = difference(expected, outputs_of(model))
+            require_near(off, expected)
+        for _, module, family in found:
+            if isinstance(module, Accelerated):
+                take_over(module, type(module), Settings(backend, family.shortest))
+    except BaseException:
+        restore(model)
+        raise
+    return _report(model, found, off)
+
+
+def restore(model: nn.Module) -> None:
+    """Give a model its own attention again; does nothing to a model that has it.
+
+    Args:
+        model: that ``accelerate`` was called with.
+
+    Raises:
+        ArgumentError: if classes of modules were changed since, as FSDP does.
+    """
+    for module in model.modules():
+        if isinstance(module, Accelerated):
+            put_back(module)
+        config = module.__dict__.get("config")
+        if config is not None:
+            module.__dict__["config"] = config_behind(config)
+
+
+def _change(found: Sequence[Found], settings: Settings) -> None:
+    for _, module, family in found:
+        if type(module) in family.configured:
+            module.__dict__["config"] = with_posenc(module.config)
+        elif family.refusal(module) is None:
+            take_over(module, family.classes[type(module)], settings)
+            if family.configured:
+                module.__dict__["config"] = with_posenc(module.config)
+
+
+def _modules(model: nn.Module) -> Iterator[Found]:
+    """Modules that a family has a class or a config for, with their paths."""
+    for path, module in model.named_modules():
+        kind = module.original if isinstance(module, Accelerated) else type(module)
+        package = kind.__module__.removeprefix(PACKAGE).partition(".")[0]
+        if not kind.__module__.startswith(PACKAGE) or package not in FAMILIES:
+            continue
+        family = FAMILIES[package]
+        if kind in family.classes or kind in family.configured:
+            yield path, module, family
+
+
+def _report(model: nn.Module, found: Sequence[Found], off: float | None = None) -> Report:
+    rows = []
+    for path, module, family in found:
+        if isinstance(module, Accelerated):
+            reason = f"from {family.shortest} keys on; its own below"
+            rows.append(ReportedModule(path, module.original.__name__, "posenc", reason))
+        elif type(module) in family.classes:
+            refusal = family.refusal(module) or ""
+            rows.append(ReportedModule(path, type(module).__name__, "its own", refusal))
+    return Report(type(model).__name__, tuple(rows), off)
+
+
+def _nothing_to_gain(model: nn.Module) -> str:
+    """The reason why a model without modules of a family stays as it is.
+
+    Raises:
+        ArgumentError: if it has attention of its own, which posenc does not know.
+    """
+    if "transformers" in sys.modules:
+        from transformers import PreTrainedModel
+
+        inner = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+        if inner and all(type(module)._can_set_attn_implementation() for module in inner):
+            return (
+                "its attention is PyTorch's own, without a bias of its own; there is nothing to "
+                "gain, and nothing was changed."
+            )
+    titles = ", ".join(family.title for family in FAMILIES.values())
+    raise ArgumentError(
+        "model",
+        expected=f"a model of transformers: {titles}",
+        got=type(model).__name__,
+        remedy="For models on transformers' attention interface, try attn_implementation='posenc'.",
+    )

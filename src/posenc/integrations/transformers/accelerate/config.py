@@ -1,0 +1,50 @@
+"""Views of configs that name posenc's attention, while the configs stay as they are."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import cache
+from typing import Any, cast
+
+from transformers import PreTrainedConfig
+
+__all__ = ["NAME", "config_behind", "with_posenc"]
+
+NAME = "posenc"
+"""Name of the attention implementation."""
+
+
+def with_posenc(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A view of a config, sharing all its attributes, with posenc as attention implementation.
+
+    It is pickled as the config itself, so that a process without posenc can read it.
+    """
+    view = object.__new__(_view_class(type(config)))
+    object.__setattr__(view, "__dict__", config.__dict__)
+    object.__setattr__(view, "config_behind", config)
+    return cast(PreTrainedConfig, view)
+
+
+def config_behind(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of a view; any other config itself."""
+    return cast(PreTrainedConfig, getattr(config, "config_behind", config))
+
+
+@cache
+def _view_class(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+    def reduce(view: Any, protocol: Any) -> Any:
+        return cast, (None, view.config_behind)  # a function of Python that returns its argument
+
+    def copied(view: Any, memo: dict[int, Any]) -> Any:
+        return with_posenc(deepcopy(view.config_behind, memo))
+
+    def chosen(view: Any, name: Any) -> None:
+        view.config_behind._attn_implementation = name
+
+    members = {
+        "__slots__": ("config_behind",),
+        "_attn_implementation": property(lambda view: NAME, chosen),
+        "__reduce_ex__": reduce,
+        "__deepcopy__": copied,
+    }
+    return type(kind.__name__, (kind,), members)

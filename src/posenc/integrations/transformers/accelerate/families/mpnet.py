@@ -1,0 +1,96 @@
+"""MPNet (all-mpnet-base-v2): T5's buckets, one table for all layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetSelfAttention
+
+from posenc.encoding import BucketedTerms
+from posenc.encoding.tensors import BucketIndex, Offsets
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+from posenc.integrations.transformers.accelerate.interface import PositionBias, attention
+from posenc.integrations.transformers.accelerate.masks import attended_keys
+
+
+class MPNetAttention(Accelerated, MPNetSelfAttention):
+    """Self-attention that takes a ``PositionBias``; with any other it runs as it did."""
+
+    original = MPNetSelfAttention
+    is_causal = False
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B L C"],
+        attention_mask: Tensor | None = None,
+        position_bias: Tensor | PositionBias | None = None,
+        output_attentions: bool = False,
+        **options: Any,
+    ) -> tuple[Tensor, ...]:
+        if not isinstance(position_bias, PositionBias):
+            own: tuple[Tensor, ...] = super().forward(
+                hidden_states, attention_mask, position_bias, output_attentions, **options
+            )
+            return own
+        q, k, v = (
+            projection(hidden_states).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
+            for projection in (self.q, self.k, self.v)
+        )
+        output, weights = attention(
+            self,
+            q,
+            k,
+            v,
+            attention_mask,
+            dropout=self.dropout.p if self.training else 0.0,
+            position_bias=position_bias,
+            output_attentions=output_attentions,
+        )
+        output = self.o(output.flatten(2))
+        return (output, weights) if output_attentions else (output,)
+
+
+class MPNetEncoding(Accelerated, MPNetEncoder):
+    """The encoder, whose position bias is a table instead of a number for each pair."""
+
+    original = MPNetEncoder
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B L C"],
+        attention_mask: Tensor | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> Any:
+        if hidden_states.shape[1] >= settings_of(self).shortest:
+            attention_mask = attended_keys(attention_mask)
+        return super().forward(hidden_states, attention_mask, *arguments, **options)
+
+    def compute_position_bias(
+        self, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 32
+    ) -> Tensor | PositionBias:
+        dense = super().compute_position_bias
+        if position_ids is not None or x.shape[1] < settings_of(self).shortest:
+            own: Tensor = dense(x, position_ids, num_buckets)
+            return own
+
+        def bucket(offset: Offsets) -> BucketIndex:
+            index: BucketIndex = self.relative_position_bucket(
+                offset[..., 0].long(), num_buckets=num_buckets
+            )
+            return index
+
+        rows = torch.arange(self.relative_attention_bias.num_embeddings, device=x.device)
+        table = self.relative_attention_bias(rows).T  # [H, N]
+        terms = BucketedTerms(bucket, table=table, max_distance=128)
+        return PositionBias((terms,), lambda: dense(x, position_ids, num_buckets))
+
+
+ENTRY = AcceleratedFamily(
+    title="MPNet",
+    classes={MPNetSelfAttention: MPNetAttention, MPNetEncoder: MPNetEncoding},
+)

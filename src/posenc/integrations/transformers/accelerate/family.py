@@ -1,0 +1,47 @@
+"""Entry of a family of transformers models that posenc accelerates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated
+from posenc.registration import Registry
+
+__all__ = ["FAMILIES", "AcceleratedFamily", "served"]
+
+
+def served(module: nn.Module) -> str | None:
+    """No reason to leave a module as it is."""
+    return None
+
+
+@dataclass(frozen=True)
+class AcceleratedFamily:
+    """Modules of one modeling file of transformers, and the classes that take their places.
+
+    Args:
+        title: name of the models, as their users say it.
+        classes: the accelerated class for each class of transformers.
+        configured: classes that only get a config that names posenc's attention, since they make
+            the masks.
+        shortest: number of keys below which the modules' own attention was measured to be as fast.
+        refusal: the reason why a module stays as it is, or None.
+    """
+
+    title: str
+    classes: Mapping[type[nn.Module], type[Accelerated]]
+    configured: tuple[type[nn.Module], ...] = ()
+    shortest: int = 256
+    refusal: Callable[[nn.Module], str | None] = field(default=served)
+
+
+FAMILIES: Registry[AcceleratedFamily] = Registry(
+    AcceleratedFamily,
+    "accelerated family",
+    "posenc.integrations.transformers.accelerate.families",
+    group="posenc.accelerated_families",
+)
+"""Families by the name of their package in ``transformers.models``."""

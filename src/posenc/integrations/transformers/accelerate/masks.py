@@ -1,0 +1,72 @@
+"""Grids of queries and keys from the masks of transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from posenc.grid import Grid
+from posenc.layout import Layout
+
+__all__ = ["all_attended", "attended_keys", "grid_of", "visible_pairs"]
+
+
+def grid_of(
+    queries: int,
+    keys: int,
+    attended: Bool[Tensor, "B K"] | None,
+    *,
+    causal: bool = False,
+    device: torch.device,
+) -> Grid:
+    """The grid of the last ``queries`` of ``keys`` tokens in sequence.
+
+    Args:
+        queries, keys: numbers of tokens.
+        attended: False for padding, which is masked as a key only. None: no padding.
+        causal: keys after a query are masked.
+        device: of the layouts.
+    """
+    key = Layout.sequence(keys, device=device)
+    if queries == keys:
+        query = key
+    else:
+        query = Layout.sequence(queries, max(0, keys - queries), device=device)
+    if attended is not None:
+        key = replace(key, valid=attended)
+    return Grid(query, key, causal)
+
+
+def all_attended(attended: Bool[Tensor, "B K"] | None) -> bool:
+    """True if no token is known to be padding; reads the mask, unless that would break a graph."""
+    if attended is None:
+        return True
+    return not torch.compiler.is_compiling() and bool(attended.all())
+
+
+def visible_pairs(grid: Grid) -> Bool[Tensor, "B 1 Q K"] | None:
+    """The mask for PyTorch's attention; None if nothing is masked."""
+    return None if grid.dense else grid.visible
+
+
+def attended_keys(mask: Tensor | None) -> Tensor | None:
+    """A mask ``[B, 1, Q, K]`` as ``[B, K]``, False for padding, if all queries see the same keys.
+
+    None if all is seen; else, and where a graph is being made, the mask itself.
+
+    Args:
+        mask: bool, or added to the logits: 0 or the lowest number.
+    """
+    if mask is None or mask.dim() != 4 or mask.shape[1] != 1 or torch.compiler.is_compiling():
+        return mask
+    row = mask[:, :, :1]
+    if mask.stride(2) and not torch.equal(mask, row.expand_as(mask)):
+        return mask
+    row = row[:, 0, 0]
+    attended = row if row.dtype == torch.bool else row == 0
+    if row.dtype != torch.bool and bool((row[~attended] > torch.finfo(row.dtype).min / 2).any()):
+        return mask
+    return None if bool(attended.all()) else attended

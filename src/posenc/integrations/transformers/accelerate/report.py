@@ -1,0 +1,61 @@
+"""Report of what ``accelerate`` did with a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+__all__ = ["Report", "ReportedModule"]
+
+
+@dataclass(frozen=True)
+class ReportedModule:
+    """What computes the attention of one module.
+
+    Args:
+        path: name in the model.
+        kind: its class in transformers.
+        attention: what runs now: ``"posenc"``, or the module's own.
+        reason: why.
+    """
+
+    path: str
+    kind: str
+    attention: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Modules of a model, with what computes their attention and why.
+
+    Args:
+        model: its class.
+        modules: those with attention that posenc knows.
+        difference: largest difference from the original's output on random inputs, as a share of
+            its largest value; None if not checked.
+        note: in a sentence, why nothing was changed; "" if something was.
+    """
+
+    model: str
+    modules: tuple[ReportedModule, ...]
+    difference: float | None = None
+    note: str = ""
+
+    @property
+    def accelerated(self) -> int:
+        """Number of modules whose attention posenc computes."""
+        return sum(module.attention == "posenc" for module in self.modules)
+
+    def __str__(self) -> str:
+        lines = [f"{self.model}: {self.accelerated} of {len(self.modules)} modules accelerated."]
+        if self.note:
+            lines = [f"{self.model}: {self.note}"]
+        counts = Counter((m.kind, m.attention, m.reason) for m in self.modules)
+        lines += [
+            f"  {count} × {kind}: {attention}, {reason}."
+            for (kind, attention, reason), count in counts.items()
+        ]
+        if self.difference is not None:
+            lines.append(f"  Largest difference on random inputs: {self.difference:.1e}.")
+        return "\n".join(lines)
