@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from torch import nn
 
@@ -42,6 +42,11 @@ class Accelerated(nn.Module):
     original: ClassVar[type[nn.Module]]
     """Class of transformers that the module had before."""
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Attributes of transformers' classes, which have no types."""
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = {name: value for name, value in self.__dict__.items() if name != SETTINGS}
         return self.original.__new__, (self.original,), state
@@ -77,5 +82,5 @@ def put_back(module: Accelerated) -> None:
             got=f"a {type(module).__name__}",
             remedy="Call restore before the model is wrapped or sharded.",
         )
-    module.__class__ = module.original
+    module.__class__ = module.original  # type: ignore[assignment]
     del module.__dict__[SETTINGS]

@@ -32,9 +32,7 @@ PACKAGE = "transformers.models."
 Found = tuple[str, nn.Module, AcceleratedFamily]
 
 
-def accelerate(
-    model: nn.Module, *, backend: str | Backend = "auto", check: bool = True
-) -> Report:
+def accelerate(model: nn.Module, *, backend: str | Backend = "auto", check: bool = True) -> Report:
     """Compute the attention of a transformers model with posenc, in place.
 
     Weights, their names, the state dict, the config and what ``save_pretrained`` writes stay as

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from copy import deepcopy
 from functools import cache
 from typing import Any, cast
@@ -19,7 +20,7 @@ def with_posenc(config: PreTrainedConfig) -> PreTrainedConfig:
 
     It is pickled as the config itself, so that a process without posenc can read it.
     """
-    view = object.__new__(_view_class(type(config)))
+    view = object.__new__(_view_class(cast(Hashable, type(config))))
     object.__setattr__(view, "__dict__", config.__dict__)
     object.__setattr__(view, "config_behind", config)
     return cast(PreTrainedConfig, view)
@@ -31,7 +32,7 @@ def config_behind(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 @cache
-def _view_class(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+def _view_class(kind: Hashable) -> type[PreTrainedConfig]:
     def reduce(view: Any, protocol: Any) -> Any:
         return cast, (None, view.config_behind)  # a function of Python that returns its argument
 
@@ -47,4 +48,5 @@ def _view_class(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
         "__reduce_ex__": reduce,
         "__deepcopy__": copied,
     }
-    return type(kind.__name__, (kind,), members)
+    config = cast(type[PreTrainedConfig], kind)
+    return type(config.__name__, (config,), members)

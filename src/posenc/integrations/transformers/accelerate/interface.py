@@ -25,7 +25,7 @@ from posenc.attention.lowering import repeat_heads
 from posenc.attention.softmax import masked_softmax
 from posenc.encoding import BucketedTerms
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.accelerate.accelerated import Settings, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import settings_of
 from posenc.integrations.transformers.accelerate.config import NAME
 from posenc.integrations.transformers.accelerate.masks import (
     all_attended,
@@ -35,6 +35,7 @@ from posenc.integrations.transformers.accelerate.masks import (
 from posenc.integrations.transformers.accelerate.terms import encoding_of
 
 __all__ = ["PositionBias", "attention", "mask", "register"]
+
 
 @dataclass(eq=False)
 class PositionBias:

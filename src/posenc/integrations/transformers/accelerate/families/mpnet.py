@@ -30,9 +30,9 @@ class MPNetAttention(Accelerated, MPNetSelfAttention):
         position_bias: Tensor | PositionBias | None = None,
         output_attentions: bool = False,
         **options: Any,
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Tensor | None, ...]:
         if not isinstance(position_bias, PositionBias):
-            own: tuple[Tensor, ...] = super().forward(
+            own: tuple[Tensor | None, ...] = super().forward(
                 hidden_states, attention_mask, position_bias, output_attentions, **options
             )
             return own

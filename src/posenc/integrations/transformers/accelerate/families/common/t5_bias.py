@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,5 +51,5 @@ class T5Bias(Accelerated):
         terms = BucketedTerms(
             bucket, table=table, max_distance=self.relative_attention_max_distance
         )
-        dense = super().compute_bias
+        dense: Callable[..., Tensor] = super().compute_bias  # type: ignore[misc]
         return PositionBias((terms,), lambda: dense(*arguments, **options))
