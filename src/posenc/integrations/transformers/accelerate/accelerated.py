@@ -11,8 +11,6 @@ from torch import nn
 from posenc.attention.backends.common.base import Backend
 from posenc.errors import ArgumentError
 
-__all__ = ["Accelerated", "Settings", "put_back", "settings_of", "take_over"]
-
 SETTINGS = "_posenc_settings"
 
 

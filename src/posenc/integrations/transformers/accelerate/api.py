@@ -14,6 +14,7 @@ from posenc.integrations.transformers.accelerate.accelerated import (
     Accelerated,
     Settings,
     put_back,
+    settings_of,
     take_over,
 )
 from posenc.integrations.transformers.accelerate.checking import (
@@ -25,14 +26,18 @@ from posenc.integrations.transformers.accelerate.config import config_behind, wi
 from posenc.integrations.transformers.accelerate.family import FAMILIES, AcceleratedFamily
 from posenc.integrations.transformers.accelerate.report import Report, ReportedModule
 
-__all__ = ["accelerate", "restore"]
-
 PACKAGE = "transformers.models."
 
 Found = tuple[str, nn.Module, AcceleratedFamily]
 
 
-def accelerate(model: nn.Module, *, backend: str | Backend = "auto", check: bool = True) -> Report:
+def accelerate(
+    model: nn.Module,
+    *,
+    backend: str | Backend = "auto",
+    check: bool = True,
+    shortest: int | None = None,
+) -> Report:
     """Compute the attention of a transformers model with posenc, in place.
 
     Weights, their names, the state dict, the config and what ``save_pretrained`` writes stay as
@@ -44,6 +49,7 @@ def accelerate(model: nn.Module, *, backend: str | Backend = "auto", check: bool
         backend: of ``posenc.attend``.
         check: compare outputs on random inputs with those of the original; costs two forward
             passes over 2 rows of 48 tokens, or over 2 images.
+        shortest: number of keys from which on posenc computes; None: as measured for the family.
 
     Returns:
         What runs now in each module, and why.
@@ -69,7 +75,8 @@ def accelerate(model: nn.Module, *, backend: str | Backend = "auto", check: bool
             require_near(off, expected)
         for _, module, family in found:
             if isinstance(module, Accelerated):
-                take_over(module, type(module), Settings(backend, family.shortest))
+                least = family.shortest if shortest is None else shortest
+                take_over(module, type(module), Settings(backend, least))
     except BaseException:
         restore(model)
         raise
@@ -119,7 +126,8 @@ def _report(model: nn.Module, found: Sequence[Found], off: float | None = None) 
     rows = []
     for path, module, family in found:
         if isinstance(module, Accelerated):
-            reason = f"from {family.shortest} keys on; its own below"
+            least = settings_of(module).shortest
+            reason = f"from {least} keys on; its own below" if least > 1 else "at all lengths"
             rows.append(ReportedModule(path, module.original.__name__, "posenc", reason))
         elif type(module) in family.classes:
             refusal = family.refusal(module) or ""

@@ -12,8 +12,6 @@ from transformers import PreTrainedModel
 
 from posenc.errors import ArgumentError
 
-__all__ = ["difference", "outputs_of", "require_near"]
-
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference allowed by dtype, as a share of the largest value."""
 
@@ -86,14 +84,17 @@ def _inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     name = model.main_input_name
     if name == "input_ids":
-        vocabulary = config.get_text_config().vocab_size
+        text = config.get_text_config()
+        vocabulary = text.vocab_size
+        # Some models begin their positions at 2.
+        length = min(LENGTH, (getattr(text, "max_position_embeddings", None) or LENGTH) - 2)
         # Ids of special tokens are low ones.
-        ids = torch.randint(vocabulary // 2, vocabulary, (ROWS, LENGTH), generator=generator)
-        attended = torch.ones(ROWS, LENGTH, dtype=torch.long)
+        ids = torch.randint(vocabulary // 2, vocabulary, (ROWS, length), generator=generator)
+        attended = torch.ones(ROWS, length, dtype=torch.long)
         attended[1, -PADDING:] = 0
         inputs = {"input_ids": ids, "attention_mask": attended}
         if config.is_encoder_decoder:
-            inputs["decoder_input_ids"] = ids[:, : LENGTH // 2]
+            inputs["decoder_input_ids"] = ids[:, : length // 2]
         return {key: value.to(device) for key, value in inputs.items()}
     shapes: dict[str, Any] = {
         "pixel_values": lambda: (ROWS, config.num_channels, *_pair(config.image_size)),

@@ -9,8 +9,6 @@ from typing import Any, cast
 
 from transformers import PreTrainedConfig
 
-__all__ = ["NAME", "config_behind", "with_posenc"]
-
 NAME = "posenc"
 """Name of the attention implementation."""
 

@@ -10,8 +10,6 @@ from torch import nn
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.registration import Registry
 
-__all__ = ["FAMILIES", "AcceleratedFamily", "served"]
-
 
 def served(module: nn.Module) -> str | None:
     """No reason to leave a module as it is."""
@@ -34,7 +32,7 @@ class AcceleratedFamily:
     title: str
     classes: Mapping[type[nn.Module], type[Accelerated]]
     configured: tuple[type[nn.Module], ...] = ()
-    shortest: int = 256
+    shortest: int = 384
     refusal: Callable[[nn.Module], str | None] = field(default=served)
 
 

@@ -27,14 +27,8 @@ from posenc.encoding import BucketedTerms
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.accelerate.accelerated import settings_of
 from posenc.integrations.transformers.accelerate.config import NAME
-from posenc.integrations.transformers.accelerate.masks import (
-    all_attended,
-    grid_of,
-    visible_pairs,
-)
+from posenc.integrations.transformers.accelerate.masks import all_attended, grid_of, visible_pairs
 from posenc.integrations.transformers.accelerate.terms import encoding_of
-
-__all__ = ["PositionBias", "attention", "mask", "register"]
 
 
 @dataclass(eq=False)

@@ -11,8 +11,6 @@ from torch import Tensor
 from posenc.grid import Grid
 from posenc.layout import Layout
 
-__all__ = ["all_attended", "attended_keys", "grid_of", "visible_pairs"]
-
 
 def grid_of(
     queries: int,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-__all__ = ["Report", "ReportedModule"]
-
 
 @dataclass(frozen=True)
 class ReportedModule:

@@ -8,8 +8,6 @@ from posenc.encoding import BucketedTerms, Encoding, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.grid import Grid
 
-__all__ = ["GivenTerms", "encoding_of"]
-
 
 class GivenTerms(ScoreTerm):
     """The score terms of one call, in structured form.

@@ -144,8 +144,6 @@ def _pairs(mask: Tensor | None, hidden_states: Tensor) -> Tensor:
 
 ENTRY = AcceleratedFamily(
     title="DeBERTa-v2 and v3",
-    classes={
-        DisentangledSelfAttention: DebertaV2Attention,
-        DebertaV2Encoder: DebertaV2Encoding,
-    },
+    classes={DisentangledSelfAttention: DebertaV2Attention, DebertaV2Encoder: DebertaV2Encoding},
+    shortest=1,
 )

@@ -91,6 +91,5 @@ class MPNetEncoding(Accelerated, MPNetEncoder):
 
 
 ENTRY = AcceleratedFamily(
-    title="MPNet",
-    classes={MPNetSelfAttention: MPNetAttention, MPNetEncoder: MPNetEncoding},
+    title="MPNet", classes={MPNetSelfAttention: MPNetAttention, MPNetEncoder: MPNetEncoding}
 )

@@ -14,8 +14,6 @@ from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.integrations.transformers.accelerate.interface import PositionBias
 
-__all__ = ["T5Bias"]
-
 
 class T5Bias(Accelerated):
     """Attention that hands its position bias on as a table."""

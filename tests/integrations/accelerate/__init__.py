@@ -1,0 +1,1 @@
+"""Tests of transformers models with posenc's attention under them."""

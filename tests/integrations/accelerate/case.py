@@ -1,0 +1,96 @@
+"""One configuration of a transformers model, with inputs for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+VOCABULARY = 60
+
+
+def texts(length: int = 23) -> dict[str, Tensor]:
+    """Two rows of ids, one padded on the left and one on the right."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(VOCABULARY // 2, VOCABULARY, (2, length), generator=generator)
+    attended = torch.ones_like(ids)
+    attended[0, :4] = 0
+    attended[1, -6:] = 0
+    return {"input_ids": ids, "attention_mask": attended}
+
+
+def whole_texts(length: int = 23) -> dict[str, Tensor]:
+    """Two rows of ids without padding."""
+    return {"input_ids": texts(length)["input_ids"]}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and inputs.
+
+    Args:
+        make: makes the model; weights are drawn anew by ``model``.
+        inputs: makes the inputs.
+        compared: False where an output row is undefined, such as that of a padded token, whose
+            numbers nothing reads; broadcast over the first two sizes of the outputs.
+        accelerated: number of accelerated modules.
+    """
+
+    make: Callable[[], PreTrainedModel]
+    inputs: Callable[[], dict[str, Any]] = texts
+    compared: Callable[[dict[str, Any]], Tensor] | None = None
+    accelerated: int | None = None
+
+    def model(self) -> PreTrainedModel:
+        """The model in evaluation mode, its weights away from zero."""
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = self.make().eval()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+        return model
+
+    def outputs(self, model: PreTrainedModel, **options: Any) -> list[Tensor]:
+        """Floating-point outputs, with rows that are not compared set to zero."""
+        inputs = self.inputs()
+        found = list(_tensors(model(**inputs, **options)))
+        if self.compared is None:
+            return found
+        rows = self.compared(inputs)
+        return [
+            x.where(rows.view(*rows.shape, *[1] * (x.dim() - 2)), 0.0)
+            if x.shape[:2] == rows.shape
+            else x
+            for x in found
+        ]
+
+    def gradients(self, model: PreTrainedModel, **options: Any) -> dict[str, Tensor]:
+        """Gradients of all parameters that get one, of a sum that weighs outputs unevenly."""
+        model.zero_grad()
+        loss = torch.zeros(())
+        for output in self.outputs(model, **options):
+            weights = torch.linspace(-1, 1, output.numel()).view(output.shape)
+            loss = loss + (output * weights).sum()
+        loss.backward()
+        return {
+            name: parameter.grad.clone()
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, (list, tuple)):
+        for value in output:
+            yield from _tensors(value)

@@ -1,0 +1,195 @@
+"""Laws that every accelerated family keeps."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from posenc.attention import api
+from posenc.errors import ArgumentError
+from posenc.integrations.transformers.accelerate import FAMILIES, Report, accelerate, restore
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated
+from tests.integrations.accelerate.case import Case
+from tests.integrations.accelerate.cases import CASES
+
+FIRST = [next(key for key in CASES if key.startswith(f"{name}-")) for name in FAMILIES]
+"""One case of every family."""
+
+all_cases = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+one_a_family = pytest.mark.parametrize("case", [CASES[key] for key in FIRST], ids=FIRST)
+
+
+def put_under(model: PreTrainedModel, **options: Any) -> Report:
+    """Accelerate a model at all lengths."""
+    return accelerate(model, shortest=0, **options)
+
+
+def accelerated(model: PreTrainedModel) -> list[Accelerated]:
+    return [module for module in model.modules() if isinstance(module, Accelerated)]
+
+
+def require_near(got: list[Tensor], expected: list[Tensor], relative: float = 1e-5) -> None:
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(
+            a, b, rtol=0, atol=relative * float(b.detach().abs().max()) + 1e-7
+        )
+
+
+@all_cases
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_outputs_and_gradients_stay(case: Case, backend: str) -> None:
+    model = case.model()
+    outputs, gradients = case.outputs(model), case.gradients(model)
+    report = put_under(model, backend=backend)
+    assert report.difference is not None
+    assert report.difference < 1e-4
+    require_near(case.outputs(model), outputs)
+    got = case.gradients(model)
+    assert got.keys() == gradients.keys()
+    largest = max(float(gradient.abs().max()) for gradient in gradients.values())
+    for name, gradient in gradients.items():
+        # Gradients that are zero but for rounding, such as a key bias's, are compared with others.
+        bound = 1e-4 * max(float(gradient.abs().max()), 1e-3 * largest)
+        torch.testing.assert_close(got[name], gradient, rtol=0, atol=bound, msg=name)
+
+
+@all_cases
+def test_all_modules_are_accelerated(case: Case) -> None:
+    model = case.model()
+    report = put_under(model)
+    assert report.accelerated == len(report.modules) == len(accelerated(model)) > 0
+    assert case.accelerated in (None, report.accelerated)
+    assert {type(module).original for module in accelerated(model)} <= {
+        kind for family in FAMILIES.values() for kind in family.classes
+    }
+
+
+@one_a_family
+def test_what_runs_is_posenc(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, choose = [], api.choose
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return choose(*arguments)
+
+    monkeypatch.setattr(api, "choose", counted)
+    model = case.model()
+    put_under(model, check=False)
+    case.outputs(model)
+    assert calls
+
+
+@one_a_family
+def test_restored_models_are_the_same_to_the_bit(case: Case) -> None:
+    model = case.model()
+    kinds, config = [type(module) for module in model.modules()], model.config
+    outputs = case.outputs(model)
+    names, settings = list(model.state_dict()), config.to_json_string()
+    put_under(model)
+    assert list(model.state_dict()) == names
+    assert model.config.to_json_string() == settings
+    restore(model)
+    assert [type(module) for module in model.modules()] == kinds
+    assert model.config is config
+    assert not any("_posenc_settings" in module.__dict__ for module in model.modules())
+    for a, b in zip(case.outputs(model), outputs, strict=True):
+        assert torch.equal(a, b)
+    restore(model)
+
+
+@one_a_family
+def test_a_second_call_changes_nothing(case: Case) -> None:
+    model = case.model()
+    first = put_under(model)
+    kinds = [type(module) for module in model.modules()]
+    second = accelerate(model, backend="reference")
+    assert second.modules == first.modules
+    assert [type(module) for module in model.modules()] == kinds
+
+
+@one_a_family
+def test_copies_are_accelerated_and_pickles_are_not(case: Case) -> None:
+    model = case.model()
+    own = case.outputs(model)
+    put_under(model)
+    copied = copy.deepcopy(model)
+    assert len(accelerated(copied)) == len(accelerated(model)) > 0
+    require_near(case.outputs(copied), case.outputs(model), 0.0)
+    stored = pickle.dumps(model)
+    assert b"posenc" not in stored
+    loaded = pickle.loads(stored)
+    assert accelerated(loaded) == []
+    for a, b in zip(case.outputs(loaded), own, strict=True):
+        assert torch.equal(a, b)
+    assert accelerated(model)
+
+
+@one_a_family
+def test_short_inputs_run_as_they_did(case: Case) -> None:
+    model = case.model()
+    outputs = case.outputs(model)
+    accelerate(model, shortest=100_000)
+    for a, b in zip(case.outputs(model), outputs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@one_a_family
+def test_a_failure_leaves_the_model_as_it_was(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = case.model()
+    kinds = [type(module) for module in model.modules()]
+    path = "posenc.integrations.transformers.accelerate.api.difference"
+    monkeypatch.setattr(path, lambda *outputs: float("nan"))
+    with pytest.raises(ArgumentError, match="within"):
+        accelerate(model)
+    assert [type(module) for module in model.modules()] == kinds
+    assert not any(
+        "config_behind" in type(m.config).__dict__ for m in model.modules() if hasattr(m, "config")
+    )
+
+
+@one_a_family
+def test_random_states_and_training_flags_are_kept(case: Case) -> None:
+    model = case.model().train()
+    model.get_submodule(next(name for name, _ in model.named_modules() if name)).eval()
+    flags, state = [module.training for module in model.modules()], torch.get_rng_state()
+    put_under(model)
+    assert [module.training for module in model.modules()] == flags
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@one_a_family
+def test_training_with_dropout_and_checkpointing(case: Case) -> None:
+    model = case.model()
+    put_under(model)
+    if model.supports_gradient_checkpointing:
+        expected = case.gradients(model)
+        model.train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+            if isinstance(getattr(module, "dropout", None), float):
+                module.dropout = 0.0
+        model.activation_checkpointing_enable({"use_reentrant": False})
+        got = case.gradients(model)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(got[name], gradient, rtol=1e-3, atol=1e-4)
+    dropped = case.model().train()
+    put_under(dropped)
+    assert all(gradient.isfinite().all() for gradient in case.gradients(dropped).values())
+
+
+@one_a_family
+def test_half_precision(case: Case) -> None:
+    model = case.model()
+    expected = case.outputs(model)
+    put_under(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = case.outputs(model)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a.float(), b, rtol=0, atol=0.1 * float(b.detach().abs().max()))
