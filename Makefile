@@ -84,10 +84,10 @@ bench: $(VENV)/.installed-bench $(VENV)/.kernels ## time attention with encoding
 	$(BIN)/python benchmarks/import_time.py
 
 fuzz-attention: $(VENV)/.installed-test ## random calls of attend, every backend against the reference
-	OMP_NUM_THREADS=1 $(BIN)/python -m posenc.testing.attention_fuzz --count 2000
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.attention_fuzz --count 2000
 
 fuzz-options: $(VENV)/.installed-test ## try random options of every method
-	OMP_NUM_THREADS=1 $(BIN)/python -m posenc.testing.option_fuzz --samples 50000
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.option_fuzz --samples 50000
 
 test-onnx: $(VENV)/.installed-test ## run every encoding that ONNX can express in ONNX Runtime
 	$(BIN)/python -m pytest -q -n $(WORKERS) tests/testing/test_onnx.py

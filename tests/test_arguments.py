@@ -18,7 +18,7 @@ from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.t5 import T5, log_boundaries
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.registry import ENCODINGS, create_layers
-from posenc.testing.option_fuzz import fuzz
+from tests.testing.option_fuzz import fuzz
 
 SIZES: dict[str, Any] = {"dim": 32, "heads": 4, "head_dim": 8, "max_length": 16}
 

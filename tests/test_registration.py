@@ -51,9 +51,9 @@ assert posenc.extension.flatten is posenc.extension.EXTENSIONS["flatten"].functi
 assert "flatten" in posenc.extension.applicable(encoding)
 """,
     "task": """
-from posenc.experiments.settings import Settings
+from posenc.experiments.settings import ComparisonSettings
 assert "swap_ends" in run("tasks")
-settings = Settings(out=Path("out"), task="swap_ends", encodings=("distance",), width=16)
+settings = ComparisonSettings(out=Path("out"), task="swap_ends", encodings=("distance",), width=16)
 task = settings.entry.make(settings)
 assert task.loss(task.build("distance"), task.batch(0, 0)).isfinite()
 """,

@@ -7,8 +7,8 @@ import torch
 
 from posenc.attention.backends.common.base import Plan, Problem, Result, Unsupported
 from posenc.attention.backends.sdpa import Sdpa
-from posenc.testing.attention_cases import Case, draw
-from posenc.testing.attention_fuzz import Failure, fuzz
+from tests.testing.attention_cases import AttentionCase, draw
+from tests.testing.attention_fuzz import Failure, fuzz
 
 SHARE = 100
 
@@ -53,5 +53,5 @@ def test_a_backend_that_takes_wrong_heads_is_found(monkeypatch: pytest.MonkeyPat
         list(fuzz(1, first=number, names=["alibi"]))
 
 
-def _is_wrong(case: Case) -> bool:
+def _is_wrong(case: AttentionCase) -> bool:
     return case.wrong == "heads"

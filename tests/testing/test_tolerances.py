@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posenc.testing import LawBroken
-from posenc.testing.tolerances import agree_as_well, distance, tolerance
+from tests.testing.tolerances import agree_as_well, distance, tolerance
 
 EXACT = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 

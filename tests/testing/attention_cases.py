@@ -19,7 +19,7 @@ WRONG = ("heads", "head_dim", "causal", "key_width", "axes", "length", "dtype")
 
 
 @dataclass(frozen=True)
-class Case:
+class AttentionCase:
     """One random call of ``attend``.
 
     Args:
@@ -60,7 +60,7 @@ class Case:
         )
 
 
-def draw(number: int, names: list[str]) -> Case:
+def draw(number: int, names: list[str]) -> AttentionCase:
     """The case with this number."""
     dice = random.Random(number)
     name = dice.choice(names)
@@ -72,7 +72,7 @@ def draw(number: int, names: list[str]) -> Case:
     batch = dice.choice([1, 1, 2, 3])
     longest = dice.choice([3, 20, 80, 80, 300, MAX_LENGTH // batch])
     queries, keys = _layouts(dice, batch, longest, axes)
-    return Case(
+    return AttentionCase(
         number=number,
         name=name,
         batch=batch,

@@ -1,7 +1,7 @@
 """Differential fuzzing: random calls of ``attend``, each backend against ``reference``.
 
-    python -m posenc.testing.attention_fuzz --count 2000
-    python -m posenc.testing.attention_fuzz --first 1234 --count 1
+    python -m tests.testing.attention_fuzz --count 2000
+    python -m tests.testing.attention_fuzz --first 1234 --count 1
 
 A case is determined by its number. Values and all gradients are compared; in some cases heads,
 widths or axes are invalid, and every backend has to raise ``ArgumentError``.
@@ -24,9 +24,9 @@ from posenc.errors import ArgumentError, BackendRefusal, PosencError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS
-from posenc.testing.attention_cases import MAX_LENGTH, Case, draw
 from posenc.testing.subject import spread
-from posenc.testing.tolerances import distance, tolerance
+from tests.testing.attention_cases import MAX_LENGTH, AttentionCase, draw
+from tests.testing.tolerances import distance, tolerance
 
 FLOOR = {torch.float64: 1e-5, torch.float32: 1e-4}
 """Minimum tolerances: positions are float32 even with float64 features, and sums that cancel are
@@ -37,7 +37,7 @@ class Failure(AssertionError):
     """A backend differs from the reference, or accepts an invalid argument."""
 
 
-def make_encoding(case: Case) -> tuple[Encoding, int]:
+def make_encoding(case: AttentionCase) -> tuple[Encoding, int]:
     """The case's encoding in float64 with perturbed parameters, and its head width.
 
     The width is 8 if the method does not support the drawn one.
@@ -90,7 +90,7 @@ Outcome = tuple[list[Tensor], None] | tuple[None, PosencError]
 """Output and gradients, or the error that was raised."""
 
 
-def run(case: Case) -> list[str]:
+def run(case: AttentionCase) -> list[str]:
     """Compare every backend with the reference on one case.
 
     Returns:
@@ -130,7 +130,7 @@ def run(case: Case) -> list[str]:
 
 
 def _call(
-    case: Case, encoding: Encoding, head_dim: int
+    case: AttentionCase, encoding: Encoding, head_dim: int
 ) -> Callable[[str, torch.dtype], list[Tensor]]:
     """A function from a backend and a dtype to the output and all gradients."""
     value_dim = head_dim if case.value_dim == case.head_dim else case.value_dim
@@ -172,7 +172,9 @@ def _call(
     return call
 
 
-def _grid(case: Case, encoding: Encoding, queries: Layout, keys: Layout, x: Tensor) -> Grid:
+def _grid(
+    case: AttentionCase, encoding: Encoding, queries: Layout, keys: Layout, x: Tensor
+) -> Grid:
     """The case's grid, with the signals of the encoding."""
     causal = case.causal != (case.wrong == "causal")
     seen = encoding.observe(x, keys)
@@ -195,7 +197,10 @@ def _outcome(work: Callable[[], list[Tensor]]) -> Outcome:
 
 
 def _expect_refusal(
-    case: Case, name: str, encoding: Encoding, call: Callable[[str, torch.dtype], list[Tensor]]
+    case: AttentionCase,
+    name: str,
+    encoding: Encoding,
+    call: Callable[[str, torch.dtype], list[Tensor]],
 ) -> None:
     try:
         call(name, case.dtype)
@@ -208,7 +213,7 @@ def _expect_refusal(
     raise Failure(f"{case}\n{name} accepted it")
 
 
-def _takes_any(case: Case, encoding: Encoding) -> bool:
+def _takes_any(case: AttentionCase, encoding: Encoding) -> bool:
     """True if the method accepts any heads, width, mask and axes."""
     if case.wrong == "axes":
         return ENCODINGS[case.name].claims.axes is None
@@ -220,7 +225,7 @@ def _takes_any(case: Case, encoding: Encoding) -> bool:
 
 
 def _compare(
-    case: Case, name: str, got: list[Tensor], narrow: list[Tensor], exact: list[Tensor]
+    case: AttentionCase, name: str, got: list[Tensor], narrow: list[Tensor], exact: list[Tensor]
 ) -> None:
     """Require output and gradients as exact as the definition in the same dtype."""
     for index, (mine, reference, truth) in enumerate(zip(got, narrow, exact, strict=True)):
@@ -236,7 +241,7 @@ def _compare(
 
 def fuzz(
     count: int, *, first: int = 0, names: list[str] | None = None
-) -> Iterator[tuple[Case, list[str]]]:
+) -> Iterator[tuple[AttentionCase, list[str]]]:
     """Run cases ``first`` to ``first + count - 1``; yield each with the backends that support it.
 
     Args:

@@ -1,6 +1,6 @@
 """Random option values for every method: each must work or raise ArgumentError.
 
-Run more samples with ``python -m posenc.testing.option_fuzz --samples 100000``.
+Run more samples with ``python -m tests.testing.option_fuzz --samples 100000``.
 """
 
 from __future__ import annotations
