@@ -102,7 +102,7 @@ def parse_options(
 
 
 def parse_option(name: str, parameter: Parameter, text: str) -> Any:
-    """The value that ``text`` stands for, in the parameter's type and domain.
+    """``text`` parsed as a value of the parameter's type and domain.
 
     Truth values are ``true`` and ``false`` (or yes, no, on, off), a missing value is ``none``, and
     the items of sequences stand between commas, in brackets or not.

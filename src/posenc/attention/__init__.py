@@ -1,4 +1,8 @@
-"""Attention with any positional encoding."""
+"""Attention with any positional encoding.
+
+``api.attend`` validates a call; ``dispatch.choose`` takes the first backend, in the order that its
+rules give, whose ``plan`` supports it; ``backends`` compute values and gradients.
+"""
 
 from posenc.attention.api import Explanation, attend, explain
 from posenc.attention.backends.common.base import Backend

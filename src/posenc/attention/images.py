@@ -1,4 +1,4 @@
-"""Tables of the offsets between the cells of whole images."""
+"""Terms between the cells of whole images as tables by offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views with strides of their own, which never read beyond the tensor that they are made of."""
+"""Strided views, checked to stay within the tensor that they view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The structured forms that parts of an encoding may be lowered to, which fast backends take."""
+"""Structured forms that parts of an encoding are lowered to, for fast backends.
+
+Their tensors may require gradients: a backend computes the gradient of every tensor of a form (of
+T5's ``table`` by bucket, for example), and autograd passes it on to the parameters behind it."""
 
 from __future__ import annotations
 

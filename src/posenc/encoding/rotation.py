@@ -57,7 +57,7 @@ class Rotation:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether anything behind the factors is to be given a gradient."""
+        """True if the factors require a gradient."""
         return any(factor.requires_grad for factor in (*self.query, *self.key))
 
     def apply(

@@ -83,7 +83,7 @@ def ranked(study: Study, *, tuned: bool) -> list[tuple[Findings, StudyReading]]:
 
 
 def shortfall(study: Study, key: str, *, tuned: bool) -> str:
-    """Why a method gains nothing over some baseline, as a clause; "" if it gains over all.
+    """Reason why a method gains nothing over a baseline, as a clause; "" if it gains over all.
 
     It gains if it is significantly better in the deciding metric (in losses by more than ``TIE``)
     and finds no significantly fewer needles, or finds significantly more of them (if these count)

@@ -230,6 +230,6 @@ def _make_task(settings: ComparisonSettings) -> Task:
 
 
 def _count_workers(settings: ComparisonSettings, runs: int) -> int:
-    """As many processes as asked for, or as cores have something to do."""
+    """The number of processes in the settings; by default enough to keep all cores busy."""
     by_cores = cores() // settings.threads if settings.device == "cpu" else 1
     return max(1, min(settings.workers or by_cores, runs))

@@ -14,13 +14,13 @@ MORE = 4
 
 
 def reason(comparison: Comparison, row: Row) -> str:
-    """Why a subject has no verdict, or an unsure one; "" where it has one."""
+    """Reason why a subject has no verdict or an unsure one; "" if it has one."""
     longest = comparison.test_lengths[-1]
     return " ".join([*unsure(comparison, [row]), *gated(comparison, [row], longest)])
 
 
 def unsure(comparison: Comparison, rows: Sequence[Row]) -> Iterable[str]:
-    """Sentences on rows whose interval is too wide, or of which recall says nothing."""
+    """Sentences on rows whose interval is too wide or whose recall is not learned."""
     train = comparison.train_length
     for row in rows:
         if row.verdict != "unsure":

@@ -1,4 +1,4 @@
-"""The output folder of a comparison: opened for a new one, or for one that goes on."""
+"""The output folder of a comparison, new or resumed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def resume_command(out: Path) -> str:
 
 
 def open_folder(settings: ComparisonSettings, fingerprint: str) -> Record:
-    """Make the output folder ready, and say what is in it.
+    """Prepare the output folder; the record of the comparison in it.
 
     Raises:
         OutputError: when it is in use for something else, or cannot be made.

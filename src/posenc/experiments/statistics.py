@@ -47,7 +47,7 @@ class Estimate:
 
     @property
     def sure(self) -> bool:
-        """Whether the interval is known and leaves out zero."""
+        """True if the interval is known and excludes zero."""
         return self.half_width is not None and not self.low <= 0.0 <= self.high
 
 

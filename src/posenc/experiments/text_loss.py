@@ -180,7 +180,7 @@ def predictions(model: Model, windows: Int[Tensor, "W L"]) -> Int[Tensor, " W"]:
 
 
 def byte_entropy(train: Int[Tensor, " T"], held_out: Int[Tensor, " U"]) -> float:
-    """Bits a byte of ``held_out`` costs who knows only how often each byte comes in ``train``."""
+    """Bits per byte of ``held_out`` under the byte frequencies of ``train``."""
     counts = torch.bincount(train.long(), minlength=256).double() + 1
     bits = -(counts / counts.sum()).log2()
     shares = torch.bincount(held_out.long(), minlength=256).double()
@@ -188,7 +188,7 @@ def byte_entropy(train: Int[Tensor, " T"], held_out: Int[Tensor, " U"]) -> float
 
 
 def pair_entropy(train: Int[Tensor, " T"], held_out: Int[Tensor, " U"]) -> float:
-    """Bits a byte of ``held_out`` costs who knows only the byte before it.
+    """Bits per byte of ``held_out`` under the frequencies of pairs of bytes in ``train``.
 
     Frequencies of pairs in ``train``, smoothed by those of single bytes: log2 of
     (n(a, b) + K p(b)) / (n(a) + K), with ``PRIOR`` as K.

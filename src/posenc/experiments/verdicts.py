@@ -192,7 +192,7 @@ def _judged(
 
 
 def _learned(metric: Metric, base: Estimate) -> bool:
-    """Whether the mean reaches the level asked for, and the interval leaves out chance."""
+    """True if the mean reaches the required level and the interval excludes chance."""
     sign = 1 if metric.lower_is_better else -1
     if metric.learned is not None and sign * (base.mean - metric.learned) > 0:
         return False
@@ -253,7 +253,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def _ranked(comparison: Comparison, rows: list[Row], longest: int) -> Iterable[Row]:
-    """Rows with ranks: one that cannot be told from the first of a rank shares it."""
+    """Rows with ranks; a row not significantly worse than the first of a rank shares it."""
     key = comparison.headline.key
     leader: Row | None = None
     rank = place = 0

@@ -61,7 +61,7 @@ OPTIONAL_TENSORS = ("document", "valid", "special", "signal")
 
 
 def layout_line(layout: ShownLayout) -> str:
-    """``Layout(length=1024, batch=1, axes=1, document=…)``; ``…`` stands for a tensor."""
+    """``Layout(length=1024, batch=1, axes=1, document=…)``; ``…`` abbreviates a tensor."""
     _, length, axes = layout.positions.shape
     items = [f"length={length}", f"batch={layout.batch}", f"axes={axes}"]
     items += [f"start={layout.start}"] if layout.start is not None else []

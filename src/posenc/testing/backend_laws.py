@@ -185,7 +185,7 @@ def _agree_gradients(
     *,
     tolerance: float = 1e-5,
 ) -> None:
-    """Require equal gradients; None stands for zeros."""
+    """Require equal gradients; None counts as zeros."""
     for pair in zip(gradients, expected, strict=True):
         present = next((x for x in pair if x is not None), None)
         if present is not None:

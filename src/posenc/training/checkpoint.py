@@ -1,4 +1,4 @@
-"""The whole state of a training, in one file that is never half written."""
+"""The state of a training in one file, written atomically."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Make a first Ctrl-C a request to stop, which the value tells; a second one interrupts.
+    """A context whose value returns True after a first Ctrl-C; a second one interrupts.
 
     Only in the main thread, where Python lets signals be handled; elsewhere nothing changes.
     """

@@ -55,7 +55,7 @@ TURN = 24
 
 
 def is_narrow(values: Tensor) -> bool:
-    """Whether values are so close to one another, and so far from zero, that zero hides them."""
+    """True if values lie so close together, far from zero, that a scale from zero hides them."""
     seen = values[~values.isnan()]
     low, high = (seen.amin().item(), seen.amax().item()) if seen.numel() else (0.0, 0.0)
     return low > NARROW * high > 0 and high - low > 1e-3 * high

@@ -52,7 +52,7 @@ FEW = 30
 
 
 def is_formula(paragraph: str) -> bool:
-    """Whether a paragraph begins with code that computes something, rather than names it.
+    """True if a paragraph begins with code that computes something rather than names it.
 
     A few words may stand before it.
     """

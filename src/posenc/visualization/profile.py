@@ -105,7 +105,7 @@ def make_profile(
 
 
 def _has_axes(name: str) -> bool:
-    """Whether the number of axes is an option of the method."""
+    """True if the number of axes is an option of the method."""
     return name in ENCODINGS and "axes" in ENCODINGS[name].options()
 
 
@@ -152,7 +152,7 @@ def _image(side: int, axes: int) -> Layout:
 
 
 def _blank(panel: Panel) -> bool:
-    """Whether a panel has one value everywhere."""
+    """True if a panel has one value everywhere."""
     if isinstance(panel, Trail):
         values = panel.points - panel.points[:1]
     else:

@@ -148,7 +148,7 @@ class RelativeEmbeddings(nn.Module):
         return f"max_distance={self.max_distance}, {kind}, span={self.span}"
 
     def forward(self, begin: int = 0, end: int | None = None) -> Float[Tensor, "N C"]:
-        """P, or its rows from ``begin`` to ``end`` (exclusive), normalised if asked for."""
+        """P, or its rows from ``begin`` to ``end`` (exclusive), normalised with ``normalize``."""
         rows = self.rows if begin == 0 and end is None else self.rows[begin:end]
         if self.norm is None:
             return rows

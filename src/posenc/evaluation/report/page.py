@@ -1,4 +1,6 @@
-"""The report of a study: a self-contained HTML page, pictures and tables."""
+"""The report of a study: a self-contained HTML page, pictures and tables.
+
+Its headline is ``verdict.headline``."""
 
 from __future__ import annotations
 

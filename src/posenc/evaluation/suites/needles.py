@@ -51,7 +51,7 @@ class ByteNeedles:
 
 @dataclass(frozen=True)
 class KeyNeedles:
-    """A pass key of five digits, hidden in the text as a sentence and asked for at its end.
+    """A pass key of five digits, in a sentence hidden in the text; its end asks for the key.
 
     Args:
         encode: text to ids.

@@ -1,4 +1,7 @@
-"""The page: one HTML file that needs nothing but itself."""
+"""The page of a report: one self-contained HTML file.
+
+Its headline is the first sentence of ``posenc.experiments.summary.summarise``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classify sentences of which the order of words is all that tells the classes apart."""
+"""Classify sentences whose classes differ in the order of their words alone."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def _matched(
 
 
 def _is_bare(name: str, family: Family, stored: StoredTensors) -> bool:
-    """Whether a missing tensor is of the head, and the checkpoint has no head at all."""
+    """True if a missing tensor is of the head and the checkpoint has no head at all."""
     prefix = family.prefix
     headed = name.startswith(prefix) or any(
         stored_name.startswith(prefix) for stored_name in stored.shapes

@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing but itself, not even scripts."""
+"""The page: one self-contained HTML file without scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of backends: a problem goes in, a plan or a reason against it comes out."""
+"""Interface of backends: ``plan`` turns a problem into a plan, or a reason against it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Unsupported:
 
 
 class Backend(ABC):
-    """A way to compute attention. It never falls back: it serves a problem or says why it cannot.
+    """A way to compute attention. It never falls back: it supports a problem or gives a reason.
 
     A backend is an object without state: its options are arguments of its constructor.
     """

@@ -75,7 +75,7 @@ def _cpu() -> str:
 
 
 def missing() -> str | None:
-    """Why the kernels cannot be used, as the end of "because …"; None if they can."""
+    """Reason against using the kernels, as the end of "because …"; None if they can be used."""
     try:
         library()
     except FileNotFoundError:
@@ -90,7 +90,7 @@ missing.__dict__["_dynamo_marked_constant"] = True
 
 
 def library() -> Library:
-    """The kernels, loaded when they are first asked for.
+    """The kernels, loaded on first use.
 
     Raises:
         FileNotFoundError: where they have not been built.

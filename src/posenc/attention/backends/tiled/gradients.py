@@ -1,4 +1,4 @@
-"""The tiles once more, for the gradients of everything they were made from."""
+"""Backward pass of a tile: gradients of q, k, v and of every term, T5's table included."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posenc.attention.backends.tiled.tiles import Tiles, pieces, with_column, wi
 
 
 class BackwardTiles(Tiles):
-    """The tiles of some heads of one batch row, on the way back."""
+    """Backward tiles of some heads of one batch row."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Tables of offsets between the cells of whole images.
+"""Attention over whole images in blocks of rows, with a table by offset, as operators.
 
 With queries from the last cell to the first, a pair reads the table at row ``r_y + y`` and column
 ``r_x + x``: a block of it is a view with four strides, from which the bias of some image rows of

@@ -136,7 +136,7 @@ class Operands:
         return bias.masked_fill(hidden, -torch.inf).contiguous()
 
     def zeros(self, *, bias_wanted: bool) -> Operands:
-        """Room for the gradients of all there is, that of the offset bias only if asked for."""
+        """Zeros for all gradients; for that of the offset bias only if it is needed."""
         given = self._tensors()
         if not bias_wanted:
             given.pop("bias_by_offset", None)

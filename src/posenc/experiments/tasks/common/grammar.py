@@ -74,7 +74,7 @@ class Scene:
 
     @property
     def person_acts(self) -> bool:
-        """Whether it is the person who does it."""
+        """True if the person is the agent."""
         actor = self.first if self.kind == "active" else self.second
         return actor.noun in PEOPLE
 

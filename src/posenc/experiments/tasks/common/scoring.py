@@ -15,7 +15,7 @@ def bleu(written: Sequence[str], references: Sequence[str]) -> tuple[float, str]
 
 
 def chrf(written: Sequence[str], references: Sequence[str]) -> float:
-    """chrF from 0 to 100 (Popović 2015), which unlike BLEU tells short sentences apart."""
+    """chrF from 0 to 100 (Popović 2015), which unlike BLEU distinguishes short sentences."""
     from sacrebleu.metrics.chrf import CHRF
 
     return float(CHRF().corpus_score(list(written), [list(references)]).score)

@@ -71,7 +71,7 @@ class TaskSettings(Protocol):
 
 
 class Task(ABC):
-    """A job that tells encodings apart: trained, then measured.
+    """A task that models with different encodings are trained and measured on.
 
     Every worker process makes the task from its settings; random draws come from generators seeded
     by their arguments, so that every worker and every encoding sees the same.

@@ -64,7 +64,7 @@ def make(fields: Fields) -> Encoder | MaskedLM:
 
 
 def _options(fields: Fields) -> dict[str, Any]:
-    """Options of ``deberta``; -1 stands for "none" in this family's configurations."""
+    """Options of ``deberta``; -1 means "none" in this family's configurations."""
     kinds = fields.get("pos_att_type", None) or []
     kinds = kinds.split("|") if isinstance(kinds, str) else kinds
     if not isinstance(kinds, list) or set(kinds) != {"c2p", "p2c"}:
