@@ -1,7 +1,7 @@
 """Structured forms that parts of an encoding are lowered to, for fast backends.
 
-Their tensors may require gradients: a backend computes the gradient of every tensor of a form (of
-T5's ``table`` by bucket, for example), and autograd passes it on to the parameters behind it."""
+Their tensors may require gradients. Backends compute those of every tensor of a form, such as T5's
+``table``, and autograd passes them on to the parameters."""
 
 from __future__ import annotations
 
