@@ -62,7 +62,7 @@ test-sanitized: $(VENV)/.installed-test ## the CPU kernels under address and und
 	$(BIN)/python scripts/sanitized_kernels.py
 
 test: check $(VENV)/.kernels ## run format, lint, types and the whole suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m "not onnx" --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not onnx" --durations=10
 
 fuzz-files: $(VENV)/.installed-test ## damage files that posenc reads, in many ways; it must say so
 	$(BIN)/python -m tests.hostile.hostile_files 7000

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from posenc.encoding import Encoding
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
+from tests.support.processes import forking
 
 built = pytest.mark.skipif(
     building.missing() is not None, reason=f"kernels are not built; {building.COMMAND}"
@@ -319,6 +321,12 @@ def test_without_a_compiler_it_says_what_to_install(
 
 
 @built
+def _build(compiler: Path, cache: Path, queue: SimpleQueue[Path]) -> None:
+    os.environ.update(CXX=str(compiler), XDG_CACHE_HOME=str(cache))
+    building.path.cache_clear()
+    queue.put(building.build(quiet=True))
+
+
 def test_processes_at_once_build_once(tmp_path: Path) -> None:
     """Two processes with a compiler that only counts its calls."""
     compiler = tmp_path / "g++"
@@ -329,16 +337,17 @@ def test_processes_at_once_build_once(tmp_path: Path) -> None:
         'while [ "$1" != -o ]; do shift; done\nsleep 0.2; echo built > "$2"\n'
     )
     compiler.chmod(0o755)
-    environment = {**os.environ, "CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path)}
-    script = "from posenc.attention.backends.native.build import build; print(build(quiet=True))"
-    command = [sys.executable, "-c", script]
-    both = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    files = {process.communicate()[0].strip() for process in both}
+    context = forking()
+    queue = context.SimpleQueue()
+    both = [context.Process(target=_build, args=(compiler, tmp_path, queue)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(60)
+        assert process.exitcode == 0
+    files = {queue.get() for _ in both}
     assert len(files) == 1
-    assert Path(files.pop()).read_text() == "built\n"
+    assert files.pop().read_text() == "built\n"
     assert len((tmp_path / "calls").read_text().splitlines()) == 3, "two objects, one linking"
 
 

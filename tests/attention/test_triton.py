@@ -22,6 +22,7 @@ from posenc.errors import BackendRefusal
 HERE = Path(__file__).parent
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton has no wheel for this system"
 )

@@ -281,6 +281,7 @@ def test_a_damaged_model_is_named(finished: tuple[Path, str, str], tmp_path: Pat
     assert "json" in done.stderr or "safetensors" in done.stderr
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = [*QUICK, "--steps", "5000", "--seeds", "1", "--workers", "1", "--out", str(out)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 
@@ -12,20 +14,83 @@ import pytest
 def language_patched_once() -> Iterator[None]:
     """Functions that a kernel calls use the language as the kernel has patched it.
 
-    Triton searches the language for what to patch at every call of a function, which takes
-    longer than most functions do.
+    Triton searches the language for what to patch at every call of a function, makes each type
+    anew and checks sums of integers for overflow in its own language: all of it takes longer than
+    the computation.
     """
-    import triton.language as tl
+    from triton.language import core, semantic
     from triton.runtime import interpreter
 
-    patch_language: Callable[[Callable[..., Any]], Any] = interpreter._patch_lang
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", _patch_once(interpreter))
+        patch.setattr(interpreter, "_get_np_dtype", _same_numbers(interpreter._get_np_dtype))
+        patch.setattr(core.block_type, "__init__", _same_block_types(core.block_type.__init__))
+        patch.setattr(core.tensor, "__init__", _same_shapes(core.tensor.__init__))
+        name = "binary_op_sanitize_overflow_impl"
+        patch.setattr(semantic.TritonSemantic, name, _require_no_overflow)
+        yield
+
+
+def _patch_once(interpreter: Any) -> Callable[[Callable[..., Any]], Any]:
+    tl, patch_language = interpreter.tl, interpreter._patch_lang
+
+    @functools.cache
+    def used_by(function: Callable[..., Any]) -> list[Any]:
+        return [value for value in function.__globals__.values() if value in (tl, tl.core)]
 
     def patch_once(function: Callable[..., Any]) -> Any:
-        used = [value for value in function.__globals__.values() if value in (tl, tl.core)]
+        used = used_by(function)
         if used and all(language.static_print is print for language in used):
             return interpreter._LangPatchScope()
         return patch_language(function)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter, "_patch_lang", patch_once)
-        yield
+    return patch_once
+
+
+def _same_numbers(number_type: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    found: dict[str, Any] = {}
+
+    def same(dtype: Any) -> Any:
+        if dtype.name not in found:
+            found[dtype.name] = number_type(dtype)
+        return found[dtype.name]
+
+    return same
+
+
+def _same_block_types(make: Callable[..., None]) -> Callable[..., None]:
+    made: dict[Any, dict[str, Any]] = {}
+
+    def construct(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, tuple(getattr(size, "value", size) for size in shape))
+        if key not in made:
+            make(self, element_ty, shape)
+            made[key] = dict(self.__dict__)
+        self.__dict__.update(made[key], element_ty=element_ty)
+
+    return construct
+
+
+def _same_shapes(make: Callable[..., None]) -> Callable[..., None]:
+    made: dict[tuple[int, ...], dict[str, Any]] = {}
+
+    def construct(self: Any, handle: Any, type: Any) -> None:  # noqa: A002
+        shape = type.shape if type.is_block() else ()
+        if shape not in made:
+            make(self, handle, type)
+            made[shape] = {"shape": self.shape, "numel": self.numel}
+        self.__dict__.update(made[shape], handle=handle, type=type, dtype=type.scalar)
+
+    return construct
+
+
+def _require_no_overflow(self: Any, left: Any, right: Any, operation: Callable[..., Any]) -> None:
+    """Triton's check of sums, differences and products, on NumPy's arrays."""
+    scalar = left.type.scalar
+    if scalar.int_bitwidth >= 64 or not self.builder.options.sanitize_overflow:
+        return
+    compute = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[operation.__name__]
+    exact = compute(left.handle.data.astype(np.int64), right.handle.data.astype(np.int64))
+    low, high = scalar.get_int_min_value(), scalar.get_int_max_value()
+    assert low <= exact.min(), f"{scalar} overflow detected for operation {operation.__name__}"
+    assert exact.max() <= high, f"{scalar} overflow detected for operation {operation.__name__}"

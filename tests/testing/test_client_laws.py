@@ -37,6 +37,7 @@ def test_quantisation_is_near(name: str) -> None:
     quantisation_is_near(Subject.of_entry(name, ENCODINGS[name]))
 
 
+@pytest.mark.long
 def test_two_processes_train_as_one() -> None:
     assert broken_in_parallel(TRAINABLE) == {}
 
