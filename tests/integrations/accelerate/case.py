@@ -28,6 +28,36 @@ def whole_texts(length: int = 23) -> dict[str, Tensor]:
     return {"input_ids": texts(length)["input_ids"]}
 
 
+AUDIO: dict[str, Any] = {
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "conv_dim": (8, 8),
+    "conv_stride": (8, 4),
+    "conv_kernel": (10, 3),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "layerdrop": 0.0,
+    "apply_spec_augment": False,
+    "mask_time_prob": 0.0,
+}
+"""Sizes of models of sounds."""
+
+
+def sounds(length: int = 800) -> dict[str, Tensor]:
+    """Two rows of samples, one of them padded."""
+    values = torch.randn(2, length, generator=torch.Generator().manual_seed(1))
+    attended = torch.ones_like(values, dtype=torch.long)
+    attended[1, -200:] = 0
+    return {"input_values": values, "attention_mask": attended}
+
+
+def whole_sounds(length: int = 800) -> dict[str, Tensor]:
+    """Two rows of samples without padding."""
+    return {"input_values": sounds(length)["input_values"]}
+
+
 @dataclass(frozen=True)
 class Case:
     """A model and inputs.
@@ -37,7 +67,7 @@ class Case:
         inputs: makes the inputs.
         compared: False where an output row is undefined, such as that of a padded token, whose
             numbers nothing reads; broadcast over the first two sizes of the outputs.
-        accelerated: number of accelerated modules.
+        accelerated: number of accelerated modules; None: all that have a class.
     """
 
     make: Callable[[], PreTrainedModel]

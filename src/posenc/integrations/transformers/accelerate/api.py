@@ -102,9 +102,11 @@ def restore(model: nn.Module) -> None:
 
 def _change(found: Sequence[Found], settings: Settings) -> None:
     for _, module, family in found:
+        if family.refusal(module) is not None:
+            continue
         if type(module) in family.configured:
             module.__dict__["config"] = with_posenc(module.config)
-        elif family.refusal(module) is None:
+        else:
             take_over(module, family.classes[type(module)], settings)
             if family.configured:
                 module.__dict__["config"] = with_posenc(module.config)

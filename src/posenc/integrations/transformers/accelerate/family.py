@@ -26,7 +26,7 @@ class AcceleratedFamily:
         configured: classes that only get a config that names posenc's attention, since they make
             the masks.
         shortest: number of keys below which the modules' own attention was measured to be as fast.
-        refusal: the reason why a module stays as it is, or None.
+        refusal: the reason why a module of either stays as it is, or None.
     """
 
     title: str

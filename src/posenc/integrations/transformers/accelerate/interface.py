@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -92,9 +92,7 @@ def attention(
     queries, keys = query.shape[2], key.shape[2]
     grid = grid_of(queries, keys, attended, causal=causal and compact, device=query.device)
     settings = settings_of(module)
-    with_weights = options.get("output_attentions") or getattr(
-        getattr(module, "config", None), "output_attentions", False
-    )
+    with_weights = wants_weights(module, options)
     fast = compact and not with_weights and keys >= settings.shortest
     if fast and not isinstance(position_bias, Tensor):
         encoding = encoding_of(*(() if position_bias is None else position_bias.terms))
@@ -109,6 +107,12 @@ def attention(
         query, key, value, bias, mask, dropout=dropout, scale=scaling, with_weights=with_weights
     )
     return output.transpose(1, 2), weights
+
+
+def wants_weights(module: nn.Module, options: Mapping[str, Any]) -> bool:
+    """True if a call asks for attention weights, by its options or its config."""
+    config = getattr(module, "config", None)
+    return bool(options.get("output_attentions") or getattr(config, "output_attentions", False))
 
 
 def dense_attention(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding import BucketedTerms, Encoding, ScoreTerm
-from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
+from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
+from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.grid import Grid
 
 
@@ -38,6 +39,25 @@ def encoding_of(*terms: BucketedTerms) -> Encoding:
     return Encoding(score=GivenTerms(*terms)) if terms else Encoding()
 
 
+def products_by_offset(
+    tokens: Float[Tensor, "B H Q E"], rows: Float[Tensor, "h N E"], behind: int
+) -> BucketedTerms:
+    """Products of queries with a row for each offset, clipped to those that have one.
+
+    Args:
+        tokens: queries, scaled.
+        rows: for the offsets ``-behind`` … ``N - 1 - behind``, in order.
+        behind: the largest distance to keys before a query that has a row of its own.
+    """
+    last = rows.shape[1] - 1
+
+    def bucket(offset: Offsets) -> BucketIndex:
+        return (offset[..., 0].long() + behind).clamp(0, last)
+
+    left = TokenTableProduct(tokens, rows)
+    return BucketedTerms(bucket, left=left, max_distance=max(behind, last - behind))
+
+
 def _dense(term: BucketedTerms, grid: Grid) -> Scores:
     """The logits ``[B|1, H, Q, K]`` of a term."""
     bucket = term.bucket(grid.offset)  # [b, Q, K]
@@ -45,16 +65,21 @@ def _dense(term: BucketedTerms, grid: Grid) -> Scores:
     if term.table is not None:
         logits.append(term.table[:, bucket].transpose(0, 1))
     if term.left is not None:
-        products = term.left.tokens @ term.left.rows.mT  # [B, H, Q, N]
+        products = _products(term.left)  # [B, H, Q, N]
         logits.append(products.gather(-1, _expanded(bucket, products)))
     if term.right is not None:
-        products = term.right.tokens @ term.right.rows.mT  # [B, H, K, N]
+        products = _products(term.right)  # [B, H, K, N]
         logits.append(products.gather(-1, _expanded(bucket.mT, products)).mT)
     if term.row is not None:
         logits.append(term.row.unsqueeze(-1))
     if term.column is not None:
         logits.append(term.column.unsqueeze(-2))
     return sum(logits[1:], logits[0])
+
+
+def _products(product: TokenTableProduct) -> Float[Tensor, "b H L N"]:
+    """Products of all tokens with all rows, which have another dtype under autocast."""
+    return product.tokens @ product.rows.to(product.tokens.dtype).mT
 
 
 def _expanded(bucket: Tensor, products: Tensor) -> Tensor:

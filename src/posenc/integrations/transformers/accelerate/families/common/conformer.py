@@ -1,0 +1,70 @@
+"""Attention of Wav2Vec2's conformers: Transformer-XL's positions, or Shaw's on keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.interface import (
+    PositionBias,
+    attention,
+    wants_weights,
+)
+from posenc.integrations.transformers.accelerate.terms import products_by_offset
+
+
+class ConformerAttention(Accelerated):
+    """Self-attention whose masks are made for posenc's attention interface."""
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B L C"],
+        attention_mask: Tensor | None = None,
+        relative_position_embeddings: Float[Tensor, "1 N C"] | None = None,
+        **options: Any,
+    ) -> Any:
+        short = hidden_states.shape[1] < settings_of(self).shortest
+        dense = attention_mask is not None and attention_mask.dim() > 2
+        if short or dense or wants_weights(self, options):
+            return super().forward(
+                hidden_states, attention_mask, relative_position_embeddings, **options
+            )
+        q, k, v = (
+            projection(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for projection in (self.linear_q, self.linear_k, self.linear_v)
+        )
+        tokens, behind = q, q.shape[2] - 1
+        if self.position_embeddings_type == "relative":
+            rows = self.linear_pos(relative_position_embeddings)[0]
+            rows = rows.unflatten(-1, (self.num_heads, -1)).transpose(0, 1)  # [H, 2L - 1, D]
+            tokens, q = (q + x.unsqueeze(1).to(q) for x in (self.pos_bias_v, self.pos_bias_u))
+        else:
+            left, right = self.left_max_position_embeddings, self.right_max_position_embeddings
+            ahead, behind = min(right, behind), min(left, behind)
+            index = torch.arange(left - behind, left + ahead + 1, device=q.device)
+            rows = self.distance_embedding(index).unsqueeze(0)  # [1, N, D]
+        terms = products_by_offset(tokens * self.scaling, rows, behind)
+        output, weights = attention(
+            self,
+            q,
+            k,
+            v,
+            attention_mask,
+            dropout=self.dropout.p if self.training else 0.0,
+            scaling=self.scaling,
+            position_bias=PositionBias((terms,)),
+            **options,
+        )
+        return self.linear_out(output.flatten(2)), weights
+
+
+def refusal(module: nn.Module) -> str | None:
+    """The reason why attention or an encoder stays as it is, or None."""
+    kind = getattr(module, "position_embeddings_type", module.config.position_embeddings_type)
+    if kind in ("relative", "relative_key"):
+        return None
+    return "no relative positions in its attention, which is PyTorch's own"
