@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
 from posenc.integrations.transformers.accelerate.interface import (
@@ -62,7 +62,7 @@ class ConformerAttention(Accelerated):
         return self.linear_out(output.flatten(2)), weights
 
 
-def refusal(module: nn.Module) -> str | None:
+def refusal(module: Any) -> str | None:
     """The reason why attention or an encoder stays as it is, or None."""
     kind = getattr(module, "position_embeddings_type", module.config.position_embeddings_type)
     if kind in ("relative", "relative_key"):

@@ -1,0 +1,93 @@
+"""WavLM: T5's buckets, one table for all layers, times a gate for each query and head."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.models.wavlm.modeling_wavlm import WavLMAttention
+
+from posenc.encoding import BucketedTerms, TokenTableProduct
+from posenc.encoding.tensors import BucketIndex, Offsets
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+from posenc.integrations.transformers.accelerate.interface import (
+    PositionBias,
+    attention,
+    wants_weights,
+)
+from posenc.integrations.transformers.accelerate.masks import all_attended
+
+
+class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
+    """Self-attention that hands its position bias on as a table."""
+
+    original = WavLMAttention
+    is_causal = False
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B L C"],
+        attention_mask: Tensor | None = None,
+        position_bias: Tensor | PositionBias | None = None,
+        index: int = 0,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | PositionBias | None]:
+        batch, length, _ = hidden_states.shape
+        if position_bias is None and length >= settings_of(self).shortest:
+            position_bias = self._bias(batch, length)
+        if not isinstance(position_bias, PositionBias) or wants_weights(self, options):
+            own = position_bias
+            if isinstance(position_bias, PositionBias):
+                own = position_bias.dense
+            output, weights, own = super().forward(
+                hidden_states, attention_mask, own, index, **options
+            )
+            return output, weights, own if position_bias is None else position_bias
+        q, k, v = (
+            projection(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        attended = None if attention_mask is None else attention_mask.eq(1)
+        (shared,) = position_bias.terms
+        output, weights = attention(
+            self,
+            q,
+            k,
+            v,
+            None if all_attended(attended) else attended,
+            dropout=self.dropout if self.training else 0.0,
+            scaling=self.scaling,
+            position_bias=PositionBias((self._gated(shared, hidden_states),)),
+        )
+        return self.out_proj(output.flatten(2)), weights, position_bias
+
+    def _bias(self, batch: int, length: int) -> PositionBias:
+        """The bias of all layers, before any gate."""
+
+        def bucket(offset: Offsets) -> BucketIndex:
+            pairs: BucketIndex = self._relative_positions_bucket(offset[..., 0].long())
+            return pairs
+
+        def dense() -> Tensor:
+            bias: Tensor = self.compute_bias(length, length)  # [H, L, L]
+            return bias.repeat(batch, 1, 1)
+
+        rows = torch.arange(self.num_buckets, device=self.rel_attn_embed.weight.device)
+        table = self.rel_attn_embed(rows).T  # [H, N]
+        terms = BucketedTerms(bucket, table=table, max_distance=self.max_distance)
+        return PositionBias((terms,), dense)
+
+    def _gated(self, bias: BucketedTerms, hidden_states: Tensor) -> BucketedTerms:
+        """The bias times this layer's gates."""
+        heads = hidden_states.view(*hidden_states.shape[:2], self.num_heads, -1).transpose(1, 2)
+        sums = self.gru_rel_pos_linear(heads).unflatten(-1, (2, 4)).sum(-1)
+        first, second = sums.sigmoid().chunk(2, dim=-1)
+        gate = first * (second * self.gru_rel_pos_const - 1.0) + 2.0  # [B, H, L, 1]
+        product = TokenTableProduct(gate, cast(Tensor, bias.table).unsqueeze(-1))
+        return BucketedTerms(bias.bucket, left=product, max_distance=bias.max_distance)
+
+
+ENTRY = AcceleratedFamily(title="WavLM", classes={WavLMAttention: AcceleratedWavLMAttention})
