@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -100,6 +101,32 @@ def _require_shapes(
                 got=list(x.shape),
                 remedy="Return tensors for the heads and tokens of these queries and keys.",
             )
+
+
+def part_of(
+    lowered: Iterable[StructuredScore], rows: Sequence[int], queries: slice, keys: slice
+) -> tuple[StructuredScore, ...]:
+    """The terms of some batch rows, queries and keys."""
+
+    def part(x: Tensor, tokens: slice) -> Tensor:
+        return (x if x.shape[0] == 1 else x[rows])[:, :, tokens]
+
+    def bucketed(term: BucketedTerms) -> BucketedTerms:
+        left, right, row, column = term.left, term.right, term.row, term.column
+        return replace(
+            term,
+            left=None if left is None else replace(left, tokens=part(left.tokens, queries)),
+            right=None if right is None else replace(right, tokens=part(right.tokens, keys)),
+            row=None if row is None else part(row, queries),
+            column=None if column is None else part(column, keys),
+        )
+
+    return tuple(
+        replace(term, query=part(term.query, queries), key=part(term.key, keys))
+        if isinstance(term, LowRank)
+        else bucketed(term)
+        for term in lowered
+    )
 
 
 def bias_by_offset(group: BucketedTerms, grid: Grid) -> Float[Tensor, "H offsets"]:

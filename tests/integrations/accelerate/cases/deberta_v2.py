@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import DebertaV2Config, DebertaV2ForMaskedLM, DebertaV2Model, PreTrainedModel
 
-from tests.integrations.accelerate.case import VOCABULARY, Case, whole_texts
+from tests.integrations.accelerate.case import VOCABULARY, Case, texts, whole_texts
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -40,5 +40,6 @@ CASES = {
     "without_relative_attention": Case(
         lambda: make(relative_attention=False, position_biased_input=True)
     ),
+    "long": Case(lambda: make(num_hidden_layers=1), lambda: texts(600)),
     "convolution": Case(lambda: make(conv_kernel_size=3)),
 }

@@ -20,9 +20,10 @@ from posenc.attention.backends.tiled.blockwise import attend_blockwise
 from posenc.attention.backends.tiled.images import tiled_image
 from posenc.attention.backends.tiled.op import tiled
 from posenc.attention.images import image_table, serves_images
-from posenc.attention.lowering import add_rows, lower, repeat_heads
+from posenc.attention.lowering import add_rows, lower, part_of, repeat_heads
 from posenc.attention.regular import Regular, read_offsets
 from posenc.attention.runs import Run, regular_runs
+from posenc.encoding import StructuredScore
 from posenc.runtime import is_transformed
 
 __all__ = ["Tiled"]
@@ -187,8 +188,7 @@ def _attend_runs(problem: Problem, runs: dict[tuple[Run, ...], list[int]], *, ls
     every = len(runs) == 1
     for documents, members in runs.items():
         chosen = list(range(batch)) if every else members
-        part = replace(problem, q=problem.q[chosen], k=problem.k[chosen], v=problem.v[chosen])
-        output, sums = _attend_row(part, documents, lse=lse)
+        output, sums = _attend_row(problem, chosen, documents, lse=lse)
         for place, row in enumerate(chosen):
             rows[row] = Result(output[place], None if sums is None else sums[place])
     found = [row for row in rows if row is not None]
@@ -196,25 +196,40 @@ def _attend_runs(problem: Problem, runs: dict[tuple[Run, ...], list[int]], *, ls
     return Result(torch.stack([row.output for row in found]), torch.stack(parts) if parts else None)
 
 
-def _attend_row(problem: Problem, documents: tuple[Run, ...], *, lse: bool) -> Result:
+def _attend_row(
+    problem: Problem, rows: list[int], documents: tuple[Run, ...], *, lse: bool
+) -> Result:
+    """Some batch rows, which have the same documents."""
+    part = replace(problem, q=problem.q[rows], k=problem.k[rows], v=problem.v[rows])
     pieces, at = [], 0
     for run in documents:
         if run.query[0] > at:
-            pieces.append(_nothing(problem, at, run.query[0], lse=lse))
-        pieces.append(_attend_run(problem, run, lse=lse))
+            pieces.append(_nothing(part, at, run.query[0], lse=lse))
+        pieces.append(_attend_run(part, _terms(problem, rows, run), run, lse=lse))
         at = run.query[1]
     if at < problem.q.shape[2]:
-        pieces.append(_nothing(problem, at, problem.q.shape[2], lse=lse))
+        pieces.append(_nothing(part, at, problem.q.shape[2], lse=lse))
     return join_queries(pieces)
 
 
-def _attend_run(problem: Problem, run: Run, *, lse: bool) -> Result:
+def _terms(problem: Problem, rows: list[int], run: Run) -> tuple[StructuredScore, ...] | None:
+    """The structured form of one document; None for one that it has only by itself."""
+    if problem.lowered is None:
+        return None
+    return part_of(problem.lowered, rows, slice(*run.query), slice(*run.key))
+
+
+def _attend_run(
+    problem: Problem, lowered: tuple[StructuredScore, ...] | None, run: Run, *, lse: bool
+) -> Result:
     q, (k, v) = (
         problem.q[:, :, slice(*run.query)],
         (x[:, :, slice(*run.key)] for x in (problem.k, problem.v)),
     )
     grid = run.grid(problem.grid)
-    lowered = lower(problem.encoding, q, k, grid, scale=problem.scale, value_dim=v.shape[3])
+    if lowered is None:
+        scale, width = problem.scale, v.shape[3]
+        lowered = lower(problem.encoding, q, k, grid, scale=scale, value_dim=width)
     part = replace(problem, q=q, k=k, v=v, grid=grid, lowered=lowered)
     if lowered is None:
         return attend_blockwise(part, lse=lse)
