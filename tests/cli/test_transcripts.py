@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -49,6 +50,7 @@ TRANSCRIPTS: dict[str, Sequence[str]] = {
         "model --method rerope --factor 2 --no-report --out out-unmeasured",
     ],
     "evaluate": ["model --text text.txt --lengths 8,16,32 --out out"],
+    "doctor": ["model --seconds 0", "stretched --seconds 0"],
     "generate": ["saved --prompt def --max-new 9"],
     "bench": [f"--lengths 16 --out out {SIZES}"],
     "wrong": [
@@ -69,6 +71,7 @@ TRANSCRIPTS: dict[str, Sequence[str]] = {
         "extend model --images images --out out",
         "extend model --finetune-steps -1 --out out",
         "evaluate model --lengths 3 --out out",
+        "doctor nowhere",
         "generate nowhere",
         "bench --lengths 1k",
     ],
@@ -99,6 +102,10 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
             torch.nn.init.zeros_(parameter)  # every byte as likely as another on every machine
         model.save(folder / name)
     save(Decoder.load(folder / "saved"), folder / "model")
+    (folder / "stretched").mkdir()
+    wrong = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 2048}
+    wrong |= {"rope_theta": 500000.0, "rope_parameters": {"rope_theta": 10000.0, "factor": 4.0}}
+    (folder / "stretched" / "config.json").write_text(json.dumps(wrong))
     (folder / "text.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 400)
     return folder
 

@@ -12,6 +12,7 @@ import typer
 from posenc.cli.bench import bench
 from posenc.cli.compare import compare
 from posenc.cli.console import ERRORS, EXIT_CODES, exit_code, help_of, print_error
+from posenc.cli.doctor import doctor
 from posenc.cli.evaluate import evaluate
 from posenc.cli.extend import extend
 from posenc.cli.gallery import gallery
@@ -40,6 +41,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "extend": extend,
     "evaluate": evaluate,
+    "doctor": doctor,
     "generate": generate,
     "bench": bench,
 }

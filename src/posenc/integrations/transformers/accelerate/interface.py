@@ -76,9 +76,9 @@ def attention(
         The output and, if asked for, the weights ``[B, H, Q, K]``.
 
     Raises:
-        ArgumentError: for soft-capped logits and attention sinks.
+        ArgumentError: for soft-capped logits, attention sinks and paged caches.
     """
-    for name in ("softcap", "s_aux"):
+    for name in ("softcap", "s_aux", "cache"):
         if options.get(name) is not None:
             raise ArgumentError(
                 "attn_implementation",

@@ -1,0 +1,239 @@
+"""Models of transformers as they are, with posenc's attention, and in other engines.
+
+Each pair of engines is timed in a process of its own, by turns; times are medians. Writes
+``benchmarks/results/transformers.json``. Run as ``python -m benchmarks.transformers``, since this
+file has the name of the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.measuring import write_results
+from benchmarks.transformers_models import MODELS
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from posenc.integrations.transformers.accelerate import accelerate, restore
+
+Pass = Callable[[], Any]
+
+ENGINES = ("posenc", "onnxruntime", "onnxruntime_int8", "openvino")
+MEMORY = 15 << 30
+"""Bytes that a process may take; more counts as out of memory."""
+
+SECONDS = 420
+"""Time that a process may take."""
+
+
+def forward(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        output: Tensor = model(**inputs)[0]
+    return output
+
+
+def both(model: PreTrainedModel, inputs: dict[str, Tensor]) -> None:
+    model(**inputs)[0].square().mean().backward()
+    model.zero_grad()
+
+
+def exported(model: PreTrainedModel, inputs: dict[str, Tensor], folder: Path) -> Path:
+    """The model as an ONNX file, after ONNX Runtime's optimizer for transformers."""
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    path = folder / "model.onnx"
+    arguments = tuple(inputs.values())
+    with torch.no_grad():
+        torch.onnx.export(
+            model, arguments, path, input_names=list(inputs), dynamo=True, verbose=False
+        )
+    optimized = optimize_model(str(path), model_type="bert", num_heads=12, hidden_size=768)
+    optimized.save_model_to_file(str(path), use_external_data_format=True)
+    return path
+
+
+def onnxruntime(
+    model: PreTrainedModel, inputs: dict[str, Tensor], folder: Path, *, int8: bool = False
+) -> Pass:
+    import onnxruntime as runtime
+
+    path = exported(model, inputs, folder)
+    if int8:
+        from onnxruntime.quantization import quantize_dynamic
+
+        quantize_dynamic(path, folder / "int8.onnx")
+        path = folder / "int8.onnx"
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = {given.name for given in session.get_inputs()}
+    arrays = {name: value.numpy() for name, value in inputs.items() if name in names}
+    return lambda: torch.from_numpy(session.run(None, arrays)[0])
+
+
+def openvino(model: PreTrainedModel, inputs: dict[str, Tensor], folder: Path) -> Pass:
+    import openvino as engine
+
+    core = engine.Core()
+    core.set_property("CPU", {"INFERENCE_NUM_THREADS": torch.get_num_threads()})
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = core.compile_model(exported(model, inputs, folder), "CPU", settings)
+    names = {name for given in compiled.inputs for name in given.names}
+    arrays = {name: value.numpy() for name, value in inputs.items() if name in names}
+    return lambda: torch.from_numpy(compiled(arrays)[0])
+
+
+def by_turns(own: Pass, other: Pass, before: Pass, after: Pass, rounds: int) -> tuple[float, float]:
+    """Median seconds of two passes that take turns; the first round is not counted."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds + 1):
+        for seconds, run, prepare, finish in (
+            (times[0], own, None, None),
+            (times[1], other, before, after),
+        ):
+            if prepare is not None:
+                prepare()
+            start = time.perf_counter()
+            run()
+            if turn:
+                seconds.append(time.perf_counter() - start)
+            if finish is not None:
+                finish()
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def measure(name: str, engine: str, size: int, layers: int, direction: str) -> dict[str, Any]:
+    """One row: seconds of transformers and of the other engine, and the largest difference."""
+    torch.manual_seed(0)
+    entry = MODELS[name]
+    model, inputs = entry.make(layers).eval(), entry.inputs(size)
+    run = forward if direction == "forward" else both
+    expected = forward(model, inputs)
+    rounds = 9 if size <= 512 else 5 if size <= 2048 else 2
+    with tempfile.TemporaryDirectory() as folder:
+        if engine == "posenc":
+            accelerate(model, check=False)
+            found = forward(model, inputs)
+            restore(model)
+            seconds = by_turns(
+                lambda: run(model, inputs),
+                lambda: run(model, inputs),
+                lambda: accelerate(model, check=False),
+                lambda: restore(model),
+                rounds,
+            )
+        else:
+            path = Path(folder)
+            other: Pass = {
+                "onnxruntime": lambda: onnxruntime(model, inputs, path),
+                "onnxruntime_int8": lambda: onnxruntime(model, inputs, path, int8=True),
+                "openvino": lambda: openvino(model, inputs, path),
+            }[engine]()
+            found = other()
+            nothing: Pass = lambda: None  # noqa: E731
+            seconds = by_turns(lambda: run(model, inputs), other, nothing, nothing, rounds)
+    off = float((found - expected).abs().max() / expected.abs().max())
+    return {"transformers_s": seconds[0], "engine_s": seconds[1], "difference": off}
+
+
+def memory(name: str, engine: str, size: int, layers: int, direction: str) -> dict[str, Any]:
+    """Peak memory of one pass above that of the model, in MiB."""
+    torch.manual_seed(0)
+    entry = MODELS[name]
+    model = entry.make(layers).eval()
+    if engine == "posenc":
+        accelerate(model, check=False)
+    (forward if direction == "forward" else both)(model, entry.inputs(entry.sizes[0]))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (forward if direction == "forward" else both)(model, entry.inputs(size))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return {"peak_MiB": peak / 1024}
+
+
+def in_process(task: str, *arguments: object) -> dict[str, Any]:
+    """The result of a task in a process of its own, or the reason why there is none."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.transformers", "--task", task]
+    try:
+        run = subprocess.run(
+            [*command, *map(str, arguments)], capture_output=True, text=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"longer than {SECONDS} s"}
+    if run.returncode:
+        last = (run.stderr.strip().splitlines() or ["killed"])[-1]
+        return {"failed": "out of memory" if "alloc" in run.stderr else last[:160]}
+    result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return result
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = ["| model | size | pass | engine | transformers ms | ms | faster | peak MiB | off |"]
+    lines.append("|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        key = f"| {row['model']} | {row['size']} | {row['pass']} | {row['engine']} "
+        if "failed" in row:
+            lines.append(f"{key}| {row['failed']} |")
+            continue
+        own, other = 1e3 * row["transformers_s"], 1e3 * row["engine_s"]
+        peaks = " → ".join(
+            "?" if peak is None else f"{peak:,.0f}" for peak in row.get("peaks_MiB", ())
+        )
+        lines.append(
+            f"{key}| {own:,.1f} | {other:,.1f} | {own / other:.2f} × | {peaks} "
+            f"| {row['difference']:.0e} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default=",".join(MODELS), help="names, with commas")
+    parser.add_argument("--engines", default=",".join(ENGINES), help="names, with commas")
+    parser.add_argument("--sizes", help="tokens or pixels, with commas; those of each model")
+    parser.add_argument("--layers", type=int, default=1, help="of each model (1)")
+    parser.add_argument("--passes", default="forward,both", help="directions, with commas")
+    parser.add_argument("--threads", type=int, default=2, help="of every engine (2)")
+    parser.add_argument("--name", default="transformers", help="of the file in results")
+    parser.add_argument("--task", nargs=7, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.task:
+        task, name, engine, size, layers, direction, threads = options.task
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        torch.set_num_threads(int(threads))
+        run = measure if task == "measure" else memory
+        print(json.dumps(run(name, engine, int(size), int(layers), direction)))
+        return
+    rows = []
+    for name in options.models.split(","):
+        sizes = map(int, options.sizes.split(",")) if options.sizes else MODELS[name].sizes
+        for size in sizes:
+            for direction in options.passes.split(","):
+                for engine in options.engines.split(","):
+                    if engine != "posenc" and direction == "both":
+                        continue
+                    job = (name, engine, size, options.layers, direction, options.threads)
+                    row = {"model": name, "size": size, "pass": direction, "engine": engine}
+                    row |= in_process("measure", *job)
+                    if engine == "posenc":
+                        own = ("memory", name, "transformers", *job[2:])
+                        peaks = [in_process(*own), in_process("memory", *job)]
+                        row["peaks_MiB"] = [peak.get("peak_MiB") for peak in peaks]
+                    rows.append(row)
+                    print(table([row]).splitlines()[-1], flush=True)
+    write_results(options.name, rows, layers=options.layers, threads=options.threads)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

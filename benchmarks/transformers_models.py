@@ -1,0 +1,81 @@
+"""Models and inputs of the comparison with transformers: base sizes, random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+VOCABULARY = 1000
+
+BASE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A family of the comparison.
+
+    Args:
+        make: makes a base model with a number of layers.
+        inputs: makes inputs of a size: tokens, or pixels on a side.
+        sizes: to be measured.
+        unit: of the sizes.
+    """
+
+    make: Callable[[int], PreTrainedModel]
+    inputs: Callable[[int], dict[str, Tensor]]
+    sizes: tuple[int, ...] = (128, 512, 2048, 8192)
+    unit: str = "tokens"
+
+
+def text(length: int) -> dict[str, Tensor]:
+    ids = torch.randint(VOCABULARY // 2, VOCABULARY, (1, length))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def deberta(layers: int) -> PreTrainedModel:
+    return transformers.DebertaV2Model(
+        transformers.DebertaV2Config(
+            **BASE,
+            num_hidden_layers=layers,
+            relative_attention=True,
+            position_buckets=256,
+            max_relative_positions=512,
+            norm_rel_ebd="layer_norm",
+            share_att_key=True,
+            pos_att_type=["c2p", "p2c"],
+            position_biased_input=False,
+        )
+    )
+
+
+def mpnet(layers: int) -> PreTrainedModel:
+    config = transformers.MPNetConfig(
+        **BASE, num_hidden_layers=layers, max_position_embeddings=8200
+    )
+    return transformers.MPNetModel(config, add_pooling_layer=False)
+
+
+def t5(layers: int) -> PreTrainedModel:
+    return transformers.T5EncoderModel(
+        transformers.T5Config(
+            vocab_size=VOCABULARY, d_model=768, d_ff=3072, num_heads=12, num_layers=layers
+        )
+    )
+
+
+MODELS: dict[str, Model] = {
+    "deberta_v2": Model(deberta, text),
+    "mpnet": Model(mpnet, text),
+    "t5": Model(t5, text),
+}

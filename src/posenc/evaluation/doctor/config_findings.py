@@ -1,0 +1,233 @@
+"""Settings of a ``config.json`` that transformers 5 ignores or that have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SCALED = ("linear", "dynamic", "llama3", "longrope", "yarn")
+"""Values of ``rope_type`` that change frequencies."""
+
+ROPE_TYPES = ("default", "proportional", "axial", *SCALED)
+
+TRAINED = "original_max_position_embeddings"
+
+UNSCALED = '"rope_type": "default"'
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A setting that does not do what it says.
+
+    Args:
+        field: its name.
+        problem: what happens instead.
+        change: the line to change.
+    """
+
+    field: str
+    problem: str
+    change: str
+
+
+def findings(config: Config, tokenizer: Config) -> list[Finding]:
+    """All findings in a config and in the ``tokenizer_config.json`` beside it (empty: none)."""
+    found = [finding for rule in RULES for finding in rule(config)]
+    return [*found, *_lengths(config, tokenizer)]
+
+
+def rope_dicts(config: Config) -> dict[str, Mapping[str, Any]]:
+    """RoPE's parameters, by the name of the layer type or ``""``, as transformers reads them."""
+    values = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(values, Mapping):
+        return {}
+    nested = {k: v for k, v in values.items() if k in (config.get("layer_types") or ())}
+    return {k: v or {} for k, v in nested.items()} or {"": values}
+
+
+def has_rope(config: Config) -> bool:
+    return any(config.get(key) for key in ("rope_theta", "rope_parameters", "rope_scaling"))
+
+
+def _base(config: Config) -> Iterator[Finding]:
+    if not has_rope(config):
+        return
+    given = config.get("rope_theta")
+    for layer_type, rope in rope_dicts(config).items():
+        inner = rope.get("rope_theta")
+        where = f"rope_parameters.{layer_type}" if layer_type else "rope_parameters"
+        if given is not None and inner is not None and inner != given:
+            yield Finding(
+                "rope_theta",
+                f"{given:,g} is ignored: {where} has {inner:,g}",
+                f'"rope_theta": {inner} at the top, or {given} in {where}',
+            )
+        if given is None and inner is None:
+            yield Finding(
+                "rope_theta",
+                "is given nowhere: the default of the model's class holds, mostly 10,000",
+                f'"rope_theta" in {where}, with the value the model was trained with',
+            )
+
+
+def _two_dicts(config: Config) -> Iterator[Finding]:
+    old, new = config.get("rope_scaling"), config.get("rope_parameters")
+    if old and new and old != new:
+        yield Finding(
+            "rope_parameters",
+            "is ignored, because rope_scaling is there too",
+            '"rope_scaling": null',
+        )
+    values = old or new
+    if isinstance(values, Mapping) and not config.get("layer_types"):
+        inner = [k for k, v in values.items() if isinstance(v, Mapping)]
+        if inner:
+            yield Finding(
+                "rope_parameters",
+                f"its parts {', '.join(inner)} are ignored, because there is no layer_types",
+                '"layer_types" with the type of every layer, or the parameters without parts',
+            )
+
+
+def _scaling(config: Config) -> Iterator[Finding]:
+    longest = config.get("max_position_embeddings")
+    for rope in rope_dicts(config).values():
+        kind, old = rope.get("rope_type"), rope.get("type")
+        if kind and old and kind != old:
+            yield Finding("type", f"{old!r} is ignored: rope_type is {kind!r}", f'"type": "{kind}"')
+        kind = kind or old or "default"
+        factor = rope.get("factor")
+        if kind not in ROPE_TYPES:
+            yield Finding(
+                "rope_type", f"{kind!r} is unknown to transformers 5", f"one of {', '.join(SCALED)}"
+            )
+        if kind == "default" and factor not in (None, 1, 1.0):
+            yield Finding(
+                "factor",
+                f"{factor:g} is ignored, because rope_type is missing or 'default'",
+                '"rope_type": "linear", or the method the model was tuned with',
+            )
+        if kind in ("linear", "dynamic", "yarn", "llama3") and factor in (1, 1.0):
+            yield Finding(
+                "factor", f"{kind} scaling by 1 changes nothing", '"rope_type": "default"'
+            )
+        if kind in ("linear", "dynamic", "llama3") and factor is None:
+            yield Finding("factor", f"{kind} scaling has none", '"factor" of the extension')
+        if kind == "llama3":
+            low, high = rope.get("low_freq_factor"), rope.get("high_freq_factor")
+            if low is None or high is None or low >= high:
+                yield Finding(
+                    "high_freq_factor",
+                    f"is not above low_freq_factor ({high} and {low})",
+                    '"low_freq_factor": 1.0, "high_freq_factor": 4.0',
+                )
+        if kind == "dynamic" and longest:
+            yield Finding(
+                "max_position_embeddings",
+                f"dynamic scaling begins beyond {longest:,}, which has to be the trained length",
+                '"max_position_embeddings": the trained length',
+            )
+        if kind in ("llama3", "longrope", "yarn"):
+            yield from _trained_length(config, rope, kind)
+        if kind == "longrope":
+            yield from _factors(config, rope)
+
+
+def _trained_length(config: Config, rope: Config, kind: str) -> Iterator[Finding]:
+    longest = config.get("max_position_embeddings")
+    trained = config.get(TRAINED) or rope.get(TRAINED)
+    factor = rope.get("factor")
+    if trained is None:
+        yield Finding(
+            TRAINED,
+            f"is missing: {kind} takes max_position_embeddings ({longest}) as the trained length",
+            f'"{TRAINED}": the length before the extension',
+        )
+    elif longest and factor and abs(longest - factor * trained) > 0.01 * longest:
+        yield Finding(
+            "max_position_embeddings",
+            f"is {longest:,}, but {factor:g} × {trained:,} = {factor * trained:,.0f}",
+            f'"max_position_embeddings": {factor * trained:.0f}, or another factor',
+        )
+
+
+def _factors(config: Config, rope: Config) -> Iterator[Finding]:
+    dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    width = config.get("head_dim") or (dim // heads if dim and heads else None)
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    for name in ("short_factor", "long_factor"):
+        factors = rope.get(name) or []
+        if width and len(factors) != int(width * share) // 2:
+            yield Finding(
+                name,
+                f"has {len(factors)} numbers for {int(width * share) // 2} pairs",
+                f'"{name}" with one number a pair',
+            )
+    if rope.get("long_factor") and all(f == 1 for f in rope["long_factor"]):
+        yield Finding(
+            "long_factor", "is 1 everywhere and changes nothing", '"rope_type": "default"'
+        )
+
+
+def _windows(config: Config) -> Iterator[Finding]:
+    window, longest = config.get("sliding_window"), config.get("max_position_embeddings")
+    if window and config.get("use_sliding_window") is False:
+        yield Finding(
+            "sliding_window",
+            f"{window:,} is ignored, because use_sliding_window is false",
+            '"use_sliding_window": true, or "sliding_window": null',
+        )
+    elif window and longest and window >= longest:
+        yield Finding(
+            "sliding_window",
+            f"{window:,} never masks a token within {longest:,} positions",
+            '"sliding_window": null',
+        )
+
+
+def _relative(config: Config) -> Iterator[Finding]:
+    kind = config.get("position_embedding_type")
+    if isinstance(kind, str) and kind.startswith("relative_key"):
+        yield Finding(
+            "position_embedding_type",
+            f"{kind!r} is ignored by transformers 5, whose models of this kind add absolute "
+            "positions only",
+            "transformers below 5, or posenc's shaw_keys with the same weights",
+        )
+    if config.get("model_type") in ("deberta", "deberta-v2"):
+        if config.get("pos_att_type") and not config.get("relative_attention"):
+            yield Finding(
+                "pos_att_type",
+                "is ignored, because relative_attention is not true",
+                '"relative_attention": true',
+            )
+        if config.get("relative_attention") and not config.get("pos_att_type"):
+            yield Finding(
+                "pos_att_type",
+                "is empty: relative_attention adds nothing",
+                '"pos_att_type": ["p2c", "c2p"]',
+            )
+    if config.get("alibi") and has_rope(config):
+        yield Finding("alibi", "rules out RoPE: rope_theta is ignored", '"alibi": false')
+
+
+def _lengths(config: Config, tokenizer: Config) -> Iterator[Finding]:
+    longest, cut = config.get("max_position_embeddings"), tokenizer.get("model_max_length")
+    if isinstance(cut, int) and longest and longest < cut < 2**40:
+        yield Finding(
+            "model_max_length",
+            f"the tokenizer lets {cut:,} tokens through, the model has {longest:,} positions",
+            f'"model_max_length": {longest} in tokenizer_config.json',
+        )
+
+
+RULES: tuple[Callable[[Config], Iterator[Finding]], ...] = (
+    _base,
+    _two_dicts,
+    _scaling,
+    _windows,
+    _relative,
+)

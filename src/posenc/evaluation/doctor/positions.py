@@ -1,0 +1,143 @@
+"""The positional encoding of a ``config.json``, and the length at which it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from posenc.evaluation.doctor.config_findings import TRAINED, has_rope, rope_dicts
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The encoding of one kind of attention layers.
+
+    Args:
+        layers: of the model.
+        encoding: name in posenc's registry; "" for one that it has not.
+        described: the encoding in words.
+        breaks_at: tokens from which on outputs are undefined or known to degrade; None: none known.
+        why: the reason.
+    """
+
+    layers: str
+    encoding: str
+    described: str
+    breaks_at: int | None
+    why: str
+
+
+LEARNED = (
+    "bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "gpt2", "opt",
+    "bart", "mbart", "clip", "clip_text_model", "layoutlm", "mpnet", "layoutlmv2", "layoutlmv3",
+    "longformer", "biogpt", "gpt_bigcode", "vit", "deit", "beit", "whisper",
+)  # fmt: skip
+"""``model_type`` of models that add a table of absolute positions."""
+
+RELATIVE: Mapping[str, tuple[str, str]] = {
+    "mpnet": ("t5", "T5's buckets up to a distance of 128"),
+    "layoutlmv2": ("t5", "buckets of token distances and of box distances"),
+    "layoutlmv3": ("t5", "buckets of token distances and of box distances"),
+    "beit": ("swin", "a table by the offset of two patches"),
+    "swin": ("swin", "a table by the offset of two patches of a window"),
+    "swinv2": ("swin_v2", "a small network on log offsets of a window"),
+    "wavlm": ("t5", "gated buckets of distances"),
+    "wav2vec2-bert": ("shaw_keys", "Shaw's keys, clipped"),
+    "wav2vec2-conformer": ("transformer_xl", "Transformer-XL's products with sinusoids"),
+    "speecht5": ("shaw_keys", "Shaw's keys, clipped"),
+    "xlnet": ("xlnet", "Transformer-XL's products with sinusoids"),
+    "transfo-xl": ("transformer_xl", "products with sinusoids"),
+}
+"""Relative encodings by ``model_type``."""
+
+BUCKETED = ("t5", "mt5", "umt5", "switch_transformers", "longt5", "udop", "pix2struct", "pop2piano")
+ALIBI = ("bloom", "mpt")
+
+
+def positions_of(config: Mapping[str, Any]) -> list[Positions]:
+    """The encodings of a model; empty where nothing in the config tells."""
+    kind = str(config.get("model_type", ""))
+    layers = next(
+        (config[key] for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+         if isinstance(config.get(key), int)),
+        None,
+    )  # fmt: skip
+    everywhere = {None: "all layers", 1: "the layer"}.get(layers, f"all {layers} layers")
+    found = []
+    longest = config.get("max_position_embeddings") or config.get("n_positions")
+    if kind in LEARNED and longest and not has_rope(config):
+        found.append(
+            Positions(
+                "input", "learned", f"a table of {longest:,} absolute positions", longest + 1,
+                "the table has no row for a further token",
+            )
+        )  # fmt: skip
+    if kind in BUCKETED:
+        reach = config.get("relative_attention_max_distance", 128)
+        found.append(
+            Positions(
+                everywhere, "t5", f"T5's buckets up to a distance of {reach:,}", None,
+                "all farther tokens share a bucket: order among them is lost, nothing fails",
+            )
+        )  # fmt: skip
+    elif kind in ALIBI or config.get("alibi"):
+        found.append(
+            Positions(
+                everywhere, "alibi", "ALiBi's slopes", None,
+                "far tokens fade out: nothing fails, nothing far is found",
+            )
+        )  # fmt: skip
+    elif kind in ("deberta", "deberta-v2"):
+        found.extend(_deberta(config, everywhere))
+    elif kind in RELATIVE:
+        name, described = RELATIVE[kind]
+        found.append(
+            Positions(everywhere, name, described, None, "farther offsets share a row or go on")
+        )
+    elif has_rope(config):
+        found.extend(_rope(config, everywhere))
+    return found
+
+
+def _deberta(config: Mapping[str, Any], everywhere: str) -> list[Positions]:
+    if not config.get("relative_attention"):
+        return []
+    reach = config.get("max_relative_positions", -1)
+    reach = reach if reach and reach > 0 else config.get("max_position_embeddings", 512)
+    buckets = config.get("position_buckets", -1)
+    rows = f"{buckets} log buckets" if buckets and buckets > 0 else "a row a distance"
+    return [
+        Positions(
+            everywhere, "deberta", f"disentangled attention, {rows} up to a distance of {reach:,}",
+            None, f"tokens {reach:,} or more apart share a row",
+        )
+    ]  # fmt: skip
+
+
+def _rope(config: Mapping[str, Any], everywhere: str) -> list[Positions]:
+    longest = config.get("max_position_embeddings")
+    found = []
+    for layer_type, rope in (rope_dicts(config) or {"": {}}).items():
+        base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        trained = config.get(TRAINED) or rope.get(TRAINED)
+        factor = rope.get("factor")
+        described = f"RoPE, base {base:,.0f}"
+        limit = longest
+        if kind != "default":
+            described += f", {kind} scaling" + (f" by {factor:g}" if factor else "")
+        if kind == "dynamic" and longest and factor:
+            limit = int(longest * factor)
+        elif kind == "linear" and trained and factor:
+            limit = int(trained * factor)
+        found.append(
+            Positions(
+                f"layers of type {layer_type}" if layer_type else everywhere,
+                "rope",
+                described,
+                limit + 1 if limit else None,
+                "angles of longer distances were never trained: outputs degrade at once",
+            )
+        )
+    return found
