@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import Parameter
@@ -15,6 +17,8 @@ Factory = Callable[..., Part | Encoding]
 
 CONTEXT = ("dim", "heads", "head_dim", "max_length", "causal")
 """Factory parameters taken from the model; all others are the method's options."""
+
+REFERENCE = re.compile(r'Reference: (.+?) (\d{4}), "(.+?)", (https://\S+?)[.,;]?(?:\s|$)')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +35,19 @@ class Citation:
     title: str
     year: int
     url: str
+
+    @classmethod
+    def of(cls, method: object) -> Citation | None:
+        """The citation in a docstring, ``Reference: AUTHORS YEAR, "TITLE", URL``, if there is one.
+
+        Args:
+            method: a class or function.
+        """
+        match = REFERENCE.search(" ".join((inspect.getdoc(method) or "").split()))
+        if match is None:
+            return None
+        authors, year, title, url = match.groups()
+        return cls(authors=authors, title=title, year=int(year), url=url)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +91,7 @@ class Entry:
     Args:
         factory: makes the part or an encoding; its parameters are keyword-only.
         summary: its effect, in a sentence.
+        citation: of the publication; by default that in the factory's docstring.
         sample: options of the instance used by laws and pictures (a table large enough for 160
             positions, for example).
         sharing: ``"layers"`` if all layers share one instance, ``"none"`` if each has its own; or
@@ -83,7 +101,7 @@ class Entry:
     factory: Factory
     summary: str
     claims: Claims
-    citation: Citation | None
+    citation: Citation | None = None
     sample: Mapping[str, object] = field(default_factory=dict)
     sharing: Literal["layers", "none"] | Callable[[int, Mapping[str, object]], list[Encoding]] = (
         "none"
@@ -91,6 +109,8 @@ class Entry:
 
     def __post_init__(self) -> None:
         kind, claims = self.factory, self.claims
+        if self.citation is None:
+            object.__setattr__(self, "citation", Citation.of(kind))
         if not (isinstance(kind, type) and issubclass(kind, Part)):
             return
         sites: list[Any] = [site for site, part in Encoding.SITES.items() if issubclass(kind, part)]

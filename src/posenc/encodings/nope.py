@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from posenc.encoding import Encoding
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 
 
 def nope() -> Encoding:
@@ -15,7 +15,7 @@ def nope() -> Encoding:
     with two or more layers is not.
 
     Reference: Haviv et al. 2022, "Transformer Language Models without Positional Encodings Still
-    Learn Positional Information"; Kazemnejad et al. 2023.
+    Learn Positional Information", https://arxiv.org/abs/2203.16634; Kazemnejad et al. 2023.
 
     >>> import posenc
     >>> posenc.create("nope").parts()
@@ -34,13 +34,6 @@ ENTRY = Entry(
         trainable=False,
         extrapolates="Degrades slowly past the training length.",
         cost="none",
-    ),
-    citation=Citation(
-        authors="Haviv et al.",
-        title="Transformer Language Models without Positional Encodings Still Learn Positional "
-        "Information",
-        year=2022,
-        url="https://arxiv.org/abs/2203.16634",
     ),
     sharing="layers",
 )

@@ -49,7 +49,8 @@ class Extension:
             a model); all other parameters are keyword-only.
         summary: its effect, in a sentence.
         on: names of the encodings it fits, or ``"any"``.
-        claims, citation: see there.
+        claims: see there.
+        citation: of the publication; by default that in the function's docstring.
         sample: arguments for laws with 6 trained tokens, heads of 8 and a factor of 2.
         level: changes the encoding of each layer, or the whole model.
         advice: from the function's arguments to notes on its use with them.
@@ -59,10 +60,14 @@ class Extension:
     summary: str
     on: tuple[str, ...]
     claims: ExtensionClaims
-    citation: Citation | None
+    citation: Citation | None = None
     sample: Mapping[str, object] = field(default_factory=dict)
     level: Literal["encoding", "model"] = "encoding"
     advice: Callable[..., tuple[str, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.citation is None:
+            object.__setattr__(self, "citation", Citation.of(self.function))
 
     def parameters(self) -> Mapping[str, Parameter]:
         """Keyword parameters of the function, with resolved annotations."""

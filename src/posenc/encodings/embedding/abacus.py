@@ -12,7 +12,7 @@ from posenc.arguments import Count, Magnitude, Natural, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import fuse
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError, LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values
@@ -43,7 +43,8 @@ class Abacus(EmbeddingEncoding):
         ArgumentError: when an option is out of its domain; in ``forward``, without ``tokens``.
         LengthError: in ``forward``, for a number of more digits than ``places``.
 
-    Reference: McLeish et al. 2024, "Transformers Can Do Arithmetic with the Right Embeddings".
+    Reference: McLeish et al. 2024, "Transformers Can Do Arithmetic with the Right Embeddings",
+    https://arxiv.org/abs/2405.17399.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("abacus", dim=2)
@@ -138,11 +139,5 @@ ENTRY = Entry(
         cost="L·C once",
     ),
     sample={"digits": (0, 1, 3)},
-    citation=Citation(
-        authors="McLeish et al.",
-        title="Transformers Can Do Arithmetic with the Right Embeddings",
-        year=2024,
-        url="https://arxiv.org/abs/2405.17399",
-    ),
     sharing="layers",
 )

@@ -15,7 +15,7 @@ from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.precision import wider, widest
 from posenc.encodings.common.table import real_positions
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.runtime import has_values
@@ -57,7 +57,8 @@ class ComplexOrder(EmbeddingEncoding):
             ``forward``, for an ``x`` of another width, or ids that are missing or not below V.
         UnknownNameError: for another ``shared``.
 
-    Reference: Wang et al. 2020, "Encoding word order in complex embeddings".
+    Reference: Wang et al. 2020, "Encoding word order in complex embeddings",
+    https://arxiv.org/abs/1912.12333.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("complex_order", dim=2)
@@ -181,12 +182,6 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Any position exists; breaks past the training length like sinusoidal.",
         cost="L·C once",
-    ),
-    citation=Citation(
-        authors="Wang et al.",
-        title="Encoding word order in complex embeddings",
-        year=2020,
-        url="https://arxiv.org/abs/1912.12333",
     ),
     sharing="layers",
 )

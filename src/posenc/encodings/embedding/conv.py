@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
@@ -44,7 +44,8 @@ class Conv(EmbeddingEncoding):
             another number of axes or that is not a whole image where one is needed.
         UnknownNameError: for another ``padding``.
 
-    Reference: Chu et al. 2023, "Conditional Positional Encodings for Vision Transformers".
+    Reference: Chu et al. 2023, "Conditional Positional Encodings for Vision Transformers",
+    https://arxiv.org/abs/2102.10882.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("conv", dim=1, causal=False)
@@ -235,12 +236,6 @@ ENTRY = Entry(
         exceptions={
             "windows_are_windows": "the convolution reads kernel - 1 tokens before the window"
         },
-    ),
-    citation=Citation(
-        authors="Chu et al.",
-        title="Conditional Positional Encodings for Vision Transformers",
-        year=2023,
-        url="https://arxiv.org/abs/2102.10882",
     ),
     sharing="layers",
 )

@@ -18,7 +18,7 @@ from posenc.encodings.common.ode.flow import Flow, Gradient, Method, load_solver
 from posenc.encodings.common.ode.solutions import Solutions, flow_at
 from posenc.encodings.common.precision import widest
 from posenc.encodings.common.table import real_positions
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.layout import Layout
 from posenc.runtime import has_values, is_transformed, without_autocast
 
@@ -111,7 +111,7 @@ class Floater(EmbeddingEncoding):
         LengthError: in ``forward``, for a time more than 2^20 steps from 0.
 
     Reference: Liu et al. 2020, "Learning to Encode Position for Transformer with Continuous
-    Dynamical Model".
+    Dynamical Model", https://arxiv.org/abs/2003.09229.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("floater", dim=4)
@@ -226,12 +226,6 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Any real time exists; use past the trained ones is uncertain.",
         cost="C·E·max t / step in sequential steps, for all blocks together",
-    ),
-    citation=Citation(
-        authors="Liu et al.",
-        title="Learning to Encode Position for Transformer with Continuous Dynamical Model",
-        year=2020,
-        url="https://arxiv.org/abs/2003.09229",
     ),
     sharing=_share,
 )

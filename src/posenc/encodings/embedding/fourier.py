@@ -14,7 +14,7 @@ from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.layout import Layout
 
 
@@ -39,8 +39,8 @@ class Fourier(EmbeddingEncoding):
         ArgumentError: when an option is out of its domain; in ``forward``, for a layout with
             another number of axes.
 
-    Reference: Li et al. 2021, "Learnable Fourier Features for Multi-Dimensional Spatial
-    Positional Encoding".
+    Reference: Li et al. 2021, "Learnable Fourier Features for Multi-Dimensional Spatial Positional
+    Encoding", https://arxiv.org/abs/2106.02795.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("fourier", dim=8, axes=3)
@@ -103,12 +103,6 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Poorly past the training length: phases differ from those of training.",
         cost="L·(C + features)·hidden once",
-    ),
-    citation=Citation(
-        authors="Li et al.",
-        title="Learnable Fourier Features for Multi-Dimensional Spatial Positional Encoding",
-        year=2021,
-        url="https://arxiv.org/abs/2106.02795",
     ),
     sharing="layers",
 )

@@ -15,7 +15,7 @@ from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.embedding.fourier import waves
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.layout import Layout
 
 
@@ -40,8 +40,8 @@ class GaussianFourier(EmbeddingEncoding):
         ArgumentError: when an option is out of its domain; in ``forward``, for a layout with
             another number of axes.
 
-    Reference: Tancik et al. 2020, "Fourier Features Let Networks Learn High Frequency Functions
-    in Low Dimensional Domains".
+    Reference: Tancik et al. 2020, "Fourier Features Let Networks Learn High Frequency Functions in
+    Low Dimensional Domains", https://arxiv.org/abs/2006.10739.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("gaussian_fourier", dim=8, max_length=100)
@@ -84,13 +84,6 @@ ENTRY = Entry(
         trainable=False,
         extrapolates="Poorly past the training length, as sinusoids do.",
         cost="L·C·A once",
-    ),
-    citation=Citation(
-        authors="Tancik et al.",
-        title="Fourier Features Let Networks Learn High Frequency Functions in Low Dimensional "
-        "Domains",
-        year=2020,
-        url="https://arxiv.org/abs/2006.10739",
     ),
     sharing="layers",
 )

@@ -11,7 +11,7 @@ from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.table import draw_rows, read_rows, require_inside
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
@@ -40,7 +40,7 @@ class Hierarchical(EmbeddingEncoding):
         LengthError: in ``forward``, for a token at n² or beyond.
 
     Reference: Su 2020, "Hierarchical decomposition of position encodings: BERT can handle
-    ultra-long texts" (kexue.fm/archives/7947).
+    ultra-long texts", https://kexue.fm/archives/7947.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("hierarchical", dim=4, max_length=8)
@@ -98,12 +98,6 @@ ENTRY = Entry(
         extrapolates="To the square of its trained length; past that it raises.",
         cost="L·C once; n²·C rows past n",
         exceptions={"positions": "only 0 … max_length² - 1 exist"},
-    ),
-    citation=Citation(
-        authors="Su",
-        title="Hierarchical decomposition of position encodings: BERT can handle ultra-long texts",
-        year=2020,
-        url="https://kexue.fm/archives/7947",
     ),
     sharing="layers",
 )

@@ -10,7 +10,7 @@ from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import Fusion, fuse
 from posenc.encodings.common.table import draw_rows, read_rows, require_inside
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.layout import Layout
 
 
@@ -34,8 +34,8 @@ class Learned(EmbeddingEncoding):
         ArgumentError: when ``dim``, ``max_length`` or ``std`` is out of its domain.
         LengthError: in ``forward``, for a token outside the table.
 
-    Reference: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning"; Devlin et al.
-    2019, "BERT".
+    Reference: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning",
+    https://arxiv.org/abs/1705.03122; Devlin et al. 2019, "BERT".
 
     >>> import posenc, torch
     >>> encoding = posenc.create("learned", dim=4, max_length=8)
@@ -84,12 +84,6 @@ ENTRY = Entry(
         extrapolates="Not at all: positions past the table raise.",
         cost="L·C once",
         exceptions={"positions": "only 0 … max_length - 1 exist"},
-    ),
-    citation=Citation(
-        authors="Gehring et al.",
-        title="Convolutional Sequence to Sequence Learning",
-        year=2017,
-        url="https://arxiv.org/abs/1705.03122",
     ),
     sharing="layers",
 )

@@ -13,7 +13,7 @@ from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import at_least_single, with_zero_gradient
 from posenc.encodings.common.table import neighbours, real_positions, require_inside
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values
@@ -42,7 +42,8 @@ class Learned2d(EmbeddingEncoding):
             not two axes.
         LengthError: in ``forward``, for a cell outside the table or too many special tokens.
 
-    Reference: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words".
+    Reference: Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words: Transformers for Image
+    Recognition at Scale", https://arxiv.org/abs/2010.11929.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("learned2d", dim=4, size=(3, 5))
@@ -147,11 +148,5 @@ ENTRY = Entry(
         exceptions={"positions": "only the cells of the table exist"},
     ),
     sample={"size": (64, 48)},
-    citation=Citation(
-        authors="Dosovitskiy et al.",
-        title="An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale",
-        year=2021,
-        url="https://arxiv.org/abs/2010.11929",
-    ),
     sharing="layers",
 )

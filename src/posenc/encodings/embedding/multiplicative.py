@@ -12,7 +12,7 @@ from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import at_least_single
 from posenc.encodings.common.table import read_rows, require_inside
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.layout import Layout
 
 
@@ -34,8 +34,8 @@ class Multiplicative(EmbeddingEncoding):
         ArgumentError: when ``dim``, ``max_length`` or ``bound`` is out of its domain.
         LengthError: in ``forward``, for a token outside the table.
 
-    Reference: Su 2021, "Transformer position encodings that rack researchers' brains"
-    (kexue.fm/archives/8130), section on multiplicative positions.
+    Reference: Su 2021, "Transformer position encodings that rack researchers' brains",
+    https://kexue.fm/archives/8130, section on multiplicative positions.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("multiplicative", dim=4, max_length=8)
@@ -80,12 +80,6 @@ ENTRY = Entry(
         extrapolates="Not at all: positions past the table raise.",
         cost="L·C once",
         exceptions={"positions": "only 0 … max_length - 1 exist"},
-    ),
-    citation=Citation(
-        authors="Su",
-        title="Transformer position encodings that rack researchers' brains",
-        year=2021,
-        url="https://kexue.fm/archives/8130",
     ),
     sharing="layers",
 )

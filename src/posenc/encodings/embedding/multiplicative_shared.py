@@ -12,7 +12,7 @@ from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import wider
 from posenc.encodings.embedding.multiplicative import bounded_gain
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.layout import Layout
 
 
@@ -34,8 +34,8 @@ class MultiplicativeShared(EmbeddingEncoding):
     Raises:
         ArgumentError: when ``dim``, ``base`` or ``bound`` is out of its domain.
 
-    Reference: Su 2021, "Transformer position encodings that rack researchers' brains"
-    (kexue.fm/archives/8130), section on multiplicative positions.
+    Reference: Su 2021, "Transformer position encodings that rack researchers' brains",
+    https://kexue.fm/archives/8130, section on multiplicative positions.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("multiplicative_shared", dim=4)
@@ -71,12 +71,6 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Any position exists and is bounded; use past the trained ones is uncertain.",
         cost="L·C once",
-    ),
-    citation=Citation(
-        authors="Su",
-        title="Transformer position encodings that rack researchers' brains",
-        year=2021,
-        url="https://kexue.fm/archives/8130",
     ),
     sharing="layers",
 )

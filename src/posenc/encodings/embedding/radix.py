@@ -14,7 +14,7 @@ from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.table import draw_rows, real_positions, require_inside
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
@@ -43,8 +43,8 @@ class Radix(EmbeddingEncoding):
         UnknownNameError: for another ``join``.
         LengthError: in ``forward``, for a token at β^m or beyond.
 
-    Reference: Su 2023, "Transformer upgrade road 10: RoPE is a β-ary encoding"
-    (kexue.fm/archives/9675).
+    Reference: Su 2023, "Transformer upgrade road 10: RoPE is a β-ary encoding",
+    https://kexue.fm/archives/9675.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("radix", dim=4, base=10, digits=3)
@@ -150,12 +150,6 @@ ENTRY = Entry(
         extrapolates="To base^digits positions, most of whose digits occur in training.",
         cost="digits·L·C once",
         exceptions={"positions": "only 0 … base^digits - 1 exist"},
-    ),
-    citation=Citation(
-        authors="Su",
-        title="Transformer upgrade road 10: RoPE is a β-ary encoding",
-        year=2023,
-        url="https://kexue.fm/archives/9675",
     ),
     sharing="layers",
 )

@@ -19,7 +19,7 @@ from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import widest
 from posenc.encodings.common.recurrence import gated_at, gated_orbit, linear_at, linear_orbit
 from posenc.encodings.common.table import real_positions
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values, without_autocast
@@ -188,9 +188,9 @@ class Recursive(EmbeddingEncoding):
         UnknownNameError: for another ``step``.
         LengthError: in ``forward``, for a position below 0.
 
-    Reference: Su 2021, "Transformer position encodings that rack researchers' brains"
-    (kexue.fm/archives/8130), section on recursive positions; the plain recursion is what
-    Liu et al. 2020 make continuous.
+    Reference: Su 2021, "Transformer position encodings that rack researchers' brains",
+    https://kexue.fm/archives/8130, section on recursive positions; the plain recursion is what Liu
+    et al. 2020 make continuous.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("recursive", dim=4)
@@ -247,12 +247,6 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Any position exists and is bounded; use past the trained ones is uncertain.",
         cost="L·C² once, in log L products",
-    ),
-    citation=Citation(
-        authors="Su",
-        title="Transformer position encodings that rack researchers' brains",
-        year=2021,
-        url="https://kexue.fm/archives/8130",
     ),
     sharing="layers",
 )

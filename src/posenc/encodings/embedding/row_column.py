@@ -13,7 +13,7 @@ from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.common.table import read_rows
 from posenc.encodings.embedding.learned2d import require_grid
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.layout import Layout
 
 
@@ -36,7 +36,8 @@ class RowColumn(EmbeddingEncoding):
             not two axes.
         LengthError: in ``forward``, for a cell outside the tables.
 
-    Reference: Carion et al. 2020, "End-to-End Object Detection with Transformers".
+    Reference: Carion et al. 2020, "End-to-End Object Detection with Transformers",
+    https://arxiv.org/abs/2005.12872.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("row_column", dim=4)
@@ -79,11 +80,5 @@ ENTRY = Entry(
         exceptions={"positions": "only the rows and columns of the tables exist"},
     ),
     sample={"size": (64, 48)},
-    citation=Citation(
-        authors="Carion et al.",
-        title="End-to-End Object Detection with Transformers",
-        year=2020,
-        url="https://arxiv.org/abs/2005.12872",
-    ),
     sharing="layers",
 )

@@ -15,7 +15,7 @@ from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.common.table import real_positions, require_inside
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
@@ -49,7 +49,8 @@ class Seqpe(EmbeddingEncoding):
             another number of axes.
         LengthError: in ``forward``, for a position below 0 or of more digits.
 
-    Reference: Li et al. 2025, "SeqPE: Transformer with Sequential Position Encoding".
+    Reference: Li et al. 2025, "SeqPE: Transformer with Sequential Position Encoding",
+    https://arxiv.org/abs/2506.13277.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("seqpe", dim=8, heads=2)
@@ -183,12 +184,6 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="To digits trained in every place, with the paper's auxiliary losses.",
         cost="L·(digits·A + 1)·12·C² per block, once",
-    ),
-    citation=Citation(
-        authors="Li et al.",
-        title="SeqPE: Transformer with Sequential Position Encoding",
-        year=2025,
-        url="https://arxiv.org/abs/2506.13277",
     ),
     sharing="layers",
 )

@@ -16,7 +16,7 @@ from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
@@ -44,7 +44,8 @@ class Sine2d(EmbeddingEncoding):
         ArgumentError: when an option is out of its domain; in ``forward``, for a layout that has
             not two axes, or with ``scale`` is not a whole image.
 
-    Reference: Carion et al. 2020, "End-to-End Object Detection with Transformers".
+    Reference: Carion et al. 2020, "End-to-End Object Detection with Transformers",
+    https://arxiv.org/abs/2005.12872.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("sine2d", dim=4, scale=None)
@@ -122,11 +123,5 @@ ENTRY = Entry(
         cost="L·C once",
     ),
     sample={"scale": None},
-    citation=Citation(
-        authors="Carion et al.",
-        title="End-to-End Object Detection with Transformers",
-        year=2020,
-        url="https://arxiv.org/abs/2005.12872",
-    ),
     sharing="layers",
 )

@@ -14,7 +14,7 @@ from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.fusion import Fusion, fuse
 from posenc.encodings.common.precision import wider
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
@@ -44,7 +44,7 @@ class Sinusoidal(EmbeddingEncoding):
         ArgumentError: when ``dim`` or ``base`` is out of its domain.
         UnknownNameError: for another ``arrangement`` or ``fusion``.
 
-    Reference: Vaswani et al. 2017, "Attention Is All You Need".
+    Reference: Vaswani et al. 2017, "Attention Is All You Need", https://arxiv.org/abs/1706.03762.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("sinusoidal", dim=4)
@@ -102,12 +102,6 @@ ENTRY = Entry(
         trainable=False,
         extrapolates="Breaks soon past the training length.",
         cost="L·C once",
-    ),
-    citation=Citation(
-        authors="Vaswani et al.",
-        title="Attention Is All You Need",
-        year=2017,
-        url="https://arxiv.org/abs/1706.03762",
     ),
     sharing="layers",
 )

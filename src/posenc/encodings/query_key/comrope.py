@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encodings.common.matrix_rotation import MatrixRotary
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 
 
@@ -38,8 +38,8 @@ class ComRope(MatrixRotary):
             ``head_dim`` (into an even number of blocks if axial), or ``span`` is not above 0.
         UnknownNameError: for another ``variant``.
 
-    Reference: Yu et al. 2025, "ComRoPE: Scalable and Robust Rotary Position Embedding
-    Parameterized by Trainable Commuting Angle Matrices".
+    Reference: Yu et al. 2025, "ComRoPE: Scalable and Robust Rotary Position Embedding Parameterized
+    by Trainable Commuting Angle Matrices", https://arxiv.org/abs/2506.03737.
 
     >>> import posenc, torch
     >>> grid = posenc.Grid.of(posenc.Layout.image(2, 3, prefix=1))
@@ -97,12 +97,5 @@ ENTRY = Entry(
         extrapolates="Holds at resolutions above the trained one better than LieRE, as published.",
         cost="(Q + K)·D·H·b²",
         exceptions={"angles": "matrix exponentials at position p are accurate to |p| · 2^-53"},
-    ),
-    citation=Citation(
-        authors="Yu et al.",
-        title="ComRoPE: Scalable and Robust Rotary Position Embedding Parameterized by Trainable "
-        "Commuting Angle Matrices",
-        year=2025,
-        url="https://arxiv.org/abs/2506.03737",
     ),
 )

@@ -13,7 +13,7 @@ from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wide_product, wider
 from posenc.encodings.common.rotation import PairProducts
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
@@ -51,7 +51,7 @@ class Fope(PairProducts):
         UnknownNameError: for another ``pairing``.
 
     Reference: Hua et al. 2024, "Fourier Position Embedding: Enhancing Attention's Periodic
-    Extension for Length Generalization".
+    Extension for Length Generalization", https://arxiv.org/abs/2412.17739.
 
     >>> import posenc, torch
     >>> grid = posenc.Grid.of(posenc.Layout.sequence(3))
@@ -129,12 +129,5 @@ ENTRY = Entry(
         trainable=False,
         extrapolates="Degrades past the training length, more slowly than RoPE, as published.",
         cost="(Q + K)·(D + M²)·H, M frequencies",
-    ),
-    citation=Citation(
-        authors="Hua et al.",
-        title="Fourier Position Embedding: Enhancing Attention's Periodic Extension for Length "
-        "Generalization",
-        year=2024,
-        url="https://arxiv.org/abs/2412.17739",
     ),
 )

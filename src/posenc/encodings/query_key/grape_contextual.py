@@ -18,7 +18,7 @@ from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.rotation import require_width, rotate
 from posenc.encodings.common.signals import require_signal
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -44,7 +44,8 @@ class GrapeContextual(QueryKeyTransform):
         ArgumentError: when ``dim`` is below 1, ``head_dim`` odd, or ``base`` or ``length`` out of
             its domain.
 
-    Reference: Zhang et al. 2026, "Group Representational Position Encoding".
+    Reference: Zhang et al. 2026, "Group Representational Position Encoding",
+    https://arxiv.org/abs/2512.07805.
 
     >>> import posenc, torch
     >>> grape = posenc.create("grape_contextual", dim=16, head_dim=8)
@@ -112,11 +113,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Degrades past the training length as RoPE does, for equal token lengths.",
         cost="(Q + K)·D·H",
-    ),
-    citation=Citation(
-        authors="Zhang et al.",
-        title="Group Representational Position Encoding",
-        year=2026,
-        url="https://arxiv.org/abs/2512.07805",
     ),
 )

@@ -14,7 +14,7 @@ from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import at_least_single, wider
 from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -38,7 +38,8 @@ class GrapeMultiplicative(Rotary):
     Raises:
         ArgumentError: when ``head_dim`` is odd or ``base`` out of its domain.
 
-    Reference: Zhang et al. 2026, "Group Representational Position Encoding".
+    Reference: Zhang et al. 2026, "Group Representational Position Encoding",
+    https://arxiv.org/abs/2512.07805.
 
     >>> import posenc, torch
     >>> grid = posenc.Grid.of(posenc.Layout.sequence(3))
@@ -100,11 +101,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Degrades past the training length, as RoPE does.",
         cost="(Q + K)·D²·H",
-    ),
-    citation=Citation(
-        authors="Zhang et al.",
-        title="Group Representational Position Encoding",
-        year=2026,
-        url="https://arxiv.org/abs/2512.07805",
     ),
 )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, Positive, Width, checked
 from posenc.encodings.common.matrix_rotation import MatrixRotary
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 
 
 class LieRope(MatrixRotary):
@@ -34,7 +34,8 @@ class LieRope(MatrixRotary):
         ArgumentError: when ``heads`` is below 1, ``block`` is below 2 or does not divide
             ``head_dim``, or ``span`` is not above 0.
 
-    Reference: Ostmeier et al. 2024, "LieRE: Lie Rotational Positional Encodings".
+    Reference: Ostmeier et al. 2024, "LieRE: Lie Rotational Positional Encodings",
+    https://arxiv.org/abs/2406.10322.
 
     >>> import posenc, torch
     >>> grid = posenc.Grid.of(posenc.Layout.image(2, 3, prefix=1))
@@ -72,11 +73,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Degrades at resolutions above the trained one.",
         cost="(Q + K)·D·H·b²",
-    ),
-    citation=Citation(
-        authors="Ostmeier et al.",
-        title="LieRE: Lie Rotational Positional Encodings",
-        year=2024,
-        url="https://arxiv.org/abs/2406.10322",
     ),
 )

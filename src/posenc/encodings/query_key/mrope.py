@@ -15,7 +15,7 @@ from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
@@ -61,7 +61,8 @@ class Mrope(Rotary):
         UnknownNameError: for another ``arrangement`` or ``pairing``.
 
     Reference: Wang et al. 2024, "Qwen2-VL: Enhancing Vision-Language Model's Perception of the
-    World at Any Resolution"; interleaved: Qwen Team 2025, "Qwen3-VL Technical Report".
+    World at Any Resolution", https://arxiv.org/abs/2409.12191; interleaved: Qwen Team 2025,
+    "Qwen3-VL Technical Report".
 
     >>> import posenc, torch
     >>> grid = posenc.Grid.of(posenc.Layout.at(torch.tensor([[[0, 0, 0], [1, 1, 1], [1, 1, 2]]])))
@@ -134,13 +135,6 @@ ENTRY = Entry(
         trainable=False,
         extrapolates="As RoPE; images use few positions, so longer inputs fit the trained range.",
         cost="(Q + K)·D·H",
-    ),
-    citation=Citation(
-        authors="Wang et al.",
-        title="Qwen2-VL: Enhancing Vision-Language Model's Perception of the World at Any "
-        "Resolution",
-        year=2024,
-        url="https://arxiv.org/abs/2409.12191",
     ),
     sharing="layers",
 )

@@ -13,7 +13,7 @@ from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.layout import Layout
 
 
@@ -39,7 +39,7 @@ class PRope(Rotary):
         UnknownNameError: for another ``pairing``.
 
     Reference: Barbero et al. 2024, "Round and Round We Go! What makes Rotary Positional Encodings
-    useful?"
+    useful?", https://arxiv.org/abs/2410.06205.
 
     >>> import posenc, torch
     >>> grid = posenc.Grid.of(posenc.Layout.sequence(3))
@@ -74,12 +74,6 @@ ENTRY = Entry(
         trainable=False,
         extrapolates="Degrades past the training length, later than RoPE.",
         cost="(Q + K)·D·H",
-    ),
-    citation=Citation(
-        authors="Barbero et al.",
-        title="Round and Round We Go! What makes Rotary Positional Encodings useful?",
-        year=2024,
-        url="https://arxiv.org/abs/2410.06205",
     ),
     sharing="layers",
 )

@@ -16,7 +16,7 @@ from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.rotation import repeat_keys, require_width
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -44,7 +44,7 @@ class Pope(QueryKeyTransform):
         UnknownNameError: for another ``initial``.
 
     Reference: Gopalakrishnan et al. 2025, "Decoupling the "What" and "Where" With Polar Coordinate
-    Positional Embeddings".
+    Positional Embeddings", https://arxiv.org/abs/2509.10534.
 
     >>> import posenc, torch
     >>> grid = posenc.Grid.of(posenc.Layout.sequence(3))
@@ -110,11 +110,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Holds better than RoPE past the training length, as published.",
         cost="(Q + K)·2D·H; products of width 2D",
-    ),
-    citation=Citation(
-        authors="Gopalakrishnan et al.",
-        title='Decoupling the "What" and "Where" With Polar Coordinate Positional Embeddings',
-        year=2025,
-        url="https://arxiv.org/abs/2509.10534",
     ),
 )

@@ -14,7 +14,7 @@ from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
@@ -45,7 +45,8 @@ class Rope(Rotary):
         ArgumentError: when the rotated width is odd or zero, or an option is out of its domain.
         UnknownNameError: for another ``pairing``.
 
-    Reference: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding".
+    Reference: Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding",
+    https://arxiv.org/abs/2104.09864.
 
     >>> import posenc, torch
     >>> grid = posenc.Grid.of(posenc.Layout.sequence(3))
@@ -130,12 +131,6 @@ ENTRY = Entry(
         trainable=False,
         extrapolates="Degrades past the training length; can be extended (posenc.extension).",
         cost="(Q + K)·D·H",
-    ),
-    citation=Citation(
-        authors="Su et al.",
-        title="RoFormer: Enhanced Transformer with Rotary Position Embedding",
-        year=2021,
-        url="https://arxiv.org/abs/2104.09864",
     ),
     sharing="layers",
 )

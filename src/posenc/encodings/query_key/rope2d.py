@@ -13,7 +13,7 @@ from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
@@ -49,7 +49,8 @@ class Rope2d(Rotary):
         ArgumentError: when ``head_dim`` is no multiple of 4, or ``base`` is not above 1.
         UnknownNameError: for another ``pairing``.
 
-    Reference: Heo et al. 2024, "Rotary Position Embedding for Vision Transformer".
+    Reference: Heo et al. 2024, "Rotary Position Embedding for Vision Transformer",
+    https://arxiv.org/abs/2403.13298.
 
     >>> import posenc, torch
     >>> grid = posenc.Grid.of(posenc.Layout.image(2, 3, prefix=1))
@@ -83,12 +84,6 @@ ENTRY = Entry(
         trainable=False,
         extrapolates="Holds at resolutions somewhat above the trained one, then degrades.",
         cost="(Q + K)·D·H",
-    ),
-    citation=Citation(
-        authors="Heo et al.",
-        title="Rotary Position Embedding for Vision Transformer",
-        year=2024,
-        url="https://arxiv.org/abs/2403.13298",
     ),
     sharing="layers",
 )

@@ -15,7 +15,7 @@ from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.query_key.rope2d import require_quarters
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.layout import Layout
 
 
@@ -41,7 +41,8 @@ class RopeMixed(Rotary):
             not above 1.
         UnknownNameError: for another ``pairing``.
 
-    Reference: Heo et al. 2024, "Rotary Position Embedding for Vision Transformer".
+    Reference: Heo et al. 2024, "Rotary Position Embedding for Vision Transformer",
+    https://arxiv.org/abs/2403.13298.
 
     >>> import posenc, torch
     >>> grid = posenc.Grid.of(posenc.Layout.image(2, 3, prefix=1))
@@ -90,11 +91,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Holds at resolutions above the trained one better than axial RoPE.",
         cost="(Q + K)·D·H",
-    ),
-    citation=Citation(
-        authors="Heo et al.",
-        title="Rotary Position Embedding for Vision Transformer",
-        year=2024,
-        url="https://arxiv.org/abs/2403.13298",
     ),
 )

@@ -10,7 +10,7 @@ from posenc.arguments import Base, Width, checked
 from posenc.encoding import Pairing, QueryKeyTransform, Rotation
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.query_key.rope import Rope
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
@@ -42,7 +42,7 @@ class RopePp(QueryKeyTransform):
         UnknownNameError: for another ``pairing``.
 
     Reference: Liu et al. 2025, "Beyond Real: Imaginary Extension of Rotary Position Embeddings for
-    Long-Context LLMs".
+    Long-Context LLMs", https://arxiv.org/abs/2512.07525.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("rope_pp", head_dim=8)
@@ -97,13 +97,6 @@ ENTRY = Entry(
         trainable=False,
         extrapolates="Degrades past the training length, later than RoPE, as published.",
         cost="(Q + K)·D·H; half the projections and cache",
-    ),
-    citation=Citation(
-        authors="Liu et al.",
-        title="Beyond Real: Imaginary Extension of Rotary Position Embeddings for Long-Context "
-        "LLMs",
-        year=2025,
-        url="https://arxiv.org/abs/2512.07525",
     ),
     sharing="layers",
 )

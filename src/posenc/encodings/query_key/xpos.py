@@ -13,7 +13,7 @@ from posenc.arguments import Base, Positive, Width, checked
 from posenc.encoding import Pairing, QueryKeyTransform
 from posenc.encoding.tensors import Keys, Queries
 from posenc.encodings.query_key.rope import Rope
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 
 EXPONENT_FRACTION = 0.45
@@ -49,7 +49,8 @@ class Xpos(QueryKeyTransform):
             ``scale_base`` is not above 0.
         UnknownNameError: for another ``pairing``.
 
-    Reference: Sun et al. 2022, "A Length-Extrapolatable Transformer".
+    Reference: Sun et al. 2022, "A Length-Extrapolatable Transformer",
+    https://arxiv.org/abs/2212.10554.
 
     >>> import posenc, torch
     >>> grid = posenc.Grid.of(posenc.Layout.sequence(3), causal=True)
@@ -122,12 +123,6 @@ ENTRY = Entry(
         trainable=False,
         extrapolates="Degrades more slowly than RoPE past the training length.",
         cost="(Q + K)·D·H",
-    ),
-    citation=Citation(
-        authors="Sun et al.",
-        title="A Length-Extrapolatable Transformer",
-        year=2022,
-        url="https://arxiv.org/abs/2212.10554",
     ),
     sharing="layers",
 )

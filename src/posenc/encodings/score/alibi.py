@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, checked
 from posenc.encodings.common.offset_bias import OffsetBias
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 
 
@@ -34,7 +34,8 @@ class Alibi(OffsetBias):
     Raises:
         ArgumentError: when ``heads`` is below 1, or ``asymmetric`` comes without ``learned``.
 
-    Reference: Press et al. 2022, "Train Short, Test Long".
+    Reference: Press et al. 2022, "Train Short, Test Long: Attention with Linear Biases Enables
+    Input Length Extrapolation", https://arxiv.org/abs/2108.12409.
 
     >>> import posenc, torch
     >>> alibi = posenc.create("alibi", heads=8).score
@@ -93,13 +94,6 @@ ENTRY = Entry(
         trainable=False,
         extrapolates="Holds far past the training length; what is far away fades.",
         cost="Q·K·H; a table of Q + K offsets on regular layouts",
-    ),
-    citation=Citation(
-        authors="Press et al.",
-        title="Train Short, Test Long: Attention with Linear Biases Enables Input Length "
-        "Extrapolation",
-        year=2022,
-        url="https://arxiv.org/abs/2108.12409",
     ),
     sharing="layers",
 )

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encodings.common.gated_decay import GatedDecay
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 
 
 class Cable(GatedDecay):
@@ -27,7 +27,8 @@ class Cable(GatedDecay):
     Raises:
         ArgumentError: when an argument is below 1.
 
-    Reference: Veisi et al. 2025, "Context-aware Biases for Length Extrapolation".
+    Reference: Veisi et al. 2025, "Context-aware Biases for Length Extrapolation",
+    https://arxiv.org/abs/2503.08067.
 
     >>> import posenc, torch
     >>> cable = posenc.create("cable", dim=64, heads=8)
@@ -47,11 +48,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Holds well past the training length.",
         cost="L·C·H for the lengths, then a number a query and a key",
-    ),
-    citation=Citation(
-        authors="Veisi et al.",
-        title="Context-aware Biases for Length Extrapolation",
-        year=2025,
-        url="https://arxiv.org/abs/2503.08067",
     ),
 )

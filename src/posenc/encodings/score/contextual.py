@@ -10,7 +10,7 @@ from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.clipped_offsets import ClippedTable
 from posenc.encodings.score.shaw import ShawValues
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 
 
@@ -37,7 +37,7 @@ def contextual(*, head_dim: Width, max_distance: Natural = 16) -> Encoding:
         ArgumentError: when ``head_dim`` is below 1 or ``max_distance`` negative.
 
     Reference: Wu et al. 2021, "Rethinking and Improving Relative Position Encoding for Vision
-    Transformer"; Shaw et al. 2018.
+    Transformer", https://arxiv.org/abs/2107.14222; Shaw et al. 2018.
 
     >>> import posenc
     >>> [type(part).__name__ for part in posenc.create("contextual", head_dim=64).parts()]
@@ -90,11 +90,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Degrades slowly: offsets beyond the clip distance share a vector.",
         cost="Q·K·H beside (Q + K)·(2k + 1)·D·H",
-    ),
-    citation=Citation(
-        authors="Wu et al.",
-        title="Rethinking and Improving Relative Position Encoding for Vision Transformer",
-        year=2021,
-        url="https://arxiv.org/abs/2107.14222",
     ),
 )

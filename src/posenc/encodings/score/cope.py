@@ -9,7 +9,7 @@ from posenc.arguments import Length, Width, checked
 from posenc.encoding import FusedScore, GateCounts, ScoreTerm, TokenTableProduct
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.prefix_sums import Ranks
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
@@ -35,7 +35,7 @@ class Cope(ScoreTerm):
         ArgumentError: when ``head_dim`` is below 1 or ``max_count`` below 2.
 
     Reference: Golovneva et al. 2024, "Contextual Position Encoding: Learning to Count What's
-    Important".
+    Important", https://arxiv.org/abs/2405.18719.
 
     >>> import posenc
     >>> posenc.create("cope", head_dim=32).score.rows.shape
@@ -81,11 +81,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Fair: counts beyond the table share a row; they grow slower than positions.",
         cost="Q·K·H beside Q·N·D·H",
-    ),
-    citation=Citation(
-        authors="Golovneva et al.",
-        title="Contextual Position Encoding: Learning to Count What's Important",
-        year=2024,
-        url="https://arxiv.org/abs/2405.18719",
     ),
 )

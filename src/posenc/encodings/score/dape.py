@@ -15,7 +15,7 @@ from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.fire import Fire
 from posenc.encodings.score.kerple import Kerple
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 
 Bias = Literal["alibi", "fire", "kerple"]
@@ -47,7 +47,7 @@ class Dape(ScoreTerm):
         UnknownNameError: for another ``bias``.
 
     Reference: Zheng et al. 2024, "DAPE: Data-Adaptive Positional Encoding for Length
-    Extrapolation".
+    Extrapolation", https://arxiv.org/abs/2405.14722.
 
     >>> import posenc
     >>> posenc.create("dape", heads=8).score.input.weight.shape
@@ -96,11 +96,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Holds far past the training length.",
         cost="Q·K·3H·hidden; memory for Q·K·(2H + hidden)",
-    ),
-    citation=Citation(
-        authors="Zheng et al.",
-        title="DAPE: Data-Adaptive Positional Encoding for Length Extrapolation",
-        year=2024,
-        url="https://arxiv.org/abs/2405.14722",
     ),
 )

@@ -15,7 +15,7 @@ from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduc
 from posenc.encoding.parts import Projection
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.runtime import has_values
@@ -74,7 +74,8 @@ def deberta(
         ArgumentError: when a size or count is out of its domain.
         UnknownNameError: for another ``projections``, ``lookup`` or ``clamp``.
 
-    Reference: He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention".
+    Reference: He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention",
+    https://arxiv.org/abs/2006.03654.
 
     >>> import posenc, torch
     >>> first, second = posenc.create_layers("deberta", layers=2, dim=64, heads=4)
@@ -349,12 +350,6 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Degrades slowly: offsets from max_distance on share a row.",
         cost="Q·K·H beside (Q + K)·S·D·H",
-    ),
-    citation=Citation(
-        authors="He et al.",
-        title="DeBERTa: Decoding-enhanced BERT with Disentangled Attention",
-        year=2021,
-        url="https://arxiv.org/abs/2006.03654",
     ),
     sharing=_share_embeddings,
 )

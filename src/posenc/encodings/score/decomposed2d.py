@@ -15,7 +15,7 @@ from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores,
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.special_tokens import has_special, zero_special_pairs
 from posenc.encodings.common.window import Window
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 
 
@@ -42,7 +42,7 @@ class Decomposed2d(ScoreTerm):
         ArgumentError: when ``head_dim`` or a side of ``size`` is below 1.
 
     Reference: Li et al. 2022, "MViTv2: Improved Multiscale Vision Transformers for Classification
-    and Detection"; Kirillov et al. 2023, "Segment Anything".
+    and Detection", https://arxiv.org/abs/2112.01526; Kirillov et al. 2023, "Segment Anything".
 
     >>> import posenc
     >>> part = posenc.create("decomposed2d", head_dim=8, size=(2, 3)).score
@@ -106,11 +106,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Not at all: a larger image needs the tables resampled (posenc.extension).",
         cost="Q·K·H beside 2·Q·(Y + X)·D·H",
-    ),
-    citation=Citation(
-        authors="Li et al.",
-        title="MViTv2: Improved Multiscale Vision Transformers for Classification and Detection",
-        year=2022,
-        url="https://arxiv.org/abs/2112.01526",
     ),
 )

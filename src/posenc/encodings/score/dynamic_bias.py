@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from posenc.arguments import Count, Width, checked
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.common.precision import WideLayerNorm, WideLinear
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 
 
 class DynamicBias(OffsetBias):
@@ -33,8 +33,8 @@ class DynamicBias(OffsetBias):
     Raises:
         ArgumentError: when ``heads``, ``hidden`` or ``depth`` is below 1.
 
-    Reference: Wang et al. 2021, "CrossFormer: A Versatile Vision Transformer Hinging on
-    Cross-scale Attention".
+    Reference: Wang et al. 2021, "CrossFormer: A Versatile Vision Transformer Hinging on Cross-scale
+    Attention", https://arxiv.org/abs/2108.00154.
 
     >>> import posenc, torch
     >>> bias = posenc.create("dynamic_bias", heads=6, dim=48).score
@@ -103,12 +103,6 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Degrades past the training length; less so with log_distance.",
         cost="Q·K·(depth·hidden² + H); a table of Q + K offsets on regular layouts",
-    ),
-    citation=Citation(
-        authors="Wang et al.",
-        title="CrossFormer: A Versatile Vision Transformer Hinging on Cross-scale Attention",
-        year=2021,
-        url="https://arxiv.org/abs/2108.00154",
     ),
     sharing="layers",
 )

@@ -12,7 +12,7 @@ from posenc.arguments import Count, Positive, Width, checked
 from posenc.encoding import DistanceFunction, FusedScore, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 
 
@@ -37,7 +37,7 @@ class Fire(ScoreTerm):
         ArgumentError: when an argument is out of its domain.
 
     Reference: Li et al. 2024, "Functional Interpolation for Relative Positions Improves Long
-    Context Transformers".
+    Context Transformers", https://arxiv.org/abs/2310.04418.
 
     >>> import posenc
     >>> posenc.create("fire", heads=8).score.input.weight.shape
@@ -125,12 +125,6 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Holds past the training length: its inputs stay in the trained range.",
         cost="Q·K·(H + hidden)",
-    ),
-    citation=Citation(
-        authors="Li et al.",
-        title="Functional Interpolation for Relative Positions Improves Long Context Transformers",
-        year=2024,
-        url="https://arxiv.org/abs/2310.04418",
     ),
     sharing="layers",
 )

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encodings.common.gated_decay import GatedDecay
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 
 
 class Forgetting(GatedDecay):
@@ -27,7 +27,8 @@ class Forgetting(GatedDecay):
     Raises:
         ArgumentError: when an argument is below 1.
 
-    Reference: Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate".
+    Reference: Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate",
+    https://arxiv.org/abs/2503.02130.
 
     >>> import posenc, torch
     >>> forgetting = posenc.create("forgetting", dim=64, heads=8)
@@ -47,11 +48,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Holds well past the training length: distant tokens have low weight.",
         cost="L·C·H for the gates, then a number a query and a key",
-    ),
-    citation=Citation(
-        authors="Lin et al.",
-        title="Forgetting Transformer: Softmax Attention with a Forget Gate",
-        year=2025,
-        url="https://arxiv.org/abs/2503.02130",
     ),
 )

@@ -17,7 +17,7 @@ from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.rotation import rotate
 from posenc.encodings.common.signals import require_signal
 from posenc.encodings.score.alibi import geometric_slopes
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -42,7 +42,8 @@ class GrapeAdditive(ScoreTerm):
     Raises:
         ArgumentError: when an argument is below 1, or ``width`` is odd.
 
-    Reference: Zhang et al. 2026, "Group Representational Position Encoding".
+    Reference: Zhang et al. 2026, "Group Representational Position Encoding",
+    https://arxiv.org/abs/2512.07805.
 
     >>> import posenc, torch
     >>> grape = posenc.create("grape_additive", dim=64, heads=4)
@@ -95,11 +96,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Holds, as published: the penalty grows with distance, as ALiBi's does.",
         cost="Q·K·E·H",
-    ),
-    citation=Citation(
-        authors="Zhang et al.",
-        title="Group Representational Position Encoding",
-        year=2026,
-        url="https://arxiv.org/abs/2512.07805",
     ),
 )

@@ -14,7 +14,7 @@ from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores,
 from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
 from posenc.encodings.common.piecewise_index import Buckets, Method, Piecewise, buckets_of
 from posenc.encodings.common.special_tokens import has_special, special_pairs
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
@@ -65,7 +65,7 @@ def irpe(
         UnknownNameError: for another ``method`` or ``mode``.
 
     Reference: Wu et al. 2021, "Rethinking and Improving Relative Position Encoding for Vision
-    Transformer".
+    Transformer", https://arxiv.org/abs/2107.14222.
 
     >>> import posenc
     >>> encoding = posenc.create("irpe", heads=4, head_dim=32, on="qkv")
@@ -248,11 +248,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Holds moderately: offsets from about 15 cells on share a bucket.",
         cost="Q·K·H beside Q·N·D·H a site",
-    ),
-    citation=Citation(
-        authors="Wu et al.",
-        title="Rethinking and Improving Relative Position Encoding for Vision Transformer",
-        year=2021,
-        url="https://arxiv.org/abs/2107.14222",
     ),
 )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Count, checked
 from posenc.encodings.common.offset_bias import OffsetBias
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.runtime import has_values
 
@@ -40,7 +40,7 @@ class Kerple(OffsetBias):
         UnknownNameError: for another ``kernel``.
 
     Reference: Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length
-    Extrapolation".
+    Extrapolation", https://arxiv.org/abs/2205.09921.
 
     >>> import posenc, torch
     >>> kerple = posenc.create("kerple", heads=8).score
@@ -108,12 +108,6 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Holds far past the training length; the log kernel best.",
         cost="Q·K·H; a table of Q + K offsets on regular layouts",
-    ),
-    citation=Citation(
-        authors="Chi et al.",
-        title="KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation",
-        year=2022,
-        url="https://arxiv.org/abs/2205.09921",
     ),
     sharing="layers",
 )

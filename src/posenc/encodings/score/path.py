@@ -15,7 +15,7 @@ from posenc.encoding.tensors import Features, Keys, Queries, Scores
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.signals import require_signal
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -44,7 +44,7 @@ class Path(ScoreTerm):
         ArgumentError: when an argument is below 1.
 
     Reference: Yang et al. 2025, "PaTH Attention: Position Encoding via Accumulating Householder
-    Transformations".
+    Transformations", https://arxiv.org/abs/2505.16381.
 
     >>> import posenc, torch
     >>> path = posenc.create("path", dim=64, heads=8)
@@ -222,11 +222,5 @@ ENTRY = Entry(
             "windows_are_windows": "directions come from a convolution, which reaches two tokens "
             "past the window"
         },
-    ),
-    citation=Citation(
-        authors="Yang et al.",
-        title="PaTH Attention: Position Encoding via Accumulating Householder Transformations",
-        year=2025,
-        url="https://arxiv.org/abs/2505.16381",
     ),
 )

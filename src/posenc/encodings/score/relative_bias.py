@@ -12,7 +12,7 @@ from posenc.arguments import Count, Natural, checked
 from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.clipped_offsets import clipped_bucket
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 
 Placement = Literal["outside", "inside"]
@@ -38,7 +38,7 @@ class RelativeBias(ScoreTerm):
         UnknownNameError: for another ``placement``.
 
     Reference: Wu et al. 2021, "Rethinking and Improving Relative Position Encoding for Vision
-    Transformer" (bias mode, with Shaw's clip function).
+    Transformer", https://arxiv.org/abs/2107.14222 (bias mode, with Shaw's clip function).
 
     >>> import posenc, torch
     >>> bias = posenc.create("relative_bias", heads=4, max_distance=2).score
@@ -85,11 +85,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Degrades slowly: offsets beyond the clip distance share a number.",
         cost="Q·K·H; a table of Q + K offsets on regular layouts",
-    ),
-    citation=Citation(
-        authors="Wu et al.",
-        title="Rethinking and Improving Relative Position Encoding for Vision Transformer",
-        year=2021,
-        url="https://arxiv.org/abs/2107.14222",
     ),
 )

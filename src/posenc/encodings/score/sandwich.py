@@ -11,7 +11,7 @@ from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.common.precision import wider
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 
 
 class Sandwich(OffsetBias):
@@ -31,7 +31,7 @@ class Sandwich(OffsetBias):
         ArgumentError: when ``heads`` is below 1, ``width`` odd or below 2, or ``base`` at most 1.
 
     Reference: Chi et al. 2023, "Dissecting Transformer Length Extrapolation via the Lens of
-    Receptive Field Analysis".
+    Receptive Field Analysis", https://arxiv.org/abs/2212.10356.
 
     >>> import posenc, torch
     >>> sandwich = posenc.create("sandwich", heads=8, width=4).score
@@ -66,13 +66,6 @@ ENTRY = Entry(
         trainable=False,
         extrapolates="Holds past the training length.",
         cost="Q·K·H; a table of Q + K offsets on regular layouts",
-    ),
-    citation=Citation(
-        authors="Chi et al.",
-        title="Dissecting Transformer Length Extrapolation via the Lens of Receptive Field "
-        "Analysis",
-        year=2023,
-        url="https://arxiv.org/abs/2212.10356",
     ),
     sharing="layers",
 )

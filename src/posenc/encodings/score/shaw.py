@@ -10,7 +10,7 @@ from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduc
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
 from posenc.encodings.common.clipped_offsets import ClippedTable
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 
 
@@ -33,7 +33,8 @@ def shaw(*, head_dim: Width, max_distance: Natural = 16) -> Encoding:
     Raises:
         ArgumentError: when ``head_dim`` is below 1 or ``max_distance`` negative.
 
-    Reference: Shaw et al. 2018, "Self-Attention with Relative Position Representations".
+    Reference: Shaw et al. 2018, "Self-Attention with Relative Position Representations",
+    https://arxiv.org/abs/1803.02155.
 
     >>> import posenc
     >>> [type(part).__name__ for part in posenc.create("shaw", head_dim=64).parts()]
@@ -88,11 +89,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Degrades slowly: offsets beyond the clip distance share a vector.",
         cost="Q·K·H beside Q·(2k + 1)·D·H",
-    ),
-    citation=Citation(
-        authors="Shaw et al.",
-        title="Self-Attention with Relative Position Representations",
-        year=2018,
-        url="https://arxiv.org/abs/1803.02155",
     ),
 )

@@ -11,7 +11,7 @@ from posenc.arguments import checked
 from posenc.encoding import FusedScore, ScoreTerm, StickWeights
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.prefix_sums import Ranks
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 
 Remainder = Literal["self", "none"]
@@ -36,7 +36,7 @@ class StickBreaking(ScoreTerm):
         UnknownNameError: for another ``remainder``.
 
     Reference: Tan et al. 2025, "Scaling Stick-Breaking Attention: An Efficient Implementation and
-    In-depth Study".
+    In-depth Study", https://arxiv.org/abs/2410.17980.
 
     >>> import posenc, torch
     >>> layout = posenc.Layout.sequence(3)
@@ -81,12 +81,6 @@ ENTRY = Entry(
         trainable=False,
         extrapolates="Holds well past the training length: near tokens take the weight first.",
         cost="Q·K·H",
-    ),
-    citation=Citation(
-        authors="Tan et al.",
-        title="Scaling Stick-Breaking Attention: An Efficient Implementation and In-depth Study",
-        year=2025,
-        url="https://arxiv.org/abs/2410.17980",
     ),
     sharing="layers",
 )

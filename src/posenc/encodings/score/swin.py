@@ -13,7 +13,7 @@ from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.special_tokens import has_special, zero_special_pairs
 from posenc.encodings.common.window import Window
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 
 
@@ -37,7 +37,7 @@ class Swin(ScoreTerm):
         ArgumentError: when ``heads`` or a side of ``window`` is below 1.
 
     Reference: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted
-    Windows".
+    Windows", https://arxiv.org/abs/2103.14030.
 
     >>> import posenc, torch
     >>> swin = posenc.create("swin", heads=4, window=(2, 3)).score
@@ -88,10 +88,4 @@ ENTRY = Entry(
         cost="Q·K·H; a table of H·(2M - 1)² numbers",
     ),
     sample={"window": (14, 14)},
-    citation=Citation(
-        authors="Liu et al.",
-        title="Swin Transformer: Hierarchical Vision Transformer using Shifted Windows",
-        year=2021,
-        url="https://arxiv.org/abs/2103.14030",
-    ),
 )

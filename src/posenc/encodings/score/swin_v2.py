@@ -16,7 +16,7 @@ from posenc.encodings.common.cosine import CosineLogits
 from posenc.encodings.common.precision import WideLinear
 from posenc.encodings.common.special_tokens import has_special, zero_special_pairs
 from posenc.encodings.common.window import Window
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 
 Logits = Literal["cosine", "dot"]
@@ -52,7 +52,8 @@ def swin_v2(
         ArgumentError: when ``heads``, ``hidden`` or a side of ``window`` is below 1.
         UnknownNameError: for other ``logits``.
 
-    Reference: Liu et al. 2022, "Swin Transformer V2: Scaling Up Capacity and Resolution".
+    Reference: Liu et al. 2022, "Swin Transformer V2: Scaling Up Capacity and Resolution",
+    https://arxiv.org/abs/2111.09883.
 
     >>> import posenc
     >>> encoding = posenc.create("swin_v2", heads=4)
@@ -142,11 +143,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Holds at moderately larger windows: offsets are on a log scale.",
         cost="Q·K·H beside (Q + K)·D·H; a table of offsets for whole images",
-    ),
-    citation=Citation(
-        authors="Liu et al.",
-        title="Swin Transformer V2: Scaling Up Capacity and Resolution",
-        year=2022,
-        url="https://arxiv.org/abs/2111.09883",
     ),
 )

@@ -11,7 +11,7 @@ from torch import nn
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, ScoreTerm
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
@@ -43,7 +43,7 @@ class T5(ScoreTerm):
         ArgumentError: when ``heads``, ``buckets`` or ``max_distance`` is out of its domain.
 
     Reference: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified
-    Text-to-Text Transformer", section 2.1.
+    Text-to-Text Transformer", https://arxiv.org/abs/1910.10683, section 2.1.
 
     >>> import posenc, torch
     >>> t5 = posenc.create("t5", heads=8).score
@@ -132,12 +132,6 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Holds or degrades slowly: all far distances share a bucket.",
         cost="Q·K·H; a table of Q + K offsets on regular layouts",
-    ),
-    citation=Citation(
-        authors="Raffel et al.",
-        title="Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
-        year=2020,
-        url="https://arxiv.org/abs/1910.10683",
     ),
     sharing="layers",
 )

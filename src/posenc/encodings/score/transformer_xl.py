@@ -16,7 +16,7 @@ from posenc.encodings.common.buckets import gather_rows, offset_index
 from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 
 STD = 0.02
@@ -51,7 +51,7 @@ def transformer_xl(
         ArgumentError: when ``dim`` is odd or anything is out of its domain.
 
     Reference: Dai et al. 2019, "Transformer-XL: Attentive Language Models beyond a Fixed-Length
-    Context".
+    Context", https://arxiv.org/abs/1901.02860.
 
     >>> import posenc
     >>> first, second = posenc.create_layers("transformer_xl", layers=2, dim=64, heads=4)
@@ -211,12 +211,6 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Degrades past the training length: farther sinusoids are new to W.",
         cost="Q·K·H beside Q·(Q + K)·D·H; Q·K·C·H on irregular layouts",
-    ),
-    citation=Citation(
-        authors="Dai et al.",
-        title="Transformer-XL: Attentive Language Models beyond a Fixed-Length Context",
-        year=2019,
-        url="https://arxiv.org/abs/1901.02860",
     ),
     sharing=_share_biases,
 )

@@ -19,7 +19,7 @@ from posenc.encodings.common.precision import (
 )
 from posenc.encodings.common.table import read_rows, require_inside
 from posenc.encodings.score.t5 import T5
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import has_values
@@ -60,7 +60,8 @@ class Tupe(ScoreTerm):
         ArgumentError: when a size or count is out of its domain.
         LengthError: in ``forward``, for a token outside the table.
 
-    Reference: Ke et al. 2021, "Rethinking Positional Encoding in Language Pre-training".
+    Reference: Ke et al. 2021, "Rethinking Positional Encoding in Language Pre-training",
+    https://arxiv.org/abs/2006.15595.
 
     >>> import posenc
     >>> layers = posenc.create_layers("tupe", layers=2, dim=64, heads=4, max_length=128)
@@ -225,12 +226,6 @@ ENTRY = Entry(
         extrapolates="Not at all: positions past the table raise.",
         cost="Q·K·D·H, as extra columns on queries and keys",
         exceptions={"positions": "only 0 … max_length - 1 exist"},
-    ),
-    citation=Citation(
-        authors="Ke et al.",
-        title="Rethinking Positional Encoding in Language Pre-training",
-        year=2021,
-        url="https://arxiv.org/abs/2006.15595",
     ),
     sharing="layers",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from posenc.arguments import Base, Count, Width, checked
 from posenc.encodings.score.transformer_xl import GlobalBiases, TransformerXL
-from posenc.entry import Citation, Claims, Entry
+from posenc.entry import Claims, Entry
 
 
 @checked
@@ -26,7 +26,7 @@ def xlnet(*, dim: Width, heads: Count, head_dim: Width, base: Base = 10000.0) ->
         ArgumentError: when ``dim`` is odd or anything is out of its domain.
 
     Reference: Yang et al. 2019, "XLNet: Generalized Autoregressive Pretraining for Language
-    Understanding".
+    Understanding", https://arxiv.org/abs/1906.08237.
 
     >>> import posenc
     >>> first, second = posenc.create_layers("xlnet", layers=2, dim=64, heads=4)
@@ -46,11 +46,5 @@ ENTRY = Entry(
         trainable=True,
         extrapolates="Degrades past the training length: farther sinusoids are new to W.",
         cost="Q·K·H beside Q·(Q + K)·D·H; Q·K·C·H on irregular layouts",
-    ),
-    citation=Citation(
-        authors="Yang et al.",
-        title="XLNet: Generalized Autoregressive Pretraining for Language Understanding",
-        year=2019,
-        url="https://arxiv.org/abs/1906.08237",
     ),
 )

@@ -31,5 +31,4 @@ ENTRY = Extension(
         expect="What the encoding itself does: RoPE degrades at once, ALiBi hardly.",
         transformers="default",
     ),
-    citation=None,
 )

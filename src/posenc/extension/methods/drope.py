@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from posenc.encoding import Encoding
-from posenc.entry import Citation
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_rope
 
@@ -22,7 +21,8 @@ def drope(encoding: Encoding) -> Encoding:
     Raises:
         ArgumentError: if it has no RoPE.
 
-    Reference: Gelberg et al. 2025.
+    Reference: Gelberg et al. 2025, "Extending the Context of Pretrained LLMs by Dropping Their
+    Positional Embeddings", https://arxiv.org/abs/2512.12167.
 
     >>> import posenc
     >>> from posenc.extension import drope
@@ -40,11 +40,5 @@ ENTRY = Extension(
         identity_at_one=False,
         training="needed",
         expect="Useless before recalibration; after it the length matters less.",
-    ),
-    citation=Citation(
-        authors="Gelberg et al.",
-        title="Extending the Context of Pretrained LLMs by Dropping Their Positional Embeddings",
-        year=2025,
-        url="https://arxiv.org/abs/2512.12167",
     ),
 )

@@ -9,7 +9,6 @@ import torch
 
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
-from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.banded import BandedRope, RotationBand
 from posenc.extension.entry import Extension, ExtensionClaims
@@ -38,7 +37,8 @@ def dual_chunk(
     Raises:
         ArgumentError: if the encoding does not fit, or an argument is outside its domain.
 
-    Reference: An et al. 2024.
+    Reference: An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models",
+    https://arxiv.org/abs/2402.17463.
 
     >>> import posenc
     >>> from posenc.extension import dual_chunk
@@ -99,10 +99,4 @@ ENTRY = Extension(
         cost="2·Q·K·D·H more",
     ),
     sample={"reach": 4, "local": 1},
-    citation=Citation(
-        authors="An et al.",
-        title="Training-Free Long-Context Scaling of Large Language Models",
-        year=2024,
-        url="https://arxiv.org/abs/2402.17463",
-    ),
 )

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
-from posenc.entry import Citation
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
 from posenc.extension.methods.ntk import require_pairs
@@ -33,7 +32,8 @@ def dynamic_ntk(encoding: Encoding, *, factor: float, length: float) -> Encoding
         ArgumentError: if it has no RoPE as trained of at least two pairs, or an argument is outside
             its domain.
 
-    Reference: emozilla 2023 (r/LocalLLaMA).
+    Reference: emozilla 2023, "Dynamically Scaled RoPE further increases performance of long context
+    LLaMA", https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr/.
 
     >>> import posenc
     >>> from posenc.extension import dynamic_ntk
@@ -77,11 +77,5 @@ ENTRY = Extension(
         expect="As NTK at each length; identical to the original up to the trained length.",
         cost="(Q + K)·D·H, for all keys at each call",
         transformers="dynamic",
-    ),
-    citation=Citation(
-        authors="emozilla",
-        title="Dynamically Scaled RoPE further increases performance of long context LLaMA",
-        year=2023,
-        url="https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr/",
     ),
 )

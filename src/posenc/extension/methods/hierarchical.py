@@ -7,7 +7,6 @@ import torch
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.hierarchical import PAPER_ALPHA, hierarchical_rows
 from posenc.encodings.embedding.learned import Learned
-from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_part
@@ -32,7 +31,8 @@ def hierarchical(
     Raises:
         ArgumentError: if there is no learned table, or an argument is outside its domain.
 
-    Reference: Su 2020 (kexue.fm/archives/7947).
+    Reference: Su 2020, "Hierarchical decomposition of position encodings: BERT can handle
+    ultra-long texts", https://kexue.fm/archives/7947.
 
     >>> import posenc
     >>> from posenc.extension import hierarchical
@@ -69,11 +69,5 @@ ENTRY = Extension(
         short_unchanged=True,
         training="helps",
         expect="Untouched up to the trained length; usable past it, better after a short training.",
-    ),
-    citation=Citation(
-        authors="Su",
-        title="Hierarchical decomposition of position encodings: BERT can handle ultra-long texts",
-        year=2020,
-        url="https://kexue.fm/archives/7947",
     ),
 )

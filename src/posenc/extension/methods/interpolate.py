@@ -16,7 +16,6 @@ from posenc.encodings.embedding.radix import Radix
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.score.swin import Swin
-from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import Misfit, replaced, require_factor
@@ -68,7 +67,9 @@ def interpolate(
         ArgumentError: if no part can be interpolated, ``factor`` is below 1, or ``factor`` and
             ``size`` are both missing.
 
-    Reference: Chen et al. 2023; Dosovitskiy et al. 2021, section 3.2; Liu et al. 2021, section 4.1.
+    Reference: Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
+    Interpolation", https://arxiv.org/abs/2306.15595; Dosovitskiy et al. 2021, section 3.2; Liu et
+    al. 2021, section 4.1.
 
     >>> import posenc
     >>> from posenc.extension import interpolate
@@ -190,11 +191,5 @@ ENTRY = Extension(
         expect="RoPE: usable without training to about twice the length, near tokens blur; images "
         "and tables for them: good at once.",
         transformers="linear",
-    ),
-    citation=Citation(
-        authors="Chen et al.",
-        title="Extending Context Window of Large Language Models via Positional Interpolation",
-        year=2023,
-        url="https://arxiv.org/abs/2306.15595",
     ),
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from posenc.encoding import Encoding
-from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
@@ -32,7 +31,8 @@ def llama3(
         ArgumentError: if it has no RoPE as trained, or an argument is outside its domain (0 ≤ low <
             high).
 
-    Reference: Grattafiori et al. 2024, and the release of Llama 3.1.
+    Reference: Grattafiori et al. 2024, "The Llama 3 Herd of Models",
+    https://arxiv.org/abs/2407.21783, and the release of Llama 3.1.
 
     >>> import posenc
     >>> from posenc.extension import llama3
@@ -66,12 +66,6 @@ ENTRY = Extension(
     on=("rope",),
     claims=ExtensionClaims(
         training="helps", expect="As NTK-by-parts, with a shorter ramp.", transformers="llama3"
-    ),
-    citation=Citation(
-        authors="Grattafiori et al.",
-        title="The Llama 3 Herd of Models",
-        year=2024,
-        url="https://arxiv.org/abs/2407.21783",
     ),
     advice=llama3_advice,
 )

@@ -19,7 +19,6 @@ from posenc.encoding import (
     TokenTableProduct,
 )
 from posenc.encoding.parts import Projection
-from posenc.entry import Citation
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import Misfit, require_length
 from posenc.extension.lengths import seen_lengths
@@ -47,8 +46,9 @@ def log_n(encoding: Encoding, *, length: float) -> Encoding:
     Raises:
         ArgumentError: if the weights are no softmax (stick_breaking), or ``length`` is below 2.
 
-    Reference: Su 2021 (kexue.fm/archives/8823); Chiang and Cholak 2022, "Overcoming a Theoretical
-    Limitation of Self-Attention".
+    Reference: Su 2021, "Scale operation of attention from entropy invariance",
+    https://kexue.fm/archives/8823; Chiang and Cholak 2022, "Overcoming a Theoretical Limitation of
+    Self-Attention".
 
     >>> import posenc
     >>> from posenc.extension import log_n
@@ -206,11 +206,5 @@ ENTRY = Extension(
         training="none",
         expect="A little better than the same without it, since attention stays as sharp.",
         cost="Q·D·H",
-    ),
-    citation=Citation(
-        authors="Su",
-        title="Scale operation of attention from entropy invariance",
-        year=2021,
-        url="https://kexue.fm/archives/8823",
     ),
 )

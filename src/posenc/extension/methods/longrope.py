@@ -11,7 +11,6 @@ from torch import Tensor
 
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
-from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
@@ -50,7 +49,8 @@ def longrope(
     Raises:
         ArgumentError: if it has no RoPE as trained, or an argument is outside its domain.
 
-    Reference: Ding et al. 2024.
+    Reference: Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",
+    https://arxiv.org/abs/2402.13753.
 
     >>> import posenc
     >>> from posenc.extension import longrope
@@ -123,10 +123,4 @@ ENTRY = Extension(
         transformers="longrope",
     ),
     sample={"short_factors": (1, 1, 1, 1.5), "long_factors": (1, 2, 3, 4)},
-    citation=Citation(
-        authors="Ding et al.",
-        title="LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",
-        year=2024,
-        url="https://arxiv.org/abs/2402.13753",
-    ),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
-from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_rope
@@ -24,7 +23,9 @@ def ntk(encoding: Encoding, *, factor: float) -> Encoding:
     Raises:
         ArgumentError: if it has no RoPE as trained of at least two pairs, or ``factor`` is below 1.
 
-    Reference: bloc97 2023 (r/LocalLLaMA); Su 2023 (kexue.fm/archives/9675).
+    Reference: bloc97 2023, "NTK-Aware Scaled RoPE allows LLaMA models to have extended (8k+)
+    context size", https://www.reddit.com/r/LocalLLaMA/comments/14lz7j5/; Su 2023
+    (kexue.fm/archives/9675).
 
     >>> import posenc
     >>> from posenc.extension import ntk
@@ -66,11 +67,5 @@ ENTRY = Extension(
         training="helps",
         expect="Usable without training to a little less than the factor; middle pairs go beyond "
         "angles they have seen.",
-    ),
-    citation=Citation(
-        authors="bloc97",
-        title="NTK-Aware Scaled RoPE allows LLaMA models to have extended (8k+) context size",
-        year=2023,
-        url="https://www.reddit.com/r/LocalLLaMA/comments/14lz7j5/",
     ),
 )

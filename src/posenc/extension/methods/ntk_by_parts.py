@@ -8,7 +8,6 @@ import torch
 
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
-from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
@@ -38,7 +37,8 @@ def ntk_by_parts(
         ArgumentError: if it has no RoPE as trained, or an argument is outside its domain (0 ≤ α <
             β).
 
-    Reference: Peng et al. 2024, section 3.2.
+    Reference: Peng et al. 2024, "YaRN: Efficient Context Window Extension of Large Language
+    Models", https://arxiv.org/abs/2309.00071, section 3.2.
 
     >>> import posenc
     >>> from posenc.extension import ntk_by_parts
@@ -115,11 +115,5 @@ ENTRY = Extension(
         training="helps", expect="Usable without training; near tokens are told apart as before."
     ),
     sample={"alpha": 0.1, "beta": 1},
-    citation=Citation(
-        authors="Peng et al.",
-        title="YaRN: Efficient Context Window Extension of Large Language Models",
-        year=2024,
-        url="https://arxiv.org/abs/2309.00071",
-    ),
     advice=ramp_advice,
 )

@@ -10,7 +10,6 @@ from torch import nn
 from posenc.arguments import check
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.radix import Radix
-from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_part
@@ -46,7 +45,8 @@ def radix_base(
         ArgumentError: if there are no radix positions, or an argument is outside its domain.
         UnknownNameError: for other ``digits``.
 
-    Reference: Su 2023 (kexue.fm/archives/9675).
+    Reference: Su 2023, "Transformer upgrade road 10: RoPE is a β-ary encoding",
+    https://kexue.fm/archives/9675.
 
     >>> import posenc
     >>> from posenc.extension import radix_base
@@ -91,11 +91,5 @@ ENTRY = Extension(
     claims=ExtensionClaims(
         training="helps",
         expect="All digit places stay inside what they have seen; the low digits blur a little.",
-    ),
-    citation=Citation(
-        authors="Su",
-        title="Transformer upgrade road 10: RoPE is a β-ary encoding",
-        year=2023,
-        url="https://kexue.fm/archives/9675",
     ),
 )

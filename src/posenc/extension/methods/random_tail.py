@@ -48,5 +48,4 @@ ENTRY = Extension(
         training="needed",
         expect="Untouched up to the trained length; new positions mean nothing before training.",
     ),
-    citation=None,
 )

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
-from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.banded import BandedRope, RotationBand, within
 from posenc.extension.entry import Extension, ExtensionClaims
@@ -29,7 +28,8 @@ def rerope(encoding: Encoding, *, length: float, window: float | None = None) ->
     Raises:
         ArgumentError: if the encoding does not fit, or an argument is outside its domain.
 
-    Reference: Su 2023 (kexue.fm/archives/9708).
+    Reference: Su 2023, "Transformer upgrade road 12: infinite extrapolation with ReRoPE?",
+    https://kexue.fm/archives/9708.
 
     >>> import posenc
     >>> from posenc.extension import rerope
@@ -94,10 +94,4 @@ ENTRY = Extension(
         cost="Q·K·D·H once more",
     ),
     sample={"window": 3},
-    citation=Citation(
-        authors="Su",
-        title="Transformer upgrade road 12: infinite extrapolation with ReRoPE?",
-        year=2023,
-        url="https://kexue.fm/archives/9708",
-    ),
 )

@@ -171,6 +171,5 @@ ENTRY = Extension(
         "farther away.",
         cost="each token up to L / (L - overlap) times",
     ),
-    citation=None,
     level="model",
 )

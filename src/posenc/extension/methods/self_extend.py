@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
-from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.banded import BandedRope, RotationBand, within
 from posenc.extension.entry import Extension, ExtensionClaims
@@ -42,7 +41,8 @@ def self_extend(
     Raises:
         ArgumentError: if the encoding does not fit, or an argument is outside its domain.
 
-    Reference: Jin et al. 2024.
+    Reference: Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning",
+    https://arxiv.org/abs/2401.01325.
 
     >>> import posenc
     >>> from posenc.extension import self_extend
@@ -100,10 +100,4 @@ ENTRY = Extension(
         cost="Q·K·D·H once more",
     ),
     sample={"window": 3},
-    citation=Citation(
-        authors="Jin et al.",
-        title="LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning",
-        year=2024,
-        url="https://arxiv.org/abs/2401.01325",
-    ),
 )

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
-from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.banded import BandedRope, RotationBand, within
 from posenc.extension.entry import Extension, ExtensionClaims
@@ -46,7 +45,8 @@ def string(
         ArgumentError: if the encoding does not fit, an argument is outside its domain, or no shift
             up to L reaches s·L tokens.
 
-    Reference: An et al. 2024.
+    Reference: An et al. 2024, "Why Does the Effective Context Length of LLMs Fall Short?",
+    https://arxiv.org/abs/2410.18745.
 
     >>> import posenc
     >>> from posenc.extension import string
@@ -124,10 +124,4 @@ ENTRY = Extension(
         cost="Q·K·D·H once more",
     ),
     sample={"factor": 1.5, "shift": 5, "local": 2},
-    citation=Citation(
-        authors="An et al.",
-        title="Why Does the Effective Context Length of LLMs Fall Short?",
-        year=2024,
-        url="https://arxiv.org/abs/2410.18745",
-    ),
 )

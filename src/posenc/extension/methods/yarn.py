@@ -6,7 +6,6 @@ import math
 
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
-from posenc.entry import Citation
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension, ExtensionClaims
 from posenc.extension.fitting import replaced, require_factor, require_length, require_rope
@@ -54,7 +53,8 @@ def yarn(
         ArgumentError: if it has no RoPE as trained, or an argument is outside its domain (0 < α <
             β).
 
-    Reference: Peng et al. 2024.
+    Reference: Peng et al. 2024, "YaRN: Efficient Context Window Extension of Large Language
+    Models", https://arxiv.org/abs/2309.00071.
 
     >>> import posenc
     >>> from posenc.extension import yarn
@@ -151,11 +151,5 @@ ENTRY = Extension(
         transformers="yarn",
     ),
     sample={"alpha": 0.1, "beta": 1},
-    citation=Citation(
-        authors="Peng et al.",
-        title="YaRN: Efficient Context Window Extension of Large Language Models",
-        year=2024,
-        url="https://arxiv.org/abs/2309.00071",
-    ),
     advice=yarn_advice,
 )
