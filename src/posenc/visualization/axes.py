@@ -1,13 +1,16 @@
-"""Value axes whose tick labels differ."""
+"""Value axes whose tick labels differ, rules across charts, and legends."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import altair as alt
+import pandas as pd
 
 from posenc.visualization.bounds import Bounds
+from posenc.visualization.colours import CONTROL_COLOUR
 
 TICKS = 6
 """Steps that an axis is divided into, roughly."""
@@ -59,3 +62,40 @@ def _step(width: float) -> float:
     """The next of 1, 2, 5, 10, … times a power of ten."""
     power = 10.0 ** math.floor(math.log10(width))
     return next(power * n for n in (1, 2, 5, 10) if power * n >= width * (1 - 1e-9))
+
+
+def of_field(axis: alt.X | alt.Y, field: str) -> Any:
+    """The same axis of another field."""
+    other = axis.copy()
+    other.shorthand = field
+    return other
+
+
+def rule(axis: alt.X | alt.Y, at: float, label: str, *, top: bool = False) -> list[Any]:
+    """A dashed rule at a value of an axis, labelled at its end.
+
+    Args:
+        top: label a vertical rule at its upper end.
+    """
+    across = isinstance(axis, alt.X)
+    base = alt.Chart(pd.DataFrame({"at": [at], "label": [label]})).encode(
+        **{"x" if across else "y": of_field(axis, "at:Q")}
+    )
+    line = base.mark_rule(strokeDash=[5, 4], color=CONTROL_COLOUR, strokeWidth=1)
+    if not across:
+        text = base.mark_text(align="right", baseline="bottom", dy=-3, color=CONTROL_COLOUR)
+        return [line, text.encode(x=alt.value("width"), text="label:N")]
+    text = base.mark_text(
+        align="left",
+        baseline="top" if top else "bottom",
+        dx=5,
+        dy=3 if top else -12,
+        color=CONTROL_COLOUR,
+    )
+    return [line, text.encode(y=alt.value(0 if top else "height"), text="label:N")]
+
+
+def legend(limit: int, **options: Any) -> alt.Legend:
+    """A legend of series above a chart, their names at most ``limit`` pixels wide."""
+    options |= {"symbolSize": 90, "symbolOpacity": 1, "symbolStrokeWidth": 0}
+    return alt.Legend(title=None, orient="top", columns=4, labelLimit=limit, **options)

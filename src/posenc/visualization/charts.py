@@ -40,6 +40,14 @@ class Chart:
     spec: dict[str, Any]
     text: str
 
+    @classmethod
+    def of(cls, key: str, title: str, guide: str, chart: Any, text: str) -> Chart:
+        """A chart by Altair, 320 pixels high."""
+        sized = chart.properties(width="container", height=320, description=text)
+        spec = sized.to_dict(validate=False)
+        spec.pop("config", None)
+        return cls(key, title, guide, spec, text)
+
 
 def text_of(
     title: str, axes: tuple[str, str], series: Iterable[tuple[str, list[tuple[float, str]]]]

@@ -9,7 +9,7 @@ import altair as alt
 import pandas as pd
 
 from posenc.evaluation.results import Study, StudyMetric, StudyReading
-from posenc.visualization.axes import value_axis
+from posenc.visualization.axes import legend, rule, value_axis
 from posenc.visualization.bounds import Bounds
 from posenc.visualization.charts import Chart, text_of
 from posenc.visualization.colours import COLOURS, CONTROL_COLOUR, SHAPES
@@ -75,28 +75,19 @@ class _Artist:
         self.named = [*baselines, *reversed(shown)]  # the last is drawn on top
         self.grey = len(keys) - len(self.named)
         shapes = dict(zip([*shown, *baselines], SHAPES * 2, strict=False))
-        legend = alt.Legend(
-            title=None,
-            orient="top",
-            symbolSize=90,
-            symbolOpacity=1,
-            symbolStrokeWidth=0,
-            columns=4,
-            labelLimit=260,
-            values=[*shown, *baselines],
-        )
+        listed = legend(260, values=[*shown, *baselines])
         self.pick = alt.selection_point(fields=["method"], bind="legend", name="picked")
-        self.colour = alt.Color("method:N", sort=self.named, legend=legend).scale(
+        self.colour = alt.Color("method:N", sort=self.named, legend=listed).scale(
             domain=self.named, range=[colours.get(key, CONTROL_COLOUR) for key in self.named]
         )
-        self.dash = alt.StrokeDash("method:N", sort=self.named, legend=legend).scale(
+        self.dash = alt.StrokeDash("method:N", sort=self.named, legend=listed).scale(
             domain=self.named,
             range=[
                 ([2, 3] if key == "direct" else [7, 4]) if key in baselines else [1, 0]
                 for key in self.named
             ],
         )
-        self.shape = alt.Shape("method:N", sort=self.named, legend=legend).scale(
+        self.shape = alt.Shape("method:N", sort=self.named, legend=listed).scale(
             domain=self.named, range=[shapes[key] for key in self.named]
         )
         self.dim = alt.condition(self.pick, alt.value(1.0), alt.value(0.1))
@@ -149,7 +140,7 @@ class _Artist:
         named = alt.Chart(table(self.named)).encode(x=x, y=y, color=self.colour, opacity=self.dim)
         grey = rest.mark_point(size=26, filled=True, color=REST_COLOUR)
         layers: list[Any] = [
-            *self._rule(top=metric.lower),
+            *rule(x, self.study.length, "trained", top=metric.lower),
             *([rest.mark_line(strokeWidth=1, color=REST_COLOUR)] if others else []),
             *([grey.encode(tooltip=tooltip)] if others else []),
             named.mark_line(strokeWidth=2.4).encode(strokeDash=self.dash),
@@ -162,23 +153,4 @@ class _Artist:
             for name, reading in readings.items()
         ]
         text = text_of(title, (across, up), series)
-        chart = alt.layer(*layers).properties(width="container", height=320, description=text)
-        spec = chart.to_dict()
-        spec.pop("config", None)
-        return Chart(key, title, guide, spec, text)
-
-    def _rule(self, *, top: bool) -> list[Any]:
-        """The trained length, labelled where lines do not start."""
-        base = alt.Chart(pd.DataFrame({"x": [self.study.length], "label": ["trained"]}))
-        base = base.encode(x="x:Q")
-        text = base.mark_text(
-            align="left",
-            baseline="top" if top else "bottom",
-            dx=5,
-            dy=3 if top else -12,
-            color=CONTROL_COLOUR,
-        )
-        return [
-            base.mark_rule(strokeDash=[5, 4], color=CONTROL_COLOUR, strokeWidth=1),
-            text.encode(y=alt.value(0 if top else "height"), text="label:N"),
-        ]
+        return Chart.of(key, title, guide, alt.layer(*layers), text)

@@ -13,7 +13,7 @@ from posenc.experiments.bounds import bounds_of, interval
 from posenc.experiments.results import Comparison, Metric
 from posenc.experiments.statistics import estimate
 from posenc.experiments.summary import Summary
-from posenc.visualization.axes import value_axis
+from posenc.visualization.axes import legend, of_field, rule, value_axis
 from posenc.visualization.charts import Chart, text_of
 from posenc.visualization.colours import COLOURS, CONTROL_COLOUR, SHAPES
 
@@ -60,18 +60,9 @@ class _ComparisonCharts:
         coloured = [subject.label for subject in subjects if subject.role != "control"]
         colours = dict(zip(coloured, cycle(COLOURS), strict=False))
         shapes = dict(zip((subject.label for subject in subjects), cycle(SHAPES), strict=False))
-        legend = alt.Legend(
-            title=None,
-            orient="top",
-            symbolSize=90,
-            symbolOpacity=1,
-            symbolStrokeWidth=0,
-            columns=4,
-            labelLimit=220,
-        )
 
         def by_subject(channel: Any, values: list[Any]) -> Any:
-            scaled = channel("subject:N", sort=labels, legend=legend)
+            scaled = channel("subject:N", sort=labels, legend=legend(220))
             return scaled.scale(domain=labels, range=values)
 
         self.pick = alt.selection_point(fields=["subject"], bind="legend", name="picked")
@@ -86,7 +77,7 @@ class _ComparisonCharts:
     def headline(self) -> Chart:
         metric = self.comparison.headline
         direction = "lower" if metric.lower_is_better else "higher"
-        return self._make(
+        return Chart.of(
             "headline",
             metric.label,
             f"{metric.description} The training length is the dashed rule; bands are 95 % "
@@ -104,7 +95,7 @@ class _ComparisonCharts:
         worse = "above" if metric.lower_is_better else "below"
         how = "in points of a hundred" if metric.is_share else "as a share of it"
         title = "Change from the training length"
-        return self._make(
+        return Chart.of(
             "change",
             title,
             f"The same measurement, each run against itself at the training length, {how}: {worse} "
@@ -114,7 +105,7 @@ class _ComparisonCharts:
 
     def curve(self, metric: Metric, guide: str) -> Chart:
         guide = f"{metric.description} {guide}".strip()
-        return self._make(metric.key, metric.label, guide, *self._curve(metric, metric.label))
+        return Chart.of(metric.key, metric.label, guide, *self._curve(metric, metric.label))
 
     def cost(self) -> Chart:
         metric, longest = self.comparison.headline, self.comparison.test_lengths[-1]
@@ -156,7 +147,7 @@ class _ComparisonCharts:
             ],
         )
         names = base.mark_text(dy=-13, color=CONTROL_COLOUR).encode(text="subject:N")
-        return self._make(
+        return Chart.of(
             "cost",
             "What it costs",
             "Speed in training against the result at the longest length tested. Speeds are of "
@@ -252,47 +243,16 @@ class _ComparisonCharts:
             dots = alt.Chart(seeds).mark_circle(size=14, clip=True)
             layers.insert(1, dots.encode(x=x, y=y, color=self.colour, opacity=self.dim))
         if metric.key != "training_loss":
-            layers = self._rule(x, self.comparison.train_length, "trained") + layers
+            trained = self.comparison.train_length
+            # Labelled where lines do not begin: what is better lower comes from below.
+            layers = (
+                rule(x, trained, "trained", top=self.comparison.headline.lower_is_better) + layers
+            )
         if level is not None:
-            layers = self._rule(y, level, name) + layers
+            layers = rule(y, level, name) + layers
         series = [
             (label, list(zip(own.x, own.shown, strict=True)))
             for label in (row.subject.label for row in self.rows)
             if not (own := data[data.subject == label]).empty
         ]
         return alt.layer(*layers), text_of(title, (metric.axis, unit), series)
-
-    def _rule(self, axis: alt.X | alt.Y, at: float, label: str) -> list[Any]:
-        """A dashed rule at a value of an axis, labelled at its end."""
-        channel = "x" if isinstance(axis, alt.X) else "y"
-        base = alt.Chart(pd.DataFrame({"at": [at], "label": [label]})).encode(
-            **{channel: of_field(axis, "at:Q")}
-        )
-        rule = base.mark_rule(strokeDash=[5, 4], color=CONTROL_COLOUR, strokeWidth=1)
-        if channel == "x":
-            # Where lines do not begin: what is better lower comes from below.
-            top = self.comparison.headline.lower_is_better
-            text = base.mark_text(
-                align="left",
-                baseline="top" if top else "bottom",
-                dx=5,
-                dy=3 if top else -12,
-                color=CONTROL_COLOUR,
-            )
-            return [rule, text.encode(y=alt.value(0 if top else "height"), text="label:N")]
-        text = base.mark_text(align="right", baseline="bottom", dy=-3, color=CONTROL_COLOUR)
-        return [rule, text.encode(x=alt.value("width"), text="label:N")]
-
-    def _make(self, key: str, title: str, guide: str, chart: Any, text: str) -> Chart:
-        spec = chart.properties(width="container", height=320, description=text).to_dict(
-            validate=False
-        )
-        spec.pop("config", None)
-        return Chart(key, title, guide, spec, text)
-
-
-def of_field(axis: alt.X | alt.Y, field: str) -> Any:
-    """The same axis of another field."""
-    other = axis.copy()
-    other.shorthand = field
-    return other
