@@ -17,7 +17,8 @@ from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import TASKS, Task
 from posenc.experiments.tasks.common import grammar
 from posenc.experiments.tasks.common.interpolator import Interpolator, Timed
-from posenc.experiments.tasks.common.pairs import Pair, PairTask, Split
+from posenc.experiments.tasks.common.pairs import Pair, PairTask
+from posenc.experiments.tasks.common.splitting import Split
 from posenc.experiments.tasks.phonemes import distance
 from posenc.layout import Layout
 from posenc.models import MaskedLM, TextClassifier, Transformer
@@ -290,7 +291,7 @@ def test_labelled_sentences_of_the_user(tmp_path: Path) -> None:
     [
         (["good\ta film"] * 50, "two labels or more"),
         (["good\ta film", "bad film"], "got 0 in line 2"),
-        (["good\ta film", "bad\ta plot"], "16 sentences of at most 8 words"),
+        (["good\ta film", "bad\ta plot"], "16 examples of at most 8 words"),
     ],
 )
 def test_bad_labelled_sentences(tmp_path: Path, lines: list[str], message: str) -> None:

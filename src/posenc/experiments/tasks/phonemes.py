@@ -8,7 +8,8 @@ from functools import cache, partial
 
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.sequences import SYMBOLS
-from posenc.experiments.tasks.common.pairs import Pair, PairTask, Split
+from posenc.experiments.tasks.common.pairs import Pair, PairTask
+from posenc.experiments.tasks.common.splitting import Split
 from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, is_wide, times
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz'"
@@ -86,7 +87,7 @@ def _dictionary(*, stress: bool) -> tuple[Sequence[str], Sequence[Pair], str]:
 
 
 @cache
-def _split(lengths: tuple[int, ...], *, stress: bool) -> Split:
+def _split(lengths: tuple[int, ...], *, stress: bool) -> Split[Pair]:
     """The words to train on and to test on at each length."""
     return Split.of(_dictionary(stress=stress)[1], lengths, held_out=HELD_OUT)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from posenc.errors import DataError
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.sequences import drawn
-from posenc.experiments.tasks.common.pairs import Pair, PairTask, Split
+from posenc.experiments.tasks.common.pairs import Pair, PairTask
 from posenc.experiments.tasks.common.parallel import read_parallel
 from posenc.experiments.tasks.common.scoring import bleu, chrf
+from posenc.experiments.tasks.common.splitting import Split
 from posenc.experiments.tasks.common.subwords import Subwords
 from posenc.experiments.tasks.common.task import Defaults, TaskEntry, TaskSettings, is_wide, times
 from posenc.training.seeding import fingerprint

@@ -13,14 +13,8 @@ from torch import Tensor, nn
 from posenc.experiments.results import Corpus, Metric
 from posenc.experiments.sequences import real, stacked
 from posenc.experiments.tasks.common import grammar
-from posenc.experiments.tasks.common.sentences import (
-    FEWEST,
-    PADDING,
-    WORDS,
-    Sentence,
-    Sentences,
-    labelled,
-)
+from posenc.experiments.tasks.common.sentences import PADDING, WORDS, Sentence, Sentences, labelled
+from posenc.experiments.tasks.common.splitting import FEWEST
 from posenc.experiments.tasks.common.task import (
     Defaults,
     Task,

@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from posenc.errors import DataError
 from posenc.experiments.fitting import fitted_options
 from posenc.experiments.recipe import Recipe
 from posenc.experiments.results import Corpus, Metric
-from posenc.experiments.sequences import BEGIN, END, drawn, padded, pair_loss, read_source
+from posenc.experiments.sequences import BEGIN, END, padded, pair_loss, read_source
+from posenc.experiments.tasks.common.splitting import FEWEST, Split
 from posenc.experiments.tasks.common.task import (
     Task,
     TaskSettings,
@@ -30,9 +29,6 @@ from posenc.experiments.tasks.common.task import (
 )
 from posenc.models import Transformer, TransformerConfig, generate
 from posenc.training.seeding import generator
-
-MOST, FEWEST = 512, 16
-"""Pairs tested at a length, and how many there must be for a number to mean something."""
 
 POOLED = 8
 """A batch is cut from so many drawn at once and sorted by length, so that little is padding."""
@@ -62,50 +58,6 @@ class Pair:
         return max(len(self.source), len(self.target))
 
 
-@dataclass(frozen=True)
-class Split:
-    """Pairs to train on, and to test on at each length.
-
-    Args:
-        train: of the training length at most.
-        tests: length to pairs, ascending; the first is the training length.
-    """
-
-    train: Sequence[Pair]
-    tests: Mapping[int, Sequence[Pair]]
-
-    @classmethod
-    def of(cls, pairs: Sequence[Pair], lengths: Sequence[int], *, held_out: float) -> Split:
-        """The split by the hashes of the pairs' names.
-
-        At each length but the first are tested those that are longer than the length before.
-
-        Args:
-            pairs: all of them; those of one name fall into one part.
-            lengths: ascending, the training length first.
-            held_out: share of the short ones that is not trained on.
-
-        Raises:
-            DataError: when there is nothing to train on, or to test on at the training length.
-        """
-        named = ((drawn(pair.name), pair.name, index) for index, pair in enumerate(pairs))
-        ranked = [(place, pairs[index].length, pairs[index]) for place, _, index in sorted(named)]
-        short = [(place, pair) for place, size, pair in ranked if size <= lengths[0]]
-        train = [pair for place, pair in short if place >= held_out]
-        tests = {lengths[0]: [pair for place, pair in short if place < held_out][:MOST]}
-        for before, length in pairwise(lengths):
-            tests[length] = [pair for _, size, pair in ranked if before < size <= length][:MOST]
-        if len(train) < FEWEST or len(tests[lengths[0]]) < FEWEST:
-            raise DataError(
-                "text",
-                expected=f"at least {FEWEST} examples of at most {lengths[0]} symbols to train on, "
-                f"and {FEWEST} held out",
-                got=f"{len(train)} and {len(tests[lengths[0]])}",
-                remedy="Give more text, or a longer train_length.",
-            )
-        return cls(train, tests)
-
-
 class PairTask(Task):
     """An encoder–decoder trained on short pairs and tested on longer ones by greedy decoding.
 
@@ -130,7 +82,7 @@ class PairTask(Task):
         *,
         title: str,
         corpus: Corpus,
-        split: Split,
+        split: Split[Pair],
         source_vocabulary: int,
         target_vocabulary: int,
         shared: bool = False,
