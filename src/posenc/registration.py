@@ -7,7 +7,7 @@ from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import iter_modules
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from posenc.errors import ArgumentError, UnknownNameError
 
@@ -17,6 +17,45 @@ COMMON = "common"
 """Name of a subpackage that holds helpers of entries, and no entry."""
 
 REGISTRIES: list[Registry[object]] = []
+
+
+class WithOptions(Protocol):
+    """An entry with options."""
+
+    def options(self) -> Mapping[str, object]:
+        """Parameters by name."""
+        ...
+
+
+def assign_options(
+    options: Mapping[str, object], entries: Mapping[str, WithOptions], *, remedy: str
+) -> dict[str, dict[str, Any]]:
+    """Each option, by the name of the only entry that has it.
+
+    Args:
+        options: for all entries together.
+        entries: methods that are joined, by name.
+        remedy: for an option that several have.
+
+    Raises:
+        UnknownNameError: for an option that none has.
+        ArgumentError: for an option that several have.
+    """
+    chosen: dict[str, dict[str, Any]] = {name: {} for name in entries}
+    for option, value in options.items():
+        owners = [name for name, entry in entries.items() if option in entry.options()]
+        if not owners:
+            valid = [known for entry in entries.values() for known in entry.options()]
+            raise UnknownNameError.of(f"option of {'+'.join(entries)}", option, valid)
+        if len(owners) > 1:
+            raise ArgumentError(
+                option,
+                expected="an option of one method",
+                got=f"one that {' and '.join(owners)} both have",
+                remedy=remedy,
+            )
+        chosen[owners[0]][option] = value
+    return chosen
 
 
 class Registry(Mapping[str, E], Generic[E]):

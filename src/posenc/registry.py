@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from posenc.arguments import Count, Length, Width, check
 from posenc.encoding import Encoding
 from posenc.entry import Entry
-from posenc.errors import ArgumentError, UnknownNameError
-from posenc.registration import Registry
+from posenc.errors import ArgumentError
+from posenc.registration import Registry, assign_options
 
 ENCODINGS: Registry[Entry] = Registry(
     Entry,
@@ -100,38 +100,18 @@ def create_layers(
             )
         context["head_dim"] = dim // heads
     names = [part.strip() for part in name.split("+")]
-    entries = [(part, ENCODINGS.require(part)) for part in names]
-    chosen = _assign(options, entries)
-    stacks = [_stack(part, entry, layers, context, chosen[part]) for part, entry in entries]
-    return [functools.reduce(operator.add, parts) for parts in zip(*stacks, strict=True)]
-
-
-def _assign(
-    options: Mapping[str, object], entries: list[tuple[str, Entry]]
-) -> dict[str, dict[str, object]]:
-    """Assign each option to the only method among ``entries`` that has it."""
-    chosen: dict[str, dict[str, object]] = {name: {} for name, _ in entries}
-    if len(chosen) < len(entries):
+    entries = {part: ENCODINGS.require(part) for part in names}
+    if len(entries) < len(names):
         raise ArgumentError(
             "encoding",
             expected="each name once",
-            got="+".join(name for name, _ in entries),
+            got="+".join(names),
             remedy="Drop the repeated name.",
         )
-    for option, value in options.items():
-        owners = [name for name, entry in entries if option in entry.options()]
-        if not owners:
-            valid = [o for _, entry in entries for o in entry.options()]
-            raise UnknownNameError.of(f"option of {'+'.join(chosen)}", option, valid)
-        if len(owners) > 1:
-            raise ArgumentError(
-                option,
-                expected="an option of one method",
-                got=f"one that {' and '.join(owners)} both have",
-                remedy="Create each by itself and add them: create(...) + create(...).",
-            )
-        chosen[owners[0]][option] = value
-    return chosen
+    remedy = "Create each by itself and add them: create(...) + create(...)."
+    chosen = assign_options(options, entries, remedy=remedy)
+    stacks = [_stack(n, entry, layers, context, chosen[n]) for n, entry in entries.items()]
+    return [functools.reduce(operator.add, parts) for parts in zip(*stacks, strict=True)]
 
 
 def _stack(

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from posenc.encoding import Encoding
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.extension.entry import CONTEXT, Extension
 from posenc.extension.fitting import Misfit
-from posenc.registration import Registry
+from posenc.registration import Registry, assign_options
 
 EXTENSIONS: Registry[Extension] = Registry(
     Extension, "method", "posenc.extension.methods", group="posenc.extensions"
@@ -140,7 +140,16 @@ def _calls(
 ) -> Iterator[tuple[Extension, dict[str, Any]]]:
     """Joined methods, each with its arguments from the context and its options."""
     joined = [name.strip() for name in names.split("+")]
-    chosen = _assign(options, joined)
+    for name in joined:
+        if EXTENSIONS.require(name).level == "model":
+            raise ArgumentError(
+                "method",
+                expected="one that changes encodings",
+                got=f"{name!r}, which changes how a model is run",
+                remedy=f"Use posenc.extension.{name}(model, …).",
+            )
+    remedy = "Apply one after the other: extend(extend(…), …)."
+    chosen = assign_options(options, {name: EXTENSIONS[name] for name in joined}, remedy=remedy)
     for name in joined:
         arguments = chosen[name]
         for parameter, description in EXTENSIONS[name].parameters().items():
@@ -154,30 +163,3 @@ def _calls(
                     remedy="factor says how far to stretch, length at what length it was trained.",
                 )
         yield EXTENSIONS[name], arguments
-
-
-def _assign(options: Mapping[str, object], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Options by the one method that has them."""
-    for name in names:
-        if EXTENSIONS.require(name).level == "model":
-            raise ArgumentError(
-                "method",
-                expected="one that changes encodings",
-                got=f"{name!r}, which changes how a model is run",
-                remedy=f"Use posenc.extension.{name}(model, …).",
-            )
-    chosen: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for option, value in options.items():
-        owners = [name for name in chosen if option in EXTENSIONS[name].options()]
-        if not owners:
-            valid = [known for name in chosen for known in EXTENSIONS[name].options()]
-            raise UnknownNameError.of(f"option of {'+'.join(chosen)}", option, valid)
-        if len(owners) > 1:
-            raise ArgumentError(
-                option,
-                expected="an option of one method",
-                got=f"one that {' and '.join(owners)} both have",
-                remedy="Apply one after the other: extend(extend(…), …).",
-            )
-        chosen[owners[0]][option] = value
-    return chosen
