@@ -8,20 +8,20 @@ from posenc.experiments.placement import place
 
 
 def test_plain_positions_count() -> None:
-    assert place(5, "plain", reach=9, seed=3).positions.flatten().tolist() == [0, 1, 2, 3, 4]
+    assert place(5, "plain", max_length=9, seed=3).positions.flatten().tolist() == [0, 1, 2, 3, 4]
 
 
 def test_randomized_positions_are_sorted_distinct_and_in_reach() -> None:
-    positions = place(20, "randomized", reach=100, seed=3).positions.flatten()
+    positions = place(20, "randomized", max_length=100, seed=3).positions.flatten()
     assert (positions.diff() > 0).all()
     assert positions.max() < 100
     assert positions.max() > 40
-    others = place(20, "randomized", reach=100, seed=4).positions.flatten()
+    others = place(20, "randomized", max_length=100, seed=4).positions.flatten()
     assert not torch.equal(positions, others)
 
 
 def test_unsorted_positions_keep_the_order_of_tokens() -> None:
-    layout = place(20, "unsorted", reach=100, seed=3)
+    layout = place(20, "unsorted", max_length=100, seed=3)
     positions = layout.positions.flatten()
     assert not (positions.diff() > 0).all()
     assert len(positions.unique()) == 20
@@ -29,4 +29,6 @@ def test_unsorted_positions_keep_the_order_of_tokens() -> None:
 
 
 def test_more_tokens_than_reach() -> None:
-    assert place(9, "randomized", reach=4, seed=0).positions.flatten().tolist() == list(range(9))
+    assert place(9, "randomized", max_length=4, seed=0).positions.flatten().tolist() == list(
+        range(9)
+    )

@@ -114,8 +114,8 @@ class LayerCache:
         """The past and what follows it: in place where there is room and no graph."""
         pasts, news = (past_keys, past_values), (keys, values)
         plain = all(
-            not each.requires_grad and each.dtype == past.dtype and each.shape[:2] == past.shape[:2]
-            for past, each in (*zip(pasts, news, strict=True), *zip(pasts, pasts, strict=True))
+            not new.requires_grad and new.dtype == past.dtype and new.shape[:2] == past.shape[:2]
+            for past, new in (*zip(pasts, news, strict=True), *zip(pasts, pasts, strict=True))
         )
         if not plain or torch.compiler.is_compiling():
             self._room = None
@@ -127,8 +127,8 @@ class LayerCache:
             for room, past in zip(rooms, pasts, strict=True):
                 room[:, :, :begin] = past
             self._room = rooms[0], rooms[1]
-        for room, each in zip(self._room, news, strict=True):
-            room[:, :, begin:end] = each
+        for room, new in zip(self._room, news, strict=True):
+            room[:, :, begin:end] = new
         return self._room[0][:, :, :end], self._room[1][:, :, :end]
 
     def __copy__(self) -> LayerCache:

@@ -53,7 +53,7 @@ def flash_backward(
     """
     mask = _check(q, k, v, mask)
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)
-    found: tuple[Tensor, Tensor, Tensor] = _BACKWARD(
+    gradients: tuple[Tensor, Tensor, Tensor] = _BACKWARD(
         *(_rows(x) for x in (gradient, q, k, v, output)),
         lse.contiguous(),
         0.0,
@@ -61,7 +61,7 @@ def flash_backward(
         attn_mask=mask,
         scale=1.0,
     )
-    return found
+    return gradients
 
 
 def _rows(x: Float[Tensor, "B H L D"]) -> Float[Tensor, "B H L D"]:

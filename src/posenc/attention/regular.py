@@ -116,13 +116,13 @@ def _stack(
     products: Sequence[tuple[TokenTableProduct | None, Tensor]],
 ) -> tuple[Tensor | None, Tensor | None]:
     """Several products as one, their features side by side."""
-    found = [(product, place) for product, place in products if product is not None]
-    if not found:
+    present = [(product, place) for product, place in products if product is not None]
+    if not present:
         return None, None
-    rows = [_read(product.rows, place) for product, place in found]
-    heads = max(each.shape[0] for each in rows)
-    tokens = [product.tokens for product, _ in found]
-    if len(found) == 1:
+    rows = [_read(product.rows, place) for product, place in present]
+    heads = max(row.shape[0] for row in rows)
+    tokens = [product.tokens for product, _ in present]
+    if len(present) == 1:
         return tokens[0], rows[0]
-    spread = [each.expand(heads, -1, -1) for each in rows]
+    spread = [row.expand(heads, -1, -1) for row in rows]
     return torch.cat(tokens, dim=-1), torch.cat(spread, dim=-1)

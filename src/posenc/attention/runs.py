@@ -71,13 +71,13 @@ def _runs(grid: Grid) -> dict[tuple[Run, ...], list[int]] | None:
     queries, keys = _spans(grid.query), _spans(grid.key)
     if queries is None or keys is None:
         return None
-    found: dict[tuple[Run, ...], list[int]] = {}
+    rows_by_runs: dict[tuple[Run, ...], list[int]] = {}
     for row in range(rows):
         runs = _match(queries[row % len(queries)], keys[row % len(keys)])
         if runs is None:
             return None
-        found.setdefault(runs, []).append(row)
-    return found
+        rows_by_runs.setdefault(runs, []).append(row)
+    return rows_by_runs
 
 
 def _spans(layout: Layout) -> list[dict[int, _Span]] | None:
@@ -93,7 +93,7 @@ def _spans(layout: Layout) -> list[dict[int, _Span]] | None:
     valid = valid.expand(rows, -1)
     joined = (positions.diff() == 1) & (order.diff() == 1) & (document.diff() == 0)
     joined &= valid[:, 1:] & valid[:, :-1]
-    found = []
+    intervals = []
     for row in range(rows):
         ends = (~joined[row]).nonzero().flatten().add(1).tolist()
         spans: dict[int, _Span] = {}
@@ -105,8 +105,8 @@ def _spans(layout: Layout) -> list[dict[int, _Span]] | None:
                 return None
             at = float(positions[row, begin])
             spans[number] = _Span(begin, end, at, int(order[row, begin]))
-        found.append(spans)
-    return found
+        intervals.append(spans)
+    return intervals
 
 
 def _match(queries: dict[int, _Span], keys: dict[int, _Span]) -> tuple[Run, ...] | None:

@@ -34,8 +34,8 @@ def within_lengths(lengths: Int[Tensor, "*dims"], keys: int) -> Bool[Tensor, "*r
             got=f"{lengths.dtype} of shape {list(lengths.shape)}",
             remedy="Give the number of valid keys of each row, or of each query.",
         )
-    each = lengths.unsqueeze(-1) if lengths.dim() == 2 else lengths.view(-1, 1, 1)
-    return torch.arange(keys, device=lengths.device) < each
+    valid = lengths.unsqueeze(-1) if lengths.dim() == 2 else lengths.view(-1, 1, 1)
+    return torch.arange(keys, device=lengths.device) < valid
 
 
 class ScoringFunction(nn.Module, ABC):

@@ -133,11 +133,11 @@ class AlgorithmTask(Task):
     def build(self, encoding: str) -> Placed:
         """A ``Decoder``; a learned table ends where training ends."""
         recipe = Recipe.parse(encoding)
-        reach = self.example_length if recipe.positions == "plain" else self._longest
+        max_length = self.example_length if recipe.positions == "plain" else self._longest
         arguments = self.model_arguments(recipe)
-        arguments |= {"options": fitted_options(recipe, reach), "max_length": reach}
+        arguments |= {"options": fitted_options(recipe, max_length), "max_length": max_length}
         config = DecoderConfig(vocabulary=self._algorithm.vocabulary, **arguments)
-        return Placed(Decoder(config), positions=recipe.positions, reach=reach)
+        return Placed(Decoder(config), positions=recipe.positions, max_length=max_length)
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         """``inputs`` and ``targets`` ``[batch, L]``, padded on the right, and a ``draw``."""
