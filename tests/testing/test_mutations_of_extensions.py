@@ -178,8 +178,8 @@ MUTATIONS = [
     # Bands.
     Mutation(
         rerope.Rerope.bands,
-        "behind = Band(still + self.window",
-        "behind = Band(still + self.window + 1",
+        "behind = RotationBand(still + self.window",
+        "behind = RotationBand(still + self.window + 1",
         banded_loops("rerope"),
     ),
     Mutation(
