@@ -58,6 +58,12 @@ def whole_sounds(length: int = 800) -> dict[str, Tensor]:
     return {"input_values": sounds(length)["input_values"]}
 
 
+def images(height: int = 20, width: int = 20) -> dict[str, Tensor]:
+    """Two images."""
+    generator = torch.Generator().manual_seed(1)
+    return {"pixel_values": torch.randn(2, 3, height, width, generator=generator)}
+
+
 @dataclass(frozen=True)
 class Case:
     """A model and inputs.

@@ -96,8 +96,9 @@ def _inputs(model: PreTrainedModel) -> dict[str, Tensor]:
         if config.is_encoder_decoder:
             inputs["decoder_input_ids"] = ids[:, : length // 2]
         return {key: value.to(device) for key, value in inputs.items()}
+    image = getattr(config, "vision_config", config)
     shapes: dict[str, Any] = {
-        "pixel_values": lambda: (ROWS, config.num_channels, *_pair(config.image_size)),
+        "pixel_values": lambda: (ROWS, image.num_channels, *_pair(image.image_size)),
         "input_values": lambda: (ROWS, 8000),
         "input_features": lambda: (ROWS, LENGTH, config.feature_projection_input_dim),
     }

@@ -19,6 +19,7 @@ from transformers.masking_utils import (
     prepare_padding_mask,
     sdpa_mask,
 )
+from transformers.utils.output_capturing import _active_collector
 
 from posenc.attention import attend
 from posenc.attention.lowering import repeat_heads
@@ -110,9 +111,12 @@ def attention(
 
 
 def wants_weights(module: nn.Module, options: Mapping[str, Any]) -> bool:
-    """True if a call asks for attention weights, by its options or its config."""
-    config = getattr(module, "config", None)
-    return bool(options.get("output_attentions") or getattr(config, "output_attentions", False))
+    """True if a call asks for attention weights: by options, config or the model.s call."""
+    if options.get("output_attentions"):
+        return True
+    if getattr(getattr(module, "config", None), "output_attentions", False):
+        return True
+    return not torch.compiler.is_compiling() and "attentions" in (_active_collector.get() or ())
 
 
 def dense_attention(

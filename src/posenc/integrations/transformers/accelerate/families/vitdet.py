@@ -1,0 +1,30 @@
+"""ViTDet: decomposed relative positions over windows and whole images."""
+
+from __future__ import annotations
+
+from transformers.models.vitdet.modeling_vitdet import VitDetAttention, get_rel_pos
+
+from posenc.integrations.transformers.accelerate.families.common.decomposed import (
+    DecomposedAttention,
+)
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+
+
+class AcceleratedVitDetAttention(DecomposedAttention, VitDetAttention):
+    """Attention of the image encoder."""
+
+    original = VitDetAttention
+    get_rel_pos = staticmethod(get_rel_pos)
+
+    @property
+    def num_attention_heads(self) -> int:
+        heads: int = self.num_heads
+        return heads
+
+    @property
+    def use_rel_pos(self) -> bool:
+        used: bool = self.use_relative_position_embeddings
+        return used
+
+
+ENTRY = AcceleratedFamily(title="ViTDet", classes={VitDetAttention: AcceleratedVitDetAttention})
