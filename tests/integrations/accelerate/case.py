@@ -74,12 +74,14 @@ class Case:
         compared: False where an output row is undefined, such as that of a padded token, whose
             numbers nothing reads; broadcast over the first two sizes of the outputs.
         accelerated: number of accelerated modules; None: all that have a class.
+        relative: difference of outputs allowed, as a share of the largest value.
     """
 
     make: Callable[[], PreTrainedModel]
     inputs: Callable[[], dict[str, Any]] = texts
     compared: Callable[[dict[str, Any]], Tensor] | None = None
     accelerated: int | None = None
+    relative: float = 1e-5
 
     def model(self) -> PreTrainedModel:
         """The model in evaluation mode, its weights away from zero."""

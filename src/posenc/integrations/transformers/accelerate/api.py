@@ -23,10 +23,12 @@ from posenc.integrations.transformers.accelerate.checking import (
     require_near,
 )
 from posenc.integrations.transformers.accelerate.config import config_behind, with_posenc
-from posenc.integrations.transformers.accelerate.family import FAMILIES, AcceleratedFamily
+from posenc.integrations.transformers.accelerate.family import (
+    FAMILIES,
+    AcceleratedFamily,
+    family_of,
+)
 from posenc.integrations.transformers.accelerate.report import Report, ReportedModule
-
-PACKAGE = "transformers.models."
 
 Found = tuple[str, nn.Module, AcceleratedFamily]
 
@@ -108,7 +110,7 @@ def _change(found: Sequence[Found], settings: Settings) -> None:
             module.__dict__["config"] = with_posenc(module.config)
         else:
             take_over(module, family.classes[type(module)], settings)
-            if family.configured:
+            if family.configured and "config" in module.__dict__:
                 module.__dict__["config"] = with_posenc(module.config)
 
 
@@ -116,11 +118,8 @@ def _modules(model: nn.Module) -> Iterator[Found]:
     """Modules that a family has a class or a config for, with their paths."""
     for path, module in model.named_modules():
         kind = module.original if isinstance(module, Accelerated) else type(module)
-        package = kind.__module__.removeprefix(PACKAGE).partition(".")[0]
-        if not kind.__module__.startswith(PACKAGE) or package not in FAMILIES:
-            continue
-        family = FAMILIES[package]
-        if kind in family.classes or kind in family.configured:
+        family = family_of(kind)
+        if family is not None and (kind in family.classes or kind in family.configured):
             yield path, module, family
 
 

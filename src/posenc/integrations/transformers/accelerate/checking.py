@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posenc.errors import ArgumentError
+from posenc.integrations.transformers.accelerate.family import family_of
 
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference allowed by dtype, as a share of the largest value."""
@@ -28,7 +29,8 @@ def outputs_of(model: nn.Module) -> list[Tensor]:
         ArgumentError: when there is no such model, or it does not take such inputs.
     """
     base = _base_model(model)
-    with _evaluating(base):
+    with _evaluating(base), torch.random.fork_rng():
+        torch.manual_seed(0)  # some models drop features in evaluation mode too
         try:
             output = base(**_inputs(base))
         except Exception as error:
@@ -81,6 +83,10 @@ def _base_model(model: nn.Module) -> PreTrainedModel:
 
 def _inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     config, device = model.config, model.device
+    family = family_of(type(model))
+    if family is not None and family.inputs is not None:
+        made = family.inputs(model).items()
+        return {k: x.to(device, model.dtype if x.is_floating_point() else None) for k, x in made}
     generator = torch.Generator().manual_seed(0)
     name = model.main_input_name
     if name == "input_ids":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.registration import Registry
@@ -27,6 +27,8 @@ class AcceleratedFamily:
             the masks.
         shortest: number of keys below which the modules' own attention was measured to be as fast.
         refusal: the reason why a module of either stays as it is, or None.
+        inputs: makes random inputs for a model, on a CPU in float32; None: they follow from its
+            config.
     """
 
     title: str
@@ -34,7 +36,10 @@ class AcceleratedFamily:
     configured: tuple[type[nn.Module], ...] = ()
     shortest: int = 384
     refusal: Callable[[nn.Module], str | None] = field(default=served)
+    inputs: Callable[[nn.Module], Mapping[str, Tensor]] | None = None
 
+
+PACKAGE = "transformers.models."
 
 FAMILIES: Registry[AcceleratedFamily] = Registry(
     AcceleratedFamily,
@@ -43,3 +48,10 @@ FAMILIES: Registry[AcceleratedFamily] = Registry(
     group="posenc.accelerated_families",
 )
 """Families by the name of their package in ``transformers.models``."""
+
+
+def family_of(kind: type[nn.Module]) -> AcceleratedFamily | None:
+    """The family that a class of transformers is of; None for a class of another or of none."""
+    if not kind.__module__.startswith(PACKAGE):
+        return None
+    return FAMILIES.get(kind.__module__.removeprefix(PACKAGE).partition(".")[0])

@@ -111,7 +111,7 @@ def attention(
 
 
 def wants_weights(module: nn.Module, options: Mapping[str, Any]) -> bool:
-    """True if a call asks for attention weights: by options, config or the model.s call."""
+    """True if a call asks for attention weights: by options, config or the model's call."""
     if options.get("output_attentions"):
         return True
     if getattr(getattr(module, "config", None), "output_attentions", False):

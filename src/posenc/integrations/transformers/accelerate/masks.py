@@ -68,3 +68,17 @@ def attended_keys(mask: Tensor | None) -> Tensor | None:
     if row.dtype != torch.bool and bool((row[~attended] > torch.finfo(row.dtype).min / 2).any()):
         return mask
     return None if bool(attended.all()) else attended
+
+
+def added_mask(mask: Bool[Tensor, "B K"] | Tensor | None, like: Tensor) -> Tensor | None:
+    """A mask that is False for padding as one that is added to logits, as eager attention takes it.
+
+    Args:
+        mask: any other, and None, is returned as it is.
+        like: of the dtype and the number of queries ``[B, Q, C]``.
+    """
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    if mask.dim() == 2:
+        mask = mask[:, None, None].expand(-1, 1, like.shape[1], -1)
+    return like.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(like.dtype).min)

@@ -1,0 +1,152 @@
+"""SpeechT5: a vector for each clipped offset, shared by the encoder's layers, on keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.models.speecht5.modeling_speecht5 import (
+    SpeechT5Attention,
+    SpeechT5Encoder,
+    SpeechT5RelativePositionalEncoding,
+)
+
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+from posenc.integrations.transformers.accelerate.interface import (
+    PositionBias,
+    attention,
+    wants_weights,
+)
+from posenc.integrations.transformers.accelerate.masks import added_mask
+from posenc.integrations.transformers.accelerate.terms import products_by_offset
+
+LENGTH = 40
+
+
+@dataclass(eq=False)
+class RelativeKeys:
+    """Vectors by offset, in place of one for each pair.
+
+    Args:
+        rows: for the offsets ``-behind`` …, in order.
+        behind: the largest distance to keys before a query that has a row of its own.
+        compute: the model's own function, which computes ``[Q, K, D]``.
+    """
+
+    rows: Float[Tensor, "1 N D"]
+    behind: int
+    compute: Callable[[], Tensor]
+
+    @cached_property
+    def dense(self) -> Float[Tensor, "Q K D"]:
+        """The vectors of all pairs, computed once for all layers."""
+        return self.compute()
+
+
+class AcceleratedSpeechT5Attention(Accelerated, SpeechT5Attention):
+    """The encoder's attention, which takes ``RelativeKeys``; with any other it runs as it did."""
+
+    original = SpeechT5Attention
+    is_causal = False
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B L C"],
+        key_value_states: Tensor | None = None,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        position_bias: Tensor | RelativeKeys | None = None,
+        output_attentions: bool = False,
+        **options: Any,
+    ) -> Any:
+        relative = position_bias if isinstance(position_bias, RelativeKeys) else None
+        dense = attention_mask is not None and attention_mask.dim() > 2
+        weights = wants_weights(self, {"output_attentions": output_attentions})
+        if relative is None or dense or weights:
+            return super().forward(
+                hidden_states,
+                key_value_states,
+                past_key_values,
+                added_mask(attention_mask, hidden_states),
+                position_bias if relative is None else relative.dense,
+                output_attentions,
+                **options,
+            )
+        q, k, v = (
+            projection(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        terms = products_by_offset(q * self.scaling, relative.rows, relative.behind)
+        output, _ = attention(
+            self,
+            q,
+            k,
+            v,
+            attention_mask,
+            dropout=self.dropout if self.training else 0.0,
+            scaling=self.scaling,
+            position_bias=PositionBias((terms,)),
+        )
+        return self.out_proj(output.flatten(2)), None
+
+
+class AcceleratedSpeechT5Positions(Accelerated, SpeechT5RelativePositionalEncoding):
+    """Vectors by offset."""
+
+    original = SpeechT5RelativePositionalEncoding
+
+    def forward(self, hidden_states: Float[Tensor, "B L C"]) -> Tensor | RelativeKeys:
+        length = hidden_states.shape[1]
+        dense: Callable[[Tensor], Tensor] = super().forward
+        if length < settings_of(self).shortest:
+            return dense(hidden_states)
+        # The embedding's rows are for query less key, -M … M - 1.
+        behind, ahead = min(self.max_length, length) - 1, min(self.max_length, length - 1)
+        first, last = self.max_length + behind, self.max_length - ahead
+        rows = self.pe_k(torch.arange(first, last - 1, -1, device=hidden_states.device))
+        return RelativeKeys(rows.unsqueeze(0), behind, lambda: dense(hidden_states))
+
+
+def refusal(module: Any) -> str | None:
+    """The reason why a module stays as it is, or None."""
+    decoder = isinstance(module, SpeechT5Attention) and module.is_decoder
+    return "no relative positions in the decoder's attention" if decoder else None
+
+
+def inputs(model: Any) -> dict[str, Tensor]:
+    """Random inputs, of the kinds that the encoder and the decoder take."""
+    generator = torch.Generator().manual_seed(0)
+    config = model.config
+
+    def values(part: Any, width: int) -> Tensor:
+        prenet = getattr(part, "prenet", None)
+        if hasattr(prenet, "embed_tokens"):
+            vocabulary = config.vocab_size
+            return torch.randint(vocabulary // 2, vocabulary, (2, LENGTH), generator=generator)
+        if hasattr(prenet, "feature_encoder"):
+            return torch.randn(2, 8000, generator=generator)
+        width = config.hidden_size if prenet is None else width
+        return torch.randn(2, LENGTH, width, generator=generator)
+
+    return {
+        "input_values": values(model.encoder, config.hidden_size),
+        "decoder_input_values": values(model.decoder, config.num_mel_bins),
+    }
+
+
+ENTRY = AcceleratedFamily(
+    title="SpeechT5",
+    classes={
+        SpeechT5Attention: AcceleratedSpeechT5Attention,
+        SpeechT5RelativePositionalEncoding: AcceleratedSpeechT5Positions,
+    },
+    configured=(SpeechT5Encoder,),
+    refusal=refusal,
+    inputs=inputs,
+)
