@@ -10,7 +10,7 @@ import torch
 
 from posenc import Encoding, Grid, Layout
 from posenc.attention.backends.common.base import Problem
-from posenc.attention.dispatch import LONG, SMALL, preference
+from posenc.attention.dispatch import FEW, LONG, SMALL, preference
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore
 
 CPU = torch.device("cpu")
@@ -39,22 +39,32 @@ def columns(count: int) -> LowRank:
 TABLE = BucketedTerms(bucket=lambda offsets: offsets[..., 0].long(), table=torch.zeros(1, 1))
 COLUMN = replace(TABLE, column=torch.zeros(1, 4, 600))
 SIDE = 512
-"""Queries and keys of four heads with just ``SMALL`` logits."""
+"""Queries and keys of four heads with just ``SMALL`` logits; of half a head, just ``FEW``."""
 
 CASES = {
-    "few": (problem(SIDE, SIDE), "few logits"),
-    "one more": (problem(SIDE, SIDE + 1), "many logits"),
-    "one more head": (problem(SIDE, SIDE, heads=5), "many logits"),
-    "packed, few": (problem(300, 300, layout=Layout.packed([100, 200])), "few logits"),
+    "few": (problem(SIDE // 2, SIDE, heads=1), "few logits"),
+    "one more": (problem(SIDE, SIDE), "no terms by offset, not many"),
+    "many": (problem(SIDE, SIDE + 1), "no terms by offset"),
+    "one more head": (problem(SIDE, SIDE, heads=5), "no terms by offset"),
+    "packed, few": (problem(100, 100, layout=Layout.packed([40, 60])), "few logits"),
+    "packed, not many": (
+        problem(300, 300, layout=Layout.packed([100, 200])),
+        "documents or padding, not many",
+    ),
     "packed": (problem(600, 600, layout=Layout.packed([100, 500])), "documents or padding"),
     "as many columns as features": (
         problem(600, 600, lowered=(columns(3), columns(5))),
-        "many logits",
+        "no terms by offset",
     ),
     "more columns": (problem(600, 600, lowered=(columns(4), columns(5))), "more extra columns"),
-    "table": (problem(600, LONG - 1, lowered=(TABLE,)), "many logits"),
+    "table": (problem(600, LONG - 1, lowered=(TABLE,)), "terms by offset"),
     "long table": (problem(600, LONG, lowered=(columns(1), TABLE)), "a long table"),
-    "long without table": (problem(600, LONG, lowered=(columns(1),)), "many logits"),
+    "long learned table": (
+        problem(600, LONG, lowered=(replace(TABLE, table=torch.zeros(1, 1, requires_grad=True)),)),
+        "terms by offset",
+    ),
+    "long without table": (problem(600, LONG, lowered=(columns(1),)), "no terms by offset"),
+    "table, not many": (problem(SIDE, SIDE, lowered=(TABLE,)), "terms by offset, not many"),
     "column": (problem(600, 600, lowered=(COLUMN,)), "terms by offset"),
     "column in bfloat16": (
         replace(
@@ -73,8 +83,12 @@ CASES = {
 }
 ORDER = {
     "few logits": ["sdpa", "reference"],
-    "many logits": ["sdpa", "tiled", "reference"],
+    "no terms by offset": ["sdpa", "native", "tiled", "reference"],
+    "no terms by offset, not many": ["sdpa", "native", "reference"],
     "terms by offset": ["native", "sdpa", "tiled", "reference"],
+    "terms by offset, not many": ["native", "sdpa", "reference"],
+    "documents or padding, not many": ["native", "sdpa", "reference"],
+    "a long table": ["tiled", "sdpa", "reference"],
     "a score part without": ["native", "tiled", "sdpa", "reference"],
     "a score part without, few": ["native", "sdpa", "reference"],
 }
@@ -83,10 +97,11 @@ ORDER = {
 @pytest.mark.parametrize("name", CASES)
 def test_rules_on_the_cpu(name: str) -> None:
     assert 4 * SIDE * SIDE == SMALL
+    assert SIDE * SIDE // 2 == FEW
     posed, expected = CASES[name]
     reason, order = preference(CPU, lambda: posed)
     assert reason.startswith(expected.partition(",")[0])
-    assert order == ORDER.get(expected, ["tiled", "sdpa", "reference"])
+    assert order == ORDER.get(expected, ["native", "tiled", "sdpa", "reference"])
 
 
 def test_few_logits_under_a_transform_go_by_definition() -> None:

@@ -363,8 +363,9 @@ def test_auto_takes_it_where_the_definition_would_take_too_much() -> None:
         assert told.backend == backend
     packed = Grid.of(Layout.packed([1000, 1048]), causal=True)
     told = explain(*inputs(packed, dtype=torch.float32), packed, posenc.create("rope", head_dim=8))
-    assert told.backend == "tiled"
-    assert "each document by itself" in told.how
+    assert told.backend == many
+    if missing():
+        assert "each document by itself" in told.how
 
 
 @pytest.mark.parametrize("causal", [False, True])

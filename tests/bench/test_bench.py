@@ -16,9 +16,9 @@ from posenc.bench.chart import draw
 from posenc.bench.clock import Entrant, interleaved, median_ratio
 from posenc.bench.contenders import PLAIN, Eager, Plain, Prepared, WrittenOut
 from posenc.bench.files import write_results
-from posenc.bench.limits import CPU, CPU_HALF, CUDA, Limit, judge
+from posenc.bench.limits import CPU, CUDA, METHODS, NOT_MEASURED, Limit, judge
 from posenc.bench.memory import MemoryMeter, Peak
-from posenc.bench.plan import QUICK, plan
+from posenc.bench.plan import MIDDLE, plan
 from posenc.bench.results import Reading, Report
 from posenc.bench.run import Step, bench
 from posenc.bench.settings import Settings
@@ -112,7 +112,7 @@ def test_limits_compare_with_the_right_readings() -> None:
         (verdict,) = judge([limit], readings)
         assert (verdict.value, verdict.met) == (value, met)
     limit = Limit(row="", encodings=["t5", "alibi"], quantity="forward", lengths=[128], bound=1.0)
-    assert [v.reason for v in judge([limit], readings)] == ["not measured", "not measured"]
+    assert [v.reason for v in judge([limit], readings)] == [NOT_MEASURED, NOT_MEASURED]
     limit = replace(limit, lengths=[64])
     assert judge([limit], readings)[1].reason == "it would take about 9 GB"
     assert not judge([limit], readings)[1].met
@@ -122,11 +122,11 @@ def test_limits_compare_with_the_right_readings() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_usual_plan_measures_what_every_limit_needs(
+def test_the_full_plan_measures_what_every_limit_needs(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_cuda(monkeypatch)
-    settings = Settings(device=device)
+    settings = Settings(device=device, full=device == "cpu")
     assert settings.limits == (CUDA if device == "cuda" else CPU)
     jobs = plan(settings)
     for limit in settings.limits:
@@ -135,13 +135,14 @@ def test_the_usual_plan_measures_what_every_limit_needs(
                 found = [
                     job
                     for job in jobs
-                    if (job.case.encoding, job.case.length, job.case.causal)
-                    == (name, length, limit.causal)
+                    if (job.case.encoding, job.case.length, job.case.causal, job.case.dtype)
+                    == (name, length, limit.causal, limit.dtype)
+                    and (job.case.batch, job.case.heads) == (limit.batch, limit.heads)
+                    and (not job.timed or job.contenders[0].level == limit.level)
                     and "posenc" in {contender.name for contender in job.contenders}
                 ]
-                about_memory = limit.about_memory or limit.quantity == "fits"
-                assert any(job.memory if about_memory else job.timed for job in found)
-                if limit.about_memory:
+                assert any(job.memory if limit.about_memory else job.timed for job in found)
+                if limit.about_memory and limit.quantity != "fits":
                     assert any(
                         PLAIN in {contender.name for contender in job.contenders}
                         for job in jobs
@@ -150,16 +151,17 @@ def test_the_usual_plan_measures_what_every_limit_needs(
 
 
 def test_timed_jobs_begin_with_their_base() -> None:
-    for job in plan(Settings()):
+    for job in plan(Settings(full=True)):
         if job.timed:
             first, *others = job.contenders
-            assert first.name in (PLAIN, "plain layer")
+            assert first.name in (PLAIN, "plain layer", "posenc, rope")
             assert {contender.level for contender in others} == {first.level}
 
 
 def test_a_quick_plan_is_short_and_alone() -> None:
     jobs = plan(Settings(quick=True))
-    assert max(job.case.length for job in jobs) == QUICK
+    assert {job.case.length for job in jobs} == {MIDDLE["cpu"]}
+    assert {job.case.encoding for job in jobs} == set(METHODS)
     assert {contender.name for job in jobs for contender in job.contenders} == {PLAIN, "posenc"}
     usual = plan(Settings())
     assert sum(job.work for job in jobs) < sum(job.work for job in usual) / 4
@@ -207,7 +209,9 @@ def test_a_chosen_plan_has_what_was_chosen() -> None:
         ({"threads": True}, ArgumentError),
         ({"device": "tpu"}, ArgumentError),
         ({"device": "cuda:99"}, ArgumentError),
-        ({"dtype": "int8"}, UnknownNameError),
+        ({"dtypes": ["int8"]}, UnknownNameError),
+        ({"dtypes": []}, ArgumentError),
+        ({"what": ["speed"]}, UnknownNameError),
     ],
 )
 def test_settings_refuse_what_makes_no_sense(
@@ -218,10 +222,42 @@ def test_settings_refuse_what_makes_no_sense(
 
 
 def test_limits_are_for_the_usual_sizes_alone() -> None:
-    assert Settings().limits == CPU
+    assert Settings(full=True).limits == CPU
+    assert {limit.dtype for limit in Settings().limits} == {"float32"}
+    assert {limit.dtype for limit in Settings(dtypes=["bfloat16"]).limits} == {"bfloat16"}
     assert Settings(heads=4).limits == ()
-    assert Settings(dtype="bfloat16").limits == CPU_HALF
-    assert Settings(dtype="float16").limits == ()
+    assert Settings(dtypes=["float16"]).limits == ()
+    (both,) = [
+        x.bound
+        for x in CPU
+        if (x.row, x.quantity, x.dtype, x.causal) == ("images", "both", "bfloat16", False)
+    ]
+    assert both == pytest.approx(1.3 * 1.1)
+
+
+def test_a_full_plan_has_both_masks_and_dtypes_and_every_part() -> None:
+    jobs = plan(Settings(full=True, encodings=["t5", "cope"], lengths=[32]))
+    calls = {
+        (job.case.encoding, job.case.causal, job.case.dtype)
+        for job in jobs
+        if job.timed and job.contenders[0].name == PLAIN and job.case.batch == 1
+    }
+    assert calls == {
+        (name, causal, dtype)
+        for name, masks in (("t5", (False, True)), ("cope", (True,)))
+        for causal in masks
+        for dtype in ("float32", "bfloat16")
+    }
+    rows = {(job.case.batch, job.case.heads, job.case.length) for job in jobs if job.case.batch > 1}
+    assert rows == {(16, 12, 128)}
+    tokens = [job for job in jobs if job.contenders[0].level == "token"]
+    assert {job.case.length for job in tokens} == {256, 1024, 4096}
+    assert {job.case.length for job in jobs if not job.timed} == {16384}
+
+
+def test_lengths_are_those_of_the_parts_that_were_asked_for() -> None:
+    settings = Settings(what=["decoding", "memory"], encodings=["t5"], lengths=[32])
+    assert [(job.case.length, job.timed) for job in plan(settings)] == [(32, True), (32, False)]
 
 
 # The whole
@@ -349,6 +385,49 @@ def test_only_other_peoples_code_may_fail(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Broken, "foreign", False)
     with pytest.raises(RuntimeError, match="no compiler"):
         bench(settings)
+
+
+def test_limits_of_generation_compare_with_rope_and_transformers() -> None:
+    tokens: dict[str, object] = {"level": "token", "causal": True}
+    readings = [
+        reading("posenc, rope", forward_ratio=1.0, **tokens),
+        reading(forward_ratio=1.1, **tokens),
+        reading("transformers", forward_ratio=1.2, **tokens),
+    ]
+    for quantity, value in (("of rope", 1.1), ("of transformers", 1.1 / 1.2)):
+        limit = Limit(
+            row="",
+            encodings=["t5"],
+            quantity=quantity,  # type: ignore[arg-type]
+            lengths=[64],
+            bound=1.0,
+            causal=True,
+        )
+        (verdict,) = judge([limit], readings)
+        assert verdict.value == pytest.approx(value)
+        assert verdict.met == (value <= 1)
+    (verdict,) = judge([limit], [*readings[:2], reading("transformers", refusal="gone", **tokens)])
+    assert (verdict.value, verdict.reason) == (None, "gone")
+
+
+def test_a_bench_of_generation_and_short_rows() -> None:
+    settings = Settings(
+        what=["rows", "decoding"],
+        encodings=["shaw"],
+        lengths=[16],
+        heads=2,
+        head_dim=8,
+        rounds=1,
+        threads=1,
+    )
+    report = bench(settings)
+    found = {(r.level, r.contender): r for r in report.readings}
+    assert found["call", "posenc"].batch == 16
+    assert found["call", "posenc"].both_ratio is not None
+    assert found["token", "posenc"].forward_ratio is not None
+    assert found["token", "posenc"].both_ratio is None
+    theirs = found["token", "transformers"]
+    assert (theirs.forward_ratio is None) == bool(theirs.refusal)
 
 
 @pytest.mark.gpu

@@ -129,7 +129,8 @@ MUTATIONS = [
         "batch * queries * keys",
         ordered("one more head"),
     ),
-    Mutation(preference, "if logits <= SMALL:", "if logits < SMALL:", ordered("few")),
+    Mutation(preference, "if logits <= few:", "if logits < few:", ordered("few")),
+    Mutation(preference, "logits > SMALL", "logits >= SMALL", ordered("one more")),
     Mutation(preference, "problem.grid.segmented", "False", ordered("packed")),
     Mutation(
         preference, "ranks > problem", "ranks >= problem", ordered("as many columns as features")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +14,9 @@ from torch import Tensor, cat
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
+
+if TYPE_CHECKING:
+    from posenc.attention.decoding import PastTerms
 
 T = TypeVar("T")
 
@@ -55,6 +58,7 @@ class LayerCache:
 
     Attributes:
         transformed: whether ``keys`` have been transformed by the encoding.
+        terms: the encoding's terms at all offsets so far, for one more token.
     """
 
     def __init__(self, shared: SharedResults | None = None) -> None:
@@ -63,6 +67,7 @@ class LayerCache:
         self.values: Tensor | None = None
         self.layout: Layout | None = None
         self.transformed = False
+        self.terms: PastTerms | None = None
         self._rest: tuple[Encoding, Encoding] | None = None
         self._room: tuple[Tensor, Tensor] | None = None
         self.inputs: tuple[Tensor, Layout, Tensor | None] | None = None
@@ -141,7 +146,7 @@ class LayerCache:
         copied = LayerCache()
         memo[id(self)] = copied
         copied.__dict__ |= {
-            name: None if name == "_room" else deepcopy(value, memo)
+            name: None if name in ("_room", "terms") else deepcopy(value, memo)
             for name, value in self.__dict__.items()
         }
         return copied

@@ -1,6 +1,7 @@
 """The choice of a backend for a call: by name, as an instance, or by measured rules.
 
-Measured on two CPU cores in float32, 8 heads of 64, by ``posenc bench --backends sdpa,tiled``.
+Measured on CPU cores with heads of 64 by ``benchmarks/dispatch.py``, whose table is in
+``benchmarks/results/dispatch.json``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from posenc.attention.backends.common.base import Backend, Plan, Problem, Unsupported
 from posenc.attention.call import AttentionCall
 from posenc.attention.lowering import is_constant_table
-from posenc.encoding import LowRank, StructuredScore
+from posenc.encoding import LowRank
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.registration import Registry
 from posenc.runtime import is_transformed
@@ -26,19 +27,17 @@ of other packages are used when they are asked for."""
 
 BACKENDS.load()  # compiled code can import nothing
 
+FEW = 2**17
+"""Logits in all up to which a call of the compiled kernels costs more than the definition."""
+
 SMALL = 2**20
-"""Logits in all up to which the definition costs less than tiles do; 4 MiB in float32."""
+"""The same of tiles; 4 MiB in float32."""
 
 FEW_UNSTRUCTURED = 2**14
 """The same where a score part has no structured form: its definition costs more."""
 
 LONG = 8192
-"""Keys from which on a table is worth looking at for pairs that cannot matter."""
-
-
-COMPILED = (torch.float32, torch.bfloat16)
-"""Dtypes in which the compiled kernels were measured to be faster on learned terms, from 512
-tokens on; in bfloat16 by 2 to 5 times."""
+"""Keys from which on a constant table is worth looking at for pairs that cannot matter."""
 
 
 class Choice(NamedTuple):
@@ -137,26 +136,24 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     batch, heads, queries, _ = problem.q.shape
     keys = problem.k.shape[2]
     logits = batch * heads * queries * keys
-    if problem.lowered is None and logits > FEW_UNSTRUCTURED and not is_transformed():
-        rest = ["sdpa", "reference"] if logits <= SMALL else ["tiled", "sdpa", "reference"]
-        return "a score part without structured form", ["native", *rest]
-    if logits <= SMALL:
-        if is_transformed():  # vmap would call the fused kernel in a loop, with a warning
-            return "few logits, under a transform of torch.func", ["reference"]
+    if logits <= SMALL and is_transformed():
+        # vmap would call the fused kernel in a loop, with a warning
+        return "few logits, under a transform of torch.func", ["reference"]
+    few = FEW_UNSTRUCTURED if problem.lowered is None else FEW
+    if logits <= few:
         return "few logits", ["sdpa", "reference"]
-    lowered = problem.lowered or ()
+    tiled = ["tiled"] if logits > SMALL else []
+    if problem.lowered is None:
+        rest = [*tiled, "sdpa", "reference"]
+        return "a score part without structured form", ["native", *rest]
     if problem.grid.segmented:
-        return "documents or padding in a large problem", ["tiled", "sdpa", "reference"]
-    ranks = sum(term.query.shape[-1] for term in lowered if isinstance(term, LowRank))
+        return "documents or padding", ["native", *tiled, "sdpa", "reference"]
+    terms = [term for term in problem.lowered if not isinstance(term, LowRank)]
+    ranks = sum(x.query.shape[-1] for x in problem.lowered if isinstance(x, LowRank))
     if ranks > problem.q.shape[-1]:
-        return "more extra columns than features", ["tiled", "sdpa", "reference"]
-    if keys >= LONG and any(not isinstance(term, LowRank) for term in lowered):
+        return "more extra columns than features", ["native", *tiled, "sdpa", "reference"]
+    if keys >= LONG and terms and all(map(is_constant_table, terms)):
         return "a long table, which may fade out", ["tiled", "sdpa", "reference"]
-    if problem.q.dtype in COMPILED and any(map(_is_learned, lowered)):
-        rule = "terms by offset that are learned or read tokens"
-        return rule, ["native", "sdpa", "tiled", "reference"]
-    return "many logits", ["sdpa", "tiled", "reference"]
-
-
-def _is_learned(term: StructuredScore) -> bool:
-    return not (isinstance(term, LowRank) or is_constant_table(term))
+    if terms:
+        return "terms by offset", ["native", "sdpa", *tiled, "reference"]
+    return "no terms by offset", ["sdpa", "native", *tiled, "reference"]

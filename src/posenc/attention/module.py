@@ -13,6 +13,7 @@ from posenc.arguments import Count, Length, Probability, Rate, Width, check
 from posenc.attention.api import attend, transformed
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.cache import LayerCache
+from posenc.attention.decoding import attend_last
 from posenc.attention.validation import require_fit
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
@@ -203,16 +204,15 @@ class Attention(nn.Module):
                     encoding = cache.without_transform(encoding)
             k, v, key_layout = cache.append(k, v, key_layout)
         grid = Grid(layout, key_layout, self.causal, self.window)
-        output = attend(
-            q,
-            k,
-            v,
-            grid,
-            encoding,
-            backend=self.backend,
-            dropout=self.dropout if self.training else 0.0,
-            scale=scale,
-        )
+        dropout = self.dropout if self.training else 0.0
+        output = None
+        if cache is not None and self.backend == "auto" and not dropout:
+            factor = encoding.default_scale(self.head_dim) if scale is None else scale
+            output = attend_last(q, k, v, grid, encoding, cache, scale=factor)
+        if output is None:
+            output = attend(
+                *(q, k, v, grid, encoding), backend=self.backend, dropout=dropout, scale=scale
+            )
         merged: Tensor = self.output(output.transpose(1, 2).flatten(2))
         return merged
 
@@ -268,7 +268,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "*places width"]:
         """``x`` through the layer called ``name``, or through its rows of the merged one."""
         if self.merged is None:
-            projected: Tensor = self.get_submodule(name)(x)
+            projected: Tensor = getattr(self, name)(x)
             return projected
         place = ("query", "key", "value").index(name)
         part: Tensor = self.merged(x).split(self.widths, dim=-1)[place]

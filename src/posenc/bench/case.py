@@ -21,6 +21,9 @@ from posenc.registry import ENCODINGS, create
 FROZEN = "frozen"
 """Suffix after ``@`` of an encoding whose parameters require no gradient."""
 
+SCORES = "scores"
+"""Suffix after ``@`` of an encoding without its value part (Shaw's keys alone)."""
+
 OF_EXTENT = ("window", "size")
 """Options of image encodings for the number of cells."""
 
@@ -30,16 +33,18 @@ class Case:
     """Encoding, sizes and device of a call.
 
     Args:
-        encoding: as read by ``parse_name``: ``t5``, ``t5@frozen``, ``shaw@max_distance=64``.
+        encoding: as read by ``parse_name``: ``t5``, ``t5@frozen``, ``shaw@max_distance=64``,
+            ``shaw@scores``.
         length: tokens; encodings of two axes get an image of as many cells.
         causal: with a causal mask.
-        heads, head_dim: of q, k and v.
+        batch, heads, head_dim: of q, k and v.
         device, dtype: of the tensors, as named by torch.
     """
 
     encoding: str
     length: int
     causal: bool = False
+    batch: int = 1
     heads: int = 8
     head_dim: int = 64
     device: str = "cpu"
@@ -52,7 +57,7 @@ class Case:
             return self._build()
 
     def _build(self) -> Call:
-        name, options, frozen = parse_name(self.encoding)
+        name, options, suffixes = parse_name(self.encoding)
         width = self.heads * self.head_dim
         layout = self._layout(name)
         if layout.extent is not None:
@@ -68,13 +73,15 @@ class Case:
             causal=self.causal,
             **options,
         )
-        encoding = encoding.to(self.device).requires_grad_(not frozen)
+        if SCORES in suffixes:
+            encoding = Encoding(query_key=encoding.query_key, score=encoding.score)
+        encoding = encoding.to(self.device).requires_grad_(FROZEN not in suffixes)
         projections = (nn.Linear(width, width), nn.Linear(width, width))
         for part in encoding.parts():
             part.attach(*(projection.to(self.device) for projection in projections))
-        shape = (1, self.heads, self.length, self.head_dim)
+        shape = (self.batch, self.heads, self.length, self.head_dim)
         q, k, v, weight = (self._draw(*shape) for _ in range(4))
-        x = self._draw(1, self.length, width)
+        x = self._draw(self.batch, self.length, width)
         for tensor in (q, k, v):
             tensor.requires_grad_()
         return Call(self, q, k, v, x, weight, layout, encoding, projections)
@@ -101,20 +108,20 @@ class Call:
 
     Args:
         case: the case.
-        q, k, v: ``[1, H, L, D]``, requiring gradients.
-        x: ``[1, L, C]``, the layer's input, for parts that read the tokens.
-        weight: ``[1, H, L, D]``, the gradient of the output.
+        q, k, v: ``[B, H, L, D]``, requiring gradients.
+        x: ``[B, L, C]``, the layer's input, for parts that read the tokens.
+        weight: ``[B, H, L, D]``, the gradient of the output.
         layout: of the tokens.
         encoding: requires gradients unless frozen.
         projections: of queries and keys, for parts that share a layer's.
     """
 
     case: Case
-    q: Float[Tensor, "1 H L D"]
-    k: Float[Tensor, "1 H L D"]
-    v: Float[Tensor, "1 H L D"]
-    x: Float[Tensor, "1 L C"]
-    weight: Float[Tensor, "1 H L D"]
+    q: Float[Tensor, "B H L D"]
+    k: Float[Tensor, "B H L D"]
+    v: Float[Tensor, "B H L D"]
+    x: Float[Tensor, "B L C"]
+    weight: Float[Tensor, "B H L D"]
     layout: Layout
     encoding: Encoding
     projections: tuple[nn.Linear, nn.Linear]
@@ -139,21 +146,22 @@ class Call:
         return [*self.inputs, *(p for p in self.encoding.parameters() if p.requires_grad)]
 
 
-def parse_name(text: str) -> tuple[str, Mapping[str, Any], bool]:
-    """The name of an encoding, its options, and whether it is frozen.
+def parse_name(text: str) -> tuple[str, Mapping[str, Any], frozenset[str]]:
+    """The name of an encoding, its options, and which of ``FROZEN`` and ``SCORES`` it has.
 
     Raises:
         UnknownNameError: for an unknown encoding, option or change.
         ArgumentError: for an encoding without a part in attention, or other positions.
     """
     encoding, *changes = text.split("@")
-    kept = [change for change in changes if change != FROZEN]
+    suffixes = frozenset(changes) & {FROZEN, SCORES}
+    kept = [change for change in changes if change not in suffixes]
     require_encoding(encoding, axes=_axes(encoding))
     recipe = Recipe.parse("@".join([encoding, *kept]), axes=_axes(encoding))
     if recipe.positions != "plain":
         raise ArgumentError(
             "encoding",
-            expected="no change but options and @frozen",
+            expected="no change but options, @frozen and @scores",
             got=repr(text),
             remedy="Positions of other kinds are for posenc compare.",
         )
@@ -166,7 +174,7 @@ def parse_name(text: str) -> tuple[str, Mapping[str, Any], bool]:
                 got=f"{name}, which changes embeddings only",
                 remedy="It costs attention nothing; leave it out.",
             )
-    return encoding, recipe.options, len(kept) < len(changes)
+    return encoding, recipe.options, suffixes
 
 
 def past_only(text: str) -> bool:
@@ -175,6 +183,16 @@ def past_only(text: str) -> bool:
     Raises: as ``parse_name``.
     """
     return any(ENCODINGS[name].claims.causal_only for name in parse_name(text)[0].split("+"))
+
+
+def masks(text: str) -> tuple[bool, ...]:
+    """Whether an encoding is for a causal mask, for none, or for both; images have none.
+
+    Raises: as ``parse_name``.
+    """
+    if past_only(text):
+        return (True,)
+    return (False,) if _axes(parse_name(text)[0]) == 2 else (False, True)
 
 
 def _axes(name: str) -> int:

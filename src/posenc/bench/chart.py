@@ -27,7 +27,9 @@ def draw(report: Report) -> dict[str, Any] | None:
 
     A panel per encoding, a line per contender, logarithmic axes.
     """
-    calls = [r for r in report.readings if r.level == "call"]
+    settings = report.settings
+    dtype = settings["dtypes"][0]
+    calls = [r for r in report.readings if (r.level, r.dtype, r.batch) == ("call", dtype, 1)]
     bidirectional = {r.encoding for r in calls if not r.causal}
     shown = [r for r in calls if not r.causal or r.encoding not in bidirectional]
     times = _points(shown, {r: 1e3 * r.both_seconds for r in shown if r.both_seconds})
@@ -47,8 +49,7 @@ def draw(report: Report) -> dict[str, Any] | None:
     ]
     if not charts:
         return None
-    settings = report.settings
-    sizes = f"{settings['heads']} heads of {settings['head_dim']}, {settings['dtype']}"
+    sizes = f"{settings['heads']} heads of {settings['head_dim']}, {dtype}"
     title = alt.TitleParams(
         "Attention with an encoding, and without",
         subtitle=[f"{report.device}; {sizes}; PyTorch {report.versions.get('torch', '')}"],

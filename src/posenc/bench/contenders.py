@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ from posenc.attention.backends.triton import Triton
 from posenc.attention.lowering import is_constant_table, lower
 from posenc.attention.regular import read_offsets
 from posenc.bench.case import Call
+from posenc.bench.results import Level
 from posenc.encoding import StructuredScore
 from posenc.errors import BackendRefusal
 from posenc.training.machine import available_memory
 
-Level = Literal["call", "layer"]
 
 PLAIN = "plain SDPA"
 """Name of the reference of calls."""
@@ -49,12 +49,14 @@ class Prepared:
         wanted: tensors to compute gradients of.
         weight: gradient of the output.
         served_by: the backend or kernel, if chosen.
+        tokens: that ``run`` generates; times are of one.
     """
 
     run: Callable[[], Tensor]
     wanted: list[Tensor]
     weight: Tensor
     served_by: str = ""
+    tokens: int = 1
 
     def forward(self) -> None:
         """Run without a graph."""
@@ -71,7 +73,7 @@ class Contender(ABC):
 
     Attributes:
         name: in tables.
-        level: a call of attention, or a whole layer.
+        level: what it computes.
         foreign: code of another library, which may fail.
     """
 

@@ -18,7 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention import Attention
 from posenc.bench.case import Call, parse_name
-from posenc.bench.contenders import Contender, Level, Prepared
+from posenc.bench.contenders import Contender, Prepared
+from posenc.bench.results import Level
 
 VOCABULARY = 8
 """Vocabulary of the models that modules are taken from: what their special tokens need."""

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from posenc.bench.case import Case, past_only
+from posenc.bench.case import Case, masks, past_only
 from posenc.bench.contenders import Contender, Eager, Flex, Plain, Posenc, WrittenOut
+from posenc.bench.decoding import DECODED, LlamaDecoder, PosencDecoder
 from posenc.bench.layers import LAYERS, PlainLayer, PosencLayer, Transformers, XTransformers
-from posenc.bench.limits import ALL
-from posenc.bench.settings import Settings
+from posenc.bench.limits import METHODS, SHORT_ROWS
+from posenc.bench.settings import Part, Settings
 
 MIDDLE = {"cpu": 2048, "cuda": 8192}
 """Length at which everything is measured."""
 
-EXTRA = {"cpu": (512, 1024), "cuda": (2048, 32768)}
-"""Further lengths, for the chart."""
+USUAL = {"cpu": (512,), "cuda": (2048, 32768)}
+"""Further lengths."""
 
-QUICK = 4096
-"""Longest length of a quick bench on the CPU."""
+FULL = {"cpu": (512, 1024, 4096), "cuda": (2048, 32768)}
+"""Further lengths of a full bench."""
+
+ROWS = (16, 12, 128)
+"""Batch, heads and length of many short sequences."""
+
+CONTEXT = (256, 1024, 4096)
+"""Tokens in the cache at first."""
 
 LONG = 16384
 """Length from which on calls on the CPU have fewer rounds and no warm-up."""
@@ -60,61 +67,58 @@ class Job:
     def work(self) -> float:
         """Cost relative to other jobs, roughly."""
         passes = self.rounds[0] + 3 * self.rounds[1] + 4 * (self.warm + self.memory)
-        size = self.case.length**2 / (2 if self.case.causal else 1)
-        return passes * size * len(self.contenders)
+        size = self.case.batch * self.case.length**2 / (2 if self.case.causal else 1)
+        return passes * max(size, 2.0**20) * len(self.contenders)
 
 
 def plan(settings: Settings) -> list[Job]:
-    """All jobs, short ones first."""
-    if settings.usual:
-        timed, memory = _asked_for(settings)
-    else:
-        lengths = settings.lengths or (_middle(settings),)
-        timed = {
-            (name, length, _causal(settings, name))
-            for name in settings.encodings or ALL
-            for length in lengths
-        }
-        memory = set()
-    jobs = [_timed(settings, *point) for point in _in_order(timed)]
-    jobs += _layers(settings)
-    seen = set()
-    for name, length, causal in _in_order(memory - timed):
-        first = (length, causal) not in seen
-        seen.add((length, causal))
-        contenders = (*([Plain()] if first else []), *_ours(settings))
-        case = settings.case(name, length, causal=causal)
-        jobs.append(Job(case=case, contenders=contenders, memory=True))
-    return jobs
+    """All jobs: calls, short ones first, short rows, layers, tokens, and memory."""
+    parts = {
+        "calls": _calls,
+        "rows": _rows,
+        "layers": _layers,
+        "decoding": _decoding,
+        "memory": _memory,
+    }
+    return [job for name, jobs in parts.items() if name in settings.parts for job in jobs(settings)]
 
 
-Point = tuple[str, int, bool]
+def _calls(settings: Settings) -> list[Job]:
+    """Jobs of single calls."""
+    middle, further = _middle(settings), (FULL if settings.full else USUAL)[_kind(settings)]
+    alone = settings.encodings is not None or (settings.quick and not settings.full)
+    usual = (middle,) if alone else (*further, middle)
+    names = settings.encodings or METHODS
+    points = {
+        (name, length, causal)
+        for name in names
+        for length in settings.lengths or usual
+        for causal in _masks(settings, name, length)
+    }
+    if settings.usual and (settings.full or settings.on_cuda):
+        for limit in settings.limits:
+            if limit.level == "call" and limit.batch == 1 and not limit.about_memory:
+                points |= {
+                    (name, n, limit.causal) for name in limit.encodings for n in limit.lengths
+                }
+    return [_timed(settings, case) for case in _cases(settings, points)]
 
 
-def _asked_for(settings: Settings) -> tuple[set[Point], set[Point]]:
-    """Points timed and measured for the limits and the chart."""
-    timed: set[Point] = set()
-    memory: set[Point] = set()
-    for limit in settings.limits:
-        about = memory if limit.about_memory or limit.quantity == "fits" else timed
-        about |= {(name, n, limit.causal) for name in limit.encodings for n in limit.lengths}
-    middle = _middle(settings)
-    if settings.quick:
-        timed |= {(name, middle, _causal(settings, name)) for name in ALL}
-        longest = middle if settings.on_cuda else QUICK
-        return {p for p in timed if p[1] <= longest}, {p for p in memory if p[1] <= longest}
-    for length in (*EXTRA[_kind(settings)], middle):
-        timed |= {(name, length, _causal(settings, name)) for name in ALL}
-    if settings.causal is None:
-        timed |= {(name, middle, True) for name in ALL}
-    return timed, memory
+def _masks(settings: Settings, name: str, length: int) -> tuple[bool, ...]:
+    """Causal or not, or both."""
+    if past_only(name):
+        return (True,)
+    if settings.causal is not None:
+        return (settings.causal,)
+    also = settings.usual and not settings.quick and length == _middle(settings)
+    return masks(name) if settings.full or also else (False,)
 
 
-def _timed(settings: Settings, name: str, length: int, causal: bool) -> Job:
-    case = settings.case(name, length, causal=causal)
+def _timed(settings: Settings, case: Case) -> Job:
     middle, rounds = _middle(settings), settings.counts[0]
+    length = case.length
     long = length >= LONG and not settings.on_cuda
-    secondary = causal and settings.causal is None and not past_only(name)
+    secondary = case.causal and settings.causal is None and not past_only(case.encoding)
     alone = settings.quick or long or secondary
     contenders: list[Contender] = [Plain(), *_ours(settings)]
     if not alone and (length <= middle or settings.lengths or settings.on_cuda):
@@ -122,34 +126,50 @@ def _timed(settings: Settings, name: str, length: int, causal: bool) -> Job:
         if length == middle or settings.lengths or settings.on_cuda:
             contenders.append(Flex())
     if settings.on_cuda and settings.usual and not settings.quick and length == middle:
-        backends = [name for name in ROTATED.get(name, ()) if name not in settings.backends]
-        contenders += [Posenc(backend=backend) for backend in backends]
+        rotated = ROTATED.get(case.encoding, ())
+        contenders += [Posenc(backend=name) for name in rotated if name not in settings.backends]
     if settings.on_cuda:
         timed = (rounds, rounds)
     elif long:
         timed = (min(rounds, LONG_ROUNDS[0]), LONG_ROUNDS[1])
     else:
         few = min(rounds, FEW)
-        timed = (few if secondary else max(few, min(rounds, rounds * 2048 // length)),) * 2
+        least = secondary and not settings.full
+        timed = (few if least else max(few, min(rounds, rounds * 2048 // length)),) * 2
     return Job(
         case=case,
         contenders=tuple(contenders),
         rounds=timed,
         others=rounds if settings.on_cuda else max(1, rounds // 5),
         warm=not long,
-        memory=not long and (not settings.quick or length == middle),
+        memory=not long and not secondary and not settings.quick,
     )
+
+
+def _rows(settings: Settings) -> list[Job]:
+    """Jobs of many short sequences."""
+    rounds = settings.counts[0]
+    return [
+        Job(
+            case=replace(case, batch=ROWS[0], heads=ROWS[1]),
+            contenders=(Plain(), *_ours(settings), WrittenOut()),
+            rounds=(rounds, rounds),
+            others=min(rounds, FEW),
+            warm=True,
+        )
+        for name in settings.encodings or [name for row in SHORT_ROWS for name in row[1]]
+        for length in _chosen(settings, "rows") or ROWS[2:]
+        for case in settings.cases(name, length, causal=past_only(name))
+    ]
 
 
 def _layers(settings: Settings) -> list[Job]:
     """Jobs of whole layers."""
-    if settings.quick:
-        return []
     names = LAYERS if settings.encodings is None else settings.encodings
     rounds = settings.counts[0]
     return [
         Job(
-            case=settings.case(name, length, causal=False),
+            case=case,
             contenders=(PlainLayer(), PosencLayer(), XTransformers(), Transformers()),
             rounds=(min(rounds, FEW),) * 2,
             others=max(1, rounds // 5),
@@ -159,17 +179,57 @@ def _layers(settings: Settings) -> list[Job]:
         for name in names
         if name in LAYERS
         for length in settings.lengths or (_middle(settings),)
+        for case in settings.cases(name, length)
         if length < LONG and not settings.causal
     ]
 
 
+def _decoding(settings: Settings) -> list[Job]:
+    """Jobs of generation with a cache."""
+    rounds = min(settings.counts[0], FEW)
+    return [
+        Job(
+            case=case,
+            contenders=(PosencDecoder("rope"), PosencDecoder(), LlamaDecoder()),
+            rounds=(rounds, rounds),
+            others=rounds,
+            warm=True,
+        )
+        for length in _chosen(settings, "decoding") or CONTEXT
+        for name in settings.encodings or DECODED
+        for case in settings.cases(name, length, causal=True)[:1]
+    ]
+
+
+def _memory(settings: Settings) -> list[Job]:
+    """Jobs of memory alone, plain SDPA with the first of a length, mask and dtype."""
+    lengths = _chosen(settings, "memory")
+    points = {
+        (name, length, past_only(name))
+        for name in settings.encodings or METHODS
+        for length in lengths or (LONG,)
+    }
+    if settings.on_cuda and not lengths:
+        fits = [limit for limit in settings.limits if limit.quantity == "fits"]
+        points = {
+            (name, n, False) for limit in fits for name in limit.encodings for n in limit.lengths
+        }
+    seen, jobs = set(), []
+    for case in _cases(settings, points):
+        first = replace(case, encoding="") not in seen
+        seen.add(replace(case, encoding=""))
+        contenders = (*([Plain()] if first else []), *_ours(settings))
+        jobs.append(Job(case=case, contenders=contenders, memory=True))
+    return jobs
+
+
+def _chosen(settings: Settings, part: Part) -> Sequence[int] | None:
+    """Lengths that were asked for by someone who asked for this part."""
+    return settings.lengths if part in (settings.what or ()) else None
+
+
 def _ours(settings: Settings) -> list[Contender]:
     return [Posenc(backend=backend) for backend in settings.backends]
-
-
-def _causal(settings: Settings, name: str) -> bool:
-    """As set; by default only if the encoding requires it."""
-    return past_only(name) if settings.causal is None else settings.causal
 
 
 def _kind(settings: Settings) -> str:
@@ -180,7 +240,9 @@ def _middle(settings: Settings) -> int:
     return MIDDLE[_kind(settings)]
 
 
-def _in_order(points: Iterable[Point]) -> list[Point]:
-    """By length, then causality, then the order of ``ALL``."""
-    ranks = {name: rank for rank, name in enumerate(ALL)}
-    return sorted(points, key=lambda p: (p[1], p[2], ranks.get(p[0], len(ranks)), p[0]))
+def _cases(settings: Settings, points: Iterable[tuple[str, int, bool]]) -> list[Case]:
+    """By dtype, length, causality, then the order of ``METHODS``."""
+    ranks = {name: rank for rank, name in enumerate(METHODS)}
+    order = sorted(points, key=lambda p: (p[1], p[2], ranks.get(p[0], len(ranks)), p[0]))
+    cases = [settings.cases(name, length, causal=causal) for name, length, causal in order]
+    return [case for of_dtype in zip(*cases, strict=True) for case in of_dtype]

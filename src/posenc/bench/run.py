@@ -18,8 +18,9 @@ from posenc.bench.accuracy import Errors, expect
 from posenc.bench.case import Call, Case
 from posenc.bench.clock import Entrant, interleaved, median_ratio
 from posenc.bench.contenders import Contender, Posenc, Prepared
+from posenc.bench.decoding import PosencDecoder
 from posenc.bench.layers import PosencLayer
-from posenc.bench.limits import judge
+from posenc.bench.limits import NOT_MEASURED, judge
 from posenc.bench.memory import MemoryMeter
 from posenc.bench.plan import Job, plan
 from posenc.bench.results import Reading, Report
@@ -91,16 +92,18 @@ def bench(settings: Settings, *, progress: Callable[[Step], None] = lambda step:
         machine={"system": platform_name(), "cores": cores(), "threads": threads},
         versions={"python": platform.python_version(), **_versions()},
         readings=tuple(readings),
-        verdicts=tuple(v for v in verdicts if settings.usual or v.value is not None),
+        verdicts=tuple(v for v in verdicts if v.reason != NOT_MEASURED),
     )
 
 
 def describe(job: Job) -> str:
     """Description of a job."""
     case = job.case
-    what = "layers" if job.contenders[0].level == "layer" else "calls" if job.timed else "memory"
+    what = f"{job.contenders[0].level}s" if job.timed else "memory"
+    size = f"{case.length} tokens" if case.batch == 1 else f"{case.batch} × {case.length} tokens"
     causal = ", causal" if case.causal else ""
-    return f"{case.encoding}, {case.length} tokens{causal}: {what}"
+    dtype = "" if case.dtype == "float32" else f", {case.dtype}"
+    return f"{case.encoding}, {size}{causal}{dtype}: {what}"
 
 
 def _measure(job: Job, meter: MemoryMeter) -> list[Reading]:
@@ -117,6 +120,9 @@ def _measure(job: Job, meter: MemoryMeter) -> list[Reading]:
             contender=name,
             length=job.case.length,
             causal=job.case.causal,
+            dtype=job.case.dtype,
+            batch=job.case.batch,
+            heads=job.case.heads,
         )
         refusal = contender.refusal(call)
         if refusal is None and job.timed:
@@ -174,7 +180,7 @@ def _time(
     base = job.contenders[0]
     rounds = {
         c.name: job.rounds
-        if c is base or isinstance(c, Posenc | PosencLayer)
+        if c is base or isinstance(c, Posenc | PosencLayer | PosencDecoder)
         else (min(job.others, job.rounds[0]), min(job.others, job.rounds[1]))
         for c in job.contenders
     }
@@ -192,7 +198,7 @@ def _time(
             readings[name],
             served_by=prepared.served_by,
             rounds=(len(forward[name]), len(both.get(name, []))),
-            forward_seconds=statistics.median(forward[name]),
+            forward_seconds=statistics.median(forward[name]) / prepared.tokens,
             forward_ratio=median_ratio(forward[name], forward[base.name]),
             refusal=backward[name] or "",
         )

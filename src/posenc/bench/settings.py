@@ -9,17 +9,20 @@ from typing import Annotated, Any, Literal, NoReturn, get_args
 
 import torch
 
-from posenc.arguments import EXACT, Count, Interval, Width, check, check_fields
+from posenc.arguments import EXACT, Count, Interval, Width, check_fields
 from posenc.attention import BACKENDS
 from posenc.bench.case import Case, past_only
 from posenc.bench.contenders import VARIANTS
-from posenc.bench.limits import CPU, CPU_HALF, CUDA, Limit
+from posenc.bench.limits import CPU, CUDA, Limit
 from posenc.codec import to_plain
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.training.machine import available_memory
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 DTYPES = get_args(Dtype)
+
+Part = Literal["calls", "rows", "layers", "decoding", "memory"]
+PARTS: tuple[Part, ...] = get_args(Part)
 
 STANDARD = (8, 64)
 """Heads and their width in limits."""
@@ -30,25 +33,32 @@ TENSORS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of a bench. Without encodings and lengths, everything with limits is measured.
+    """Settings of a bench.
 
     Args:
+        what: calls of attention; ``"rows"``: many short sequences, 16 × 12 heads × 128; whole
+            layers, ``"decoding"`` with a cache; ``"memory"`` of long calls. By default calls and
+            layers; calls alone if quick; all if full, and on CUDA memory too.
         encodings: as read by ``parse_name``; by default those with limits.
-        lengths: tokens; by default those with limits, and more for the chart.
+        lengths: tokens; by default some with limits. Where ``what`` is not given, of calls and
+            layers alone.
         backends: of posenc; limits are for ``"auto"``.
-        causal: with a causal mask; None: both ways at the middle length, else without.
+        causal: with a causal mask; None: both ways at the middle length, at all if full, else
+            without.
         heads, head_dim: of q, k and v.
         rounds: of timing up to 2048 tokens; longer and slow calls have fewer.
         threads: of the CPU: those that the process has, which ``bench`` does not change.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
-        dtype: float32 on the CPU and bfloat16 on CUDA by default.
-        quick: posenc and plain SDPA only, three rounds, at most 4096 tokens on the CPU.
+        dtypes: float32 on the CPU and bfloat16 on CUDA by default; both if full.
+        quick: posenc and plain SDPA only, three rounds, the middle length unless full.
+        full: every case with a limit.
 
     Raises:
         ArgumentError: for a value outside its domain.
         UnknownNameError: for an unknown encoding, option, backend or dtype.
     """
 
+    what: Sequence[Part] | None = None
     encodings: Sequence[str] | None = None
     lengths: Sequence[Annotated[int, Interval(2, EXACT)]] | None = None
     backends: Sequence[str] = ("auto",)
@@ -58,11 +68,12 @@ class Settings:
     rounds: Count | None = None
     threads: Count | None = None
     device: str = "cpu"
-    dtype: str | None = None
+    dtypes: Sequence[Dtype] | None = None
     quick: bool = False
+    full: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("encodings", "lengths", "backends"):
+        for name in ("what", "encodings", "lengths", "backends", "dtypes"):
             given = getattr(self, name)
             if given is not None:
                 object.__setattr__(self, name, tuple(dict.fromkeys(given)))
@@ -80,11 +91,11 @@ class Settings:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         check_fields(self)
-        check("dtype", Dtype | None, self.dtype, None)
         self._check_device()
         self._check_memory()
-        if self.dtype is None:
-            object.__setattr__(self, "dtype", "bfloat16" if self.on_cuda else "float32")
+        if self.dtypes is None:
+            dtypes = ("bfloat16",) if self.on_cuda else ("float32", "bfloat16")[: 1 + self.full]
+            object.__setattr__(self, "dtypes", dtypes)
 
     def _check_device(self) -> None:
         if not re.fullmatch(r"(cpu|cuda)(:\d+)?", self.device):
@@ -118,12 +129,22 @@ class Settings:
         return self.encodings is None and self.lengths is None
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is measured."""
+        if self.what is not None:
+            return tuple(self.what)
+        if self.full:
+            return PARTS
+        if self.quick:
+            return ("calls",)
+        return ("calls", "layers", "memory") if self.on_cuda and self.usual else ("calls", "layers")
+
+    @property
     def limits(self) -> tuple[Limit, ...]:
-        """Limits for these sizes and dtype."""
+        """Limits for these sizes and dtypes."""
         if (self.heads, self.head_dim) != STANDARD:
             return ()
-        of_dtype = {"bfloat16": CUDA} if self.on_cuda else {"float32": CPU, "bfloat16": CPU_HALF}
-        return of_dtype.get(str(self.dtype), ())
+        return tuple(x for x in (CUDA if self.on_cuda else CPU) if x.dtype in (self.dtypes or ()))
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -132,17 +153,20 @@ class Settings:
         assert self.threads is not None
         return self.rounds, self.threads
 
-    def case(self, encoding: str, length: int, *, causal: bool = False) -> Case:
-        """A case of these sizes."""
-        return Case(
-            encoding=encoding,
-            length=length,
-            causal=causal,
-            heads=self.heads,
-            head_dim=self.head_dim,
-            device=self.device,
-            dtype=str(self.dtype),
-        )
+    def cases(self, encoding: str, length: int, *, causal: bool = False) -> list[Case]:
+        """A case of these sizes for each dtype."""
+        return [
+            Case(
+                encoding=encoding,
+                length=length,
+                causal=causal,
+                heads=self.heads,
+                head_dim=self.head_dim,
+                device=self.device,
+                dtype=dtype,
+            )
+            for dtype in self.dtypes or ()
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain JSON values."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, TimeElapsedColumn
+from rich.table import Table
 from rich.text import Text
 
 from posenc.cli.completion import complete_encodings
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 
 def bench(
+    what: Annotated[
+        str | None, option("Of calls, rows, layers, decoding, memory.", "calls and layers")
+    ] = None,
     encodings: Annotated[
         str | None,
         option(
@@ -27,13 +31,13 @@ def bench(
         ),
     ] = None,
     lengths: Annotated[
-        str | None, option("Sequence lengths, comma-separated.", "those with limits")
+        str | None, option("Sequence lengths, comma-separated.", "512 and 2048")
     ] = None,
     backends: Annotated[str, option("Backends of posenc, comma-separated.")] = "auto",
     causal: Annotated[
         bool | None,
         typer.Option(
-            "--causal/--bidirectional", show_default="both", help="Only one kind of mask."
+            "--causal/--bidirectional", show_default="both at 2048", help="Only one kind of mask."
         ),
     ] = None,
     heads: Annotated[int, option("Attention heads.")] = 8,
@@ -43,9 +47,15 @@ def bench(
     ] = None,
     threads: Annotated[int | None, option("CPU threads.", "one per core")] = None,
     device: ComputeDevice = "cpu",
-    dtype: Annotated[str | None, option("Dtype of q, k, v.", "float32; bfloat16 on CUDA")] = None,
+    dtype: Annotated[
+        str | None, option("Dtypes of q, k, v, comma-separated.", "float32; bfloat16 on CUDA")
+    ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Only posenc and plain SDPA, up to 4096 tokens.")
+        bool,
+        typer.Option("--quick", help="Only posenc and plain SDPA, no memory; at 2048 unless full."),
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Every case with a limit: hours on two cores.")
     ] = False,
     out: Annotated[Path, option("Folder for JSON and charts.")] = Path("posenc-bench"),
     json: Json = False,
@@ -53,8 +63,10 @@ def bench(
 ) -> None:
     """Time attention with encodings against plain SDPA and other implementations.
 
-    Without --encodings and --lengths, all cases with a limit are measured: ten to fifteen minutes
-    on two cores, two with --quick. Times are medians of ratios to plain SDPA with the same mask in
+    Measured by default is every encoding with a limit, in about ten minutes on two cores. --full
+    measures every case with a limit: 512 to 4096 tokens, both masks, float32 and bfloat16, many
+    short sequences, generation with a cache, and memory at 16,384; --lengths, --dtype, --what and
+    --encodings narrow it. Times are medians of ratios to plain SDPA with the same mask and dtype in
     the same round. Memory is the peak beyond the inputs (on the CPU of a separate process).
 
     Examples:
@@ -62,6 +74,10 @@ def bench(
         posenc bench
 
         posenc bench --quick
+
+        posenc bench --full
+
+        posenc bench --what decoding,rows
 
         posenc bench --encodings t5,kerple --lengths 1024,4096 --backends auto,tiled
 
@@ -75,6 +91,7 @@ def bench(
     from posenc.training.machine import cores
 
     settings = Settings(
+        what=names(what),  # type: ignore[arg-type]
         encodings=names(encodings),
         lengths=numbers("--lengths", lengths),
         backends=names(backends) or (),
@@ -84,8 +101,9 @@ def bench(
         rounds=rounds,
         threads=cores() if threads is None else threads,
         device=device,
-        dtype=dtype,
+        dtypes=names(dtype),  # type: ignore[arg-type]
         quick=quick,
+        full=full,
     )
     torch.set_num_threads(settings.counts[1])
     with BenchDisplay(shown=not quiet and not json) as display:
@@ -123,55 +141,102 @@ class BenchDisplay(Display):
 
 
 def _case(case: Verdict | Reading) -> str:
-    return f"{case.encoding}, {case.length}{' causal' if case.causal else ''}"
+    return f"{case.encoding}, {case.length}{_kind(case)}"
+
+
+def _kind(case: Verdict | Reading) -> str:
+    """Mask, dtype and batch, where they are not the usual ones."""
+    causal = " causal" if case.causal else ""
+    dtype = "" if case.dtype == "float32" else f" {case.dtype}"
+    return causal + dtype + ("" if case.batch == 1 else f" × {case.batch} × {case.heads} heads")
+
+
+PAIRS: dict[tuple[str, ...], str] = {
+    ("forward", "both"): "Multiples of plain SDPA's time, forward/forward and backward",
+    ("forward memory", "both memory"): "Megabytes beyond plain SDPA's, forward/both",
+    ("of rope", "of transformers"): "A token with a cache, in multiples of rope's/transformers'",
+    ("beats flex", "fits"): "FlexAttention's time in multiples of posenc's/whether it fits",
+}
+"""Quantities that share a cell, and the title of their table."""
 
 
 def _print_limits(report: Report) -> None:
-    """Print the limits of each case and whether they are met."""
-    if not report.verdicts:
-        return
-    OUT.print(Text("\nLimits: multiples of plain SDPA's time; memory beyond plain SDPA's", "bold"))
-    table = new_table("tokens", "forward", "", "", "fwd + bwd", "", "", gap=1)
-    rows: dict[str, dict[str, list[Verdict]]] = {}
+    """Print tables of values and limits by length."""
+    tables: dict[tuple[tuple[str, ...], str, int, int], list[Verdict]] = {}
     for verdict in report.verdicts:
-        rows.setdefault(verdict.row, {}).setdefault(_case(verdict), []).append(verdict)
-    for row, cases in rows.items():
-        table.add_row(Text(row, "bold"))
-        for case, verdicts in cases.items():
-            ahead = [v for v in verdicts if v.quantity.startswith("forward")]
-            rest = [v for v in verdicts if v not in ahead]
-            table.add_row(f"  {case}", *_verdict_cells(ahead), *_verdict_cells(rest))
-    OUT.print(table)
-    measured = [verdict for verdict in report.verdicts if verdict.value is not None]
-    met = sum(verdict.met for verdict in measured)
-    left = len(report.verdicts) - len(measured)
-    OUT.print(f"{met} of {len(measured)} met" + (f"; {left} not measured." if left else "."))
+        pair = next(pair for pair in PAIRS if verdict.quantity in pair)
+        key = (pair, verdict.dtype, verdict.batch, verdict.heads)
+        tables.setdefault(key, []).append(verdict)
+    for (pair, dtype, batch, heads), verdicts in tables.items():
+        rows = "" if batch == 1 else f", {batch} × {heads} heads"
+        OUT.print(Text(f"\n{PAIRS[pair]}; {dtype}{rows}", "bold"))
+        OUT.print(_limit_table(verdicts, pair))
+    if tables:
+        measured = [verdict for verdict in report.verdicts if verdict.value is not None]
+        met = sum(verdict.met for verdict in measured)
+        left = len(report.verdicts) - len(measured)
+        more = f"; {left} not measured." if left else "."
+        OUT.print(f"\n{met} of {len(measured)} limits met; * marks the others{more}")
 
 
-def _verdict_cells(verdicts: Sequence[Verdict]) -> tuple[str, str, Text]:
-    """Value, limit and result of a verdict, if there is one."""
+def _limit_table(verdicts: Sequence[Verdict], pair: tuple[str, ...]) -> Table:
+    """A line for each group with its limits, then one for each encoding and mask."""
+    lengths = sorted({verdict.length for verdict in verdicts})
+    table = new_table("tokens", *map(str, lengths), gap=1)
+    groups: dict[str, dict[str, dict[tuple[int, str], Verdict]]] = {}
+    for verdict in verdicts:
+        label = verdict.encoding + (", causal" if verdict.causal else "")
+        cases = groups.setdefault(verdict.row, {})
+        cases.setdefault(label, {})[verdict.length, verdict.quantity] = verdict
+    for row, cases in groups.items():
+        every = {key: verdict for found in cases.values() for key, verdict in found.items()}
+        table.add_row(Text(row, "bold"), *(_cell(every, n, pair, bounds=True) for n in lengths))
+        for label, found in cases.items():
+            table.add_row(f"  {label}", *(_cell(found, n, pair, bounds=False) for n in lengths))
+    return table
+
+
+def _cell(
+    found: Mapping[tuple[int, str], Verdict], length: int, pair: tuple[str, ...], *, bounds: bool
+) -> Text:
+    """The values of a pair of quantities, or their limits."""
+    verdicts = [found[length, name] for name in pair if (length, name) in found]
     if not verdicts:
-        return "", "", Text()
-    (verdict,) = verdicts
+        return Text()
+    if bounds:
+        sign = "≥" if verdicts[0].at_least else "≤"
+        return Text(f"{sign} " + "/".join(_show(v, v.bound) for v in verdicts), "dim")
+    parts = []
+    for verdict in verdicts:
+        missed = verdict.value is not None and not verdict.met
+        text = "–" if verdict.value is None else _show(verdict, verdict.value) + "*" * missed
+        parts.append(Text(text, "bold red" if missed else ""))
+    return Text("/").join(parts)
 
-    def show(value: float) -> str:
-        return f"{value / 1e6:.0f} MB" if "memory" in verdict.quantity else f"{value:.2f}"
 
-    limit = f"{'≥' if verdict.at_least else '≤'} {show(verdict.bound)}"
-    if verdict.value is None:
-        return "–", limit, Text()
-    word = Text("met", "green") if verdict.met else Text("NOT MET", "bold red")
-    return show(verdict.value), limit, word
+def _show(verdict: Verdict, value: float) -> str:
+    if "memory" in verdict.quantity:
+        return f"{value / 1e6:.0f}"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
 def _print_readings(report: Report) -> None:
-    """Print all timings of posenc and other implementations."""
+    """Print timings of posenc and other implementations, if not among the limits."""
+    from posenc.bench.contenders import PLAIN
+
     titles = {
         "call": "Attention calls: multiples of plain SDPA with the same mask",
         "layer": "Layers with projections: multiples of the same layer without positions",
+        "token": "Generation with a cache: multiples of the time of a token with rope",
     }
+    compared = {_case(r) for r in report.readings if r.contender not in (PLAIN, "posenc")}
+    judged = {_case(verdict) for verdict in report.verdicts} - compared
     for level, title in titles.items():
-        timed = [r for r in report.readings if r.level == level and r.forward_ratio is not None]
+        timed = [
+            r
+            for r in report.readings
+            if r.level == level and r.forward_ratio is not None and _case(r) not in judged
+        ]
         if not timed:
             continue
         OUT.print(Text(f"\n{title}", "bold"))
@@ -212,6 +277,6 @@ def _about(report: Report) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     return (
         f"{report.device}; {machine['threads']} threads; {settings['heads']} heads of "
-        f"{settings['head_dim']}, {settings['dtype']}; {settings['rounds']} rounds; "
+        f"{settings['head_dim']}, {', '.join(settings['dtypes'])}; {settings['rounds']} rounds; "
         f"{versions}. {report.seconds / 60:.1f} minutes."
     )

@@ -185,20 +185,24 @@ class Block(nn.Module):
                 source = normalize(self.attention_norm, source, layout)
             block_input = x
             normal = normalize(self.attention_norm, x, layout)
-            x = x + self.dropout(self._attend(normal, layout, cache, source))
+            x = x + self._dropped(self._attend(normal, layout, cache, source))
             if self.cross is not None and self.cross_norm is not None:
                 normal = normalize(self.cross_norm, x, layout)
-                x = x + self.dropout(self.cross(normal, layout, context=context))
+                x = x + self._dropped(self.cross(normal, layout, context=context))
             normal = normalize(self.feed_forward_norm, block_input if self.parallel else x, layout)
-            output: Tensor = self.dropout(self.feed_forward(normal))
-            return x + output
+            return x + self._dropped(self.feed_forward(normal))
         attended = self._attend(x, layout, cache, source)
-        x = normalize(self.attention_norm, x + self.dropout(attended), layout)
+        x = normalize(self.attention_norm, x + self._dropped(attended), layout)
         if self.cross is not None and self.cross_norm is not None:
             crossed = self.cross(x, layout, context=context)
-            x = normalize(self.cross_norm, x + self.dropout(crossed), layout)
-        output = self.dropout(self.feed_forward(x))
+            x = normalize(self.cross_norm, x + self._dropped(crossed), layout)
+        output = self._dropped(self.feed_forward(x))
         return normalize(self.feed_forward_norm, x + output, layout)
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        """``x`` after dropout, without calling it where there is none."""
+        dropped: Tensor = self.dropout(x) if self.dropout.training else x
+        return dropped
 
     def _attend(
         self, x: Tensor, layout: Layout, cache: LayerCache | None, source: Tensor | None

@@ -1,0 +1,178 @@
+"""One new token attending to its cached past, with what depends on offsets alone read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from posenc.attention.cache import LayerCache
+from posenc.attention.lowering import lower, repeat_heads
+from posenc.encoding import BucketedTerms, Encoding
+from posenc.errors import ArgumentError
+from posenc.grid import Grid
+from posenc.layout import Layout
+from posenc.runtime import is_transformed
+
+LEAST = 256
+"""Offsets read at first; twice as many whenever the past has outgrown them."""
+
+
+@dataclass(frozen=True, eq=False)
+class PastTerms:
+    """The terms of an encoding at the offsets ``1 - N … 0``.
+
+    Args:
+        encoding: that they were read of.
+        size: N.
+        versions: of its parameters.
+        bias: ``[H|1, N]``, the sum of the tables.
+        buckets: of each term that reads the query, with the function that numbered them.
+        values: rows of the value part ``[H|1, M, E]``, and the bucket of each offset.
+        served: whether the encoding has nothing but such terms.
+    """
+
+    encoding: Encoding
+    size: int
+    versions: tuple[tuple[Tensor, int], ...]
+    bias: Float[Tensor, "h N"] | None = None
+    buckets: tuple[tuple[Callable[..., Tensor], Int[Tensor, " N"]], ...] = ()
+    values: tuple[tuple[Float[Tensor, "h M E"], Int[Tensor, " N"]], ...] = ()
+    served: bool = True
+
+    def holds(self, encoding: Encoding, keys: int) -> bool:
+        """True if the terms are still those of the encoding, for so many keys."""
+        if self.encoding is not encoding or keys > self.size:
+            return False
+        return all(parameter._version == version for parameter, version in self.versions)
+
+
+def attend_last(
+    q: Float[Tensor, "B H 1 D"],
+    k: Float[Tensor, "B G K D"],
+    v: Float[Tensor, "B G K E"],
+    grid: Grid,
+    encoding: Encoding,
+    cache: LayerCache,
+    *,
+    scale: float,
+) -> Float[Tensor, "B H 1 E"] | None:
+    """``attend`` for the last token of a plain sequence; None where it is not served here.
+
+    Served are calls without gradients on the CPU, of encodings without a query_key part whose
+    other parts have tables, terms that read the query, and values by offset alone.
+
+    Args: as ``attend``, with the cache that keeps the terms.
+    """
+    keys = k.shape[2]
+    if q.shape[2] != 1 or keys == 1 or q.device.type != "cpu" or torch.is_grad_enabled():
+        return None
+    if torch.compiler.is_compiling() or is_transformed() or torch.is_autocast_enabled("cpu"):
+        return None
+    if encoding.query_key is not None or (grid.window is not None and grid.window < keys):
+        return None
+    sides = (grid.query, grid.key)
+    if not cache.shared.get("last", sides, lambda: _ends_with(grid.key, grid.query)):
+        return None
+    if encoding.score is None and encoding.value is None:
+        return scaled_dot_product_attention(
+            q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    terms = cache.terms
+    if terms is None or not terms.holds(encoding, keys):
+        terms = cache.terms = _read(encoding, q, v, max(LEAST, 2 * keys), scale)
+    if not terms.served:
+        return None
+    begin = terms.size - keys
+    bias = None if terms.bias is None else terms.bias[:, begin:].unsqueeze(1)  # [h, 1, K]
+    if terms.buckets:
+        read = _read_query(terms, q, k, grid, scale, begin)
+        if read is None:
+            return None
+        bias = read if bias is None else bias + read
+    if not terms.values:
+        mask = None if bias is None else bias.unsqueeze(0) if bias.dim() == 3 else bias
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    logits = (q * scale) @ k.transpose(2, 3)  # [B, H, 1, K]
+    weights = (logits if bias is None else logits + bias).softmax(-1).to(v.dtype)
+    output = weights @ v
+    for rows, bucket in terms.values:
+        sums = weights.new_zeros(*weights.shape[:3], rows.shape[1])
+        output = output + sums.index_add_(3, bucket[begin:], weights) @ rows.to(v.dtype)
+    return output
+
+
+def _ends_with(past: Layout, last: Layout) -> bool:
+    """True if both are plain sequences and the last token is one, that of the past."""
+    plain = all(
+        side.start is not None
+        and side.document is None
+        and side.valid is None
+        and side.special is None
+        and side.signal is None
+        for side in (past, last)
+    )
+    return plain and last.start == past.start + past.length - 1  # type: ignore[operator]
+
+
+def _read(encoding: Encoding, q: Tensor, v: Tensor, size: int, scale: float) -> PastTerms:
+    """The terms for ``size`` keys."""
+    parameters = tuple(encoding.parameters())
+    none = PastTerms(encoding, size, (), served=False)
+    if any(parameter.is_inference() for parameter in parameters):
+        return none
+    versions = tuple((parameter, parameter._version) for parameter in parameters)
+    none = PastTerms(encoding, size, versions, served=False)
+    device = q.device
+    grid = Grid(
+        Layout.sequence(1, size - 1, device=device), Layout.sequence(size, device=device), True
+    )
+    k = q.new_zeros(1, 1, 1, q.shape[3]).expand(q.shape[0], q.shape[1], size, -1)
+    try:
+        terms = lower(encoding, q, k, grid, scale=scale, value_dim=v.shape[3])
+    except ArgumentError:  # a table that ends before
+        return none
+    score = encoding.score
+    if terms is None or (score is not None and score.reads_layout):
+        return none
+    wide = torch.promote_types(q.dtype, torch.float32)
+    biases, buckets, values = [], [], []
+    for term in terms:
+        if not isinstance(term, BucketedTerms) or (term.right, term.column) != (None, None):
+            return none
+        bucket = term.bucket(grid.float_offsets(device=device).unsqueeze(-1))
+        if term.table is not None:
+            biases.append(term.table.to(wide)[:, bucket])
+        if term.left is not None:
+            buckets.append((term.bucket, bucket))
+        if term.value is not None:
+            values.append((term.value, bucket))
+    if biases and (buckets or not getattr(score, "by_position", False)):
+        return none  # a table beside what the query reads may depend on it
+    bias = torch.stack(biases).sum(0) if biases else None
+    return PastTerms(encoding, size, versions, bias, tuple(buckets), tuple(values))
+
+
+def _read_query(
+    terms: PastTerms, q: Tensor, k: Tensor, grid: Grid, scale: float, begin: int
+) -> Float[Tensor, "B H 1 K"] | None:
+    """The terms that read the query; None where their buckets are numbered by the call."""
+    assert terms.encoding.score is not None  # it has terms
+    found = terms.encoding.score.lower(q, repeat_heads(k, q.shape[1]), grid, scale=scale)
+    if found is None or len(found) != len(terms.buckets):
+        return None
+    total: Tensor | None = None
+    for term, (function, bucket) in zip(found, terms.buckets, strict=True):
+        if not isinstance(term, BucketedTerms) or term.left is None or term.bucket != function:
+            return None
+        products = term.left.tokens @ term.left.rows.transpose(1, 2).to(term.left.tokens.dtype)
+        read = products[..., bucket[begin:]]
+        total = read if total is None else total + read
+    return total

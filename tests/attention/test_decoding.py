@@ -1,0 +1,135 @@
+"""One more token after a cached past, held to the whole sequence at once."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from posenc.attention import Attention, LayerCache, decoding, module
+from posenc.layout import Layout
+from posenc.registry import create
+
+SERVED = ("nope", "rope", "alibi", "kerple", "sandwich", "t5", "shaw", "rope+alibi", "rope+t5")
+OTHERS = ("deberta", "transformer_xl", "tupe", "fire", "cope", "forgetting", "xpos")
+LENGTH = 11
+
+
+def layer(name: str, *, kv_heads: int = 4, **options: object) -> Attention:
+    torch.manual_seed(0)
+    encoding = create(name, dim=32, heads=4, head_dim=8, max_length=64, causal=True)
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter)
+    made = Attention(
+        dim=32,
+        heads=4,
+        kv_heads=kv_heads,
+        encoding=encoding,
+        causal=True,
+        **options,  # type: ignore[arg-type]
+    )
+    return made.eval()
+
+
+@torch.no_grad()
+def step_by_step(
+    attention: Attention, x: torch.Tensor, *, prompt: int = 4, cache: LayerCache | None = None
+) -> torch.Tensor:
+    """Outputs of the tokens, those after the prompt one at a time."""
+    cache = LayerCache() if cache is None else cache
+    parts = [attention(x[:, :prompt], Layout.sequence(prompt), cache=cache)]
+    parts += [
+        attention(x[:, at : at + 1], Layout.sequence(1, at), cache=cache)
+        for at in range(prompt, x.shape[1])
+    ]
+    return torch.cat(parts, dim=1)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "LEAST", 6)  # outgrown on the way
+
+
+def forbid_attend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let only calls of more than one query through to ``attend``."""
+    whole = module.attend
+
+    def refuse(q: torch.Tensor, *rest: object, **options: object) -> torch.Tensor:
+        assert q.shape[2] > 1, "not served"
+        return whole(q, *rest, **options)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(module, "attend", refuse)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("name", SERVED)
+def test_a_token_is_served_as_in_the_whole(
+    name: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention = layer(name, kv_heads=kv_heads).double()
+    x = torch.randn(2, LENGTH, 32, dtype=torch.float64)
+    with torch.no_grad():
+        expected = attention(x, Layout.sequence(LENGTH))
+    forbid_attend(monkeypatch)
+    torch.testing.assert_close(step_by_step(attention, x), expected)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_encodings_take_the_general_way(name: str) -> None:
+    attention = layer(name).double()
+    x = torch.randn(2, LENGTH, 32, dtype=torch.float64)
+    with torch.no_grad():
+        expected = attention(x, Layout.sequence(LENGTH))
+    torch.testing.assert_close(step_by_step(attention, x), expected)
+
+
+@pytest.mark.parametrize("name", ["t5", "shaw"])
+def test_a_table_that_changes_is_read_again(name: str) -> None:
+    attention, x = layer(name), torch.randn(1, 6, 32)
+    past = LayerCache()
+    with torch.no_grad():
+        step_by_step(attention, x, cache=past)
+        for part in attention.encoding.parts():
+            for parameter in part.parameters():
+                parameter.add_(1.0 + torch.arange(parameter.shape[-1]))
+        fresh = copy.deepcopy(past)
+        assert fresh.terms is None
+        token, where = torch.randn(1, 1, 32), Layout.sequence(1, 6)
+        got, expected = (attention(token, where, cache=cache) for cache in (past, fresh))
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["alibi", "shaw"])
+def test_half_precision_is_served_in_its_own_dtype(name: str, dtype: torch.dtype) -> None:
+    attention = layer(name)
+    x = torch.randn(1, LENGTH, 32)
+    with torch.no_grad():
+        expected = attention(x, Layout.sequence(LENGTH))
+    got = step_by_step(attention.to(dtype), x.to(dtype))
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.float(), expected, atol=0.1, rtol=0.1)
+
+
+def test_windows_documents_and_gradients_are_left_to_the_backends() -> None:
+    x = torch.randn(1, LENGTH, 32)
+    windowed = layer("alibi", window=3)
+    with torch.no_grad():
+        expected = windowed(x, Layout.sequence(LENGTH))
+    torch.testing.assert_close(step_by_step(windowed, x), expected)
+    packed, attention, cache = Layout.packed([5, LENGTH - 5]), layer("t5"), LayerCache()
+    with torch.no_grad():
+        expected = attention(x, packed)
+        parts = [
+            attention(x[:, at : at + 1], packed.slice(at, at + 1), cache=cache)
+            for at in range(LENGTH)
+        ]
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected)
+    cache = LayerCache()
+    attention(x[:, :4], Layout.sequence(4), cache=cache)
+    last = attention(x[:, 4:5], Layout.sequence(1, 4), cache=cache)
+    (gradient,) = torch.autograd.grad(last.sum(), attention.encoding.parameters())
+    assert bool(gradient.any())
