@@ -135,7 +135,7 @@ MUTATIONS = [
     Mutation(
         preference, "ranks > problem", "ranks >= problem", ordered("as many columns as features")
     ),
-    Mutation(preference, "sum(term.query", "max(term.query", ordered("more columns")),
+    Mutation(preference, "sum(x.query", "max(x.query", ordered("more columns")),
     Mutation(preference, "keys >= LONG", "keys > LONG", ordered("long table")),
     Mutation(
         preference,

@@ -159,15 +159,18 @@ PAIRS: dict[tuple[str, ...], str] = {
 }
 """Quantities that share a cell, and the title of their table."""
 
+WIDE = 8192
+"""Tokens beyond which cases have a table of their own, so that lines stay short."""
+
 
 def _print_limits(report: Report) -> None:
     """Print tables of values and limits by length."""
-    tables: dict[tuple[tuple[str, ...], str, int, int], list[Verdict]] = {}
+    tables: dict[tuple[tuple[str, ...], str, int, int, bool], list[Verdict]] = {}
     for verdict in report.verdicts:
         pair = next(pair for pair in PAIRS if verdict.quantity in pair)
-        key = (pair, verdict.dtype, verdict.batch, verdict.heads)
+        key = (pair, verdict.dtype, verdict.batch, verdict.heads, verdict.length > WIDE)
         tables.setdefault(key, []).append(verdict)
-    for (pair, dtype, batch, heads), verdicts in tables.items():
+    for (pair, dtype, batch, heads, _), verdicts in tables.items():
         rows = "" if batch == 1 else f", {batch} × {heads} heads"
         OUT.print(Text(f"\n{PAIRS[pair]}; {dtype}{rows}", "bold"))
         OUT.print(_limit_table(verdicts, pair))
