@@ -130,7 +130,12 @@ MUTATIONS = [
         ordered("one more head"),
     ),
     Mutation(preference, "if logits <= few:", "if logits < few:", ordered("few")),
-    Mutation(preference, "logits > SMALL", "logits >= SMALL", ordered("one more")),
+    Mutation(
+        preference,
+        '["tiled"] if logits > SMALL',
+        '["tiled"] if logits >= SMALL',
+        ordered("one more"),
+    ),
     Mutation(preference, "problem.grid.segmented", "False", ordered("packed")),
     Mutation(
         preference, "ranks > problem", "ranks >= problem", ordered("as many columns as features")

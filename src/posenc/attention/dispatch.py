@@ -27,7 +27,7 @@ of other packages are used when they are asked for."""
 
 BACKENDS.load()  # compiled code can import nothing
 
-FEW = 2**17
+FEW = 2**16
 """Logits in all up to which a call of the compiled kernels costs more than the definition."""
 
 SMALL = 2**20
@@ -156,4 +156,8 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
         return "a long table, which may fade out", ["tiled", "sdpa", "reference"]
     if terms:
         return "terms by offset", ["native", "sdpa", *tiled, "reference"]
+    narrow = problem.q.dtype.itemsize < 4 and problem.q.requires_grad and torch.is_grad_enabled()
+    if logits > SMALL and (narrow or not problem.grid.dense):
+        rule = "masked pairs, or gradients in half precision"
+        return rule, ["native", "sdpa", "tiled", "reference"]
     return "no terms by offset", ["sdpa", "native", *tiled, "reference"]

@@ -147,7 +147,7 @@ def _case(case: Verdict | Reading) -> str:
 def _kind(case: Verdict | Reading) -> str:
     """Mask, dtype and batch, where they are not the usual ones."""
     causal = " causal" if case.causal else ""
-    dtype = "" if case.dtype == "float32" else f" {case.dtype}"
+    dtype = "" if case.dtype == "float32" else " " + case.dtype.replace("float", "f")
     return causal + dtype + ("" if case.batch == 1 else f" × {case.batch} × {case.heads} heads")
 
 
@@ -244,7 +244,7 @@ def _print_readings(report: Report) -> None:
             continue
         OUT.print(Text(f"\n{title}", "bold"))
         errors = ("error", "gradients'") if level == "call" else ()
-        table = new_table("tokens", "forward", "fwd + bwd", "memory", *errors)
+        table = new_table("tokens", "forward", "fwd + bwd", "memory", *errors, gap=1)
         case = ""
         for reading in timed:
             if _case(reading) != case:
