@@ -40,7 +40,7 @@ def columns(count: int) -> LowRank:
 TABLE = BucketedTerms(bucket=lambda offsets: offsets[..., 0].long(), table=torch.zeros(1, 1))
 COLUMN = replace(TABLE, column=torch.zeros(1, 4, 600))
 SIDE = 512
-"""Queries and keys of four heads with just ``SMALL`` logits; of a quarter of a head, just ``FEW``."""
+"""Queries and keys of four heads with just ``SMALL`` logits; ``FEW`` are a quarter of a head."""
 
 CASES = {
     "few": (problem(SIDE // 4, SIDE, heads=1), "few logits"),

@@ -21,7 +21,6 @@ from posenc.encoding import StructuredScore
 from posenc.errors import BackendRefusal
 from posenc.training.machine import available_memory
 
-
 PLAIN = "plain SDPA"
 """Name of the reference of calls."""
 
