@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, cat
 
+from posenc.attention.past_terms import PastTerms
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-
-if TYPE_CHECKING:
-    from posenc.attention.decoding import PastTerms
 
 T = TypeVar("T")
 

@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention.cache import LayerCache
-from posenc.attention.lowering import lower, repeat_heads
+from posenc.attention.lowering import repeat_heads
+from posenc.attention.past_terms import PastTerms, read_terms
 from posenc.encoding import BucketedTerms, Encoding
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import is_transformed
 
 LEAST = 256
 """Offsets read at first; twice as many whenever the past has outgrown them."""
-
-
-@dataclass(frozen=True, eq=False)
-class PastTerms:
-    """The terms of an encoding at the offsets ``1 - N … 0``.
-
-    Args:
-        encoding: that they were read of.
-        size: N.
-        versions: of its parameters.
-        bias: ``[H|1, N]``, the sum of the tables.
-        buckets: of each term that reads the query, with the function that numbered them.
-        values: rows of the value part ``[H|1, M, E]``, and the bucket of each offset.
-        served: whether the encoding has nothing but such terms.
-    """
-
-    encoding: Encoding
-    size: int
-    versions: tuple[tuple[Tensor, int], ...]
-    bias: Float[Tensor, "h N"] | None = None
-    buckets: tuple[tuple[Callable[..., Tensor], Int[Tensor, " N"]], ...] = ()
-    values: tuple[tuple[Float[Tensor, "h M E"], Int[Tensor, " N"]], ...] = ()
-    served: bool = True
-
-    def holds(self, encoding: Encoding, keys: int) -> bool:
-        """True if the terms are still those of the encoding, for so many keys."""
-        if self.encoding is not encoding or keys > self.size:
-            return False
-        return all(parameter._version == version for parameter, version in self.versions)
 
 
 def attend_last(
@@ -84,7 +52,7 @@ def attend_last(
         )
     terms = cache.terms
     if terms is None or not terms.holds(encoding, keys):
-        terms = cache.terms = _read(encoding, q, v, max(LEAST, 2 * keys), scale)
+        terms = cache.terms = read_terms(encoding, q, v, max(LEAST, 2 * keys), scale)
     if not terms.served:
         return None
     begin = terms.size - keys
@@ -120,44 +88,6 @@ def _ends_with(past: Layout, last: Layout) -> bool:
         for side in (past, last)
     )
     return plain and last.start == past.start + past.length - 1  # type: ignore[operator]
-
-
-def _read(encoding: Encoding, q: Tensor, v: Tensor, size: int, scale: float) -> PastTerms:
-    """The terms for ``size`` keys."""
-    parameters = tuple(encoding.parameters())
-    none = PastTerms(encoding, size, (), served=False)
-    if any(parameter.is_inference() for parameter in parameters):
-        return none
-    versions = tuple((parameter, parameter._version) for parameter in parameters)
-    none = PastTerms(encoding, size, versions, served=False)
-    device = q.device
-    grid = Grid(
-        Layout.sequence(1, size - 1, device=device), Layout.sequence(size, device=device), True
-    )
-    k = q.new_zeros(1, 1, 1, q.shape[3]).expand(q.shape[0], q.shape[1], size, -1)
-    try:
-        terms = lower(encoding, q, k, grid, scale=scale, value_dim=v.shape[3])
-    except ArgumentError:  # a table that ends before
-        return none
-    score = encoding.score
-    if terms is None or (score is not None and score.reads_layout):
-        return none
-    wide = torch.promote_types(q.dtype, torch.float32)
-    biases, buckets, values = [], [], []
-    for term in terms:
-        if not isinstance(term, BucketedTerms) or (term.right, term.column) != (None, None):
-            return none
-        bucket = term.bucket(grid.float_offsets(device=device).unsqueeze(-1))
-        if term.table is not None:
-            biases.append(term.table.to(wide)[:, bucket])
-        if term.left is not None:
-            buckets.append((term.bucket, bucket))
-        if term.value is not None:
-            values.append((term.value, bucket))
-    if biases and (buckets or not getattr(score, "by_position", False)):
-        return none  # a table beside what the query reads may depend on it
-    bias = torch.stack(biases).sum(0) if biases else None
-    return PastTerms(encoding, size, versions, bias, tuple(buckets), tuple(values))
 
 
 def _read_query(
