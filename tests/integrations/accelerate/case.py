@@ -74,7 +74,8 @@ class Case:
         compared: False where an output row is undefined, such as that of a padded token, whose
             numbers nothing reads; broadcast over the first two sizes of the outputs.
         accelerated: number of accelerated modules; None: all that have a class.
-        relative: difference of outputs allowed, as a share of the largest value.
+        relative: difference of outputs allowed, as a share of the largest value; of gradients, 10
+            times that.
     """
 
     make: Callable[[], PreTrainedModel]
