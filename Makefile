@@ -61,7 +61,9 @@ test-sanitized: $(VENV)/.installed-test ## the CPU kernels under address and und
 	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so) $$($${CXX:-g++} -print-file-name=libstdc++.so)" OMP_NUM_THREADS=2 \
 	$(BIN)/python scripts/sanitized_kernels.py
 
-test: check $(VENV)/.kernels ## run format, lint, types and the whole suite
+# Types are checked by one process and kernels are built by two, so these run at the same time.
+test: $(VENV)/.installed-test ## run format, lint, types and the whole suite
+	@$(MAKE) --no-print-directory --jobs=2 check $(VENV)/.kernels
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not onnx" --durations=10
 
 fuzz-files: $(VENV)/.installed-test ## damage files that posenc reads, in many ways; it must say so

@@ -302,10 +302,14 @@ def test_compiled_equals_eager(name: str) -> None:
         grid = Grid.of(Layout.sequence(q.shape[2]), causal=True)
         return attend(q, k, v, grid, encoding, backend="tiled")
 
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=True)
+    # Where the width is dynamic too, what depends on it is traced twice.
+    dynamic = True if name == "t5" else None
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for length in (97, 41):
         grid = Grid.of(Layout.sequence(length), causal=True)
         tensors = inputs(grid, dtype=torch.float32)
+        for x in tensors:
+            torch._dynamo.mark_dynamic(x, 2)
         torch.testing.assert_close(compiled(*tensors), step(*tensors))
         got = torch.autograd.grad(compiled(*tensors).sin().sum(), tensors)
         expected = torch.autograd.grad(step(*tensors).sin().sum(), tensors)

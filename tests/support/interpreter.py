@@ -15,8 +15,8 @@ def language_patched_once() -> Iterator[None]:
     """Functions that a kernel calls use the language as the kernel has patched it.
 
     Triton searches the language for what to patch at every call of a function, makes each type
-    anew and checks sums of integers for overflow in its own language: all of it takes longer than
-    the computation.
+    anew, compares shapes number by number and checks sums of integers for overflow in its own
+    language: all of it takes longer than the computation.
     """
     from triton.language import core, semantic
     from triton.runtime import interpreter
@@ -26,8 +26,10 @@ def language_patched_once() -> Iterator[None]:
         patch.setattr(interpreter, "_get_np_dtype", _same_numbers(interpreter._get_np_dtype))
         patch.setattr(core.block_type, "__init__", _same_block_types(core.block_type.__init__))
         patch.setattr(core.tensor, "__init__", _same_shapes(core.tensor.__init__))
-        name = "binary_op_sanitize_overflow_impl"
-        patch.setattr(semantic.TritonSemantic, name, _require_no_overflow)
+        operations = semantic.TritonSemantic
+        plain = operations.broadcast_impl_value
+        patch.setattr(operations, "broadcast_impl_value", _broadcast_unless_alike(plain))
+        patch.setattr(operations, "binary_op_sanitize_overflow_impl", _require_no_overflow)
         yield
 
 
@@ -72,16 +74,23 @@ def _same_block_types(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _same_shapes(make: Callable[..., None]) -> Callable[..., None]:
-    made: dict[tuple[int, ...], dict[str, Any]] = {}
+    made: dict[str, dict[str, Any]] = {}
 
     def construct(self: Any, handle: Any, type: Any) -> None:  # noqa: A002
-        shape = type.shape if type.is_block() else ()
-        if shape not in made:
+        if type.name not in made:
             make(self, handle, type)
-            made[shape] = {"shape": self.shape, "numel": self.numel}
-        self.__dict__.update(made[shape], handle=handle, type=type, dtype=type.scalar)
+            made[type.name] = {"shape": self.shape, "numel": self.numel}
+        self.__dict__.update(made[type.name], handle=handle, type=type, dtype=type.scalar)
 
     return construct
+
+
+def _broadcast_unless_alike(broadcast: Callable[..., Any]) -> Callable[..., Any]:
+    def broadcast_unless_alike(self: Any, left: Any, right: Any) -> Any:
+        sides = [side.type.shape.values if side.type.is_block() else None for side in (left, right)]
+        return (left, right) if sides[0] == sides[1] else broadcast(self, left, right)
+
+    return broadcast_unless_alike
 
 
 def _require_no_overflow(self: Any, left: Any, right: Any, operation: Callable[..., Any]) -> None:

@@ -13,6 +13,7 @@ from posenc.testing.client_laws import (
     quantisation_is_near,
 )
 from posenc.testing.parallel_laws import broken_in_parallel
+from tests.support.processes import forking
 
 TRAINABLE = [name for name, entry in ENCODINGS.items() if entry.claims.trainable]
 
@@ -39,6 +40,7 @@ def test_quantisation_is_near(name: str) -> None:
 
 @pytest.mark.long
 def test_two_processes_train_as_one() -> None:
+    forking()
     assert broken_in_parallel(TRAINABLE) == {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
+from multiprocessing import get_all_start_methods
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from posenc.models import Transformer, TransformerConfig
@@ -24,6 +25,8 @@ from posenc.testing.stacks import VOCABULARY, run, stack, tokens
 from posenc.testing.subject import DIM, HEADS, LawBroken, Subject, agree
 
 PROCESSES = 2
+
+START = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
 
 
 def broken_in_parallel(names: Iterable[str]) -> dict[str, str]:
@@ -35,7 +38,7 @@ def broken_in_parallel(names: Iterable[str]) -> dict[str, str]:
     """
     with TemporaryDirectory() as folder:
         arguments = (list(names), folder)
-        spawn(_work, arguments, nprocs=PROCESSES)  # type: ignore[no-untyped-call]
+        start_processes(_work, arguments, PROCESSES, start_method=START)  # type: ignore[no-untyped-call]
         broken: dict[str, str] = torch.load(Path(folder) / "broken", weights_only=True)
     return broken
 

@@ -336,13 +336,13 @@ def test_compiled_code_stores_states(method: Method, monkeypatch: pytest.MonkeyP
             stack[0].dynamics.second.weight *= scale
             for block, path in zip(stack, compiled, strict=True):
                 calls.clear()
-                states = path(at(0, 200))
+                states = path(at(0, 130))
                 whole = len(calls)
-                torch.testing.assert_close(states, fresh(block, at(0, 200)))
+                torch.testing.assert_close(states, fresh(block, at(0, 130)))
                 calls.clear()
-                state = path(at(200, 201))
+                state = path(at(130, 131))
                 assert len(calls) <= (STAGES if method == "rk4" else whole // 2)
-                torch.testing.assert_close(state, fresh(block, at(200, 201)))
+                torch.testing.assert_close(state, fresh(block, at(130, 131)))
         monkeypatch.setattr(solutions, "LIMIT", 1)
         compiled[0](at(0, 9))
     assert len(solutions.COMPILED._solutions) == 1
