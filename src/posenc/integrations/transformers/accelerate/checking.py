@@ -92,8 +92,9 @@ def _inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     if name == "input_ids":
         text = config.get_text_config()
         vocabulary = text.vocab_size
-        # Some models begin their positions at 2.
-        length = min(LENGTH, (getattr(text, "max_position_embeddings", None) or LENGTH) - 2)
+        # Some models begin their positions at 2; XLNet's limit of none is -1.
+        limit = getattr(text, "max_position_embeddings", None) or 0
+        length = min(LENGTH, limit - 2) if limit > 0 else LENGTH
         # Ids of special tokens are low ones.
         ids = torch.randint(vocabulary // 2, vocabulary, (ROWS, length), generator=generator)
         attended = torch.ones(ROWS, length, dtype=torch.long)

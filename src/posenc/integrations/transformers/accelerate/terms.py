@@ -5,7 +5,14 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
+from posenc.encoding import (
+    BucketedTerms,
+    Encoding,
+    LowRank,
+    ScoreTerm,
+    StructuredScore,
+    TokenTableProduct,
+)
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.grid import Grid
 
@@ -22,7 +29,7 @@ class GivenTerms(ScoreTerm):
 
     axes = None
 
-    def __init__(self, *terms: BucketedTerms) -> None:
+    def __init__(self, *terms: StructuredScore) -> None:
         super().__init__()
         self.computed = terms
 
@@ -34,7 +41,7 @@ class GivenTerms(ScoreTerm):
         return self.computed
 
 
-def encoding_of(*terms: BucketedTerms) -> Encoding:
+def encoding_of(*terms: StructuredScore) -> Encoding:
     """The encoding whose score part has these terms; none for no terms."""
     return Encoding(score=GivenTerms(*terms)) if terms else Encoding()
 
@@ -58,8 +65,10 @@ def products_by_offset(
     return BucketedTerms(bucket, left=left, max_distance=max(behind, last - behind))
 
 
-def _dense(term: BucketedTerms, grid: Grid) -> Scores:
+def _dense(term: StructuredScore, grid: Grid) -> Scores:
     """The logits ``[B|1, H, Q, K]`` of a term."""
+    if isinstance(term, LowRank):
+        return term.query @ term.key.mT
     bucket = term.bucket(grid.offset)  # [b, Q, K]
     logits = []
     if term.table is not None:

@@ -1,0 +1,292 @@
+"""XLNet: products of queries and relative positions, segments, and memories of earlier tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
+
+from posenc.attention import attend
+from posenc.encoding import LowRank, StructuredScore
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+from posenc.integrations.transformers.accelerate.masks import all_attended, grid_of
+from posenc.integrations.transformers.accelerate.terms import encoding_of, products_by_offset
+
+MOST_SEGMENTS = 16
+"""Numbers of segments up to which posenc computes: each widens queries and keys by one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """Hidden states of earlier tokens for one layer, and what the layer's masks are made of.
+
+    The model hands it to its layers in place of the states, so that no mask of all pairs is made.
+
+    Args:
+        states: of the earlier tokens, the first of the keys; None: there are none.
+        attended: False for padding; None: no padding.
+        segments: ``[B, K, S]``, 1 at each key's segment; None: no segments.
+        causal: each query sees the keys up to itself.
+        window: of these, it sees that many; None: all.
+    """
+
+    states: Float[Tensor, "M B C"] | None
+    attended: Bool[Tensor, "B K"] | None
+    segments: Float[Tensor, "B K S"] | None
+    causal: bool
+    window: int | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the states, tokens first."""
+        return (0,) if self.states is None else tuple(self.states.shape)
+
+    def rows(self, batch: slice) -> Memory:
+        """Masks of some batch rows."""
+        attended = None if self.attended is None else self.attended[batch]
+        segments = None if self.segments is None else self.segments[batch]
+        return replace(self, attended=attended, segments=segments)
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """In place of the mask of the content stream, or of the query stream.
+
+    Args:
+        memory: from the model.
+        content: a query of the content stream sees itself, even if it is padding.
+    """
+
+    memory: Memory
+    content: bool
+
+
+class XLNetAttention(Accelerated, XLNetRelativeAttention):
+    """Attention of both streams where the model hands on a ``Memory``; elsewhere as it was."""
+
+    original = XLNetRelativeAttention
+
+    def forward(
+        self,
+        h: Float[Tensor, "Q B C"],
+        g: Float[Tensor, "G B C"] | None,
+        attn_mask_h: Tensor | Stream | None,
+        attn_mask_g: Tensor | Stream | None,
+        r: Float[Tensor, "P B C"],
+        seg_mat: Tensor | None,
+        mems: Tensor | Memory | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> Any:
+        if isinstance(mems, Memory):
+            attn_mask_h, attn_mask_g = Stream(mems, content=True), Stream(mems, content=False)
+            mems = mems.states
+            if r.stride(1) == 0:
+                r = r[:, :1]  # batch rows share it
+        return super().forward(
+            h, g, attn_mask_h, attn_mask_g, r, seg_mat, mems, *arguments, **options
+        )
+
+    def rel_attn_core(
+        self,
+        q_head: Float[Tensor, "Q B H D"],
+        k_head_h: Float[Tensor, "K B H D"],
+        v_head_h: Float[Tensor, "K B H D"],
+        k_head_r: Float[Tensor, "P b H D"],
+        seg_mat: Tensor | None = None,
+        attn_mask: Tensor | Stream | None = None,
+        output_attentions: bool = False,
+    ) -> Any:
+        if not isinstance(attn_mask, Stream):
+            return super().rel_attn_core(
+                q_head, k_head_h, v_head_h, k_head_r, seg_mat, attn_mask, output_attentions
+            )
+        q, k, v, rows = (x.permute(1, 2, 0, 3) for x in (q_head, k_head_h, v_head_h, k_head_r))
+        memory, content = attn_mask.memory, attn_mask.content
+        if len(rows) == 1:
+            output = self._attend(q, k, v, rows[0], memory, content=content)
+        else:  # dropout or bi_data gives each batch row its own
+            one = [slice(b, b + 1) for b in range(len(q))]
+            output = torch.cat(
+                [
+                    self._attend(q[b], k[b], v[b], rows[b][0], memory.rows(b), content=content)
+                    for b in one
+                ]
+            )
+        return output.permute(2, 0, 1, 3)
+
+    def _attend(
+        self,
+        q: Float[Tensor, "B H Q D"],
+        k: Float[Tensor, "B H K D"],
+        v: Float[Tensor, "B H K D"],
+        rows: Float[Tensor, "H P D"],
+        memory: Memory,
+        *,
+        content: bool,
+    ) -> Float[Tensor, "B H Q D"]:
+        queries, keys = q.shape[2], k.shape[2]
+        past = keys - queries
+        segments = memory.segments if memory.segments is None else memory.segments.unsqueeze(1)
+        biased = (q + self.r_w_bias.unsqueeze(1)).to(q.dtype)  # autocast casts no sums
+        position = ((q + self.r_r_bias.unsqueeze(1)) * self.scale).to(q.dtype)
+        terms: list[StructuredScore] = [products_by_offset(position, rows, keys)]
+        segment = q.new_zeros(())
+        if segments is not None:  # up to a constant of the query, for keys of its segment
+            apart = (self.seg_embed[0] - self.seg_embed[1]).unsqueeze(1)
+            segment = ((q + self.r_s_bias.unsqueeze(1)) * apart).sum(-1) * self.scale
+            of_query = segment.unsqueeze(-1) * segments[:, :, past:]
+        own, attended, slot = v[:, :, past:], memory.attended, None
+        if attended is not None and content:
+            # The place of a padded key is taken by one that is each padded query's own: its value
+            # is a further feature, the weight by which the query's own value is to be added.
+            slot = _slots(attended)
+            at = slot.int().argmax(1, keepdim=True)
+            back = at - torch.arange(past, keys, device=q.device)  # [B, Q], offsets
+            row = rows[:, (back + keys).clamp(0, rows.shape[1] - 1)].transpose(0, 1)  # [B, H, Q, D]
+            apart = (position * (rows[:, keys].unsqueeze(1) - row)).sum(-1)
+            itself = (biased * k[:, :, past:]).sum(-1) * self.scale + segment + apart
+            none = max(torch.finfo(q.dtype).min / 4, -1e30)
+            itself = itself.masked_fill(attended[:, None, past:], none)
+            place = slot[:, None, :, None]
+            k = k.masked_fill(place, 0.0)
+            v = torch.cat([v.masked_fill(place, 0.0), place.to(v).expand(*v.shape[:3], 1)], dim=-1)
+            terms.append(LowRank(itself.unsqueeze(-1), place.to(q)))
+            attended = attended | slot
+            segments = segments if segments is None else segments.masked_fill(place, 0.0)
+        if segments is not None:
+            terms.append(LowRank(of_query, segments))
+        grid = grid_of(queries, keys, attended, causal=memory.causal, device=q.device)
+        output = attend(
+            biased,
+            k,
+            v,
+            replace(grid, window=memory.window),
+            encoding_of(*terms),
+            backend=settings_of(self).backend,
+            dropout=self.dropout.p if self.training else 0.0,
+            scale=self.scale,
+        )
+        if slot is None:
+            return output
+        return output[..., :-1] + output[..., -1:] * own
+
+
+class XLNetStreams(Accelerated, XLNetModel):
+    """The model, which hands a ``Memory`` to each layer instead of masks of all pairs."""
+
+    original = XLNetModel
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B Q"] | None = None,
+        attention_mask: Tensor | None = None,
+        mems: Any = None,
+        perm_mask: Tensor | None = None,
+        target_mapping: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        input_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_mems: bool | None = None,
+        output_attentions: bool | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> Any:
+        masks = (attention_mask, input_mask)
+        tokens = inputs_embeds if input_ids is None else input_ids
+        memories = None
+        weights = self.config.output_attentions if output_attentions is None else output_attentions
+        if not (weights or tokens is None or perm_mask is not None or None not in masks):
+            queried = target_mapping is not None
+            memories = self._memories(tokens, masks, mems, token_type_ids, queried=queried)
+        if memories is not None:
+            attention_mask = input_mask = token_type_ids = None
+            mems = memories
+        return super().forward(
+            input_ids,
+            attention_mask,
+            mems,
+            perm_mask,
+            target_mapping,
+            token_type_ids,
+            input_mask,
+            inputs_embeds,
+            use_mems,
+            output_attentions,
+            *arguments,
+            **options,
+        )
+
+    def cache_mem(self, curr_out: Tensor, prev_mem: Tensor | Memory | None) -> Tensor:
+        states = prev_mem.states if isinstance(prev_mem, Memory) else prev_mem
+        cached: Tensor = super().cache_mem(curr_out, states)
+        return cached
+
+    def _memories(
+        self,
+        tokens: Tensor,
+        masks: tuple[Tensor | None, Tensor | None],
+        mems: Any,
+        token_types: Tensor | None,
+        *,
+        queried: bool,
+    ) -> list[Memory] | None:
+        """One a layer; None for a call that the layers' own attention computes.
+
+        Args:
+            masks: 1 for tokens, or 1 for padding.
+            queried: there is a query stream.
+        """
+        states = [None] * len(self.layer) if mems is None else list(mems)
+        past = 0 if states[0] is None else states[0].shape[0]
+        batch, length = tokens.shape[:2]
+        if past + length < settings_of(self).shortest:
+            return None
+        attention_mask, input_mask = masks
+        attended = None
+        if attention_mask is not None:
+            attended = 1.0 - attention_mask <= 0
+        elif input_mask is not None:
+            attended = input_mask <= 0
+        if attended is not None:
+            if attended.shape != (batch, length):
+                return None
+            attended = torch.cat([attended.new_ones(batch, past), attended], dim=1)
+        causal = self.attn_type == "uni"
+        if all_attended(attended):
+            attended = None
+        elif causal or (queried and not bool(attended.any(1).all())):  # type: ignore[union-attr]
+            return None
+        segments = None
+        if token_types is not None:
+            if torch.compiler.is_compiling():
+                return None
+            kinds = torch.nn.functional.pad(token_types, (past, 0))
+            numbers, inverse = torch.unique(kinds, return_inverse=True)
+            if len(numbers) > MOST_SEGMENTS:
+                return None
+            segments = torch.nn.functional.one_hot(inverse, len(numbers)).to(self.dtype)
+        window = past + 1 if causal and self.same_length else None
+        return [Memory(state, attended, segments, causal, window) for state in states]
+
+
+def _slots(attended: Bool[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
+    """One padded key a batch row that has any, beside one that is attended to if there is one."""
+    beside = torch.zeros_like(attended)
+    beside[:, 1:] |= attended[:, :-1]
+    beside[:, :-1] |= attended[:, 1:]
+    rank = (~attended).int() * (1 + beside.int())
+    chosen = torch.nn.functional.one_hot(rank.argmax(1), attended.shape[1]).bool()
+    return chosen & ~attended
+
+
+ENTRY = AcceleratedFamily(
+    title="XLNet",
+    classes={XLNetRelativeAttention: XLNetAttention, XLNetModel: XLNetStreams},
+    shortest=1,
+)
