@@ -73,6 +73,7 @@ def test_all_modules_are_accelerated(case: Case) -> None:
     report = put_under(model)
     assert report.accelerated == len(accelerated(model)) > 0
     assert report.accelerated == (case.accelerated or len(report.modules))
+    assert all(module.reason for module in report.modules)
     assert {type(module).original for module in accelerated(model)} <= {
         kind for family in FAMILIES.values() for kind in family.classes
     }

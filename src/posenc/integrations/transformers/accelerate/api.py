@@ -104,7 +104,7 @@ def restore(model: nn.Module) -> None:
 
 def _change(found: Sequence[Found], settings: Settings) -> None:
     for _, module, family in found:
-        if family.refusal(module) is not None:
+        if family.reason(module) is not None:
             continue
         if type(module) in family.configured:
             module.__dict__["config"] = with_posenc(module.config)
@@ -119,8 +119,10 @@ def _modules(model: nn.Module) -> Iterator[Found]:
     for path, module in model.named_modules():
         kind = module.original if isinstance(module, Accelerated) else type(module)
         family = family_of(kind)
-        if family is not None and (kind in family.classes or kind in family.configured):
-            yield path, module, family
+        if family is not None:
+            kinds = (family.classes, family.configured, family.unserved)
+            if any(kind in known for known in kinds):
+                yield path, module, family
 
 
 def _report(model: nn.Module, found: Sequence[Found], off: float | None = None) -> Report:
@@ -130,9 +132,9 @@ def _report(model: nn.Module, found: Sequence[Found], off: float | None = None) 
             least = settings_of(module).shortest
             reason = f"from {least} keys on; its own below" if least > 1 else "at all lengths"
             rows.append(ReportedModule(path, module.original.__name__, "posenc", reason))
-        elif type(module) in family.classes:
-            refusal = family.refusal(module) or ""
-            rows.append(ReportedModule(path, type(module).__name__, "its own", refusal))
+        elif type(module) not in family.configured:
+            reason = family.reason(module) or ""
+            rows.append(ReportedModule(path, type(module).__name__, "its own", reason))
     return Report(type(model).__name__, tuple(rows), off)
 
 

@@ -27,6 +27,7 @@ class AcceleratedFamily:
             the masks.
         shortest: number of keys below which the modules' own attention was measured to be as fast.
         refusal: the reason why a module of either stays as it is, or None.
+        unserved: reasons by class, for classes that always stay as they are.
         inputs: makes random inputs for a model, on a CPU in float32; None: they follow from its
             config.
     """
@@ -36,7 +37,12 @@ class AcceleratedFamily:
     configured: tuple[type[nn.Module], ...] = ()
     shortest: int = 384
     refusal: Callable[[nn.Module], str | None] = field(default=served)
+    unserved: Mapping[type[nn.Module], str] = field(default_factory=dict)
     inputs: Callable[[nn.Module], Mapping[str, Tensor]] | None = None
+
+    def reason(self, module: nn.Module) -> str | None:
+        """The reason why a module stays as it is, or None."""
+        return self.unserved.get(type(module)) or self.refusal(module)
 
 
 PACKAGE = "transformers.models."

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from posenc.encoding import BucketedTerms
@@ -16,32 +15,28 @@ from posenc.integrations.transformers.accelerate.interface import PositionBias
 
 
 class T5Bias(Accelerated):
-    """Attention that hands its position bias on as a table."""
+    """Attention that hands its position bias on as a table, and none where it has none."""
 
-    def forward(
-        self,
-        hidden_states: Float[Tensor, "B L C"],
-        mask: Tensor | None = None,
-        key_value_states: Tensor | None = None,
-        position_bias: PositionBias | None = None,
-        *arguments: Any,
-        **options: Any,
-    ) -> Any:
-        if position_bias is None and not self.has_relative_attention_bias:
-            position_bias = PositionBias()
-        return super().forward(
-            hidden_states, mask, key_value_states, position_bias, *arguments, **options
+    has_relative_attention_bias = property(lambda module: True)
+    """Asks ``compute_bias`` in cross-attention too, where transformers writes zeros out. What the
+    module has is in its own attribute."""
+
+    def buckets(self, relative_position: Tensor) -> BucketIndex:
+        """Rows of the table by offset."""
+        index: BucketIndex = self._relative_position_bucket(
+            relative_position,
+            bidirectional=not self.is_decoder,
+            num_buckets=self.relative_attention_num_buckets,
+            max_distance=self.relative_attention_max_distance,
         )
+        return index
 
     def compute_bias(self, *arguments: Any, **options: Any) -> PositionBias:
+        if not self.__dict__["has_relative_attention_bias"]:
+            return PositionBias()
+
         def bucket(offset: Offsets) -> BucketIndex:
-            index: BucketIndex = self._relative_position_bucket(
-                offset[..., 0].long(),
-                bidirectional=not self.is_decoder,
-                num_buckets=self.relative_attention_num_buckets,
-                max_distance=self.relative_attention_max_distance,
-            )
-            return index
+            return self.buckets(offset[..., 0].long())
 
         weight = self.relative_attention_bias.weight
         rows = torch.arange(self.relative_attention_num_buckets, device=weight.device)

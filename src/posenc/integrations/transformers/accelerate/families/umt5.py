@@ -1,0 +1,25 @@
+"""UMT5: as T5, with a bias in every layer."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from transformers.models.umt5.modeling_umt5 import UMT5Attention, UMT5Stack
+
+from posenc.encoding.tensors import BucketIndex
+from posenc.integrations.transformers.accelerate.families.common.t5_bias import T5Bias
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+
+
+class AcceleratedUMT5Attention(T5Bias, UMT5Attention):
+    """Self- and cross-attention."""
+
+    original = UMT5Attention
+
+    def buckets(self, relative_position: Tensor) -> BucketIndex:
+        index: BucketIndex = self._relative_position_bucket(relative_position)
+        return index
+
+
+ENTRY = AcceleratedFamily(
+    title="UMT5", classes={UMT5Attention: AcceleratedUMT5Attention}, configured=(UMT5Stack,)
+)
