@@ -64,6 +64,12 @@ def images(height: int = 20, width: int = 20) -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(2, 3, height, width, generator=generator)}
 
 
+def seeing(inputs: dict[str, Any]) -> Tensor:
+    """Tokens that see any under a causal mask; the others' weights are those of rounding."""
+    attended: Tensor = inputs["attention_mask"]
+    return attended.cumsum(1) > 0
+
+
 @dataclass(frozen=True)
 class Case:
     """A model and inputs.

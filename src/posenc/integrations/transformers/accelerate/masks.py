@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.grid import Grid
@@ -82,3 +82,20 @@ def added_mask(mask: Bool[Tensor, "B K"] | Tensor | None, like: Tensor) -> Tenso
     if mask.dim() == 2:
         mask = mask[:, None, None].expand(-1, 1, like.shape[1], -1)
     return like.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(like.dtype).min)
+
+
+def added_causal_mask(
+    mask: Tensor | None, queries: int, keys: int, *, like: Tensor
+) -> Float[Tensor, "b 1 Q K"]:
+    """A causal mask as eager attention adds it to the logits: 0 or the lowest number.
+
+    Args:
+        mask: None or ``[B, K]``, False for padding; or ``[B, 1, Q, K]`` bool. Others come back.
+        like: gives dtype and device.
+    """
+    if mask is not None and mask.is_floating_point():
+        return mask
+    if mask is None or mask.dim() == 2:
+        mask = grid_of(queries, keys, mask, causal=True, device=like.device).visible
+    added = torch.zeros(mask.shape, dtype=like.dtype, device=like.device)
+    return added.masked_fill(~mask, torch.finfo(like.dtype).min)

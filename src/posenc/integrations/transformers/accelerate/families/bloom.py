@@ -1,0 +1,75 @@
+"""Bloom: ALiBi."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel
+
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.families.common.alibi import attend_alibi
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+from posenc.integrations.transformers.accelerate.masks import added_causal_mask
+
+
+class BloomAlibi(Accelerated, BloomAttention):
+    """Attention whose masks are those of posenc."""
+
+    original = BloomAttention
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B Q C"],
+        residual: Float[Tensor, "B Q C"],
+        alibi: Float[Tensor, "BH 1 K"],
+        attention_mask: Tensor | None,
+        layer_past: Any = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        queries, keys = hidden_states.shape[1], alibi.shape[-1]
+        pairs = attention_mask is not None and attention_mask.dim() > 2
+        if output_attentions or pairs or keys < settings_of(self).shortest:
+            mask = added_causal_mask(attention_mask, queries, keys, like=hidden_states)
+            own: tuple[Tensor, Tensor] = super().forward(
+                hidden_states,
+                residual,
+                alibi,
+                mask,
+                layer_past,
+                use_cache,
+                output_attentions,
+                **options,
+            )
+            return own
+        q, k, v = self._reshape(self.query_key_value(hidden_states))
+        if layer_past is not None:
+            k, v = layer_past.update(k, v, self.layer_idx)
+        output = attend_alibi(
+            self,
+            q,
+            k,
+            v,
+            alibi.reshape(-1, self.num_heads, keys),
+            attention_mask,
+            dropout=self.attention_dropout.p,
+            scale=self.inv_norm_factor,
+        )
+        output = dropout(self.dense(output), self.hidden_dropout, self.training)
+        return residual + output, None
+
+
+def _refusal(module: nn.Module) -> str | None:
+    settings: Any = getattr(module, "config", module)
+    if settings.pretraining_tp > 1 and settings.slow_but_exact:
+        return "slow_but_exact asks for the sums of its own projection"
+    return None
+
+
+ENTRY = AcceleratedFamily(
+    title="Bloom", classes={BloomAttention: BloomAlibi}, configured=(BloomModel,), refusal=_refusal
+)

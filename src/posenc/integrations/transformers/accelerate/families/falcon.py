@@ -1,0 +1,92 @@
+"""Falcon with ALiBi (falcon-rw)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.models.falcon.modeling_falcon import FalconAttention, FalconModel
+
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.config import config_behind
+from posenc.integrations.transformers.accelerate.families.common.alibi import attend_alibi
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+from posenc.integrations.transformers.accelerate.masks import added_causal_mask
+
+
+class FalconAlibi(Accelerated, FalconAttention):
+    """Attention whose masks are those of posenc."""
+
+    original = FalconAttention
+    config = property(lambda module: config_behind(module.__dict__["config"]))
+    """That of the model, whose own implementation runs where posenc's does not."""
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B Q C"],
+        alibi: Float[Tensor, "b ..."],
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None = None,
+        layer_past: Any = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        *arguments: Any,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        batch, queries = hidden_states.shape[:2]
+        bias = alibi.reshape(batch, self.num_heads, -1) * self.inv_norm_factor
+        pairs = attention_mask is not None and attention_mask.dim() > 2
+        if output_attentions or pairs or bias.shape[-1] < settings_of(self).shortest:
+            if not pairs:  # the model has the bias in its masks
+                mask = added_causal_mask(
+                    attention_mask, queries, bias.shape[-1], like=hidden_states
+                )
+                lowest = torch.finfo(mask.dtype).min
+                attention_mask = bias.unsqueeze(2).masked_fill(mask < 0, lowest)
+            own: tuple[Tensor, Tensor | None] = super().forward(
+                hidden_states,
+                alibi,
+                attention_mask,
+                position_ids,
+                layer_past,
+                use_cache,
+                output_attentions,
+                *arguments,
+                **options,
+            )
+            return own
+        q, k, v = (
+            x.transpose(1, 2) for x in self._split_heads(self.query_key_value(hidden_states))
+        )
+        if layer_past is not None:
+            k, v = layer_past.update(k, v, self.layer_idx)
+        # Eager attention adds the bias to the logits and the mask, which has it already.
+        times = 1 if self.config._attn_implementation == "sdpa" else 2
+        output = attend_alibi(
+            self,
+            q,
+            k,
+            v,
+            bias * times,
+            attention_mask,
+            dropout=self.attention_dropout.p,
+            scale=self.inv_norm_factor,
+        )
+        return self.dense(output), None
+
+
+def _refusal(module: nn.Module) -> str | None:
+    config: Any = module.config
+    if config.alibi:
+        return None
+    return "its positions are rotary; PyTorch's attention computes them as fast"
+
+
+ENTRY = AcceleratedFamily(
+    title="Falcon with ALiBi",
+    classes={FalconAttention: FalconAlibi},
+    configured=(FalconModel,),
+    refusal=_refusal,
+)
