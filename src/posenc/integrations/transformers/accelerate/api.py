@@ -131,6 +131,8 @@ def _report(model: nn.Module, found: Sequence[Found], off: float | None = None) 
         if isinstance(module, Accelerated):
             least = settings_of(module).shortest
             reason = f"from {least} keys on; its own below" if least > 1 else "at all lengths"
+            if family.limits:
+                reason = f"{family.limits}, {reason}"
             rows.append(ReportedModule(path, module.original.__name__, "posenc", reason))
         elif type(module) not in family.configured:
             reason = family.reason(module) or ""

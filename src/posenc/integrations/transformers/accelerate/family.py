@@ -30,6 +30,7 @@ class AcceleratedFamily:
         unserved: reasons by class, for classes that always stay as they are.
         inputs: makes random inputs for a model, on a CPU in float32; None: they follow from its
             config.
+        limits: calls that posenc computes, in words; "" for all.
     """
 
     title: str
@@ -39,6 +40,7 @@ class AcceleratedFamily:
     refusal: Callable[[nn.Module], str | None] = field(default=served)
     unserved: Mapping[type[nn.Module], str] = field(default_factory=dict)
     inputs: Callable[[nn.Module], Mapping[str, Tensor]] | None = None
+    limits: str = ""
 
     def reason(self, module: nn.Module) -> str | None:
         """The reason why a module stays as it is, or None."""
