@@ -231,7 +231,8 @@ class _ComparisonCharts:
         band = base.mark_area().encode(
             y=of_field(y, "low:Q"),
             y2="high:Q",
-            opacity=alt.condition(self.pick, alt.value(0.16), alt.value(0.02)),
+            # Not opacity, for which a rasteriser draws each band into a layer of its own.
+            fillOpacity=alt.condition(self.pick, alt.value(0.16), alt.value(0.02)),
         )
         line = base.mark_line(strokeWidth=2.2).encode(strokeDash=self.dash, opacity=self.dim)
         few = len(data) < FEW
