@@ -15,6 +15,7 @@ from posenc.entry import CONTEXT
 from posenc.experiments.tasks import TASKS
 from posenc.extension import EXTENSIONS
 from posenc.integrations.transformers import FAMILIES
+from posenc.integrations.transformers.accelerate import FAMILIES as ACCELERATED
 from posenc.registry import ENCODINGS
 from posenc.testing import LAWS
 from posenc.visualization.catalogue import SIZES, Sheet, group, sheet
@@ -58,6 +59,10 @@ def names() -> str:
         (
             f"[checkpoints of transformers](docs/transformers.md), {len(FAMILIES)}",
             f"{listed(FAMILIES)}; written too: {listed(written)}",
+        ),
+        (
+            f"[accelerated models of transformers](docs/transformers.md), {len(ACCELERATED)}",
+            listed(ACCELERATED),
         ),
         (f"laws, {len(LAWS)}", listed(LAWS)),
     ]

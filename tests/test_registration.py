@@ -32,6 +32,8 @@ undropped = outside.undropped:ENTRY
 mean_of_words = outside.mean_of_words:MeanOfWords
 [posenc.families]
 renamed_llama = outside.renamed_llama:ENTRY
+[posenc.accelerated_families]
+plain_attention = outside.plain_attention:ENTRY
 """
 
 USES = {
@@ -88,6 +90,16 @@ save(model, "llama", family="renamed_llama")
 assert json.loads(Path("llama/config.json").read_text())["model_type"] == "renamed_llama"
 tokens = torch.arange(8)[None]
 torch.testing.assert_close(load("llama")(tokens), model(tokens))
+""",
+    "accelerated family": """
+from outside.plain_attention import PlainAttention
+from posenc.integrations.transformers.accelerate import accelerate, restore
+plain = torch.nn.ModuleList([PlainAttention()])
+expected = plain[0](x, x, x)
+assert accelerate(plain, check=False).accelerated == 1
+torch.testing.assert_close(plain[0](x, x, x), expected)
+restore(plain)
+assert type(plain[0]) is PlainAttention
 """,
 }
 BEGIN = """

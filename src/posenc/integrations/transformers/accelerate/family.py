@@ -47,19 +47,17 @@ class AcceleratedFamily:
         return self.unserved.get(type(module)) or self.refusal(module)
 
 
-PACKAGE = "transformers.models."
-
 FAMILIES: Registry[AcceleratedFamily] = Registry(
     AcceleratedFamily,
     "accelerated family",
     "posenc.integrations.transformers.accelerate.families",
     group="posenc.accelerated_families",
 )
-"""Families by the name of their package in ``transformers.models``."""
+"""Families by the name of a package or file of their classes; those of transformers by the package
+in ``transformers.models``."""
 
 
 def family_of(kind: type[nn.Module]) -> AcceleratedFamily | None:
-    """The family that a class of transformers is of; None for a class of another or of none."""
-    if not kind.__module__.startswith(PACKAGE):
-        return None
-    return FAMILIES.get(kind.__module__.removeprefix(PACKAGE).partition(".")[0])
+    """The family of a class, by the packages and the file it is in; None if there is none."""
+    names = (name for name in kind.__module__.split(".") if name in FAMILIES)
+    return next((FAMILIES[name] for name in names), None)
