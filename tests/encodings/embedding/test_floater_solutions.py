@@ -325,7 +325,7 @@ def test_segments_meet_where_they_were_divided() -> None:
 @pytest.mark.parametrize("method", ["rk4", "dopri5"])
 def test_compiled_code_stores_states(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decode step takes one step; a change of weights and the limit drop what is stored."""
-    stack = blocks(2, method=method)
+    stack = blocks(2, method=method, tolerance=1e-3)
     torch._dynamo.reset()
     compiled = [
         torch.compile(block.path, backend="eager", fullgraph=True, dynamic=True) for block in stack
