@@ -199,6 +199,16 @@ def test_training_with_dropout_and_checkpointing(case: Case) -> None:
     assert all(gradient.isfinite().all() for gradient in case.gradients(dropped).values())
 
 
+@pytest.mark.parametrize("key", [key for key in CASES if key.endswith("-eager")])
+def test_attention_weights_are_the_original_ones(key: str) -> None:
+    case = CASES[key]
+    model = case.model()
+    expected, plain = case.outputs(model, output_attentions=True), case.outputs(model)
+    assert len(expected) > len(plain)
+    put_under(model)
+    require_near(case.outputs(model, output_attentions=True), expected)
+
+
 @one_a_family
 def test_half_precision(case: Case) -> None:
     model = case.model()

@@ -30,4 +30,5 @@ class SamSdpaAttention(DecomposedAttention, SamVisionSdpaAttention):
 ENTRY = AcceleratedFamily(
     title="SAM",
     classes={SamVisionAttention: SamAttention, SamVisionSdpaAttention: SamSdpaAttention},
+    shortest=196,
 )

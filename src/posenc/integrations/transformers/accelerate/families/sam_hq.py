@@ -33,4 +33,5 @@ class SamHQSdpaAttention(DecomposedAttention, SamHQVisionSdpaAttention):
 ENTRY = AcceleratedFamily(
     title="SAM-HQ",
     classes={SamHQVisionAttention: SamHQAttention, SamHQVisionSdpaAttention: SamHQSdpaAttention},
+    shortest=196,
 )

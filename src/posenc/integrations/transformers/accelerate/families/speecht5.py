@@ -148,5 +148,6 @@ ENTRY = AcceleratedFamily(
     },
     configured=(SpeechT5Encoder,),
     refusal=refusal,
+    shortest=128,
     inputs=inputs,
 )

@@ -90,4 +90,6 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
         return BucketedTerms(bias.bucket, left=product, max_distance=bias.max_distance)
 
 
-ENTRY = AcceleratedFamily(title="WavLM", classes={WavLMAttention: AcceleratedWavLMAttention})
+ENTRY = AcceleratedFamily(
+    title="WavLM", classes={WavLMAttention: AcceleratedWavLMAttention}, shortest=256
+)
