@@ -1,0 +1,139 @@
+"""DeBERTa's attention: content attends to relative positions, and they to content."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from posenc.attention import attend
+from posenc.encoding import BucketedTerms, TokenTableProduct
+from posenc.encoding.tensors import BucketIndex, Offsets
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.masks import all_attended, grid_of
+from posenc.integrations.transformers.accelerate.terms import encoding_of
+
+
+class DisentangledAttention(Accelerated):
+    """Attention whose masks are ``[B, K]`` or None; with any other it runs as it did."""
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B L C"],
+        attention_mask: Tensor | None,
+        output_attentions: bool = False,
+        query_states: Tensor | None = None,
+        relative_pos: Tensor | None = None,
+        rel_embeddings: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        own = output_attentions or query_states is not None or relative_pos is not None
+        if own or (attention_mask is not None and attention_mask.dim() > 2):
+            mask = _pairs(attention_mask, hidden_states)
+            if relative_pos is None and query_states is None:
+                relative_pos = self.relative_positions(hidden_states)
+            result: tuple[Tensor, Tensor | None] = super().forward(
+                hidden_states, mask, output_attentions, query_states, relative_pos, rel_embeddings
+            )
+            return result
+        length = hidden_states.shape[1]
+        q, k, v = self.split(hidden_states)
+        scale = (q.shape[-1] * (1 + self.summands())) ** -0.5
+        terms = []
+        if self.relative_attention and {"c2p", "p2c"} & set(self.pos_att_type):
+            embeddings = self.pos_dropout(rel_embeddings)
+            terms.append(self._terms(q * scale, k * scale, embeddings))
+        output = attend(
+            q,
+            k,
+            v,
+            grid_of(length, length, attention_mask, device=q.device),
+            encoding_of(*terms),
+            backend=settings_of(self).backend,
+            dropout=self.dropout.p if self.training else 0.0,
+            scale=scale,
+        )
+        if attention_mask is not None:  # the weights of a padded query are all the same
+            mean = v.mean(dim=2, keepdim=True)
+            output = torch.where(attention_mask[:, None, :, None], output, mean)
+        return output.transpose(1, 2).flatten(2), None
+
+    @abstractmethod
+    def split(self, hidden_states: Float[Tensor, "B L C"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each ``[B, H, L, D]``."""
+
+    @abstractmethod
+    def summands(self) -> int:
+        """Number of relative terms that the scale counts."""
+
+    @abstractmethod
+    def rows(self, length: int, device: torch.device) -> tuple[int, int]:
+        """The first and the last row of the embeddings that a sequence reads."""
+
+    @abstractmethod
+    def bucket(self, offset: Offsets) -> BucketIndex:
+        """The row of each offset."""
+
+    @abstractmethod
+    def projections(self) -> tuple[nn.Module | None, nn.Module | None]:
+        """Those of the embeddings to keys and to queries."""
+
+    def relative_positions(self, hidden_states: Tensor) -> Tensor | None:
+        """Of all pairs, for the module's own attention; None where it makes them itself."""
+        return None
+
+    def _terms(
+        self, q: Float[Tensor, "B H L D"], k: Float[Tensor, "B H L D"], embeddings: Tensor
+    ) -> BucketedTerms:
+        """The relative terms, of scaled queries and keys."""
+        first, last = self.rows(q.shape[2], q.device)
+        table = embeddings[first : last + 1]
+        left, right = (
+            None if projection is None else self._product(tokens, projection, table)
+            for tokens, projection in zip((q, k), self.projections(), strict=True)
+        )
+        return BucketedTerms(
+            lambda offset: self.bucket(offset).clamp(first, last) - first,
+            left=left,
+            right=right,
+            max_distance=self.max_relative_positions,
+        )
+
+    def _product(self, tokens: Tensor, projection: nn.Module, rows: Tensor) -> TokenTableProduct:
+        projected = projection(rows).unflatten(-1, (self.num_attention_heads, -1))
+        return TokenTableProduct(tokens, projected.transpose(0, 1))
+
+
+class DisentangledEncoder(Accelerated):
+    """The encoder, without masks and relative positions of all pairs for long inputs."""
+
+    def get_attention_mask(self, attention_mask: Tensor) -> Tensor | None:
+        if attention_mask.dim() > 2 or attention_mask.shape[-1] < settings_of(self).shortest:
+            mask: Tensor = super().get_attention_mask(attention_mask)  # type: ignore[misc]
+            return mask
+        attended: Bool[Tensor, "B K"] = attention_mask.bool()
+        return None if all_attended(attended) else attended
+
+    def get_rel_pos(
+        self,
+        hidden_states: Tensor,
+        query_states: Tensor | None = None,
+        relative_pos: Tensor | None = None,
+    ) -> Tensor | None:
+        short = hidden_states.shape[1] < settings_of(self).shortest
+        if short or query_states is not None or relative_pos is not None:
+            pairs: Tensor | None = super().get_rel_pos(  # type: ignore[misc]
+                hidden_states, query_states, relative_pos
+            )
+            return pairs
+        return None
+
+
+def _pairs(mask: Tensor | None, hidden_states: Tensor) -> Tensor:
+    """The mask of all pairs that the module's own attention takes."""
+    if mask is None:
+        mask = hidden_states.new_ones(1, hidden_states.shape[1], dtype=torch.bool)
+    if mask.dim() > 2:
+        return mask
+    return (mask.unsqueeze(1) & mask.unsqueeze(2)).unsqueeze(1)
