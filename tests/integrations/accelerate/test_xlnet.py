@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +79,16 @@ def test_rows_that_are_padding_alone() -> None:
     outputs = case.outputs(model)
     put_under(model)
     require_near(case.outputs(model), outputs)
+
+
+def test_saved_models_are_those_of_transformers(tmp_path: Path) -> None:
+    model = make()
+    model.save_pretrained(tmp_path / "own")
+    put_under(model)
+    model.save_pretrained(tmp_path / "accelerated")
+    own, saved = ((tmp_path / name / "config.json").read_text() for name in ("own", "accelerated"))
+    assert saved == own
+    assert "XLNetModel" in saved
 
 
 def test_generation() -> None:

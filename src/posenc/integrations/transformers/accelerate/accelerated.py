@@ -38,7 +38,13 @@ class Accelerated(nn.Module):
     """
 
     original: ClassVar[type[nn.Module]]
-    """Class of transformers that the module had before."""
+    """Class of transformers that the module had before; classes are named as theirs, since
+    ``save_pretrained`` writes a model's."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "original" in cls.__dict__:
+            cls.__name__ = cls.original.__name__
 
     if TYPE_CHECKING:
 

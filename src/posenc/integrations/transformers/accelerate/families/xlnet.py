@@ -286,7 +286,5 @@ def _slots(attended: Bool[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
 
 
 ENTRY = AcceleratedFamily(
-    title="XLNet",
-    classes={XLNetRelativeAttention: XLNetAttention, XLNetModel: XLNetStreams},
-    shortest=1,
+    title="XLNet", classes={XLNetRelativeAttention: XLNetAttention, XLNetModel: XLNetStreams}
 )
