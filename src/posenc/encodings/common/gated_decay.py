@@ -80,9 +80,7 @@ class GatedDecay(ScoreTerm, ABC):
         row, column = self.sums(grid)
         # Relative to the first query, sums near the diagonal are small and keep their precision.
         start = row[..., :1].detach()
-        wide = torch.promote_types(q.dtype, torch.float32)
-        row, column = (row - start).to(wide), (start - column).to(wide)
-        return (BucketedTerms(_one_bucket, row=row, column=column, max_distance=0),)
+        return (BucketedTerms(_one_bucket, row=row - start, column=start - column, max_distance=0),)
 
 
 def _one_bucket(offset: Offsets) -> BucketIndex:

@@ -74,8 +74,8 @@ class ContextualScores(ScoreTerm):
             BucketedTerms(
                 self.key.bucket,
                 table=table.expand(q.shape[1], -1),
-                left=TokenTableProduct(q * scale, keys[None]),
-                right=TokenTableProduct(k * scale, queries[None]),
+                left=TokenTableProduct(q, scale * keys[None]),
+                right=TokenTableProduct(k, scale * queries[None]),
                 max_distance=self.key.max_distance,
             ),
         )

@@ -295,8 +295,8 @@ class Deberta(ScoreTerm):
             return self.relative.bucket(offset).clamp(low, high) - low
 
         left, right = (
-            TokenTableProduct(q * scale, from_query),
-            TokenTableProduct(k * scale, from_key),
+            TokenTableProduct(q, scale * from_query),
+            TokenTableProduct(k, scale * from_key),
         )
         return (
             BucketedTerms(bucket, left=left, right=right, max_distance=self.relative.max_distance),

@@ -59,7 +59,7 @@ class ShawKeys(ScoreTerm):
         return scale * gather_rows(q, self.table()[None], self.table.bucket(grid.offset))
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        left = TokenTableProduct(q * scale, self.table()[None])
+        left = TokenTableProduct(q, scale * self.table()[None])
         return (BucketedTerms(self.table.bucket, left=left, max_distance=self.table.max_distance),)
 
 

@@ -143,13 +143,13 @@ class TransformerXL(ScoreTerm):
             moved = scale * (q + w.to(q).unsqueeze(1))
             ones = column.new_ones(1, q.shape[1], q.shape[2], 1)
             return LowRank(*self._factors(moved, grid)), LowRank(ones, column.unsqueeze(-1))
-        rows = self._rows(grid, q)
-        table = scale * (rows @ w.to(rows).unsqueeze(-1)).squeeze(-1)
-        left = TokenTableProduct(q * scale, rows)
+        rows = self._rows(grid, q, scale)
+        table = (rows @ w.to(rows).unsqueeze(-1)).squeeze(-1)
+        left = TokenTableProduct(q, rows)
         return (BucketedTerms(offset_index(grid), table=table, left=left, column=column),)
 
-    def _rows(self, grid: Grid, like: Tensor) -> Float[Tensor, "H N D"]:
-        """``W r(-Δ)`` at every offset Δ of a regular grid, ascending.
+    def _rows(self, grid: Grid, like: Tensor, factor: float = 1.0) -> Float[Tensor, "H N D"]:
+        """``factor · W r(-Δ)`` at every offset Δ of a regular grid, ascending.
 
         The sines' part of ``W r(x)`` is odd and the cosines' even: each distance is projected once.
         """
@@ -157,16 +157,18 @@ class TransformerXL(ScoreTerm):
         first, last = shift - (grid.query.length - 1), shift + grid.key.length - 1
         # Comparisons of symbolic lengths would bound them in an exported program.
         if torch.compiler.is_exporting() or first >= 0 or last <= 0:
-            odd, even = self._projected(-grid.float_offsets(device=like.device), like)
+            odd, even = self._projected(-grid.float_offsets(device=like.device), like, factor)
             return odd + even
         distances = torch.arange(max(-first, last) + 1.0, device=like.device)
-        odd, even = self._projected(distances, like)
+        odd, even = self._projected(distances, like, factor)
         behind = (even + odd)[:, 1 : 1 - first].flip(1)
         return torch.cat([behind, (even - odd)[:, : last + 1]], dim=1)
 
-    def _projected(self, x: Float[Tensor, "N"], like: Tensor) -> tuple[Tensor, Tensor]:
-        """The sines' part and the cosines' part of ``W r(x)``, ``[H, N, D]`` each."""
-        for_sines, for_cosines = self.weight.to(like).chunk(2, dim=-1)
+    def _projected(
+        self, x: Float[Tensor, "N"], like: Tensor, factor: float
+    ) -> tuple[Tensor, Tensor]:
+        """The sines' part and the cosines' part of ``factor · W r(x)``, ``[H, N, D]`` each."""
+        for_sines, for_cosines = (factor * self.weight.to(like)).chunk(2, dim=-1)
         sine, cosine = self._waves(x)
         return sine.to(like) @ for_sines.mT, cosine.to(like) @ for_cosines.mT
 

@@ -104,7 +104,9 @@ def _attend(
     x = operands(terms, problem, domain, reach)
     pairs = None if form is None else fused(form, domain)
     if pairs is not None and pairs.left is not None:
-        x = replace(x, left=pairs.left.tokens, left_rows=pairs.left.rows)
+        tokens = pairs.left.tokens
+        left = None if tokens is problem.q else tokens
+        x = replace(x, left=left, left_rows=pairs.left.rows)
     if pairs is not None and pairs.line is not None:
         x = replace(x, line=pairs.line, first=domain[0])
     return _run(problem, terms, x, shift, intervals, pairs, lse=lse)
@@ -169,7 +171,10 @@ def _run(
         [graded and term is not None and term.requires_grad for term in (x.line, x.column)],
         "" if pairs is None else pairs.kind,
     )
-    return Result(output.to(problem.v.dtype), add_rows(sums, terms) if lse else None)
+    if not lse:
+        return Result(output.to(problem.v.dtype), None)
+    wide = torch.promote_types(problem.q.dtype, torch.float32)
+    return Result(output.to(problem.v.dtype), add_rows(sums, terms).to(wide))
 
 
 ENTRY = Native()

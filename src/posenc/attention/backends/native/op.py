@@ -55,7 +55,7 @@ def native(
     wants: Sequence[bool],
     kind: str,
 ) -> tuple[Tensor, Tensor]:
-    """Output ``[B, H, Q, E]`` and LSE ``[B, H, Q]``.
+    """Output ``[B, H, Q, E]`` and LSE ``[B, H, Q]``, in float64.
 
     Args:
         q: ``[B, H, Q, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``.
@@ -63,6 +63,7 @@ def native(
             ``[B, H, Q, X]``, by its column.
         line: ``[H|1, W]``, the bias of each offset; column: ``[B|1, H, K]``.
         left: ``[B, H, Q, F]``, with ``left_rows`` ``[H|1, N, F]``; right and value_rows alike.
+            None with rows: q, and k of as many heads.
         bucket: ``[W]`` int64, the bucket of each offset.
         intervals: ``[3, B|1, Q]`` int32: each query sees the keys from the first number up to the
             second, and the offset of key j is j plus the third. None: of a regular grid.
@@ -79,7 +80,7 @@ def native(
     call.add_terms(left, left_rows, right, right_rows, value_rows)
     call.add_pairs(kind, pairs)
     out = v.new_empty(*q.shape[:3], v.shape[-1])
-    lse = torch.empty(q.shape[:3], dtype=call.dtype)
+    lse = torch.empty(q.shape[:3], dtype=torch.float64)
     x = call.problem
     x.out, x.lse = Tokens.of(out), lse.data_ptr()
     x.splits = max(
@@ -91,8 +92,8 @@ def native(
 
 @native.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return v.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=wide)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float64)
+    return v.new_empty(*q.shape[:3], v.shape[-1]), lse
 
 
 @torch.library.custom_op("posenc::native_backward", mutates_args=())
@@ -156,13 +157,14 @@ def native_backward(
             found["column"] = torch.empty(splits, batch, heads, x.keys, dtype=call.dtype)
             x.column_gradient = found["column"].data_ptr()
     for name, term, tokens in (("left", x.left, left), ("right", x.right, right)):
-        if tokens is not None:
-            shape = (parts, heads, x.map.buckets, tokens.shape[-1])
+        if term.rows:
+            shape = (parts, heads, x.map.buckets, term.features)
             found[f"{name}_rows"] = torch.empty(shape, dtype=call.dtype)
+            term.rows_gradient = found[f"{name}_rows"].data_ptr()
+        if tokens is not None:
             found[name] = torch.empty(
                 1 if name == "left" else splits, *tokens.shape, dtype=call.dtype
             )
-            term.rows_gradient = found[f"{name}_rows"].data_ptr()
             term.tokens_gradient = Tokens.of(found[name][0])
     if right is not None:
         x.right_split = found["right"].stride(0)
@@ -256,7 +258,7 @@ class _Call:
             x.line, x.line_first, x.line_count = line.data_ptr(), first, line.shape[1]
             x.line_head = 0 if len(line) == 1 else line.shape[1]
         if column is not None:
-            column = self.keep(column.to(self.dtype).contiguous())
+            column = self.keep(column.to(torch.float64).contiguous())
             x.column, x.column_head = column.data_ptr(), column.stride(1)
             x.column_batch = 0 if len(column) == 1 else column.stride(0)
         if bucket is not None:
@@ -286,10 +288,13 @@ class _Call:
         value_rows: Tensor | None,
     ) -> None:
         x = self.problem
-        for term, tokens, rows in ((x.left, left, left_rows), (x.right, right, right_rows)):
-            if tokens is not None and rows is not None:
+        for term, tokens, own, rows in (
+            (x.left, left, x.q, left_rows),
+            (x.right, right, x.k, right_rows),
+        ):
+            if rows is not None:
                 rows = self._read(rows)
-                term.tokens = Tokens.of(self.keep(_rows(tokens)))
+                term.tokens = own if tokens is None else Tokens.of(self.keep(_rows(tokens)))
                 term.rows, term.features = rows.data_ptr(), rows.shape[-1]
                 term.rows_head = 0 if len(rows) == 1 else rows.stride(0)
                 x.map.buckets = rows.shape[1]

@@ -131,8 +131,10 @@ def operands(
         bucket = maps[0] if shared else torch.arange(last - first + 1, device=device)
     read = [None if shared else n for n in maps]
     pairs = list(zip(rowed, read, strict=True))
-    left, left_rows = _stacked([(g.left, at) for g, at in pairs], size, problem.q.dtype)
-    right, right_rows = _stacked([(g.right, at) for g, at in pairs], size, problem.q.dtype)
+    factors = tuple(term for term in terms if isinstance(term, LowRank))
+    own = (None, None) if factors else (problem.q, problem.k)  # factors join queries and keys
+    left, left_rows = _stacked([(g.left, at) for g, at in pairs], size, problem.q.dtype, own[0])
+    right, right_rows = _stacked([(g.right, at) for g, at in pairs], size, problem.q.dtype, own[1])
     values = [_read(g.value, at) for g, at in pairs if g.value is not None]
     if bucket is not None and right is not None:
         # Hidden pairs are read too.
@@ -152,7 +154,7 @@ def operands(
         right_rows=right_rows,
         value_rows=_sum(values),
         bucket=bucket,
-        factors=tuple(term for term in terms if isinstance(term, LowRank)),
+        factors=factors,
     )
 
 
@@ -181,27 +183,24 @@ def _stacked(
     products: Sequence[tuple[TokenTableProduct | None, Tensor | None]],
     size: tuple[int, int, int, int],
     dtype: torch.dtype,
+    own: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Several products as one, their features side by side; tokens in the dtype of the kernel.
 
-    Narrow tokens stay narrow: the kernel widens them.
+    Narrow tokens stay narrow: the kernel widens them. No tokens where they are ``own``.
     """
-    wide = torch.promote_types(dtype, torch.float32)
-    given = [
-        (
-            (x.tokens.to(wide) if x.tokens.dtype != dtype else x.tokens).expand(size),
-            _read(x.rows, at),
-        )
-        for x, at in products
-        if x is not None
-    ]
-    if not given:
+    found = [x.tokens for x, _ in products if x is not None]
+    rows = [_read(x.rows, at) for x, at in products if x is not None]
+    if not found:
         return None, None
-    if len(given) == 1:
-        return given[0]
-    heads = max(len(rows) for _, rows in given)
-    rows = [rows.expand(heads, -1, -1) for _, rows in given]
-    return torch.cat([tokens for tokens, _ in given], dim=-1), torch.cat(rows, dim=-1)
+    if len(found) == 1 and found[0] is own:
+        return None, rows[0]
+    wide = torch.promote_types(dtype, torch.float32)
+    tokens = [(x if x.dtype == dtype else x.to(wide)).expand(size) for x in found]
+    if len(tokens) == 1:
+        return tokens[0], rows[0]
+    heads = max(map(len, rows))
+    return torch.cat(tokens, dim=-1), torch.cat([x.expand(heads, -1, -1) for x in rows], dim=-1)
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor | None:

@@ -53,7 +53,20 @@ class Backward {
     for (index n = 0; n < x_.map.buckets; ++n) std::copy_n(from + n * width, features, to + n * features);
   }
   void begin_row(index b, index h, index split) {
-    logits_.begin_row(x_, b, h, true);
+    dk_ = sums_of(dk_to_, x_.dk, x_.dk_split, b, h, split, width_, dk_scratch_);
+    dv_ = sums_of(dv_to_, x_.dv, x_.dv_split, b, h, split, value_width_, dv_scratch_);
+    column_ = nullptr;
+    if (x_.column_gradient) {
+      column_ = x_.column_gradient + ((split * x_.batch + b) * x_.heads + h) * x_.keys;
+      fill(column_, 0, x_.keys);
+    }
+    if (x_.right.tokens_gradient.data)
+      right_ = sums_of(right_to_, x_.right.tokens_gradient, x_.right_split, b, h, split, right_width_,
+                       right_scratch_);
+    else
+      right_ = dk_;
+    logits_.begin_row(x_, b, h, true, right_, d_right_.of(0));
+    if (x_.pairs.kind == BLOCKS) logits_.blocks.begin_gradient(x_, b, h, split);
     if (logits_.half) {
       v_strips_ = half_columns(x_.v, b, logits_.group, x_.keys, x_.value_dim, panels_);
     } else {
@@ -61,50 +74,14 @@ class Backward {
       pack_transposed(logits_.v.data, logits_.v.ld, x_.keys, x_.value_dim, panels);
       v_panels_ = panels;
     }
-    if (x_.pairs.kind == BLOCKS) logits_.blocks.begin_gradient(x_, b, h, split);
-    dk_ = dk_scratch_.of(x_.keys * width_);
-    dv_ = dv_scratch_.of(x_.keys * value_width_);
-    fill(dk_, 0, x_.keys * width_);
-    fill(dv_, 0, x_.keys * value_width_);
-    column_ = nullptr;
-    if (x_.column_gradient) {
-      column_ = x_.column_gradient + ((split * x_.batch + b) * x_.heads + h) * x_.keys;
-      fill(column_, 0, x_.keys);
-    }
-    if (x_.right.rows) {
-      right_ = right_scratch_.of(x_.keys * right_width_);
-      fill(right_, 0, x_.keys * right_width_);
-    }
   }
   void end_row(index b, index h, index split) {
-    RightTerm& right = logits_.right;
     if (x_.right.rows) {
-      for (index t = 0; right.cached && t < index(right.sums.size()); ++t) flush_right(t);
-      for (int end = 0; end < 2; ++end)
-        for (index j = 0; j < x_.keys; ++j) {
-          real* rows = d_right_.of(0) + (end ? x_.map.buckets - 1 : 0) * right_width_;
-          add_scaled(right_ + j * right_width_, right.end_row(x_, end), right.far_sums[end][j], right_width_);
-          add_scaled(rows, right.keys().at(j), right.far_sums[end][j], right_width_);
-        }
-      Tokens to = x_.right.tokens_gradient;
-      to.data += split * x_.right_split * index(sizeof(real));
-      for (index j = 0; j < x_.keys; ++j)
-        write_row(to, row_of(to, b, h, j), right_ + j * right_width_, 1, x_.right.features);
+      logits_.right.finish(x_);
+      if (right_ != dk_) write_sums(right_to_, b, h, right_, right_width_, x_.right.features);
     }
-    Tokens dk = x_.dk, dv = x_.dv;
-    dk.data += split * x_.dk_split * (dk.type == REAL ? index(sizeof(real)) : 2);
-    dv.data += split * x_.dv_split * (dv.type == REAL ? index(sizeof(real)) : 2);
-    for (index j = 0; j < x_.keys; ++j) {
-      write_row(dk, row_of(dk, b, h, j), dk_ + j * width_, 1, x_.dim);
-      write_row(dv, row_of(dv, b, h, j), dv_ + j * value_width_, 1, x_.value_dim);
-    }
-  }
-  void flush_right(index tile) {
-    RightTerm& right = logits_.right;
-    const BucketTile& sums = right.sums[right.cached ? tile : 0];
-    const index j = tile * KEY_TILE;
-    sums.times_rows(right.rows, right_ + j * right_width_, right_width_);
-    sums.transposed_times(right.keys().at(j), right.keys().ld, d_right_.of(0), right_width_);
+    write_sums(dk_to_, b, h, dk_, width_, x_.dim);
+    write_sums(dv_to_, b, h, dv_, value_width_, x_.value_dim);
   }
   void run_tile(index b, index h, index first, index n) {
     logits_.begin_tile(x_, b, h, first, n);
@@ -118,8 +95,9 @@ class Backward {
     if (logits_.half) g_half = half_rows(x_.gradient, b, h, first, n, x_.value_dim, 1, half_scratch_);
     const Rows out = read_rows(x_.out, b, h, first, n, x_.value_dim, 1, out_scratch_);
     delta_ = delta_scratch_.of(n);
-    lse_ = x_.lse + (b * x_.heads + h) * x_.queries + first;
+    lse_ = lse_scratch_.of(n);
     for (index i = 0; i < n; ++i) {
+      lse_[i] = real(x_.lse[(b * x_.heads + h) * x_.queries + first + i] - logits_.level);
       vec total{};
       for (index d = 0; d < value_width_; d += VL) total += load(g.at(i) + d) * load(out.at(i) + d);
       delta_[i] = sum(total);
@@ -148,10 +126,7 @@ class Backward {
       prepare_buckets(g);
       for (index i = 0; i < n; ++i) row(b, h, i, s + i * ld_, ds + i * ld_);
       if (logits_.given.data) logits_.give_back(ds, ld_);
-      if (x_.right.rows) {
-        logits_.right.collect(x_, tile, ds, ld_);
-        if (!logits_.right.cached) flush_right(j / KEY_TILE);
-      }
+      if (x_.right.rows) logits_.right.collect(x_, tile, ds, ld_);
       if (x_.pairs.kind == BLOCKS)
         logits_.blocks.collect(j, tile.panels, logits_.k.data, logits_.k.ld, ds, ld_, dq, dk_);
       for_panels([&](index at, index keys, Range m) {
@@ -161,8 +136,8 @@ class Backward {
              dv_ + (j + at) * value_width_, value_width_, true);
       });
     });
-    write_queries(b, h, first, n);
     if (x_.left.rows) end_left(b, h, first, n);
+    write_queries(b, h, first, n);
     if (x_.value_rows) weights_.transposed_times(g.data, g.ld, d_value_.of(0), value_width_);
   }
   // Gradients of queries and keys from more gradients of the logits of the last tile of queries.
@@ -178,6 +153,20 @@ class Backward {
   }
 
  private:
+  // Zeros [keys, width] for sums that end_row writes: where they go, if they can be summed there.
+  real* sums_of(Tokens& to, const Tokens& gradient, index stride, index b, index h, index split,
+                index width, Scratch& scratch) const {
+    to = gradient;
+    to.data += split * stride * (to.type == REAL ? index(sizeof(real)) : 2);
+    real* sums = to.type == REAL && to.token == width ? reinterpret_cast<real*>(row_of(to, b, h, 0))
+                                                      : scratch.of(x_.keys * width);
+    fill(sums, 0, x_.keys * width);
+    return sums;
+  }
+  void write_sums(const Tokens& to, index b, index h, const real* sums, index width, index features) const {
+    if (reinterpret_cast<const char*>(sums) == row_of(to, b, h, 0)) return;
+    for (index j = 0; j < x_.keys; ++j) write_row(to, row_of(to, b, h, j), sums + j * width, 1, features);
+  }
   // Gradients of the rows m and some keys of a panel, by their product.
   void add_products(index at, index keys, Range m, const real* d, index ld, real* dq) {
     const index j = logits_.tile.j0 + at;
@@ -187,8 +176,9 @@ class Backward {
          true);
   }
   void write_queries(index b, index h, index first, index n) {
+    const real by = x_.left.rows ? 1 : real(x_.scale);
     for (index i = 0; i < n; ++i)
-      write_row(x_.dq, row_of(x_.dq, b, h, first + i), dq_.of(0) + i * width_, real(x_.scale), x_.dim);
+      write_row(x_.dq, row_of(x_.dq, b, h, first + i), dq_.of(0) + i * width_, by, x_.dim);
   }
   // Carry sums over all tiles, from the last to the first; the first key of those that matter.
   index sweep(index b, index h, index n, real* s, Rows g) {
@@ -220,11 +210,12 @@ class Backward {
     return live;
   }
   void end_left(index b, index h, index first, index n) {
-    real* dx = dx_.of(n * left_width_);
-    fill(dx, 0, n * left_width_);
-    d_left_tile_.times_rows(logits_.left_rows, dx, left_width_);
     const Tokens& to = x_.left.tokens_gradient;
-    for (index i = 0; i < n; ++i)
+    scale_range(dq_.of(0), real(x_.scale), n * width_);
+    real* dx = to.data ? dx_.of(n * left_width_) : dq_.of(0);
+    if (to.data) fill(dx, 0, n * left_width_);
+    d_left_tile_.times_rows(logits_.left_rows, dx, left_width_);
+    for (index i = 0; to.data && i < n; ++i)
       write_row(to, row_of(to, b, h, first + i), dx + i * left_width_, 1, x_.left.features);
     d_left_tile_.transposed_times(logits_.left_tokens.data, logits_.left_tokens.ld, d_left_.of(0),
                                   left_width_);
@@ -312,11 +303,11 @@ class Backward {
   TileRegisters registers_;
   Strips v_strips_;
   BucketTile d_left_tile_, weights_, g_rows_;
-  Scratch s_, ds_, dq_, dx_, g_scratch_, out_scratch_, delta_scratch_, panels_;
+  Scratch s_, ds_, dq_, dx_, g_scratch_, out_scratch_, delta_scratch_, lse_scratch_, panels_;
   Scratch half_scratch_, dk_scratch_, dv_scratch_, right_scratch_, d_left_, d_right_, d_value_;
   const real* v_panels_ = nullptr;
   real *dk_ = nullptr, *dv_ = nullptr, *right_ = nullptr, *line_ = nullptr, *column_ = nullptr;
-  real* delta_ = nullptr;
-  const real* lse_ = nullptr;
+  real *delta_ = nullptr, *lse_ = nullptr;
+  Tokens dk_to_, dv_to_, right_to_;
 };
 }  // namespace posenc

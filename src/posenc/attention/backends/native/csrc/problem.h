@@ -32,6 +32,7 @@ struct Map {
   index low, high;
 };
 // tokens[b, h, t] . rows[h, bucket]; the same for gradients, whose rows are [parts, H, N, F].
+// Without tokens_gradient, the tokens are the queries (left) or the keys (right), and it is in theirs.
 struct Term {
   Tokens tokens, tokens_gradient;
   const real* rows;
@@ -56,7 +57,7 @@ struct Problem {
   double scale, dropout;
   index seed;
   Tokens q, k, v, out;
-  real* lse;            // [B, H, Q]
+  double* lse;          // [B, H, Q]
   const int32_t* low;   // [B|1, Q]: the keys low … high - 1 are visible,
   const int32_t* high;  // and the offset of key j is j + base
   const int32_t* base;
@@ -68,7 +69,7 @@ struct Problem {
   const real* down;     // [B, H, Q, image rows of keys]: summands by key row,
   const real* across;   // [B, H, Q, period] and by key column; both or neither
   real *down_gradient, *across_gradient;
-  const real* column;   // [B|1, H, K]
+  const double* column;  // [B|1, H, K]
   real* column_gradient;  // [splits, B, H, K]
   index column_batch, column_head;
   Map map;

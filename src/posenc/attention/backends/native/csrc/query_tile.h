@@ -1,0 +1,78 @@
+// A tile of queries, and what it sees of a tile of keys.
+#pragma once
+#include "terms.h"
+namespace posenc::NUMBER {
+// Queries of a tile: few where a row of products with all buckets is long.
+inline index tile_of(const Problem& x, index usual) { return x.map.buckets > 1024 ? BLOCK : usual; }
+
+// Some queries of one batch row, and the keys that each sees.
+class QueryTile {
+ public:
+  void set(const Problem& x, index b, index first, index count) {
+    const index at = b * x.rows_batch + first;
+    i0 = first, rows = count, low_ = x.low + at, high_ = x.high + at, base = x.base + at;
+    keys = {x.keys, 0};
+    even = true;
+    for (index i = 0; i < rows; ++i) {
+      if (low_[i] < high_[i]) {
+        keys.begin = std::min<index>(keys.begin, low_[i]);
+        keys.end = std::max<index>(keys.end, high_[i]);
+      }
+      even &= base[i] == base[0] - i;
+    }
+  }
+  // Choose the keys from j to j + KEY_TILE.
+  void choose(const Problem& x, index j) {
+    j0 = j, width = std::min(KEY_TILE, x.keys - j);
+    panels = {std::max<index>(0, (keys.begin - j) / PANEL),
+              (std::min(keys.end - j, width) + PANEL - 1) / PANEL};
+    for (index p = panels.begin; p < panels.end; ++p) panel_rows[p] = {rows, 0};
+    offsets = {INT32_MAX, INT32_MIN};
+    std::fill_n(block_offsets, QUERY_TILE / BLOCK, offsets);
+    for (index i = 0; i < rows; ++i) {
+      const Range see = seen(i);
+      if (!see.size()) continue;
+      for (index p = see.begin / PANEL; p <= (see.end - 1) / PANEL; ++p)
+        panel_rows[p] = {std::min(panel_rows[p].begin, i), i + 1};
+      block_offsets[i / BLOCK].extend({j0 + see.begin + base[i], j0 + see.end + base[i]});
+    }
+    for (const Range& part : block_offsets) offsets.extend(part);
+  }
+  // Rows that see any of the VL keys from j on by an offset in [low, high); `even` tiles only.
+  Range near_rows(const Map& map, index j) const {
+    const Range see = panel_rows[j / PANEL];
+    const index first = j0 + j + base[0];
+    return {std::max(see.begin, first - map.high + 1), std::min(see.end, first + VL - map.low)};
+  }
+  // For row i the keys, whole vectors of them, that near_rows has the row for.
+  Range near_keys(const Map& map, index i) const {
+    if (!even) return {0, KEY_TILE};
+    const index at = j0 + base[i];
+    return {round_up(std::max<index>(0, map.low - at - VL + 1), VL), round_up(std::max<index>(0, map.high - at), VL)};
+  }
+  // Calls run() for every tile of keys that any row sees, chosen, from the first or the last on.
+  template <class F>
+  void each(const Problem& x, bool from_last, F run) {
+    const index first = keys.begin / KEY_TILE, end = (keys.end + KEY_TILE - 1) / KEY_TILE;
+    for (index t = first; t < end; ++t) {
+      choose(x, (from_last ? first + end - 1 - t : t) * KEY_TILE);
+      if (offsets.begin < offsets.end) run();
+    }
+  }
+  // The keys that row i sees, from the tile's first.
+  Range seen(index i) const {
+    return {std::max<index>(0, low_[i] - j0), std::min<index>(width, high_[i] - j0)};
+  }
+  Range all_seen(index i) const { return {low_[i], high_[i]}; }
+  bool sees(index i, index key) const { return key >= low_[i] && key < high_[i]; }
+  index i0, rows, j0, width;
+  Range keys, panels, offsets;
+  Range panel_rows[KEY_TILE / PANEL];        // that see any key of the panel
+  Range block_offsets[QUERY_TILE / BLOCK];  // of the visible pairs of a block of rows
+  const int32_t* base;
+  bool even;  // base falls by one from row to row
+
+ private:
+  const int32_t *low_, *high_;
+};
+}  // namespace posenc

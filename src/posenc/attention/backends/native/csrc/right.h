@@ -1,0 +1,173 @@
+// Products of keys with rows of buckets, added to logits.
+#pragma once
+#include "query_tile.h"
+namespace posenc::NUMBER {
+constexpr index KEPT = index(1) << 21;  // numbers: products of keys with buckets, at most
+
+// The right term of one head: products of tiles of keys with buckets, kept for those met last.
+// Offsets at the map's ends, where the bucket is constant, add one vector over the keys to a row.
+class RightTerm {
+ public:
+  // d_tokens, d_rows: the sums of the gradients, if they are wanted.
+  void begin(const Problem& x, index b, index h, bool half, real* d_tokens, real* d_rows) {
+    keys_ = read_rows(x.right.tokens, b, h, 0, x.keys, x.right.features, 1, keys_scratch_);
+    if (half && halves(x.right.tokens))
+      half_ = half_rows(x.right.tokens, b, h, 0, x.keys, x.right.features, 1, half_scratch_);
+    const index size = KEY_TILE * (round_up(x.map.buckets, PANEL) + VL);
+    slots_.resize(std::clamp<index>((x.keys + KEY_TILE - 1) / KEY_TILE, 1, std::max<index>(1, KEPT / size)));
+    for (Slot& slot : slots_) slot.tile = -1, slot.used = 0;
+    clock_ = 0, d_tokens_ = d_tokens, d_rows_ = d_rows;
+    for (int end = 0; end < 2; ++end) {
+      far[end] = far_[end].of(x.keys + PAD);
+      for (index j = 0; j < x.keys; ++j) far[end][j] = dot(keys_.at(j), end_row(x, end), rows.width());
+      if (!d_rows) continue;
+      far_sums[end] = far_sums_[end].of(x.keys + PAD);
+      fill(far_sums[end], 0, x.keys + PAD);
+    }
+  }
+  const real* end_row(const Problem& x, int end) const { return rows.row(end ? x.map.buckets - 1 : 0); }
+  // Add what is left to the gradients.
+  void finish(const Problem& x) {
+    for (Slot& slot : slots_) flush(slot);
+    for (int end = 0; end < 2; ++end)
+      for (index j = 0; j < x.keys; ++j) {
+        real* to = d_rows_ + (end ? x.map.buckets - 1 : 0) * rows.width();
+        add_scaled(d_tokens_ + j * rows.width(), end_row(x, end), far_sums[end][j], rows.width());
+        add_scaled(to, keys_.at(j), far_sums[end][j], rows.width());
+      }
+  }
+  // s[i, j] += right[j, bucket] for the near pairs of a chosen tile.
+  void add(const Problem& x, const QueryTile& t, real* s, index ld) {
+    const HalfRows half{half_.data ? half_.at(t.j0) : nullptr, half_.ld};
+    current_ = nullptr;
+    for_blocks(x, t, [&](index p, Range n) {
+      if (!current_) choose(x, t.j0 / KEY_TILE);
+      current_->product.multiply(rows, {keys_.at(t.j0), keys_.ld, 1}, half, p, n);
+    });
+    if (!current_) return;
+    BucketTile& product = current_->product;
+    if (!t.even) return each_pair(x, t, [&](index i, index j, index k) { s[i * ld + j] += product.row(j)[k]; });
+    for_strips(x, t, [&](index j, Range see, real* strip, index width) {
+      for (index l = 0; l < std::min<index>(VL, t.width - j); ++l)
+        spread<false>(x.map, product.row(j + l), t.j0 + j + l + t.base[see.end - 1], strip + l * width,
+                      see.size());
+      for (index r = 0; r < see.size(); r += VL) {
+        vec block[VL];
+        for (int l = 0; l < VL; ++l) block[l] = load(strip + l * width + r);
+        transpose(block);
+        real* to = s + (see.end - 1 - r) * ld + j;
+        const index n = std::min<index>(VL, see.size() - r);
+        for (int l = 0; l < VL && l < n; ++l, to -= ld) store(to, load(to) + block[l]);
+      }
+    });
+  }
+  // s[t] += right[j0 + t, bucket] for the far pairs of row i in whole vectors of [a, b).
+  void add_far(const Problem& x, const QueryTile& t, real* s, index i, index a, index b) const {
+    for_far(x, t, i, a, b, [&](index u, int end) { store(s + u, load(s + u) + load(far[end] + t.j0 + u)); });
+  }
+  void collect_far(const Problem& x, const QueryTile& t, const real* ds, index i, index a, index b) {
+    for_far(x, t, i, a, b, [&](index u, int end) {
+      real* to = far_sums[end] + t.j0 + u;
+      store(to, load(to) + load(ds + u));
+    });
+  }
+  // The gradient of add: sums of ds by key and bucket.
+  void collect(const Problem& x, const QueryTile& t, const real* ds, index ld) {
+    if (!current_) return;
+    BucketTile& into = current_->sums;
+    for_blocks(x, t, [&](index p, Range n) { into.clear(p, n); });
+    if (!t.even) return each_pair(x, t, [&](index i, index j, index k) { into.row(j)[k] += ds[i * ld + j]; });
+    for_strips(x, t, [&](index j, Range see, real* strip, index width) {
+      for (index r = 0; r < see.size(); r += VL) {
+        vec block[VL];
+        const real* from = ds + (see.end - 1 - r) * ld + j;
+        const index n = std::min<index>(VL, see.size() - r);
+        for (int l = 0; l < VL; ++l, from -= ld) block[l] = l < n ? load(from) : vec{};
+        transpose(block);
+        for (int l = 0; l < VL; ++l) store(strip + l * width + r, block[l]);
+      }
+      for (index l = 0; l < std::min<index>(VL, t.width - j); ++l)
+        NUMBER::collect(x.map, strip + l * width, t.j0 + j + l + t.base[see.end - 1], into.row(j + l),
+                        see.size());
+    });
+  }
+  BucketRows rows;
+  real *far[2], *far_sums[2];  // of the first bucket and of the last, by key
+
+ private:
+  struct Slot {
+    BucketTile product, sums;
+    index tile, used;
+  };
+  // The slot of a tile of keys becomes the current one, in place of that used longest ago.
+  void choose(const Problem& x, index tile) {
+    current_ = &slots_[0];
+    for (Slot& slot : slots_) {
+      if (slot.tile == tile) {
+        current_ = &slot;
+        break;
+      }
+      if (slot.used < current_->used) current_ = &slot;
+    }
+    current_->used = ++clock_;
+    if (current_->tile == tile) return;
+    flush(*current_);
+    const index n = std::min(KEY_TILE, x.keys - tile * KEY_TILE);
+    current_->tile = tile;
+    current_->product.begin(rows, n);
+    if (d_rows_) current_->sums.begin(rows, n);
+  }
+  void flush(const Slot& slot) {
+    if (!d_rows_ || slot.tile < 0) return;
+    const index j = slot.tile * KEY_TILE;
+    slot.sums.times_rows(rows, d_tokens_ + j * rows.width(), rows.width());
+    slot.sums.transposed_times(keys_.at(j), keys_.ld, d_rows_, rows.width());
+  }
+  // Calls f(block of keys, its buckets) where a near pair is.
+  template <class F>
+  void for_blocks(const Problem& x, const QueryTile& t, F f) {
+    for (index p = t.panels.begin; p < t.panels.end; ++p) {
+      Range n = t.offsets;
+      if (t.even) {
+        const Range see = t.panel_rows[p];
+        if (!see.size()) continue;
+        const index first = t.j0 + p * PANEL + t.base[see.end - 1];
+        n.begin = std::max({n.begin, first, x.map.low - VL});
+        n.end = std::min({n.end, first + see.size() + PANEL - 1, x.map.high + VL});
+      }
+      if (n.begin < n.end) f(p, buckets_of(x.map, n));
+    }
+  }
+  // Calls f(first of VL keys, rows near them, room for VL keys times `width` rows, width).
+  template <class F>
+  void for_strips(const Problem& x, const QueryTile& t, F f) {
+    const index width = round_up(t.rows, VL);
+    real* strip = strip_.of(VL * width);
+    for (index j = t.panels.begin * PANEL; j < std::min(t.width, t.panels.end * PANEL); j += VL) {
+      const Range see = t.near_rows(x.map, j);
+      if (see.size()) f(j, see, strip, width);
+    }
+  }
+  template <class F>
+  static void for_far(const Problem& x, const QueryTile& t, index i, index a, index b, F f) {
+    const Range near = t.near_keys(x.map, i);
+    for (index u = a; u < std::min(b, near.begin); u += VL) f(u, 0);
+    for (index u = std::max(a, near.end); u < b; u += VL) f(u, 1);
+  }
+  template <class F>
+  void each_pair(const Problem& x, const QueryTile& t, F f) {
+    for (index i = 0; i < t.rows; ++i) {
+      const Range see = t.seen(i);
+      for (index j = see.begin; j < see.end; ++j)
+        f(i, j, index(x.map.bucket[t.j0 + j + t.base[i] - x.map.first]));
+    }
+  }
+  std::vector<Slot> slots_;
+  Slot* current_ = nullptr;  // of the tile of the last add
+  index clock_ = 0;
+  real *d_tokens_ = nullptr, *d_rows_ = nullptr;
+  Scratch keys_scratch_, half_scratch_, strip_, far_[2], far_sums_[2];
+  Rows keys_;
+  HalfRows half_;
+};
+}  // namespace posenc
