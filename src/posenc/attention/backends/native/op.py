@@ -304,7 +304,7 @@ class _Call:
 
     def add_pairs(self, kind: str, pairs: Sequence[Tensor]) -> None:
         if kind == "mixing":  # all heads go together
-            self.splits = min(2, self.tiles)
+            self.splits = 1
         self.pairs = [self.keep(x.to(self.dtype).contiguous()) for x in pairs]
         set_pairs(kind, self.problem, self.pairs)
 

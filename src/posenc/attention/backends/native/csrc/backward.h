@@ -68,11 +68,9 @@ class Backward {
     logits_.begin_row(x_, b, h, true, right_, d_right_.of(0));
     if (x_.pairs.kind == BLOCKS) logits_.blocks.begin_gradient(x_, b, h, split);
     if (logits_.half) {
-      v_strips_ = half_columns(x_.v, b, logits_.group, x_.keys, x_.value_dim, panels_);
+      v_strips_ = half_columns(x_.v, b, logits_.group, x_.keys, x_.value_dim, strips_scratch_);
     } else {
-      real* panels = panels_.of(round_up(x_.keys, PANEL) * x_.value_dim);
-      pack_transposed(logits_.v.data, logits_.v.ld, x_.keys, x_.value_dim, panels);
-      v_panels_ = panels;
+      v_panels_.begin(logits_.v, x_.keys, x_.value_dim, x_.pairs.kind != MIXING);
     }
   }
   void end_row(index b, index h, index split) {
@@ -118,9 +116,10 @@ class Backward {
       if (j < live) return;
       if (x_.pairs.sums()) logits_.carry.resume(j / KEY_TILE);
       logits_.multiply(x_, s, ld_);
+      const real* values = logits_.half ? nullptr : v_panels_.at(j);
       for_panels([&](index at, index, Range m) {
         if (logits_.half) return logits_.tile_columns(m, at / PANEL, g_half, v_strips_, ds, ld_);
-        gemm(m.size(), PANEL, x_.value_dim, {g.at(m.begin), g.ld, 1}, v_panels_ + (j + at) * x_.value_dim,
+        gemm(m.size(), PANEL, x_.value_dim, {g.at(m.begin), g.ld, 1}, values + at * x_.value_dim,
              PANEL, ds + m.begin * ld_ + at, ld_, false);
       });
       prepare_buckets(g);
@@ -303,9 +302,9 @@ class Backward {
   TileRegisters registers_;
   Strips v_strips_;
   BucketTile d_left_tile_, weights_, g_rows_;
-  Scratch s_, ds_, dq_, dx_, g_scratch_, out_scratch_, delta_scratch_, lse_scratch_, panels_;
+  Scratch s_, ds_, dq_, dx_, g_scratch_, out_scratch_, delta_scratch_, lse_scratch_, strips_scratch_;
   Scratch half_scratch_, dk_scratch_, dv_scratch_, right_scratch_, d_left_, d_right_, d_value_;
-  const real* v_panels_ = nullptr;
+  Panels v_panels_;
   real *dk_ = nullptr, *dv_ = nullptr, *right_ = nullptr, *line_ = nullptr, *column_ = nullptr;
   real *delta_ = nullptr, *lse_ = nullptr;
   Tokens dk_to_, dv_to_, right_to_;

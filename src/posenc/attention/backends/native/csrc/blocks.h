@@ -27,7 +27,7 @@ class Blocks {
     d_own_ = x.pairs.gradient[1] ? x.pairs.gradient[1] + at : nullptr;
     chain = true;
   }
-  // Logits of the chosen tile of keys, panels [begin, end) of it, from the last to the first.
+  // Logits of the chosen tile of keys, panels [begin, end) of k_panels, from the last to the first.
   void products(index j0, Range panels, const real* k_panels, real* s, index ld) {
     for (index p = panels.end - 1; p >= panels.begin; --p) {
       const index block = j0 / PANEL + p, here = from(block), later = from(block + 1);
@@ -38,7 +38,7 @@ class Blocks {
       const index n = rows_ - later;
       if (!n) continue;
       const real* x = state(block) + later * width_;
-      gemm(n, PANEL, width_, {x, width_, 1}, k_panels + block * PANEL * width_, PANEL,
+      gemm(n, PANEL, width_, {x, width_, 1}, k_panels + p * PANEL * width_, PANEL,
            s + later * ld + p * PANEL, ld, false);
       if (chain && block)
         gemm(n, width_, width_, {x, width_, 1}, matrix(block), width_, state(block - 1) + later * width_,

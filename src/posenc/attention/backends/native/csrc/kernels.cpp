@@ -8,7 +8,7 @@ namespace posenc::NUMBER {
 namespace {
 // Runs workers for disjoint parts of the problem: head, batch rows, queries, part, split.
 template <class Worker>
-int in_parallel(const Problem& x) {
+int in_workers(const Problem& x) {
   const index splits = x.splits;
   const index heads = x.pairs.kind == MIXING ? 1 : x.heads, items = heads * x.chunks * splits;
   const index rows = round_up((x.queries + splits - 1) / splits, 256);
@@ -40,10 +40,10 @@ int in_parallel(const Problem& x) {
 
 extern "C" {
 int NAME(forward)(const Problem* x) {
-  return x->pairs.kind == MIXING ? in_parallel<AllHeads<Forward>>(*x) : in_parallel<Forward>(*x);
+  return x->pairs.kind == MIXING ? in_workers<AllHeads<Forward>>(*x) : in_workers<Forward>(*x);
 }
 int NAME(backward)(const Problem* x) {
-  return x->pairs.kind == MIXING ? in_parallel<AllHeads<Backward>>(*x) : in_parallel<Backward>(*x);
+  return x->pairs.kind == MIXING ? in_workers<AllHeads<Backward>>(*x) : in_workers<Backward>(*x);
 }
 #ifndef POSENC_DOUBLE
 int64_t posenc_size() { return sizeof(Problem); }

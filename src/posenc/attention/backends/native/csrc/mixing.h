@@ -4,7 +4,8 @@
 #include "backward.h"
 #include "forward.h"
 namespace posenc::NUMBER {
-constexpr index MIXED_ROWS = 32;
+constexpr index MIXED_PARTS = 4;                  // of the rows of a tile: so many threads have work
+constexpr index MIXED_NUMBERS = index(1) << 21;  // logits of a tile, at most
 
 // s[h] += b2[h] + Σ_u w2[h, u] · leaky(z[u]), z[u] = x[u, offset] + Σ_h w1[u, h] · s[h].
 // data: w1 [U, H], x [U, W] from the offset line_first on, w2 [H, U], b2 [H]; gradient: each
@@ -18,14 +19,20 @@ class Mixing {
     for (Scratch* sums : {&dw1_, &dw2_}) fill(sums->of(units_ * heads_ * VL), 0, units_ * heads_ * VL);
     fill(db2_.of(heads_ * VL), 0, heads_ * VL);
     stride_ = count_ + 2 * PAD;
-    real* rows = rows_.of(units_ * stride_);
-    fill(rows, 0, units_ * stride_);
-    for (index u = 0; u < units_; ++u) std::copy_n(x.pairs.data[1] + u * count_, count_, rows + u * stride_ + PAD);
   }
+  // The rows x, with readable entries before and after each.
+  static const real* pad_rows(const Problem& x, Scratch& scratch) {
+    const index units = x.pairs.sizes[0], count = x.pairs.sizes[1], stride = count + 2 * PAD;
+    real* rows = scratch.of(units * stride);
+    fill(rows, 0, units * stride);
+    for (index u = 0; u < units; ++u) std::copy_n(x.pairs.data[1] + u * count, count, rows + u * stride + PAD);
+    return rows;
+  }
+  void begin(const real* rows) { rows_ = rows; }
   void begin_gradient() { fill(dx_.of(units_ * stride_), 0, units_ * stride_); }
-  // s: [H, rows, ld] logits of a tile of queries and all keys.
-  void apply(const QueryTile& tile, real* s, index ld) {
-    each_chunk(tile, [&](index i, index t, index n, index at, Range see) {
+  // s: [H, rows, ld] logits of a tile of queries and all keys; of the rows given.
+  void apply(const QueryTile& tile, Range rows, real* s, index ld) {
+    each_chunk(tile, rows, [&](index i, index t, index n, index at, Range see) {
       read(s_, s + i * ld, tile.rows * ld, t, n, see);
       hidden(at, n);
       gemm(heads_, n, units_, {x_.pairs.data[2], units_, 1}, z_.of(0), CHUNK, out_.of(0), CHUNK, false);
@@ -37,8 +44,8 @@ class Mixing {
     });
   }
   // ds: gradients of the corrected logits become those of the correction's inputs.
-  void differentiate(const QueryTile& tile, const real* s, real* ds, index ld) {
-    each_chunk(tile, [&](index i, index t, index n, index at, Range see) {
+  void differentiate(const QueryTile& tile, Range rows, const real* s, real* ds, index ld) {
+    each_chunk(tile, rows, [&](index i, index t, index n, index at, Range see) {
       read(s_, s + i * ld, tile.rows * ld, t, n, see);
       read(ds_, ds + i * ld, tile.rows * ld, t, n, see);
       real *z = z_.of(0), *dz = dz_.of(0), *d = ds_.of(0);
@@ -66,8 +73,8 @@ class Mixing {
   static constexpr index CHUNK = 128;
   // Calls run(row, key, number of keys, index of the first's offset, what the row sees).
   template <class F>
-  void each_chunk(const QueryTile& tile, F run) const {
-    for (index i = 0; i < tile.rows; ++i) {
+  void each_chunk(const QueryTile& tile, Range rows, F run) const {
+    for (index i = rows.begin; i < rows.end; ++i) {
       const Range see = tile.all_seen(i);
       if (see.begin >= see.end) continue;  // a vector may begin before the end of nothing
       for (index t = see.begin / VL * VL; t < see.end; t += CHUNK)
@@ -88,7 +95,7 @@ class Mixing {
   // The hidden layer; dz, if given, becomes the gradient before the activation.
   void hidden(index at, index n, real* dz = nullptr) {
     real* z = z_.of(0);
-    for (index u = 0; u < units_; ++u) std::copy_n(rows_.of(0) + u * stride_ + PAD + at, n, z + u * CHUNK);
+    for (index u = 0; u < units_; ++u) std::copy_n(rows_ + u * stride_ + PAD + at, n, z + u * CHUNK);
     gemm(units_, n, heads_, {x_.pairs.data[0], heads_, 1}, s_.of(0), CHUNK, z, CHUNK, true);
     for (index u = 0; u < units_; ++u)
       for (index l = u * CHUNK; l < u * CHUNK + n; l += VL) {
@@ -134,57 +141,71 @@ class Mixing {
   static constexpr real SLOPE = real(0.01);
   const Problem& x_;
   index heads_, units_, count_, stride_;
-  Scratch s_, ds_, out_, z_, dz_, dw1_, dw2_, db2_, rows_, dx_;
+  const real* rows_ = nullptr;
+  Scratch s_, ds_, out_, z_, dz_, dw1_, dw2_, db2_, dx_;
 };
 
 // Forward or Backward of all heads, a tile of queries at a time.
 template <class Worker>
 class AllHeads {
  public:
-  explicit AllHeads(const Problem& x) : x_(x), mixing_(x), ld_(round_up(x.keys, PANEL)) {
+  explicit AllHeads(const Problem& x) : x_(x), ld_(round_up(x.keys, PANEL)) {
     for (index h = 0; h < x.heads; ++h) heads_.push_back(std::make_unique<Worker>(x));
+    for (index n = 0; n < MIXED_PARTS; ++n) parts_.push_back(std::make_unique<Mixing>(x));
+    const real* rows = Mixing::pad_rows(x, rows_);
+    for (const auto& part : parts_) part->begin(rows);
   }
   void run(index, Range batch, Range queries, index part, index split) {
-    constexpr bool backward = std::is_same_v<Worker, Backward>;
-    if (backward) mixing_.begin_gradient();
+    if (BACKWARD)
+      for (const auto& mixing : parts_) mixing->begin_gradient();
     each([&](Worker& head, index h) { head.begin_head(h, part); });
+    const index size = std::clamp<index>(MIXED_NUMBERS / (x_.heads * ld_), MIXED_PARTS, BLOCK);
     for (index b = batch.begin; b < batch.end; ++b) {
       each([&](Worker& head, index h) { head.begin_row(b, h, split); });
-      for (index i = queries.begin; i < queries.end; i += MIXED_ROWS)
-        run_tile<backward>(b, i, std::min(MIXED_ROWS, queries.end - i));
+      for (index i = queries.begin; i < queries.end; i += size)
+        run_tile(b, i, std::min(size, queries.end - i));
       each([&](Worker& head, index h) { head.end_row(b, h, split); });
     }
     each([&](Worker& head, index h) { head.end_head(h, part); });
-    if (backward) mixing_.end_gradient(part);
+    if (BACKWARD)
+      for (const auto& mixing : parts_) mixing->end_gradient(part);
   }
 
  private:
-  template <bool BACKWARD>
+  static constexpr bool BACKWARD = std::is_same_v<Worker, Backward>;
   void run_tile(index b, index first, index n) {
     const index size = n * ld_;
     real* s = s_.of(x_.heads * size);
     each([&](Worker& head, index h) { head.logits().all_products(x_, b, h, first, n, s + h * size, ld_); });
-    const QueryTile& tile = heads_[0]->logits().tile;
     real* mixed = s;
     if (BACKWARD) mixed = std::copy_n(s, x_.heads * size, mixed_.of(x_.heads * size)) - x_.heads * size;
-    mixing_.apply(tile, mixed, ld_);
+    each_part(n, [&](Mixing& mixing, const QueryTile& tile, Range rows) { mixing.apply(tile, rows, mixed, ld_); });
     each([&](Worker& head, index h) {
       head.logits().given = {mixed + h * size, ld_};
       head.run_tile(b, h, first, n);
     });
     if constexpr (BACKWARD) {
-      mixing_.differentiate(tile, s, mixed, ld_);
+      each_part(n, [&](Mixing& mixing, const QueryTile& tile, Range rows) {
+        mixing.differentiate(tile, rows, s, mixed, ld_);
+      });
       each([&](Worker& head, index h) { head.add_logit_gradients(b, h, first, n, mixed + h * size, ld_); });
     }
   }
   template <class F>
   void each(F f) {
-    for (index h = 0; h < x_.heads; ++h) f(*heads_[h], h);
+    in_parallel(x_.threads, x_.heads, [&](index h) { f(*heads_[h], h); });
+  }
+  template <class F>
+  void each_part(index rows, F f) {
+    const QueryTile& tile = heads_[0]->logits().tile;
+    in_parallel(x_.threads, MIXED_PARTS, [&](index n) {
+      f(*parts_[n], tile, Range{rows * n / MIXED_PARTS, rows * (n + 1) / MIXED_PARTS});
+    });
   }
   const Problem& x_;
-  Mixing mixing_;
   index ld_;
   std::vector<std::unique_ptr<Worker>> heads_;
-  Scratch s_, mixed_;
+  std::vector<std::unique_ptr<Mixing>> parts_;
+  Scratch s_, mixed_, rows_;
 };
 }  // namespace posenc

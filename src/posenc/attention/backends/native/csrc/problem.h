@@ -161,6 +161,22 @@ inline Rows read_rows(const Tokens& x, index b, index h, index first, index coun
   return {to, width};
 }
 
+// Calls f(0) … f(count - 1) on several threads, unless it is called on one of several.
+template <class F>
+void in_parallel(index threads, index count, F f) {
+  int failed = 0;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(int(std::min(threads, count)))
+  for (index item = 0; item < count; ++item) {
+    try {
+      f(item);
+    } catch (const std::bad_alloc&) {
+#pragma omp atomic write
+      failed = 1;
+    }
+  }
+  if (failed) throw std::bad_alloc();
+}
+
 // Weights of a call's dropout: 0, or 1 / (1 - probability).
 class Dropout {
  public:

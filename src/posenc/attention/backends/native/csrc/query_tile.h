@@ -2,6 +2,33 @@
 #pragma once
 #include "terms.h"
 namespace posenc::NUMBER {
+// The transpose of tokens in panels: of all of them, or of a tile at a time.
+class Panels {
+ public:
+  void begin(Rows x, index count, index features, bool whole) {
+    x_ = x, count_ = count, features_ = features, whole_ = whole;
+    if (whole) pack(0, count);
+  }
+  // From the tile of keys at j on.
+  const real* at(index j) {
+    if (whole_) return data_ + j * features_;
+    pack(j, std::min(KEY_TILE, count_ - j));
+    return data_;
+  }
+
+ private:
+  void pack(index j, index n) {
+    real* to = scratch_.of(round_up(n, PANEL) * features_);
+    pack_transposed(x_.at(j), x_.ld, n, features_, to);
+    data_ = to;
+  }
+  Scratch scratch_;
+  Rows x_;
+  const real* data_ = nullptr;
+  index count_ = 0, features_ = 0;
+  bool whole_ = true;
+};
+
 // Queries of a tile: few where a row of products with all buckets is long.
 inline index tile_of(const Problem& x, index usual) { return x.map.buckets > 1024 ? BLOCK : usual; }
 

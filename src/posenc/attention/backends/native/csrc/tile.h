@@ -31,9 +31,7 @@ class Logits {
       k_strips_ = half_columns(x.k, b, group, x.keys, x.dim, strips_);
     } else {
       v = read_rows(x.v, b, group, 0, x.keys, x.value_dim, 1, v_scratch_);
-      real* panels = panels_.of(round_up(x.keys, PANEL) * x.dim);
-      pack_transposed(k.data, k.ld, x.keys, x.dim, panels);
-      k_panels = panels;
+      k_panels.begin(k, x.keys, x.dim, x.pairs.kind != MIXING);
     }
     if (x.right.rows) right.begin(x, b, h, half, d_right, d_right_rows);
     if (x.pairs.kind == BLOCKS) blocks.begin_row(x, b, h);
@@ -64,13 +62,14 @@ class Logits {
   // Products and right term of the chosen tile.
   void multiply(const Problem& x, real* s, index ld) {
     if (given.data) return take(s, ld);
-    if (x.pairs.kind == BLOCKS) return blocks.products(tile.j0, tile.panels, k_panels, s, ld);
+    if (x.pairs.kind == BLOCKS) return blocks.products(tile.j0, tile.panels, k_panels.at(tile.j0), s, ld);
+    const real* keys = half ? nullptr : k_panels.at(tile.j0);
     for (index p = tile.panels.begin; p < tile.panels.end; ++p) {
       const Range m = tile.panel_rows[p];
       if (m.size() && half)
         tile_columns(m, p, q_half_, k_strips_, s, ld);
       else if (m.size())
-        gemm(m.size(), PANEL, x.dim, {q.at(m.begin), q.ld, 1}, k_panels + (tile.j0 + p * PANEL) * x.dim,
+        gemm(m.size(), PANEL, x.dim, {q.at(m.begin), q.ld, 1}, keys + p * PANEL * x.dim,
              PANEL, s + m.begin * ld + p * PANEL, ld, false);
     }
     if (half && !exact_)
@@ -167,7 +166,8 @@ class Logits {
   QueryTile tile;
   index group = 0;
   Rows q, k, v, left_tokens;
-  const real *k_panels = nullptr, *column = nullptr;
+  Panels k_panels;
+  const real* column = nullptr;
   double level = 0;  // of column: logits are those of the problem less this
   BucketRows left_rows, value_rows;
   BucketTile left;
@@ -199,7 +199,7 @@ class Logits {
   Strips k_strips_;
   HalfRows q_half_, left_half_;
   Scratch half_scratch_, left_half_scratch_, strips_;
-  Scratch q_scratch_, k_scratch_, v_scratch_, left_scratch_, panels_, column_;
+  Scratch q_scratch_, k_scratch_, v_scratch_, left_scratch_, column_;
 };
 
 // s with -inf for lanes outside [a, b), at t.
