@@ -95,7 +95,7 @@ class Backward {
     delta_ = delta_scratch_.of(n);
     lse_ = lse_scratch_.of(n);
     for (index i = 0; i < n; ++i) {
-      lse_[i] = real(x_.lse[(b * x_.heads + h) * x_.queries + first + i] - logits_.level);
+      lse_[i] = real(x_.lse[(b * x_.heads + h) * x_.queries + first + i] - logits_.level(x_, i));
       vec total{};
       for (index d = 0; d < value_width_; d += VL) total += load(g.at(i) + d) * load(out.at(i) + d);
       delta_[i] = sum(total);

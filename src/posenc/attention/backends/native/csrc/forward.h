@@ -62,7 +62,7 @@ class Forward {
       write_row(x_.out, row_of(x_.out, b, h, first + i), out + i * width_, empty ? 0 : 1 / row_sum[i],
                 x_.value_dim);
       x_.lse[(b * x_.heads + h) * x_.queries + first + i] =
-          empty ? -INFINITY : logits_.level + row_max[i] + std::log(double(row_sum[i]));
+          empty ? -INFINITY : logits_.level(x_, i) + row_max[i] + std::log(double(row_sum[i]));
     }
   }
 

@@ -226,6 +226,28 @@ class Line {
   const real* data_ = nullptr;
 };
 
+// Summands by key, in a row relative to that of the last key it sees: those nearby differ little.
+class Column {
+ public:
+  void begin(const double* from, index keys) {
+    from_ = from;
+    real* to = scratch_.of(round_up(keys, VL));
+    for (index j = 0; j < keys; ++j) to[j] = real(from[j] - from[j / VL * VL]);
+    fill(to + keys, 0, round_up(keys, VL) - keys);
+    data_ = to;
+  }
+  double at_end(Range see) const { return see.size() ? from_[see.end - 1] : 0; }
+  void add(real* s, index j0, Range see, double level) const {
+    for (index t = see.begin / VL * VL; t < see.end; t += VL)
+      store(s + t, load(s + t) + (load(data_ + j0 + t) + real(from_[j0 + t] - level)));
+  }
+
+ private:
+  Scratch scratch_;
+  const double* from_ = nullptr;
+  const real* data_ = nullptr;
+};
+
 // Summands of a query by the row and by the column of the key in its image.
 class Axes {
  public:

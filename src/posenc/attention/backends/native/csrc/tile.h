@@ -36,11 +36,11 @@ class Logits {
     if (x.right.rows) right.begin(x, b, h, half, d_right, d_right_rows);
     if (x.pairs.kind == BLOCKS) blocks.begin_row(x, b, h);
     keeps_ = gradient;
+    if (x.column) column.begin(x.column + b * x.column_batch + h * x.column_head, x.keys);
   }
   void begin_tile(const Problem& x, index b, index h, index first, index rows) {
     tile.set(x, b, first, rows);
     row_ = (b * x.heads + h) * x.queries + first;
-    if (x.column) begin_column(x, x.column + b * x.column_batch + h * x.column_head);
     if (widened_) q = read_rows(x.q, b, h, first, rows, x.dim, real(x.scale), q_scratch_);
     if (half) q_half_ = half_rows(x.q, b, h, first, rows, x.dim, exact_ ? real(x.scale) : 1, half_scratch_);
     if (x.pairs.kind == DISTANCE) distance.begin_tile(x, b, h, first, rows);
@@ -125,6 +125,8 @@ class Logits {
       if (x.pairs.kind == COUNTS ? !counts.full(carry.sums[i]) : !Sticks::none(carry.sums[i])) return false;
     return true;
   }
+  // What the logits of row i are less than those of the problem.
+  double level(const Problem& x, index i) const { return x.column ? column.at_end(tile.all_seen(i)) : 0; }
   // The other summands of row i, for the keys [a, b) of the tile. Whole vectors from a on.
   void add_terms(const Problem& x, real* s, index i, Range see) {
     const index j = tile.j0 + see.begin, n = see.size();
@@ -136,9 +138,7 @@ class Logits {
       spread<true>(x.map, left.row(i), j + tile.base[i], s + see.begin, n);
     if (x.right.rows) right.add_far(x, tile, s, i, see.begin / VL * VL, see.end);
     if (x.pairs.kind == DISTANCE) distance.add(s + see.begin, i, j + tile.base[i], n);
-    if (column)
-      for (index t = 0; t < n; t += VL)
-        store(s + see.begin + t, load(s + see.begin + t) + load(column + j + t));
+    if (x.column) column.add(s, tile.j0, see, level(x, i));
   }
   // Products of a tile of queries with all keys, s [rows, ld].
   void all_products(const Problem& x, index b, index h, index first, index rows, real* s, index ld) {
@@ -167,8 +167,7 @@ class Logits {
   index group = 0;
   Rows q, k, v, left_tokens;
   Panels k_panels;
-  const real* column = nullptr;
-  double level = 0;  // of column: logits are those of the problem less this
+  Column column;
   BucketRows left_rows, value_rows;
   BucketTile left;
   RightTerm right;
@@ -183,15 +182,6 @@ class Logits {
     if (term.rows)
       rows.set(term.rows + h * term.rows_head, x.map.buckets, term.features, half && halves(term.tokens));
   }
-  // Less the last key's, of which those nearby differ little.
-  void begin_column(const Problem& x, const double* from) {
-    real* to = column_.of(x.keys + 2 * PAD) + PAD;
-    fill(to + tile.keys.end, 0, PAD);
-    fill(to - PAD, 0, PAD);
-    level = tile.keys.size() ? from[tile.keys.end - 1] : 0;
-    for (index j = tile.keys.begin; j < tile.keys.end; ++j) to[j] = real(from[j] - level);
-    column = to;
-  }
   bool keeps_ = false;
   Line line_;
   index row_ = 0;  // of the tile's first query in [B, H, Q]
@@ -199,7 +189,7 @@ class Logits {
   Strips k_strips_;
   HalfRows q_half_, left_half_;
   Scratch half_scratch_, left_half_scratch_, strips_;
-  Scratch q_scratch_, k_scratch_, v_scratch_, left_scratch_, column_;
+  Scratch q_scratch_, k_scratch_, v_scratch_, left_scratch_;
 };
 
 // s with -inf for lanes outside [a, b), at t.
