@@ -141,18 +141,14 @@ class BenchDisplay(Display):
 
 
 def _case(case: Verdict | Reading) -> str:
-    return f"{case.encoding}, {case.length}{_kind(case)}"
-
-
-def _kind(case: Verdict | Reading) -> str:
-    """Mask, dtype and batch, where they are not the usual ones."""
+    rows = "" if case.batch == 1 else f"{case.batch} × {case.heads} × "
     causal = " causal" if case.causal else ""
     dtype = "" if case.dtype == "float32" else " " + case.dtype.replace("float", "f")
-    return causal + dtype + ("" if case.batch == 1 else f" × {case.batch} × {case.heads} heads")
+    return f"{case.encoding}, {rows}{case.length}{causal}{dtype}"
 
 
 PAIRS: dict[tuple[str, ...], str] = {
-    ("forward", "both"): "Multiples of plain SDPA's time, forward/forward and backward",
+    ("forward", "both"): "Multiples of plain SDPA's time, forward/both passes",
     ("forward memory", "both memory"): "Megabytes beyond plain SDPA's, forward/both",
     ("of rope", "of transformers"): "A token with a cache, in multiples of rope's/transformers'",
     ("beats flex", "fits"): "FlexAttention's time in multiples of posenc's/whether it fits",
