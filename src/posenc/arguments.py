@@ -41,17 +41,21 @@ class Interval:
     Args:
         low, high: the bounds.
         above, below: exclude the lower (upper) bound itself.
+        multiple: of which they are multiples.
+        remedy: for a number that is not among them.
     """
 
     low: float = -math.inf
     high: float = math.inf
     above: bool = False
     below: bool = False
+    multiple: int = 1
+    remedy: str = ""
 
     def __contains__(self, value: float) -> bool:
         above = value > self.low or (not self.above and value == self.low)
         below = value < self.high or (not self.below and value == self.high)
-        return above and below
+        return above and below and (self.multiple == 1 or value % self.multiple == 0)
 
     def describe(self, value: float) -> str:
         """The violated bounds in words, such as ``1 or more``; the upper one only above it."""
@@ -72,6 +76,14 @@ Buckets = Annotated[int, Interval(2, 1024)]
 
 Width = Annotated[int, Interval(1, 2**20)]
 """A number of features."""
+
+EvenWidth = Annotated[int, Interval(2, 2**20, multiple=2, remedy="Features come in pairs.")]
+"""A number of features in pairs."""
+
+QuarterWidth = Annotated[
+    int, Interval(4, 2**20, multiple=4, remedy="Features come in pairs, half of them per axis.")
+]
+"""A number of features in pairs, half of the pairs for each of two axes."""
 
 Length = Annotated[int, Interval(1, EXACT)]
 """A number of tokens or positions, at least 1."""
@@ -232,6 +244,10 @@ def _fields(kind: Any) -> Mapping[str, tuple[Any, object]]:
 
 def _number(name: str, kind: type, value: object, default: object, interval: Interval) -> float:
     domain = "a whole number" if kind is int else "a finite number"
+    if interval.multiple > 1:
+        domain = (
+            "an even number" if interval.multiple == 2 else f"a multiple of {interval.multiple}"
+        )
     try:
         if isinstance(value, (bool, str, bytes)):
             raise TypeError
@@ -241,7 +257,8 @@ def _number(name: str, kind: type, value: object, default: object, interval: Int
     if number in interval:
         return number
     condition = interval.describe(number)
-    raise _invalid(name, f"{domain}, {condition}" if condition else domain, value, default)
+    expected = f"{domain}, {condition}" if condition else domain
+    raise _invalid(name, expected, value, default, interval.remedy)
 
 
 def _sequence(name: str, annotation: Any, value: object, default: object) -> tuple[Any, ...]:
@@ -260,17 +277,19 @@ def _sequence(name: str, annotation: Any, value: object, default: object) -> tup
     return tuple(check(name, kind, item, default) for kind, item in zip(kinds, items, strict=True))
 
 
-def _invalid(name: str, expected: str, value: object, default: object) -> ArgumentError:
+def _invalid(
+    name: str, expected: str, value: object, default: object, remedy: str = ""
+) -> ArgumentError:
     try:
         got = repr(value)
     except ValueError:  # Python writes no integers of more than 4,300 digits
         got = "a number of thousands of digits"
     got = got if len(got) <= 80 else f"{got[:77]}…"
     if default is Parameter.empty:
-        remedy = "Use the model's value."
+        usual = "Use the model's value."
     else:
-        remedy = "Leave it out." if default is None else f"The default is {default!r}."
-    return ArgumentError(name, expected=expected, got=got, remedy=remedy)
+        usual = "Leave it out." if default is None else f"The default is {default!r}."
+    return ArgumentError(name, expected=expected, got=got, remedy=remedy or usual)
 
 
 def _type_name(kind: type) -> str:

@@ -6,12 +6,6 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 
-def require_even(name: str, value: int, *, remedy: str) -> None:
-    """ArgumentError unless ``value`` is an even number, 2 or more."""
-    if value < 2 or value % 2:
-        raise ArgumentError(name, expected="an even number, 2 or more", got=value, remedy=remedy)
-
-
 def require_axes(layout: Layout, axes: int, *, remedy: str) -> None:
     """ArgumentError unless the layout's positions have ``axes`` axes."""
     if layout.axes != axes:

@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import Base, Length, Width, checked
+from posenc.arguments import Base, EvenWidth, Length, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.precision import wider, widest
 from posenc.encodings.common.table import real_positions
@@ -71,7 +70,7 @@ class ComplexOrder(EmbeddingEncoding):
     def __init__(
         self,
         *,
-        dim: Width,
+        dim: EvenWidth,
         shared: Shared = "words",
         vocabulary: Length | None = None,
         phase: bool = False,
@@ -79,7 +78,6 @@ class ComplexOrder(EmbeddingEncoding):
     ) -> None:
         super().__init__()
         self.dim = dim
-        require_even("dim", dim, remedy="Use twice the complex numbers of a token.")
         if shared == "words":
             rows = 1
         elif vocabulary is None or vocabulary < 1:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Width, checked
+from posenc.arguments import Count, Interval, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.entry import Claims, Entry
@@ -63,16 +63,12 @@ class Conv(EmbeddingEncoding):
         *,
         dim: Width,
         kernel: Count = 3,
-        axes: Count = 1,
+        axes: Annotated[int, Interval(1, 2)] = 1,
         causal: bool = False,
         padding: Padding = "zeros",
     ) -> None:
         super().__init__()
         self.dim = dim
-        if axes not in (1, 2):
-            raise ArgumentError(
-                "axes", expected="1 or 2", got=axes, remedy="1 for text, 2 for images."
-            )
         if kernel < 1 or (not causal and kernel % 2 == 0):
             raise ArgumentError(
                 "kernel",

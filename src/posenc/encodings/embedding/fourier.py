@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Positive, Width, checked
+from posenc.arguments import Count, EvenWidth, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.checks import require_axes, require_even
+from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.frequencies import angles_at
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import WideLinear
@@ -57,14 +57,13 @@ class Fourier(EmbeddingEncoding):
         *,
         dim: Width,
         axes: Count = 1,
-        features: Width | None = None,
+        features: EvenWidth | None = None,
         hidden: Width = 32,
         gamma: Positive = 10.0,
     ) -> None:
         super().__init__()
         self.dim = dim
         features = dim + dim % 2 if features is None else features
-        require_even("features", features, remedy="There are as many cosines as sines.")
         self.gamma = gamma
         self.frequencies = nn.Parameter(torch.empty(features // 2, axes))
         self.input, self.output = WideLinear(features, hidden), WideLinear(hidden, dim)

@@ -7,10 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from posenc.arguments import Count, Length, Positive, Width, checked
+from posenc.arguments import Count, EvenWidth, Length, Positive, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.special_tokens import zero_special
@@ -55,11 +54,10 @@ class GaussianFourier(EmbeddingEncoding):
 
     @checked
     def __init__(
-        self, *, dim: Width, max_length: Length = 512, axes: Count = 1, sigma: Positive = 10.0
+        self, *, dim: EvenWidth, max_length: Length = 512, axes: Count = 1, sigma: Positive = 10.0
     ) -> None:
         super().__init__()
         self.dim = dim
-        require_even("dim", dim, remedy="There are as many cosines as sines.")
         self.sigma, self.span = sigma, max_length
         # Stored as the bits of float32 numbers: a float buffer would be cast with the module.
         self.register_buffer("drawn", torch.empty(dim // 2, axes, dtype=torch.int32))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import EXACT, Count, Length, Magnitude, Width, checked
+from posenc.arguments import EXACT, Count, Interval, Length, Magnitude, Width, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.fusion import fuse
@@ -57,7 +57,7 @@ class Radix(EmbeddingEncoding):
         self,
         *,
         dim: Width,
-        base: Count = 10,
+        base: Annotated[int, Interval(2, 2**16)] = 10,
         digits: Count | None = None,
         max_length: Length | None = None,
         join: Join = "sum",
@@ -65,8 +65,6 @@ class Radix(EmbeddingEncoding):
     ) -> None:
         super().__init__()
         self.dim = dim
-        if base < 2:
-            raise ArgumentError("base", expected="2 or more", got=base, remedy="Try 10.")
         if digits is None:
             digits = 4 if max_length is None else places(max_length, base)
         if digits < 1 or (max_length is not None and base**digits < max_length):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from posenc.arguments import Count, Width, checked
+from posenc.arguments import Count, EvenWidth, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
-from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.common.table import read_rows
@@ -49,10 +48,9 @@ class RowColumn(EmbeddingEncoding):
     axes = (2,)
 
     @checked
-    def __init__(self, *, dim: Width, size: tuple[Count, Count] = (50, 50)) -> None:
+    def __init__(self, *, dim: EvenWidth, size: tuple[Count, Count] = (50, 50)) -> None:
         super().__init__()
         self.dim = dim
-        require_even("dim", dim, remedy="Use the model's width.")
         self.rows = nn.Parameter(torch.empty(size[0], dim // 2))
         self.columns = nn.Parameter(torch.empty(size[1], dim // 2))
         self.reset_parameters()

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import Base, Positive, Width, checked
+from posenc.arguments import Base, Positive, QuarterWidth, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
@@ -61,16 +61,13 @@ class Sine2d(EmbeddingEncoding):
 
     @checked
     def __init__(
-        self, *, dim: Width, temperature: Base = 10000.0, scale: Positive | None = 2 * math.pi
+        self,
+        *,
+        dim: QuarterWidth,
+        temperature: Base = 10000.0,
+        scale: Positive | None = 2 * math.pi,
     ) -> None:
         super().__init__()
-        if dim < 4 or dim % 4:
-            raise ArgumentError(
-                "dim",
-                expected="a multiple of 4",
-                got=dim,
-                remedy="Each of two axes has as many sines as cosines.",
-            )
         self.dim, self.temperature, self.scale = dim, temperature, scale
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:

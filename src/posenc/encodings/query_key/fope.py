@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from posenc.arguments import Base, Count, Length, Magnitude, Width, checked
+from posenc.arguments import EXACT, Base, Count, EvenWidth, Interval, Magnitude, checked
 from posenc.encoding import Pairing
-from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wide_product, wider
 from posenc.encodings.common.rotation import PairProducts
 from posenc.entry import Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.layout import Layout
+
+PERIOD = "Pass the training length, which the period of the fastest pair must fit into."
 
 
 class Fope(PairProducts):
@@ -70,22 +71,14 @@ class Fope(PairProducts):
         self,
         *,
         heads: Count,
-        head_dim: Width,
-        max_length: Length = 512,
+        head_dim: EvenWidth,
+        max_length: Annotated[int, Interval(7, EXACT, remedy=PERIOD)] = 512,
         base: Base = 10000.0,
         gain: Magnitude = 0.3,
         learned: bool = False,
         pairing: Pairing = "half",
     ) -> None:
         super().__init__(head_dim=head_dim, pairing=pairing)
-        require_even("head_dim", head_dim, remedy="Features are rotated in pairs.")
-        if max_length < 2 * math.pi:
-            raise ArgumentError(
-                "max_length",
-                expected="7 or more, the period of the fastest pair",
-                got=max_length,
-                remedy="Pass the training length in tokens.",
-            )
         self.heads, self.max_length = heads, max_length
         self.base, self.gain = base, gain
         slowest = 2 * math.pi / max_length

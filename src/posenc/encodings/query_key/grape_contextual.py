@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Base, Positive, Width, checked
+from posenc.arguments import Base, EvenWidth, Positive, Width, checked
 from posenc.encoding import QueryKeyTransform
 from posenc.encoding.tensors import Features, Keys, Queries
-from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import geometric_frequencies
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import Ranks
@@ -62,11 +61,10 @@ class GrapeContextual(QueryKeyTransform):
 
     @checked
     def __init__(
-        self, *, dim: Width, head_dim: Width, base: Base = 10000.0, length: Positive = 1e-3
+        self, *, dim: Width, head_dim: EvenWidth, base: Base = 10000.0, length: Positive = 1e-3
     ) -> None:
         super().__init__()
         self.dim = dim
-        require_even("head_dim", head_dim, remedy="Features are rotated in pairs.")
         self.head_dim, self.base, self.length = head_dim, base, length
         self.gate = WideLinear(dim, 1)
         self.log_frequencies = nn.Parameter(torch.empty(head_dim // 2))

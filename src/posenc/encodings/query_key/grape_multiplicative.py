@@ -6,10 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Base, Width, checked
+from posenc.arguments import Base, EvenWidth, checked
 from posenc.encoding import Rotation
 from posenc.encoding.tensors import Keys, Queries
-from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import at_least_single, wider
 from posenc.encodings.common.rotation import Rotary
@@ -49,8 +48,7 @@ class GrapeMultiplicative(Rotary):
     """
 
     @checked
-    def __init__(self, *, head_dim: Width, base: Base = 10000.0) -> None:
-        require_even("head_dim", head_dim, remedy="Features are rotated in pairs.")
+    def __init__(self, *, head_dim: EvenWidth, base: Base = 10000.0) -> None:
         super().__init__(head_dim=head_dim, pairing="half")
         self.base = base
         self.log_frequencies = nn.Parameter(torch.empty(head_dim // 2))

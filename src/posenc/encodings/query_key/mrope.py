@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import Base, Count, Width, checked
+from posenc.arguments import Base, Count, Interval, checked
 from posenc.encoding import Pairing
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
@@ -20,6 +20,8 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 Arrangement = Literal["contiguous", "interleaved"]
+
+IN_PAIRS = "Features are rotated in pairs, at least one pair per axis."
 
 
 def default_sections(pairs: int, arrangement: Arrangement) -> tuple[int, int, int]:
@@ -77,20 +79,13 @@ class Mrope(Rotary):
     def __init__(
         self,
         *,
-        head_dim: Width,
+        head_dim: Annotated[int, Interval(6, 2**20, multiple=2, remedy=IN_PAIRS)],
         base: Base = 1e6,
         sections: Sequence[Count] | None = None,
         arrangement: Arrangement = "contiguous",
         pairing: Pairing = "half",
     ) -> None:
         super().__init__(head_dim=head_dim, pairing=pairing)
-        if head_dim < 6 or head_dim % 2:
-            raise ArgumentError(
-                "head_dim",
-                expected="an even number, 6 or more",
-                got=head_dim,
-                remedy="Features are rotated in pairs, at least one pair per axis.",
-            )
         pairs = head_dim // 2
         counts = default_sections(pairs, arrangement) if sections is None else tuple(sections)
         self.base, self.sections, self.arrangement = base, counts, arrangement

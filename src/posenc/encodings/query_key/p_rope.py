@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import Base, Share, Width, checked
+from posenc.arguments import Base, EvenWidth, Share, checked
 from posenc.encoding import Pairing
-from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.rotation import Rotary
@@ -50,10 +49,14 @@ class PRope(Rotary):
 
     @checked
     def __init__(
-        self, *, head_dim: Width, p: Share = 0.75, base: Base = 10000.0, pairing: Pairing = "half"
+        self,
+        *,
+        head_dim: EvenWidth,
+        p: Share = 0.75,
+        base: Base = 10000.0,
+        pairing: Pairing = "half",
     ) -> None:
         super().__init__(head_dim=head_dim, pairing=pairing)
-        require_even("head_dim", head_dim, remedy="Features are rotated in pairs.")
         self.p, self.base = p, base
         self.rotated_pairs = int(p * head_dim / 2)
 

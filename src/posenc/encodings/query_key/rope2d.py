@@ -7,26 +7,14 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import Base, Width, checked
+from posenc.arguments import Base, QuarterWidth, checked
 from posenc.encoding import Pairing
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.entry import Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.layout import Layout
-
-
-def require_quarters(head_dim: int) -> None:
-    """ArgumentError unless ``head_dim`` is a multiple of 4."""
-    if head_dim < 4 or head_dim % 4:
-        raise ArgumentError(
-            "head_dim",
-            expected="a multiple of 4",
-            got=head_dim,
-            remedy="Features are rotated in pairs, half of the pairs per axis.",
-        )
 
 
 class Rope2d(Rotary):
@@ -62,9 +50,10 @@ class Rope2d(Rotary):
     axes: ClassVar[tuple[int, ...] | None] = (2,)
 
     @checked
-    def __init__(self, *, head_dim: Width, base: Base = 100.0, pairing: Pairing = "half") -> None:
+    def __init__(
+        self, *, head_dim: QuarterWidth, base: Base = 100.0, pairing: Pairing = "half"
+    ) -> None:
         super().__init__(head_dim=head_dim, pairing=pairing)
-        require_quarters(head_dim)
         self.base = base
 
     def angles(self, layout: Layout) -> Float[Tensor, "b L T"]:

@@ -9,12 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Base, Count, Width, checked
+from posenc.arguments import Base, Count, QuarterWidth, checked
 from posenc.encoding import Pairing
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.common.special_tokens import zero_special
-from posenc.encodings.query_key.rope2d import require_quarters
 from posenc.entry import Claims, Entry
 from posenc.layout import Layout
 
@@ -55,11 +54,10 @@ class RopeMixed(Rotary):
 
     @checked
     def __init__(
-        self, *, heads: Count, head_dim: Width, base: Base = 10.0, pairing: Pairing = "half"
+        self, *, heads: Count, head_dim: QuarterWidth, base: Base = 10.0, pairing: Pairing = "half"
     ) -> None:
         super().__init__(head_dim=head_dim, pairing=pairing)
         self.heads = heads
-        require_quarters(head_dim)
         self.base = base
         self.frequencies = nn.Parameter(torch.empty(2, heads, head_dim // 2))
         self.reset_parameters()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import nn
 
-from posenc.arguments import Length, Width, checked
+from posenc.arguments import EXACT, Interval, Width, checked
 from posenc.encoding import FusedScore, GateCounts, ScoreTerm, TokenTableProduct
 from posenc.encoding.tensors import Keys, Queries, Scores
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.entry import Claims, Entry
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
 
 
@@ -46,13 +47,11 @@ class Cope(ScoreTerm):
     axes = None
 
     @checked
-    def __init__(self, *, head_dim: Width, max_count: Length = 64) -> None:
+    def __init__(
+        self, *, head_dim: Width, max_count: Annotated[int, Interval(2, EXACT)] = 64
+    ) -> None:
         super().__init__()
         self.head_dim = head_dim
-        if max_count < 2:
-            raise ArgumentError(
-                "max_count", expected="2 or more", got=max_count, remedy="The paper has 64."
-            )
         self.rows = nn.Parameter(torch.empty(max_count, head_dim))
         self.reset_parameters()
 

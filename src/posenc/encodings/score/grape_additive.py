@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Width, checked
+from posenc.arguments import Count, EvenWidth, Width, checked
 from posenc.encoding import ScoreTerm
 from posenc.encoding.tensors import Features, Keys, Queries, Scores
-from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.rotation import rotate
@@ -56,10 +55,9 @@ class GrapeAdditive(ScoreTerm):
     causal_only = True
 
     @checked
-    def __init__(self, *, dim: Width, heads: Count, width: Width = 8) -> None:
+    def __init__(self, *, dim: Width, heads: Count, width: EvenWidth = 8) -> None:
         super().__init__()
         self.dim = dim
-        require_even("width", width, remedy="The paper has 8.")
         self.heads, self.width = heads, width
         self.project = WideLinear(dim, heads * width, bias=False)
         self.reset_parameters()

@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import Base, Count, Width, checked
-from posenc.encodings.common.checks import require_even
+from posenc.arguments import Base, Count, EvenWidth, checked
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.common.precision import wider
@@ -42,9 +41,8 @@ class Sandwich(OffsetBias):
     heads: int
 
     @checked
-    def __init__(self, *, heads: Count, width: Width = 128, base: Base = 10000.0) -> None:
+    def __init__(self, *, heads: Count, width: EvenWidth = 128, base: Base = 10000.0) -> None:
         super().__init__()
-        require_even("width", width, remedy="The paper has 128.")
         self.heads, self.width, self.base = heads, width, base
 
     def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, "H *dims"]:

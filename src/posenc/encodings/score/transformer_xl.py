@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Base, Count, Width, checked
+from posenc.arguments import Base, Count, EvenWidth, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, LowRank, ScoreTerm, TokenTableProduct
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, offset_index
-from posenc.encodings.common.checks import require_even
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.entry import Claims, Entry
@@ -113,9 +112,8 @@ class TransformerXL(ScoreTerm):
     dim: int
 
     @checked
-    def __init__(self, *, dim: Width, biases: GlobalBiases, base: Base = 10000.0) -> None:
+    def __init__(self, *, dim: EvenWidth, biases: GlobalBiases, base: Base = 10000.0) -> None:
         super().__init__()
-        require_even("dim", dim, remedy="Use an even width.")
         self.dim, self.base = dim, base
         self.biases = biases
         self.heads, self.head_dim = biases.content.shape
