@@ -204,8 +204,8 @@ MUTATIONS = [
     ),
     Mutation(
         Attention.forward,
-        "encoding.default_scale(self.head_dim) if scale is None else scale",
-        "1.0",
+        "    scale = encoding.default_scale(self.head_dim) if scale is None else scale",
+        "    scale = 1.0",
         kept_transformed,
     ),
 ]
