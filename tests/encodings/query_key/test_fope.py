@@ -149,7 +149,7 @@ def test_autocast_keeps_the_series() -> None:
     [
         ({"heads": 0}, "heads"),
         ({"head_dim": 7}, "even"),
-        ({"head_dim": 0}, "1 or more"),
+        ({"head_dim": 0}, "2 or more"),
         ({"max_length": 6}, "7 or more"),
         ({"base": 1.0}, "base"),
         ({"gain": -0.1}, "gain"),

@@ -138,7 +138,7 @@ def test_masked_cells_do_not_matter() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"head_dim": 6}, "multiple of 4"), ({"head_dim": 0}, "1 or more"), ({"base": 1}, "base")],
+    [({"head_dim": 6}, "multiple of 4"), ({"head_dim": 0}, "4 or more"), ({"base": 1}, "base")],
 )
 def test_bad_options(options: dict[str, float], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
