@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from examples.translation.settings import ComparisonSettings as TranslatorSettings
+from examples.translation.settings import Settings as TranslatorSettings
 from examples.translation.training import load_settings as load_translation
 from examples.translation.training import open_folder
 from examples.translation.translator import Translator
