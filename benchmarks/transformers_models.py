@@ -74,8 +74,24 @@ def t5(layers: int) -> PreTrainedModel:
     )
 
 
+def xlnet(layers: int) -> PreTrainedModel:
+    config = transformers.XLNetConfig(
+        vocab_size=VOCABULARY, d_model=768, n_head=12, d_inner=3072, n_layer=layers
+    )
+    return transformers.XLNetModel(config)
+
+
+def bloom(layers: int) -> PreTrainedModel:
+    config = transformers.BloomConfig(
+        vocab_size=VOCABULARY, hidden_size=768, n_head=12, n_layer=layers, use_cache=False
+    )
+    return transformers.BloomModel(config)
+
+
 MODELS: dict[str, Model] = {
     "deberta_v2": Model(deberta, text),
     "mpnet": Model(mpnet, text),
     "t5": Model(t5, text),
+    "xlnet": Model(xlnet, text),
+    "bloom": Model(bloom, text),
 }
