@@ -121,6 +121,20 @@ def test_compiled_models_give_the_same() -> None:
     )
 
 
+def test_a_bias_written_out_compiles_into_one_graph() -> None:
+    model = t5(attn_implementation="eager")
+    ids = texts()["input_ids"]
+    causal = torch.zeros(23, 23).masked_fill(torch.ones(23, 23).triu(1).bool(), float("-inf"))
+    inputs = {"input_ids": ids, "decoder_input_ids": ids}
+    inputs["decoder_attention_mask"] = causal.expand(2, 1, 23, 23)  # as a static cache's
+    expected = model(**inputs, use_cache=False).logits
+    accelerate(model, shortest=0)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found = compiled(**inputs, use_cache=False).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_trainer_trains(tmp_path: Path) -> None:
     from transformers import Trainer, TrainingArguments
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -45,11 +44,14 @@ class PositionBias:
 
     terms: tuple[BucketedTerms, ...] = ()
     compute: Callable[[], Tensor | None] = lambda: None
+    _dense: Tensor | None = field(default=None, init=False)
 
-    @cached_property
+    @property  # not cached_property, whose lock in Python 3.11 the compiler cannot trace
     def dense(self) -> Float[Tensor, "B H Q K"] | None:
         """The tensor, computed once for all layers; None for zeros."""
-        return self.compute()
+        if self._dense is None:
+            self._dense = self.compute()
+        return self._dense
 
 
 def attention(
