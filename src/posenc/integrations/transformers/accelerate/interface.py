@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -28,11 +28,11 @@ from posenc.errors import ArgumentError
 from posenc.integrations.transformers.accelerate.accelerated import settings_of
 from posenc.integrations.transformers.accelerate.config import NAME
 from posenc.integrations.transformers.accelerate.masks import all_attended, grid_of, visible_pairs
-from posenc.integrations.transformers.accelerate.terms import encoding_of
+from posenc.integrations.transformers.accelerate.terms import ComputedOnce, encoding_of
 
 
 @dataclass(eq=False)
-class PositionBias:
+class PositionBias(ComputedOnce):
     """A position bias of transformers in structured form, in place of the ``[1, H, Q, K]`` tensor.
 
     Models hand it from layer to layer.
@@ -44,14 +44,6 @@ class PositionBias:
 
     terms: tuple[BucketedTerms, ...] = ()
     compute: Callable[[], Tensor | None] = lambda: None
-    _dense: Tensor | None = field(default=None, init=False)
-
-    @property  # not cached_property, whose lock in Python 3.11 the compiler cannot trace
-    def dense(self) -> Float[Tensor, "B H Q K"] | None:
-        """The tensor, computed once for all layers; None for zeros."""
-        if self._dense is None:
-            self._dense = self.compute()
-        return self._dense
 
 
 def attention(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -15,6 +18,20 @@ from posenc.encoding import (
 )
 from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.grid import Grid
+
+
+class ComputedOnce:
+    """Mixin of records with a function ``compute`` whose result is kept as ``dense``."""
+
+    compute: Callable[[], Any]
+    _result: Any = None
+
+    @property  # not cached_property, whose lock in Python 3.11 the compiler cannot trace
+    def dense(self) -> Any:
+        """The tensor written out for all pairs, computed once for all layers."""
+        if self._result is None:
+            self._result = self.compute()
+        return self._result
 
 
 class GivenTerms(ScoreTerm):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +20,12 @@ from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import wants_weights
-from posenc.integrations.transformers.accelerate.terms import encoding_of
+from posenc.integrations.transformers.accelerate.terms import ComputedOnce, encoding_of
 from posenc.layout import Layout
 
 
 @dataclass(eq=False)
-class ImageBias:
+class ImageBias(ComputedOnce):
     """A position bias of patches after a class token, in place of a number for each pair.
 
     Args:
@@ -44,11 +44,6 @@ class ImageBias:
             return self.dense + other
         table = self.table + other.table
         return ImageBias(table, self.size, lambda: self.dense + other.dense)
-
-    @cached_property
-    def dense(self) -> Float[Tensor, "1 H L L"]:
-        """The bias of all pairs, computed once."""
-        return self.compute()
 
 
 class AcceleratedBeitBias(Accelerated, BeitRelativePositionBias):

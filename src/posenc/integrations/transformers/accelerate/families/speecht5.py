@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,13 +23,13 @@ from posenc.integrations.transformers.accelerate.interface import (
     wants_weights,
 )
 from posenc.integrations.transformers.accelerate.masks import added_mask
-from posenc.integrations.transformers.accelerate.terms import products_by_offset
+from posenc.integrations.transformers.accelerate.terms import ComputedOnce, products_by_offset
 
 LENGTH = 40
 
 
 @dataclass(eq=False)
-class RelativeKeys:
+class RelativeKeys(ComputedOnce):
     """Vectors by offset, in place of one for each pair.
 
     Args:
@@ -42,11 +41,6 @@ class RelativeKeys:
     rows: Float[Tensor, "1 N D"]
     behind: int
     compute: Callable[[], Tensor]
-
-    @cached_property
-    def dense(self) -> Float[Tensor, "Q K D"]:
-        """The vectors of all pairs, computed once for all layers."""
-        return self.compute()
 
 
 class AcceleratedSpeechT5Attention(Accelerated, SpeechT5Attention):
