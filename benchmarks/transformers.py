@@ -33,6 +33,9 @@ ENGINES = ("posenc", "onnxruntime", "onnxruntime_int8", "openvino")
 MEMORY = 15 << 30
 """Bytes that a process may take; more counts as out of memory."""
 
+MEMORY_FROM = 2048
+"""Size from which on memory is measured, in both directions."""
+
 SECONDS = 420
 """Time that a process may take."""
 
@@ -225,14 +228,16 @@ def main() -> None:
                     job = (name, engine, size, options.layers, direction, options.threads)
                     row = {"model": name, "size": size, "pass": direction, "engine": engine}
                     row |= in_process("measure", *job)
-                    if engine == "posenc":
+                    if engine == "posenc" and direction == "both" and size >= MEMORY_FROM:
                         own = ("memory", name, "transformers", *job[2:])
                         peaks = [in_process(*own), in_process("memory", *job)]
                         row["peaks_MiB"] = [peak.get("peak_MiB") for peak in peaks]
                     rows.append(row)
                     print(table([row]).splitlines()[-1], flush=True)
-    write_results(options.name, rows, layers=options.layers, threads=options.threads)
-    print(table(rows))
+                    # After every row, as the next may take minutes.
+                    write_results(
+                        options.name, rows, layers=options.layers, threads=options.threads
+                    )
 
 
 if __name__ == "__main__":
