@@ -41,7 +41,8 @@ class ImageBias(ComputedOnce):
 
     def __add__(self, other: Tensor | ImageBias) -> Tensor | ImageBias:
         if isinstance(other, Tensor):
-            return self.dense + other
+            dense: Tensor = self.dense  # [1, H, L, L]
+            return dense + other
         table = self.table + other.table
         return ImageBias(table, self.size, lambda: self.dense + other.dense)
 
