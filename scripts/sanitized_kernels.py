@@ -35,13 +35,15 @@ def observed(encoding: Encoding, grid: Grid) -> Grid:
     return Grid(query, key, grid.causal, grid.window)
 
 
-def run(encoding: Encoding, grid: Grid, dtype: torch.dtype, dropout: float) -> None:
-    """Forward and backward once."""
+def run(
+    encoding: Encoding, grid: Grid, dtype: torch.dtype, dropout: float, key_heads: int = 1
+) -> None:
+    """Forward and backward once, with two query heads."""
     rows = max(2, grid.query.batch)
     lengths = (grid.query.length, grid.key.length, grid.key.length)
     q, k, v = (
         torch.randn(rows, heads, n, 20, dtype=dtype, requires_grad=True)
-        for heads, n in zip((2, 1, 1), lengths, strict=True)
+        for heads, n in zip((2, key_heads, key_heads), lengths, strict=True)
     )
     if encoding.causal_only and not grid.causal:
         return
@@ -65,7 +67,9 @@ def main() -> None:
                 ),
             ):
                 for dtype in (torch.float32, torch.float64, torch.bfloat16):
-                    run(encoding.to(torch.promote_types(dtype, torch.float32)), grid, dtype, 0.0)
+                    wide = torch.promote_types(dtype, torch.float32)
+                    for key_heads in (1, 2):  # those of two are not repeated
+                        run(encoding.to(wide), grid, dtype, 0.0, key_heads)
                 run(encoding.float(), grid, torch.float32, 0.2)
         encoding.float()
         run(encoding, Grid.of(Layout.packed([20, 1, 44]), causal=True), torch.float32, 0.0)

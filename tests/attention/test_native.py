@@ -18,6 +18,8 @@ import posenc
 from posenc.attention import attend, explain
 from posenc.attention.backends.native import Native
 from posenc.attention.backends.native import build as building
+from posenc.attention.backends.native.operands import domain_of, operands
+from posenc.attention.call import AttentionCall
 from posenc.encoding import Encoding
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
@@ -362,3 +364,20 @@ def test_logits_of_a_single_key_have_no_gradient(name: str) -> None:
     table = next(iter(encoding.score.parameters())) if encoding.score is not None else q
     gradients = torch.autograd.grad(output.sin().sum(), (q, k, table), materialize_grads=True)
     assert not any(gradient.any() for gradient in gradients)
+
+
+@built
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("window", [None, 7])
+def test_buckets_reach_the_pairs_that_are_hidden(groups: int, window: int | None) -> None:
+    """Strips of keys' terms read them, in the backward pass too."""
+    grid = Grid.of(Layout.sequence(322), causal=True, window=window)
+    encoding = _encoding("deberta")
+    q, k, v = _inputs(322, 322, heads=4, groups=groups)
+    problem = AttentionCall(q, k, v, grid, encoding).transformed()
+    assert problem.lowered is not None
+    read = operands(problem.lowered, problem, domain_of(grid, None), (-321, 321))
+    assert read.first == -321
+    assert read.bucket is not None
+    assert len(read.bucket) == 643
+    _check("deberta", grid)

@@ -14,7 +14,7 @@ import torch
 from posenc.attention.backends.common.base import Backend, Plan, Problem, Unsupported
 from posenc.attention.call import AttentionCall
 from posenc.attention.lowering import is_constant_table
-from posenc.encoding import BucketedTerms, LowRank
+from posenc.encoding import LowRank
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.registration import Registry
 from posenc.runtime import is_transformed
@@ -89,9 +89,6 @@ def _choose(call: AttentionCall) -> Choice:
     rule, order = preference(call.q.device, call.transformed)
     refused: dict[str, str] = {}
     for name in order:
-        if name == "native" and _has_right_terms_of_rows(call):
-            refused[name] = "its gradients of keys' terms by offset fail for several batch rows"
-            continue
         plan = _plan(BACKENDS[name], call)
         if isinstance(plan, Plan):
             return Choice(BACKENDS[name], plan, rule, refused)
@@ -164,10 +161,3 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
         rule = "masked pairs, or gradients in half precision"
         return rule, ["native", "sdpa", "tiled", "reference"]
     return "no terms by offset", ["sdpa", "native", *tiled, "reference"]
-
-
-def _has_right_terms_of_rows(call: AttentionCall) -> bool:
-    """True for terms of keys by offset in several batch rows, which native is not to be given."""
-    terms = call.transformed().lowered or ()
-    right = any(isinstance(t, BucketedTerms) and t.right is not None for t in terms)
-    return right and call.q.shape[0] > 1

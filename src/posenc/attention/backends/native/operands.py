@@ -136,7 +136,7 @@ def operands(
     left, left_rows = _stacked([(g.left, at) for g, at in pairs], size, problem.q.dtype, own[0])
     right, right_rows = _stacked([(g.right, at) for g, at in pairs], size, problem.q.dtype, own[1])
     values = [_read(g.value, at) for g, at in pairs if g.value is not None]
-    if bucket is not None and right is not None:
+    if bucket is not None and right_rows is not None:
         # Hidden pairs are read too.
         ends = (domain[0] - reach[0], reach[1] - domain[1])
         before, after = bucket[:1].expand(ends[0]), bucket[-1:].expand(ends[1])
