@@ -130,7 +130,7 @@ class Settings:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What is measured."""
+        """The parts to be measured."""
         if self.what is not None:
             return tuple(self.what)
         if self.full:

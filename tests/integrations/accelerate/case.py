@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from posenc.integrations.transformers.accelerate.checking import tensors_in
 
 VOCABULARY = 60
 
@@ -109,7 +111,7 @@ class Case:
 
     def _outputs(self, model: PreTrainedModel, **options: Any) -> list[Tensor]:
         inputs = self.inputs()
-        found = list(_tensors(model(**inputs, **options)))
+        found = list(tensors_in(model(**inputs, **options)))
         if self.compared is None:
             return found
         rows = self.compared(inputs)
@@ -133,15 +135,3 @@ class Case:
             for name, parameter in model.named_parameters()
             if parameter.grad is not None
         }
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, (list, tuple)):
-        for value in output:
-            yield from _tensors(value)

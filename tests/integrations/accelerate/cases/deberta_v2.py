@@ -6,22 +6,14 @@ from typing import Any
 
 from transformers import DebertaV2Config, DebertaV2ForMaskedLM, DebertaV2Model, PreTrainedModel
 
-from tests.integrations.accelerate.case import VOCABULARY, Case, texts, whole_texts
+from tests.integrations.accelerate.case import Case, texts, whole_texts
+from tests.integrations.accelerate.cases.deberta import SIZES as V1
 
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 24,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "max_position_embeddings": 40,
-    "relative_attention": True,
+SIZES: dict[str, Any] = V1 | {
     "position_buckets": 8,
     "max_relative_positions": 16,
-    "pos_att_type": ["c2p", "p2c"],
     "share_att_key": True,
     "norm_rel_ebd": "layer_norm",
-    "position_biased_input": False,
 }
 
 

@@ -28,6 +28,14 @@ SIZES: dict[str, Any] = {
     "global_attn_indexes": [1],
     "num_pos_feats": 4,
 }
+PROMPTS = {"hidden_size": 8, "image_size": 20, "patch_size": 4, "mask_input_channels": 4}
+MASKS = {
+    "hidden_size": 8,
+    "mlp_dim": 8,
+    "num_attention_heads": 2,
+    "attention_downsample_rate": 1,
+    "iou_head_hidden_dim": 8,
+}
 
 
 def make(**options: Any) -> PreTrainedModel:
@@ -36,16 +44,7 @@ def make(**options: Any) -> PreTrainedModel:
 
 def with_masks() -> PreTrainedModel:
     """A model with the decoder of masks."""
-    prompts = SamPromptEncoderConfig(
-        hidden_size=8, image_size=20, patch_size=4, mask_input_channels=4
-    )
-    masks = SamMaskDecoderConfig(
-        hidden_size=8,
-        mlp_dim=8,
-        num_attention_heads=2,
-        attention_downsample_rate=1,
-        iou_head_hidden_dim=8,
-    )
+    prompts, masks = SamPromptEncoderConfig(**PROMPTS), SamMaskDecoderConfig(**MASKS)
     vision = SamVisionConfig(**SIZES)
     return SamModel(
         SamConfig(vision_config=vision, prompt_encoder_config=prompts, mask_decoder_config=masks)

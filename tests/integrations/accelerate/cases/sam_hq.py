@@ -15,19 +15,7 @@ from transformers import (
 )
 
 from tests.integrations.accelerate.case import Case, images
-
-SIZES: dict[str, Any] = {
-    "hidden_size": 24,
-    "mlp_dim": 32,
-    "output_channels": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "image_size": 20,
-    "patch_size": 4,
-    "window_size": 3,
-    "global_attn_indexes": [1],
-    "num_pos_feats": 4,
-}
+from tests.integrations.accelerate.cases.sam import MASKS, PROMPTS, SIZES
 
 
 def make(**options: Any) -> PreTrainedModel:
@@ -36,17 +24,8 @@ def make(**options: Any) -> PreTrainedModel:
 
 def with_masks() -> PreTrainedModel:
     """A model with the decoder of masks."""
-    prompts = SamHQPromptEncoderConfig(
-        hidden_size=8, image_size=20, patch_size=4, mask_input_channels=4
-    )
-    masks = SamHQMaskDecoderConfig(
-        hidden_size=8,
-        mlp_dim=8,
-        num_attention_heads=2,
-        attention_downsample_rate=1,
-        iou_head_hidden_dim=8,
-        vit_dim=24,
-    )
+    prompts = SamHQPromptEncoderConfig(**PROMPTS)
+    masks = SamHQMaskDecoderConfig(**MASKS, vit_dim=24)
     vision = SamHQVisionConfig(**SIZES)
     return SamHQModel(
         SamHQConfig(vision_config=vision, prompt_encoder_config=prompts, mask_decoder_config=masks)

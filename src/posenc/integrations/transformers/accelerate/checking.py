@@ -40,7 +40,7 @@ def outputs_of(model: nn.Module) -> list[Tensor]:
                 got=True,
                 remedy=f"Compare outputs on your own inputs. It said: {error}",
             ) from error
-    return [tensor.detach().clone() for tensor in _tensors(output)]
+    return [tensor.detach().clone() for tensor in tensors_in(output)]
 
 
 def difference(expected: Sequence[Tensor], got: Sequence[Tensor]) -> float:
@@ -117,16 +117,17 @@ def _pair(size: int | Sequence[int]) -> tuple[int, ...]:
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Floating-point tensors in an output of transformers, in order."""
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield output
     elif isinstance(output, dict):
         for value in output.values():
-            yield from _tensors(value)
+            yield from tensors_in(value)
     elif isinstance(output, (list, tuple)):
         for value in output:
-            yield from _tensors(value)
+            yield from tensors_in(value)
 
 
 @contextmanager

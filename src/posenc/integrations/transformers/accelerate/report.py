@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ReportedModule:
-    """What computes the attention of one module.
+    """One module of a report, with the attention that runs in it.
 
     Args:
         path: name in the model.
