@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
+from griffe import Docstring, parse_google
+from griffe import DocstringSectionKind as Kind
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from posenc.attention.backends.common.base import Unsupported
@@ -38,8 +42,6 @@ SITES = {
 }
 """Sites: the heading of the group of methods, and a sentence on them."""
 
-HEADINGS = ("Args", "Raises", "Reference", "References")
-
 
 @dataclass(frozen=True)
 class Document:
@@ -64,25 +66,25 @@ class Document:
     @classmethod
     def of(cls, entry: Entry) -> Document:
         """The docstring of an entry's factory."""
-        text, prompt, example = (inspect.getdoc(entry.factory) or "").partition(">>>")
-        sections: dict[str, list[str]] = {"": []}
-        section = sections[""]
-        for block in re.split(r"\n\s*\n", text.strip()):
-            heading, _, rest = block.partition(":")
-            if heading in HEADINGS:
-                section = sections.setdefault(heading.rstrip("s") + "s", [])
-                block = rest
-            section.append(block.strip("\n"))
-        summary, *body = sections[""]
+        docstring = Docstring(inspect.getdoc(entry.factory) or "")
+        sections = parse_google(docstring, warnings=False)
+        values: defaultdict[Kind, list[Any]] = defaultdict(list)
+        for section in sections:
+            values[section.kind].extend(
+                [section.value] if section.kind is Kind.text else section.value
+            )
+        text, prompt, example = "\n\n".join(values[Kind.text]).partition(">>>")
+        told, *reference = re.split(r"^References?:", text, flags=re.MULTILINE)
+        summary, *body = re.split(r"\n\s*\n", told.strip())
         return cls(
             summary=_flow(summary),
             body=tuple(
                 block if block.startswith(" ") or "\n    " in block else _flow(block)
                 for block in body
             ),
-            arguments=_definitions(sections.get("Args", [])),
-            raises=_definitions(sections.get("Raises", [])),
-            reference=_flow(" ".join(sections.get("References", []))),
+            arguments=tuple((a.name, _flow(a.description)) for a in values[Kind.parameters]),
+            raises=tuple((str(e.annotation), _flow(e.description)) for e in values[Kind.raises]),
+            reference=_flow(" ".join(reference)),
             example=f"{prompt}{example}".rstrip(),
         )
 
@@ -202,11 +204,3 @@ def _refusals(name: str, entry: Entry, device: str, *, training: bool) -> dict[s
 
 def _flow(block: str) -> str:
     return " ".join(block.split())
-
-
-def _definitions(blocks: list[str]) -> tuple[tuple[str, str], ...]:
-    """``name: text`` entries of a section, whose further lines are indented."""
-    text = inspect.cleandoc("\n" + "\n".join(blocks))
-    entries = re.split(r"\n(?=\S)", text)
-    split = (_flow(entry).partition(": ") for entry in entries if entry)
-    return tuple((name, text) for name, _, text in split)
