@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "extension": FOUNDATION | {"registry", "attention", "encodings", "storage"},
     "models": MODELS,
     "integrations": MODELS | {"models"},
+    "distributed": MODELS | {"models"},
     "training": MODELS | {"models"},
     "visualization": FOUNDATION | {"registry", "attention", "encodings", "models", "storage"},
     "experiments": MODELS | {"codec", "transforms", "models", "training", "visualization"},

@@ -88,6 +88,10 @@ class BackendRefusal(PosencError, RuntimeError):
     """The explicitly requested backend does not support these inputs."""
 
 
+class RankError(PosencError, RuntimeError):
+    """A collective that failed because another process did not take part."""
+
+
 class DataError(PosencError, ValueError):
     """An unusable text, corpus or data set."""
 

@@ -1,0 +1,27 @@
+"""Context parallelism: sequences spread over the ranks of a mesh, with any encoding.
+
+``attend`` is ``posenc.attend`` of shards. Layouts carry positions with the tokens, so that a shard
+is nothing but some tokens; ``contiguous`` and ``balanced`` say which.
+"""
+
+from posenc.distributed.api import (
+    FORMS,
+    ContextParallel,
+    Explanation,
+    attend,
+    explain,
+    sum_gradients,
+)
+from posenc.distributed.shards import balanced, contiguous, take
+
+__all__ = [
+    "FORMS",
+    "ContextParallel",
+    "Explanation",
+    "attend",
+    "balanced",
+    "contiguous",
+    "explain",
+    "sum_gradients",
+    "take",
+]

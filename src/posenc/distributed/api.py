@@ -1,0 +1,266 @@
+"""Attention over a sequence that is spread over the ranks of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from posenc.attention.backends.common.base import Backend
+from posenc.attention.call import AttentionCall
+from posenc.attention.validation import validate
+from posenc.distributed.call import ShardedCall
+from posenc.distributed.gathered import attend_gathered
+from posenc.distributed.group import Group
+from posenc.distributed.session import Session
+from posenc.encoding import Encoding
+from posenc.errors import BackendRefusal, UnknownNameError
+from posenc.grid import Grid
+from posenc.layout import Layout
+from posenc.runtime import without_autocast
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to share the work of attention between ranks.
+
+    Args:
+        attend: computes it.
+        refusal: the reason why it cannot serve a call, the end of a sentence that begins with
+            "because"; None if it can.
+        how: description, in a sentence without a full stop.
+    """
+
+    attend: Callable[[ShardedCall], Tensor]
+    refusal: Callable[[ShardedCall], str | None]
+    how: str
+
+
+FORMS: dict[str, Form] = {
+    "gather": Form(
+        attend_gathered,
+        lambda call: None,
+        "keys and values of all ranks are gathered, and queries stay",
+    )
+}
+"""All forms, in the order in which ``auto`` tries them."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The form that ``attend`` takes, and the reasons against those tried before it.
+
+    Args:
+        form: its name.
+        how: how it computes the call, in a sentence.
+        refusals: reasons of the forms that cannot serve the call, by name.
+    """
+
+    form: str
+    how: str
+    refusals: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{self.form}: {self.how}."]
+        lines += [f"Not {name}, because {reason}." for name, reason in self.refusals.items()]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, eq=False)
+class ContextParallel:
+    """Attention over a sequence spread over ranks, called as ``posenc.attend`` is.
+
+    ``posenc.Attention`` takes one as its ``attend``.
+
+    Args:
+        mesh, axis, form: see ``attend``.
+    """
+
+    mesh: DeviceMesh | dist.ProcessGroup
+    axis: str | int | None = None
+    form: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.form not in ("auto", *FORMS):
+            raise UnknownNameError.of("form", str(self.form), ["auto", *FORMS])
+
+    def __call__(
+        self,
+        q: Float[Tensor, "B H L D"],
+        k: Float[Tensor, "B G K D"],
+        v: Float[Tensor, "B G K E"],
+        grid: Grid,
+        encoding: Encoding,
+        *,
+        backend: str | Backend = "auto",
+        dropout: float = 0.0,
+        scale: float | None = None,
+    ) -> Float[Tensor, "B H L E"]:
+        """Attention of this rank's queries to the keys of all ranks.
+
+        Args: as ``posenc.attend``; ``grid`` has the layouts of this rank's queries and keys.
+
+        Raises: as ``attend``.
+        """
+        call = self._call(q, k, v, grid, encoding, backend, dropout, scale)
+        with without_autocast(q.device):
+            return FORMS[self._choose(call).form].attend(call)
+
+    def explain(
+        self,
+        q: Float[Tensor, "B H L D"],
+        k: Float[Tensor, "B G K D"],
+        v: Float[Tensor, "B G K E"],
+        grid: Grid,
+        encoding: Encoding,
+        *,
+        backend: str | Backend = "auto",
+        dropout: float = 0.0,
+        scale: float | None = None,
+    ) -> Explanation:
+        """The form that is taken for the same arguments. All ranks have to call it.
+
+        Raises: as ``attend``.
+        """
+        return self._choose(self._call(q, k, v, grid, encoding, backend, dropout, scale))
+
+    def _call(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        grid: Grid,
+        encoding: Encoding,
+        backend: str | Backend,
+        dropout: float,
+        scale: float | None,
+    ) -> ShardedCall:
+        whole = AttentionCall(q, k, v, grid, encoding, dropout, scale)
+        validate(whole)
+        whole = whole.autocast()
+        session = Session.of(Group.of(self.mesh, self.axis))
+        settings = (self.form, grid.causal, grid.window, dropout, scale, q.shape[:2], q.shape[3:])
+        shapes = (k.shape[1:2], v.shape[1:2], v.shape[3:], grid.key.signal is None, whole.q.dtype)
+        session.require_same(encoding, f"{settings} {shapes} {backend}", q.device)
+        return ShardedCall(
+            whole.q, whole.k, whole.v, grid, encoding, backend, dropout, scale, session
+        )
+
+    def _choose(self, call: ShardedCall) -> Explanation:
+        refusals: dict[str, str] = {}
+        for name in FORMS if self.form == "auto" else [self.form]:
+            reason = FORMS[name].refusal(call)
+            if reason is None:
+                return Explanation(name, FORMS[name].how, refusals)
+            refusals[name] = reason
+        raise BackendRefusal(
+            "form",
+            expected="one that can serve this call",
+            got=f"{self.form!r}, which cannot, because {refusals[self.form]}",
+            remedy="Use form='auto', and explain(...) to see what it takes.",
+        )
+
+
+def attend(
+    q: Float[Tensor, "B H L D"],
+    k: Float[Tensor, "B G K D"],
+    v: Float[Tensor, "B G K E"],
+    layout: Layout,
+    encoding: Encoding,
+    *,
+    mesh: DeviceMesh | dist.ProcessGroup,
+    axis: str | int | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    form: str = "auto",
+    key_layout: Layout | None = None,
+    backend: str | Backend = "auto",
+    dropout: float = 0.0,
+    scale: float | None = None,
+) -> Float[Tensor, "B H L E"]:
+    """``posenc.attend`` of a sequence whose tokens are spread over the ranks of a group.
+
+    Each rank passes its own tokens with their layout and gets the output of its own queries.
+    Positions, order and documents come with the tokens, so shards may be any, also uneven or
+    empty. All ranks have to call it, with the same encoding and options.
+
+    Gradients of q, k, v and of the layouts' signals and positions are those of the sum of all
+    ranks' losses. Those of the encoding's parameters are this rank's part, as those of all other
+    parameters of a model are: their sum over the ranks is the whole, see ``sum_gradients``.
+    Whether tensors require gradients must be the same on all ranks.
+
+    Args:
+        q: ``[B, H, L, D]``, k: ``[B, G, K, D]``, v: ``[B, G, K, E]`` of this rank's tokens, as
+            for ``posenc.attend``.
+        layout: of this rank's tokens, with the signals that the encoding has observed; the part of
+            ``shard`` or any other.
+        encoding: the same on all ranks.
+        mesh: the ranks; axis: which axis of a mesh of several.
+        causal, window: see ``Grid``.
+        form: ``"gather"`` gathers keys and values; ``"auto"`` takes the first of ``FORMS`` that
+            serves the call, as ``explain`` tells.
+        key_layout: of this rank's keys; ``layout`` by default.
+        backend, dropout, scale: see ``posenc.attend``.
+
+    Raises:
+        ArgumentError: on arguments that do not fit together, on one rank or between ranks.
+        BackendRefusal: when the form that was asked for cannot serve the call.
+        RankError: when a rank does not answer within the group's timeout.
+        UnknownNameError: when there is no form of that name.
+    """
+    grid = Grid(layout, layout if key_layout is None else key_layout, causal, window)
+    parallel = ContextParallel(mesh, axis, form)
+    return parallel(q, k, v, grid, encoding, backend=backend, dropout=dropout, scale=scale)
+
+
+def explain(
+    q: Float[Tensor, "B H L D"],
+    k: Float[Tensor, "B G K D"],
+    v: Float[Tensor, "B G K E"],
+    layout: Layout,
+    encoding: Encoding,
+    *,
+    mesh: DeviceMesh | dist.ProcessGroup,
+    axis: str | int | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    form: str = "auto",
+    key_layout: Layout | None = None,
+    backend: str | Backend = "auto",
+    dropout: float = 0.0,
+    scale: float | None = None,
+) -> Explanation:
+    """Explain which form ``attend`` takes for the same arguments. All ranks have to call it.
+
+    Raises: as ``attend``.
+    """
+    grid = Grid(layout, layout if key_layout is None else key_layout, causal, window)
+    parallel = ContextParallel(mesh, axis, form)
+    return parallel.explain(q, k, v, grid, encoding, backend=backend, dropout=dropout, scale=scale)
+
+
+@torch.no_grad()
+def sum_gradients(
+    module: torch.nn.Module, mesh: DeviceMesh | dist.ProcessGroup, *, axis: str | int | None = None
+) -> None:
+    """Add up the gradients of a module's parameters over the ranks, in place.
+
+    For training without ``DistributedDataParallel`` or FSDP over this axis. Those average
+    gradients: with them multiply the loss by the number of ranks instead. A parameter without a
+    gradient on a rank counts as zero there.
+
+    Args:
+        module: an encoding, or a whole model whose tokens are spread over the ranks.
+        mesh, axis: see ``attend``.
+    """
+    group = Group.of(mesh, axis)
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            group.sum(parameter.grad)

@@ -1,0 +1,55 @@
+"""Collectives that autograd differentiates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.distributed.group import Group
+
+
+def gather(group: Group, lengths: Sequence[int], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Tensors ``[L, …]`` of all ranks, concatenated; their gradients are summed and scattered.
+
+    All go through one node of the graph, so that every rank calls the collectives of the backward
+    pass in the same order.
+    """
+    gathered: tuple[Tensor, ...] = _Gather.apply(  # type: ignore[no-untyped-call]
+        group, tuple(lengths), *tensors
+    )
+    return gathered
+
+
+def exchange(group: Group, x: Tensor, sends: Sequence[int], receives: Sequence[int]) -> Tensor:
+    """``Group.exchange``, whose gradient goes back where the rows came from."""
+    received: Tensor = _Exchange.apply(  # type: ignore[no-untyped-call]
+        group, x, tuple(sends), tuple(receives)
+    )
+    return received
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: Group, lengths: tuple[int, ...], *tensors: Tensor) -> Any:
+        ctx.group, ctx.lengths = group, lengths
+        return tuple(group.gather(x, lengths) for x in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return None, None, *(ctx.group.reduce_scatter(g, ctx.lengths) for g in gradients)
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, group: Group, x: Tensor, sends: tuple[int, ...], receives: tuple[int, ...]
+    ) -> Any:
+        ctx.group, ctx.sends, ctx.receives = group, sends, receives
+        return group.exchange(x, sends, receives)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, ctx.group.exchange(gradient, ctx.receives, ctx.sends), None, None

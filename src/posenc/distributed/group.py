@@ -1,0 +1,131 @@
+"""The processes that share a sequence: one axis of a device mesh, or a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from posenc.errors import ArgumentError, RankError
+
+ROLL_CALL = timedelta(seconds=5)
+"""Time that the other ranks have to report after a collective has failed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The ranks that share a sequence, and the collectives between them.
+
+    Tensors have tokens in their first dimension; the numbers of tokens may differ between ranks.
+    """
+
+    handle: dist.ProcessGroup
+    rank: int
+    size: int
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh | dist.ProcessGroup, axis: str | int | None = None) -> Group:
+        """The group of ``axis`` of a mesh; a process group is taken as it is.
+
+        Raises:
+            ArgumentError: for a mesh of several axes without ``axis``, another type, or a group
+                that this process is not in.
+        """
+        handle = mesh
+        if isinstance(mesh, DeviceMesh):
+            if axis is None and mesh.ndim != 1:
+                raise ArgumentError(
+                    "axis",
+                    expected=f"one of the mesh's {mesh.ndim} axes, {mesh.mesh_dim_names}",
+                    got=axis,
+                    remedy="Name the axis that the sequence is spread over, or pass mesh[name].",
+                )
+            handle = mesh.get_group(axis)
+        if not isinstance(handle, dist.ProcessGroup):
+            raise ArgumentError(
+                "mesh",
+                expected="a DeviceMesh or a ProcessGroup that this process is in",
+                got=type(handle).__name__,
+                remedy="Use torch.distributed.device_mesh.init_device_mesh(device, (ranks,)).",
+            )
+        return cls(handle, dist.get_rank(handle), dist.get_world_size(handle))
+
+    def gather(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        """``x`` ``[L, …]`` of all ranks, one after the other; rank r has ``lengths[r]`` tokens."""
+        if self.size == 1:
+            return x
+        most = max(lengths)
+        padded = x.new_zeros(most, *x.shape[1:])
+        padded[: len(x)] = x
+        parts = x.new_empty(self.size, most, *x.shape[1:])
+        with self.failures_named():
+            dist.all_gather(list(parts.unbind(0)), padded, group=self.handle)
+        if min(lengths) == most:
+            return parts.flatten(0, 1)
+        return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+
+    def reduce_scatter(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
+        """This rank's tokens of the sum of all ranks' ``x``, summed in float32 or better."""
+        if self.size == 1:
+            return x
+        own = lengths[self.rank]
+        parts = self.exchange(x, lengths, [own] * self.size).view(self.size, own, *x.shape[1:])
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return parts.sum(0, dtype=wide).to(x.dtype)
+
+    def exchange(self, x: Tensor, sends: Sequence[int], receives: Sequence[int]) -> Tensor:
+        """Send consecutive rows of ``x`` to the ranks in order, and return those received."""
+        received = x.new_empty(sum(receives), *x.shape[1:])
+        with self.failures_named():
+            dist.all_to_all_single(
+                received, x.contiguous(), list(receives), list(sends), group=self.handle
+            )
+        return received
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
+        with self.failures_named():
+            dist.all_reduce(x, group=self.handle)
+        return x
+
+    @contextmanager
+    def failures_named(self) -> Iterator[None]:
+        """Name the ranks that do not answer when a collective fails.
+
+        Raises:
+            RankError: in place of the backend's error.
+        """
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            missing = self._missing()
+            names = ", ".join(map(str, missing)) if missing else "none, but its connection failed"
+            raise RankError(
+                "mesh",
+                expected=f"an answer of all {self.size} ranks",
+                got=f"no answer of rank {names}",
+                remedy=f"See that rank's own output. The backend's error: {error}",
+            ) from error
+
+    def _missing(self) -> list[int]:
+        """Ranks of the group that do not report in the store within ``ROLL_CALL``."""
+        ranks = dist.get_process_group_ranks(self.handle)
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            key = f"posenc/failed/{self.handle.group_name}"
+            store.set(f"{key}/{ranks[self.rank]}", "1")
+        except RuntimeError:
+            return [0]  # the process that holds the store
+        missing = []
+        for rank in ranks:
+            try:
+                store.wait([f"{key}/{rank}"], ROLL_CALL)
+            except RuntimeError:
+                missing.append(rank)
+        return missing

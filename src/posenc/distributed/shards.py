@@ -1,0 +1,212 @@
+"""Which tokens a rank has, and the layouts of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from posenc.arguments import Count, check
+from posenc.distributed.collectives import gather
+from posenc.distributed.group import Group
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+
+FIELDS = {"document": 0, "valid": 1, "special": 0}
+"""Optional fields of layouts, with the value of tokens of a rank whose layout has none."""
+
+MOST_PIECES = 8
+"""Stretches of consecutive tokens up to which a shard is taken apart."""
+
+
+def contiguous(length: int, ranks: int, rank: int) -> Int[Tensor, " n"]:
+    """Tokens of a rank that has one stretch of the sequence, in order.
+
+    Lengths of ranks differ by one token at most.
+
+    Raises:
+        ArgumentError: for a rank that does not exist.
+    """
+    _require_rank(length, ranks, rank)
+    return torch.arange(rank * length // ranks, (rank + 1) * length // ranks)
+
+
+def balanced(
+    length: int, ranks: int, rank: int, *, documents: Sequence[int] | None = None
+) -> Int[Tensor, " n"]:
+    """Tokens of a rank that has as many pairs to compute under a causal mask as every other.
+
+    A text is cut into ``2 · ranks`` chunks, of which rank r has the r-th and the r-th last
+    (head–tail). Lengths of ranks differ by two tokens a text at most.
+
+    Args:
+        length: of the sequence.
+        documents: lengths of the documents packed into it, each of which is cut by itself; by
+            default it is one.
+
+    Raises:
+        ArgumentError: for a rank that does not exist, or documents of another length in all.
+    """
+    _require_rank(length, ranks, rank)
+    documents = [length] if documents is None else documents
+    if sum(documents) != length:
+        raise ArgumentError(
+            "documents",
+            expected=f"{length} tokens in all",
+            got=sum(documents),
+            remedy="Give the lengths that were passed to Layout.packed.",
+        )
+    parts, start = [], 0
+    for size in documents:
+        cuts = [start + chunk * size // (2 * ranks) for chunk in range(2 * ranks + 1)]
+        parts += [torch.arange(cuts[c], cuts[c + 1]) for c in (rank, 2 * ranks - 1 - rank)]
+        start += size
+    return torch.cat(parts)
+
+
+def _require_rank(length: int, ranks: int, rank: int) -> None:
+    check("length", Count, length)
+    check("ranks", Count, ranks)
+    if not 0 <= rank < ranks:
+        raise ArgumentError(
+            "rank", expected=f"0 … {ranks - 1}", got=rank, remedy="Use the rank in the mesh axis."
+        )
+
+
+def take(layout: Layout, index: Int[Tensor, " n"]) -> Layout:
+    """The layout of some tokens, such as a rank's shard; positions and order go with them."""
+    tensors = {name: tensor[:, index] for name, tensor in layout._tensors().items()}
+    return _with_start(replace(layout._with(tensors), start=None, extent=None))
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Consecutive tokens of a shard.
+
+    Args:
+        begin, end: (exclusive) among the shard's tokens.
+        layout: of them; regular where it can be.
+    """
+
+    begin: int
+    end: int
+    layout: Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """The layouts of all ranks.
+
+    Args:
+        lengths: tokens of each rank.
+        layout: of the tokens of all ranks, one rank after the other; without signals.
+        arrangement: index of the tokens in ascending order; None if they are, or if batch rows
+            have orders of their own.
+        sorted: the layout in that arrangement.
+    """
+
+    lengths: tuple[int, ...]
+    layout: Layout
+    arrangement: Int[Tensor, " K"] | None
+    sorted: Layout
+
+    @classmethod
+    def gather(
+        cls, group: Group, layout: Layout, lengths: tuple[int, ...], like: Layouts
+    ) -> Shards:
+        """The layouts of all ranks, from this rank's.
+
+        Args:
+            like: properties that all ranks' layouts are brought to.
+        """
+        integers = _integers(layout, like)
+        positions = layout.positions.to(like.dtype)
+        if like.graded and not positions.requires_grad:
+            positions = positions.detach().requires_grad_()  # all ranks go backward alike
+        positions = positions.expand(like.rows, -1, -1).transpose(0, 1)
+        (gathered,) = gather(group, lengths, [positions])
+        integers = group.gather(integers, lengths)
+        fields = dict(zip(("order", *like.fields), integers.unbind(-1), strict=True))
+        whole = Layout(
+            gathered.transpose(0, 1),
+            fields["order"].mT,
+            document=fields["document"].mT if "document" in fields else None,
+            valid=fields["valid"].mT.bool() if "valid" in fields else None,
+            special=fields["special"].mT.bool() if "special" in fields else None,
+        )
+        arrangement = None
+        if whole.order.shape[0] == 1:
+            order, index = whole.order[0].sort(stable=True)
+            arrangement = None if torch.equal(order, whole.order[0]) else index
+        arranged = whole if arrangement is None else take(whole, arrangement)
+        return cls(lengths, _with_start(whole), arrangement, _with_start(arranged))
+
+    def shard(self, rank: int) -> Layout:
+        """The layout of one rank's tokens."""
+        begin = sum(self.lengths[:rank])
+        return _with_start(self.layout.slice(begin, begin + self.lengths[rank]))
+
+    def arrange(self, x: Tensor) -> Tensor:
+        """``x`` ``[K, …]`` of all ranks in the order of ``sorted``."""
+        return x if self.arrangement is None else x[self.arrangement]
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """Common properties of the layouts of all ranks.
+
+    Args:
+        rows: batch rows of the layouts, 1 if they are the same for all.
+        fields: optional fields that some rank's layout has.
+        dtype: of positions.
+        graded: whether those of some rank require gradients.
+    """
+
+    rows: int
+    fields: tuple[str, ...]
+    dtype: torch.dtype
+    graded: bool
+
+
+def pieces(layout: Layout) -> list[Piece]:
+    """The layout's stretches of consecutive tokens; the whole where there are many or none.
+
+    Reads the layout's values, once a layout.
+    """
+    length, order = layout.length, layout.order
+    if layout.start is not None or order.shape[0] != 1 or length < 2:
+        return [Piece(0, length, layout)]
+    cuts = [0, *(order[0].diff() != 1).nonzero().flatten().add(1).tolist(), length]
+    if len(cuts) > MOST_PIECES + 1:
+        return [Piece(0, length, layout)]
+    return [Piece(a, b, _with_start(layout.slice(a, b))) for a, b in pairwise(cuts)]
+
+
+def _integers(layout: Layout, like: Layouts) -> Int[Tensor, "L b F"]:
+    """Order, documents, validity and special tokens side by side."""
+    parts = [layout.order]
+    for name in like.fields:
+        value = getattr(layout, name)
+        parts.append(torch.full_like(layout.order, FIELDS[name]) if value is None else value)
+    stacked = torch.stack([part.long().expand(like.rows, -1) for part in parts], dim=-1)
+    return stacked.transpose(0, 1).contiguous()
+
+
+def _with_start(layout: Layout) -> Layout:
+    """The layout with ``start``, if it is a plain sequence. Reads its values."""
+    fields = (layout.document, layout.valid, layout.special)
+    plain = layout.positions.shape[::2] == (1, 1) and layout.order.shape[0] == 1
+    if layout.start is not None or not plain or not layout.length or layout.positions.requires_grad:
+        return layout
+    if any(field is not None for field in fields):
+        return layout
+    order, positions = layout.order[0], layout.positions[0, :, 0]
+    start = int(order[0])
+    expected = torch.arange(start, start + layout.length, device=order.device)
+    if torch.equal(order, expected) and torch.equal(positions.to(torch.float64), expected.double()):
+        return replace(layout, start=start)
+    return layout

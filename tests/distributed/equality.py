@@ -1,0 +1,173 @@
+"""Jobs that compare attention on several ranks with attention on one."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from posenc import Encoding, Grid, Layout, attend, distributed
+from posenc.registry import ENCODINGS
+from posenc.testing.subject import DIM, HEAD_DIM, HEADS, KV_HEADS, Subject, spread
+
+LENGTH, ROWS = 26, 2
+
+TOLERANCE = 1e-5
+
+LAYOUTS: dict[str, Callable[[], Layout]] = {
+    "sequence": lambda: Layout.sequence(LENGTH),
+    "packed": lambda: Layout.packed([11, 4, 11]),
+    "padded": lambda: Layout.padded([LENGTH, 17], side="left"),
+}
+
+Split = Callable[[int, int], Tensor]
+
+
+def uneven(ranks: int, rank: int) -> Tensor:
+    """Random shards of consecutive tokens."""
+    generator = torch.Generator().manual_seed(ranks)
+    cuts = torch.randperm(LENGTH - 1, generator=generator)[: ranks - 1].sort().values + 1
+    ends = [0, *cuts.tolist(), LENGTH]
+    return torch.arange(ends[rank], ends[rank + 1])
+
+
+def with_empty(ranks: int, rank: int) -> Tensor:
+    """The second rank has no token."""
+    others = [other for other in range(ranks) if other != 1]
+    if rank == 1:
+        return torch.arange(0)
+    return distributed.contiguous(LENGTH, len(others), others.index(rank))
+
+
+def scattered(ranks: int, rank: int) -> Tensor:
+    """Every token on a random rank."""
+    generator = torch.Generator().manual_seed(ranks)
+    owners = torch.randint(ranks, (LENGTH,), generator=generator)
+    return (owners == rank).nonzero().flatten()
+
+
+SPLITS: dict[str, Split] = {
+    "contiguous": lambda ranks, rank: distributed.contiguous(LENGTH, ranks, rank),
+    "balanced": lambda ranks, rank: distributed.balanced(LENGTH, ranks, rank),
+    "uneven": uneven,
+    "empty": with_empty,
+    "scattered": scattered,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem, and how it is spread.
+
+    Args:
+        name: of a registry entry.
+        layout: of ``LAYOUTS``.
+        split: of ``SPLITS``.
+        form: of ``attend``.
+        window: of the grid.
+        dtype: of features and parameters.
+    """
+
+    name: str
+    layout: str
+    split: str
+    form: str
+    window: int | None = None
+    dtype: torch.dtype = torch.float32
+
+
+def encoding_of(name: str, dtype: torch.dtype) -> Encoding:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        subject = Subject.of_entry(name, ENCODINGS[name])
+        encoding = subject.make()
+        spread(encoding)
+    return encoding.to(dtype)
+
+
+def tensors(dtype: torch.dtype) -> list[Tensor]:
+    """q, k, v, the layer's input and the output's gradient, with tokens in dimension 2."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(HEADS, HEAD_DIM), (KV_HEADS, HEAD_DIM), (KV_HEADS, HEAD_DIM), (1, DIM)]
+    shapes.append((HEADS, HEAD_DIM))
+    return [
+        torch.randn(ROWS, heads, LENGTH, width, generator=generator, dtype=torch.float64).to(dtype)
+        for heads, width in shapes
+    ]
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, Layout, Encoding], Tensor]
+
+
+def run(encoding: Encoding, parts: list[Tensor], layout: Layout, compute: Attend) -> list[Tensor]:
+    """The output, and gradients of q, k, v and x, tokens in dimension 2; then of parameters."""
+    q, k, v, x = (part.detach().clone().requires_grad_() for part in parts[:4])
+    encoding.zero_grad()
+    observed = encoding.observe(x[:, 0], layout)
+    output = compute(q, k, v, observed, encoding)
+    output.backward(parts[4])  # type: ignore[no-untyped-call]
+    gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in (q, k, v, x)]
+    of_parameters = [
+        torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in encoding.parameters()
+    ]
+    return [output.detach(), *gradients, *of_parameters]
+
+
+@lru_cache(maxsize=256)
+def expected(
+    name: str, layout: str, window: int | None, dtype: torch.dtype
+) -> tuple[Encoding, Layout, list[Tensor]]:
+    """The encoding, the whole layout and the results of one process."""
+    encoding = encoding_of(name, dtype)
+    place = Subject.of_entry(name, ENCODINGS[name]).place(LAYOUTS[layout]())
+
+    def compute(q: Tensor, k: Tensor, v: Tensor, layout: Layout, encoding: Encoding) -> Tensor:
+        return attend(q, k, v, Grid.of(layout, causal=True, window=window), encoding)
+
+    return encoding, place, run(encoding, tensors(dtype), place, compute)
+
+
+def difference(group: dist.ProcessGroup, case: Case) -> str:
+    """Run a case on the ranks of a group; "" if it agrees with one process."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    encoding, whole, results = expected(case.name, case.layout, case.window, case.dtype)
+    index = SPLITS[case.split](ranks, rank)
+    layout = distributed.take(whole, index)
+
+    def compute(q: Tensor, k: Tensor, v: Tensor, layout: Layout, encoding: Encoding) -> Tensor:
+        return distributed.attend(
+            *(q, k, v, layout, encoding),
+            mesh=group,
+            causal=True,
+            window=case.window,
+            form=case.form,
+        )
+
+    found = run(encoding, [part[:, :, index] for part in tensors(case.dtype)], layout, compute)
+    for gradient in found[5:]:
+        dist.all_reduce(gradient, group=group)
+    wanted = [result[:, :, index] for result in results[:5]] + results[5:]
+    labels = ["output", *(f"gradient of {name}" for name in ("q", "k", "v", "x"))]
+    labels += [f"gradient of {name}" for name, _ in encoding.named_parameters()]
+    largest = [result.abs().max().item() for result in results]
+    for label, got, want, most in zip(labels, found, wanted, largest, strict=True):
+        off = (got - want).abs().max().item() if got.numel() else 0.0
+        if not off <= TOLERANCE * max(most, 1.0):
+            return f"{case}, {ranks} ranks: {label} is off by {off:.3g} of {most:.3g}"
+    return ""
+
+
+def differences(group: dist.ProcessGroup, cases: list[Case]) -> list[str]:
+    """The cases that differ from one process, each with its difference."""
+    found = []
+    for case in cases:
+        try:
+            found.append(difference(group, case))
+        except Exception:
+            found.append(f"{case}: {traceback.format_exc(limit=-6)}")
+    return [text for text in found if text]

@@ -1,0 +1,89 @@
+"""One set of processes for all tests of collectives: jobs come by name."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.support.processes import forking
+
+MOST = 4
+"""Processes of the pool."""
+
+SECONDS = 120
+"""Longest job."""
+
+
+class Pool:
+    """``MOST`` processes with a gloo group of each number of ranks from 1 to ``MOST``.
+
+    Args:
+        folder: an empty one, for the processes to meet in.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        context = forking()
+        self.jobs: list[Queue[Any]] = [context.Queue() for _ in range(MOST)]  # type: ignore[attr-defined]
+        self.results: Queue[Any] = context.Queue()  # type: ignore[attr-defined]
+        self.processes = [
+            context.Process(  # type: ignore[attr-defined]
+                target=work, args=(rank, str(folder / "store"), jobs, self.results), daemon=True
+            )
+            for rank, jobs in enumerate(self.jobs)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def run(self, job: str, ranks: int, **arguments: Any) -> list[Any]:
+        """What ``job`` returns on each of the first ``ranks`` ranks.
+
+        Args:
+            job: ``module:function``; the function takes the process group and ``arguments``.
+
+        Raises:
+            AssertionError: with the tracebacks of the ranks on which it raised.
+        """
+        for queue in self.jobs[:ranks]:
+            queue.put((job, ranks, arguments))
+        answers = dict(self._answer() for _ in range(ranks))
+        failures = [
+            f"rank {rank}:\n{answers[rank][1]}" for rank in range(ranks) if answers[rank][1]
+        ]
+        assert not failures, "\n".join(failures)
+        return [answers[rank][0] for rank in range(ranks)]
+
+    def _answer(self) -> tuple[int, tuple[Any, str]]:
+        rank, result, failure = self.results.get(timeout=SECONDS)
+        return rank, (result, failure)
+
+    def close(self) -> None:
+        """End the processes."""
+        for queue in self.jobs:
+            queue.put(None)
+        for process in self.processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+
+
+def work(rank: int, store: str, jobs: Queue[Any], results: Queue[Any]) -> None:
+    """Run jobs until there is none."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=MOST)
+    groups = {size: dist.new_group(list(range(size))) for size in range(1, MOST + 1)}
+    while (job := jobs.get()) is not None:
+        name, ranks, arguments = job
+        module, function = name.split(":")
+        torch.manual_seed(0)
+        try:
+            result = getattr(importlib.import_module(module), function)(groups[ranks], **arguments)
+            results.put((rank, result, ""))
+        except BaseException:
+            results.put((rank, None, traceback.format_exc()))
+    dist.destroy_process_group()
