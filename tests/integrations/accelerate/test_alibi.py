@@ -12,16 +12,19 @@ from transformers import (
     BloomForCausalLM,
     FalconConfig,
     FalconForCausalLM,
+    MptConfig,
+    MptForCausalLM,
     PreTrainedModel,
 )
 
 from tests.integrations.accelerate.case import texts
-from tests.integrations.accelerate.cases import bloom, falcon
+from tests.integrations.accelerate.cases import bloom, falcon, mpt
 from tests.integrations.accelerate.test_laws import accelerated, put_under
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "bloom": lambda: BloomForCausalLM(BloomConfig(**bloom.SIZES)),
     "falcon": lambda: FalconForCausalLM(FalconConfig(**falcon.SIZES)),
+    "mpt": lambda: MptForCausalLM(MptConfig(**mpt.SIZES)),
 }
 
 
@@ -30,6 +33,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     [  # Falcon's own masks with ALiBi do not fit static caches.
         *(("bloom", cache) for cache in ("dynamic", "static", None)),
         *(("falcon", cache) for cache in ("dynamic", None)),
+        *(("mpt", cache) for cache in ("dynamic", "static", None)),
     ],
 )
 def test_generation(name: str, cache: str | None) -> None:

@@ -106,12 +106,10 @@ def _change(found: Sequence[Found], settings: Settings) -> None:
     for _, module, family in found:
         if family.reason(module) is not None:
             continue
-        if type(module) in family.configured:
-            module.__dict__["config"] = with_posenc(module.config)
-        else:
+        if type(module) in family.classes:
             take_over(module, family.classes[type(module)], settings)
-            if family.configured and "config" in module.__dict__:
-                module.__dict__["config"] = with_posenc(module.config)
+        if family.configured and "config" in module.__dict__:
+            module.__dict__["config"] = with_posenc(module.config, family.masks)
 
 
 def _modules(model: nn.Module) -> Iterator[Found]:

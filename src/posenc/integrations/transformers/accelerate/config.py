@@ -13,12 +13,15 @@ NAME = "posenc"
 """Name of the attention implementation."""
 
 
-def with_posenc(config: PreTrainedConfig) -> PreTrainedConfig:
+def with_posenc(config: PreTrainedConfig, name: str = NAME) -> PreTrainedConfig:
     """A view of a config, sharing all its attributes, with posenc as attention implementation.
 
     It is pickled as the config itself, so that a process without posenc can read it.
+
+    Args:
+        name: of the implementation.
     """
-    view = object.__new__(_view_class(cast(Hashable, type(config))))
+    view = object.__new__(_view_class(cast(Hashable, type(config)), name))
     object.__setattr__(view, "__dict__", config.__dict__)
     object.__setattr__(view, "config_behind", config)
     return cast(PreTrainedConfig, view)
@@ -30,19 +33,19 @@ def config_behind(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 @cache
-def _view_class(kind: Hashable) -> type[PreTrainedConfig]:
+def _view_class(kind: Hashable, name: str) -> type[PreTrainedConfig]:
     def reduce(view: Any, protocol: Any) -> Any:
         return cast, (None, view.config_behind)  # a function of Python that returns its argument
 
     def copied(view: Any, memo: dict[int, Any]) -> Any:
-        return with_posenc(deepcopy(view.config_behind, memo))
+        return with_posenc(deepcopy(view.config_behind, memo), name)
 
-    def chosen(view: Any, name: Any) -> None:
-        view.config_behind._attn_implementation = name
+    def chosen(view: Any, implementation: Any) -> None:
+        view.config_behind._attn_implementation = implementation
 
     members = {
         "__slots__": ("config_behind",),
-        "_attn_implementation": property(lambda view: NAME, chosen),
+        "_attn_implementation": property(lambda view: name, chosen),
         "__reduce_ex__": reduce,
         "__deepcopy__": copied,
     }

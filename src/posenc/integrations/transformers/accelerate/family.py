@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
+from posenc.integrations.transformers.accelerate.config import NAME
 from posenc.registration import Registry
 
 
@@ -23,8 +24,9 @@ class AcceleratedFamily:
     Args:
         title: name of the models, as their users say it.
         classes: the accelerated class for each class of transformers.
-        configured: classes that only get a config that names posenc's attention, since they make
-            the masks.
+        configured: classes that get a config that names posenc's attention, since they make the
+            masks; so do the classes above where there are any.
+        masks: the attention implementation whose masks they make.
         shortest: number of keys below which the modules' own attention was measured to be as fast.
         refusal: the reason why a module of either stays as it is, or None.
         unserved: reasons by class, for classes that always stay as they are.
@@ -36,6 +38,7 @@ class AcceleratedFamily:
     title: str
     classes: Mapping[type[nn.Module], type[Accelerated]]
     configured: tuple[type[nn.Module], ...] = ()
+    masks: str = NAME
     shortest: int = 384
     refusal: Callable[[nn.Module], str | None] = field(default=served)
     unserved: Mapping[type[nn.Module], str] = field(default_factory=dict)

@@ -1,0 +1,121 @@
+"""MPT: ALiBi."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from transformers import AttentionMaskInterface
+from transformers.models.mpt.modeling_mpt import MptAttention, MptBlock, MptModel
+
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.families.common.alibi import attend_alibi
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+from posenc.integrations.transformers.accelerate.interface import mask
+from posenc.integrations.transformers.accelerate.masks import grid_of
+
+MASKS = "posenc_mpt"
+
+
+def hidden_keys(*arguments: Any, **options: Any) -> Bool[Tensor, "..."]:
+    """A mask that is True for what is hidden, and never None: the model converts its dtype.
+
+    Returns:
+        ``[0]`` without padding and ``[B, K]`` with it under causal masks; else ``[B, 1, Q, K]``.
+    """
+    seen = mask(*arguments, **options)
+    return torch.zeros(0, dtype=torch.bool, device=options["device"]) if seen is None else ~seen
+
+
+AttentionMaskInterface.register(MASKS, hidden_keys)
+
+
+class MptAlibi(Accelerated, MptAttention):
+    """Attention whose masks are those of ``hidden_keys``."""
+
+    original = MptAttention
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B Q C"],
+        position_bias: Float[Tensor, "H 1 L"],
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        queries, past = hidden_states.shape[1], past_key_values
+        keys = queries + (0 if past is None else int(past.get_seq_length(self.layer_idx)))
+        pairs = attention_mask is None or attention_mask.dim() > 2
+        short = keys < settings_of(self).shortest
+        if pairs or short or keys > position_bias.shape[-1]:
+            if attention_mask is not None:
+                attention_mask = hidden_pairs(attention_mask, queries, keys)
+            own: tuple[Tensor, Tensor] = super().forward(
+                hidden_states, position_bias, past, attention_mask, **options
+            )
+            return own
+        qkv = self.Wqkv(hidden_states)
+        if self.clip_qkv:
+            qkv = qkv.clamp(-self.clip_qkv, self.clip_qkv)
+        q, k, v = qkv.unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
+        if past is not None:
+            k, v = past.update(k, v, self.layer_idx)
+        output = attend_alibi(
+            self,
+            q,
+            k,
+            v,
+            position_bias[:, 0, -keys:].unsqueeze(0),
+            ~attention_mask if attention_mask.dim() == 2 else None,
+            dropout=self.attn_dropout_p,
+            scale=self.softmax_scale,
+        )
+        return self.out_proj(output), None
+
+
+class AcceleratedMptBlock(Accelerated, MptBlock):
+    """A layer, which alone knows whether weights are asked for."""
+
+    original = MptBlock
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B Q C"],
+        position_bias: Float[Tensor, "H 1 L"],
+        attention_mask: Tensor,
+        layer_past: Any = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        **options: Any,
+    ) -> Any:
+        if output_attentions:
+            queries, index = hidden_states.shape[1], self.attn.layer_idx
+            keys = queries + (0 if layer_past is None else int(layer_past.get_seq_length(index)))
+            attention_mask = hidden_pairs(attention_mask, queries, keys)
+        return super().forward(
+            hidden_states,
+            position_bias,
+            attention_mask,
+            layer_past,
+            use_cache,
+            output_attentions,
+            **options,
+        )
+
+
+def hidden_pairs(hidden: Bool[Tensor, "..."], queries: int, keys: int) -> Bool[Tensor, "b 1 Q K"]:
+    """A mask of ``hidden_keys`` for all pairs."""
+    if hidden.dim() > 2:
+        return hidden
+    attended = ~hidden if hidden.dim() == 2 else None
+    return ~grid_of(queries, keys, attended, causal=True, device=hidden.device).visible
+
+
+ENTRY = AcceleratedFamily(
+    title="MPT",
+    classes={MptAttention: MptAlibi, MptBlock: AcceleratedMptBlock},
+    configured=(MptModel,),
+    masks=MASKS,
+)
