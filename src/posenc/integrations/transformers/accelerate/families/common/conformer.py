@@ -1,4 +1,4 @@
-"""Attention of Wav2Vec2's conformers: Transformer-XL's positions, or Shaw's on keys."""
+"""Attention of conformers: Transformer-XL's positions, or Shaw's on keys."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class ConformerAttention(Accelerated):
         short = hidden_states.shape[1] < settings_of(self).shortest
         dense = attention_mask is not None and attention_mask.dim() > 2
         if short or dense or wants_weights(self, options):
-            return super().forward(
-                hidden_states, attention_mask, relative_position_embeddings, **options
-            )
+            if relative_position_embeddings is not None:
+                options["relative_position_embeddings"] = relative_position_embeddings
+            return super().forward(hidden_states, attention_mask, **options)
         q, k, v = (
             projection(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for projection in (self.linear_q, self.linear_k, self.linear_v)
@@ -60,6 +60,18 @@ class ConformerAttention(Accelerated):
             **options,
         )
         return self.linear_out(output.flatten(2)), weights
+
+
+def features_and_ids(model: Any) -> dict[str, Tensor]:
+    """Random features of a sound, and ids where the model has a decoder of texts."""
+    config, generator = model.config, torch.Generator().manual_seed(0)
+    size = (2, 48, config.feature_projection_input_dim)
+    made = {"input_features": torch.randn(size, generator=generator)}
+    if hasattr(model, "text_decoder"):
+        vocabulary = config.vocab_size
+        ids = torch.randint(vocabulary // 2, vocabulary, (2, 9), generator=generator)
+        made["decoder_input_ids"] = ids
+    return made
 
 
 def refusal(module: Any) -> str | None:

@@ -1,0 +1,58 @@
+"""SeamlessM4T v2's encoder of sounds: a vector for each clipped offset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+from transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2 import (
+    SeamlessM4Tv2ConformerEncoder,
+    SeamlessM4Tv2ConformerSelfAttention,
+)
+
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated
+from posenc.integrations.transformers.accelerate.families.common.conformer import (
+    ConformerAttention,
+    features_and_ids,
+    refusal,
+)
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+
+
+class SeamlessV2Attention(ConformerAttention, SeamlessM4Tv2ConformerSelfAttention):
+    """Self-attention of a conformer block."""
+
+    original = SeamlessM4Tv2ConformerSelfAttention
+
+
+class SeamlessV2Encoder(Accelerated, SeamlessM4Tv2ConformerEncoder):
+    """The encoder, without a mask of all pairs for sounds of one chunk."""
+
+    original = SeamlessM4Tv2ConformerEncoder
+
+    def _apply_chunk_attention(
+        self, attention_mask: Tensor | None, hidden_states: Float[Tensor, "B L C"]
+    ) -> Tensor | None:
+        if hidden_states.shape[1] <= self.config.speech_encoder_chunk_size:
+            return attention_mask
+        chunks: Tensor = super()._apply_chunk_attention(attention_mask, hidden_states)
+        return chunks
+
+
+def _refusal(module: Any) -> str | None:
+    if module.config._attn_implementation == "eager":
+        return "its eager attention adds 1 to the logits where the mask of chunks lets through"
+    return refusal(module)
+
+
+ENTRY = AcceleratedFamily(
+    title="SeamlessM4T v2",
+    classes={
+        SeamlessM4Tv2ConformerSelfAttention: SeamlessV2Attention,
+        SeamlessM4Tv2ConformerEncoder: SeamlessV2Encoder,
+    },
+    configured=(SeamlessM4Tv2ConformerEncoder,),
+    refusal=_refusal,
+    inputs=features_and_ids,
+)
