@@ -85,7 +85,9 @@ def main(checkout: Path, families: Sequence[str]) -> None:
     lost: list[str] = []
     for family in families or list(FAMILIES):
         folder = checkout / "tests" / "models" / family
-        files = sorted(str(file.relative_to(checkout)) for file in folder.glob("test_modeling_*.py"))
+        files = sorted(
+            str(file.relative_to(checkout)) for file in folder.glob("test_modeling_*.py")
+        )
         if not files:
             sys.exit(f"{folder} has no test_modeling_*.py.")
         before, _ = passed(checkout, files, accelerated=False)

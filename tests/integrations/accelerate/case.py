@@ -84,7 +84,6 @@ class Case:
         accelerated: number of accelerated modules; None: all that have a class.
         relative: difference of outputs allowed, as a share of the largest value; of gradients, 10
             times that.
-        inference: True if posenc computes only where no gradients are computed.
     """
 
     make: Callable[[], PreTrainedModel]
@@ -92,7 +91,6 @@ class Case:
     compared: Callable[[dict[str, Any]], Tensor] | None = None
     accelerated: int | None = None
     relative: float = 1e-5
-    inference: bool = False
 
     def model(self) -> PreTrainedModel:
         """The model in evaluation mode, its weights away from zero."""
@@ -106,10 +104,6 @@ class Case:
 
     def outputs(self, model: PreTrainedModel, **options: Any) -> list[Tensor]:
         """Floating-point outputs, with rows that are not compared set to zero."""
-        with torch.set_grad_enabled(not self.inference):
-            return self._outputs(model, **options)
-
-    def _outputs(self, model: PreTrainedModel, **options: Any) -> list[Tensor]:
         inputs = self.inputs()
         found = list(tensors_in(model(**inputs, **options)))
         if self.compared is None:
@@ -126,7 +120,7 @@ class Case:
         """Gradients of all parameters that get one, of a sum that weighs outputs unevenly."""
         model.zero_grad()
         loss = torch.zeros(())
-        for output in self._outputs(model, **options):
+        for output in self.outputs(model, **options):
             weights = torch.linspace(-1, 1, output.numel()).view(output.shape)
             loss = loss + (output * weights).sum()
         loss.backward()

@@ -30,18 +30,15 @@ def resized() -> dict[str, Any]:
 
 
 CASES = {
-    "model": Case(make, images, inference=True, accelerated=4),
-    "eager": Case(lambda: make(attn_implementation="eager"), images, inference=True),
+    "model": Case(make, images, accelerated=4),
+    "eager": Case(lambda: make(attn_implementation="eager"), images),
     "shared": Case(
         lambda: make(use_relative_position_bias=False, use_shared_relative_position_bias=True),
         images,
-        inference=True,
         accelerated=3,
     ),
-    "both": Case(lambda: make(use_shared_relative_position_bias=True), images, inference=True),
-    "resized": Case(make, resized, inference=True),
-    "other_size": Case(make, partial(images, 24, 12), inference=True),
-    "classes": Case(
-        lambda: BeitForImageClassification(BeitConfig(**SIZES)), images, inference=True
-    ),
+    "both": Case(lambda: make(use_shared_relative_position_bias=True), images),
+    "resized": Case(make, resized),
+    "other_size": Case(make, partial(images, 24, 12)),
+    "classes": Case(lambda: BeitForImageClassification(BeitConfig(**SIZES)), images),
 }

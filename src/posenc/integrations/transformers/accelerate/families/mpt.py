@@ -47,9 +47,8 @@ class MptAlibi(Accelerated, MptAttention):
     ) -> tuple[Tensor, Tensor | None]:
         queries, past = hidden_states.shape[1], past_key_values
         keys = queries + (0 if past is None else int(past.get_seq_length(self.layer_idx)))
-        pairs = attention_mask is None or attention_mask.dim() > 2
-        short = keys < settings_of(self).shortest
-        if pairs or short or keys > position_bias.shape[-1]:
+        unserved = keys < settings_of(self).shortest or keys > position_bias.shape[-1]
+        if unserved or attention_mask is None or attention_mask.dim() > 2:
             if attention_mask is not None:
                 attention_mask = hidden_pairs(attention_mask, queries, keys)
             own: tuple[Tensor, Tensor] = super().forward(

@@ -1,0 +1,86 @@
+"""Data2Vec's model of images: as BEiT."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+from transformers.models.data2vec.modeling_data2vec_vision import (
+    Data2VecVisionRelativePositionBias,
+    Data2VecVisionSdpaSelfAttention,
+    Data2VecVisionSelfAttention,
+)
+
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.families.common.image_bias import (
+    ImageBias,
+    ImageBiasTable,
+    attend_images,
+)
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+from posenc.integrations.transformers.accelerate.interface import wants_weights
+
+
+class AcceleratedBias(ImageBiasTable, Data2VecVisionRelativePositionBias):
+    """A bias of one layer or of all."""
+
+    original = Data2VecVisionRelativePositionBias
+
+
+class _Attention(Accelerated):
+    """Attention among patches; with dropout, and for weights, it runs as it did."""
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B L C"],
+        output_attentions: bool = False,
+        relative_position_bias: Tensor | ImageBias | None = None,
+        interpolate_pos_encoding: bool = False,
+        resolution: tuple[int, int] | None = None,
+    ) -> tuple[Tensor, ...]:
+        length = hidden_states.shape[1]
+        weights = wants_weights(self, {"output_attentions": output_attentions})
+        dropped = self.training and self.dropout.p > 0
+        bias = None
+        if not (weights or dropped or length <= settings_of(self).shortest):
+            bias = relative_position_bias
+            if self.has_relative_position_bias:
+                size = tuple(side // self.config.patch_size for side in resolution or ())
+                own = self.relative_position_bias(size, interpolate_pos_encoding, dim_size=length)
+                bias = own if bias is None else own + bias
+        if not isinstance(bias, ImageBias):
+            result: tuple[Tensor, ...] = super().forward(
+                hidden_states,
+                output_attentions,
+                relative_position_bias,
+                interpolate_pos_encoding,
+                resolution,
+            )
+            return result
+        q, k, v = (
+            projection(hidden_states).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
+        return (attend_images(self, q, k, v, bias, self.attention_head_size**-0.5),)
+
+
+class EagerAttention(_Attention, Data2VecVisionSelfAttention):
+    """Attention of models with ``attn_implementation="eager"``."""
+
+    original = Data2VecVisionSelfAttention
+
+
+class SdpaAttention(_Attention, Data2VecVisionSdpaSelfAttention):
+    """Attention of models with ``attn_implementation="sdpa"``."""
+
+    original = Data2VecVisionSdpaSelfAttention
+
+
+ENTRY = AcceleratedFamily(
+    title="Data2Vec's model of images",
+    classes={
+        Data2VecVisionRelativePositionBias: AcceleratedBias,
+        Data2VecVisionSelfAttention: EagerAttention,
+        Data2VecVisionSdpaSelfAttention: SdpaAttention,
+    },
+    limits="without dropout of weights",
+)
