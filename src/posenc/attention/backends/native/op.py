@@ -154,7 +154,7 @@ def native_backward(
     if column is not None:
         found["column"] = q.new_empty(0)
         if wants[1]:
-            found["column"] = torch.empty(splits, batch, heads, x.keys, dtype=call.dtype)
+            found["column"] = torch.empty(splits, batch, heads, x.keys, dtype=torch.float64)
             x.column_gradient = found["column"].data_ptr()
     for name, term, tokens in (("left", x.left, left), ("right", x.right, right)):
         if term.rows:
@@ -303,7 +303,7 @@ class _Call:
             x.value_rows, x.value_head = rows.data_ptr(), 0 if len(rows) == 1 else rows.stride(0)
 
     def add_pairs(self, kind: str, pairs: Sequence[Tensor]) -> None:
-        if kind == "mixing":  # all heads go together
+        if kind in ("mixing", "blocks_of_heads"):  # all heads go together, or few at a time
             self.splits = 1
         self.pairs = [self.keep(x.to(self.dtype).contiguous()) for x in pairs]
         set_pairs(kind, self.problem, self.pairs)

@@ -58,7 +58,7 @@ class Backward {
     column_ = nullptr;
     if (x_.column_gradient) {
       column_ = x_.column_gradient + ((split * x_.batch + b) * x_.heads + h) * x_.keys;
-      fill(column_, 0, x_.keys);
+      std::fill_n(column_, x_.keys, 0.0);
     }
     if (x_.right.tokens_gradient.data)
       right_ = sums_of(right_to_, x_.right.tokens_gradient, x_.right_split, b, h, split, right_width_,
@@ -105,6 +105,7 @@ class Backward {
       weights_.begin(logits_.value_rows, n);
       g_rows_.begin(logits_.value_rows, n);
     }
+    if (column_) row_sums_.assign(n, 0);
     index live = 0;
     if (x_.pairs.sums()) live = sweep(b, h, n, s, g);
     if (x_.pairs.kind == BLOCKS) {
@@ -135,6 +136,9 @@ class Backward {
              dv_ + (j + at) * value_width_, value_width_, true);
       });
     });
+    // Gradients by key that add up to 0 in each row: rounding would grow in sums over many keys.
+    for (index i = 0; i < n && column_; ++i)
+      if (tile.all_seen(i).size()) column_[tile.all_seen(i).end - 1] -= row_sums_[i];
     if (x_.left.rows) end_left(b, h, first, n);
     write_queries(b, h, first, n);
     if (x_.value_rows) weights_.transposed_times(g.data, g.ld, d_value_.of(0), value_width_);
@@ -265,7 +269,7 @@ class Backward {
     if (line_) Line::collect(x_, ds, tile.j0, see.begin, see.end, tile.base[i], line_);
     if (x_.pairs.kind == DISTANCE)
       logits_.distance.collect(ds + see.begin, i, offset, n);
-    if (column_) add_range(column_ + tile.j0 + see.begin, ds + see.begin, n);
+    if (column_) row_sums_[i] += add_wide(column_ + tile.j0 + see.begin, ds + see.begin, n);
     if (x_.pairs.kind == COUNTS)
       logits_.counts.collect(logits_.left.row(i), ds, see, d_left_tile_.row(i), logits_.carry.before[i]);
     else if (x_.left.rows)
@@ -305,7 +309,9 @@ class Backward {
   Scratch s_, ds_, dq_, dx_, g_scratch_, out_scratch_, delta_scratch_, lse_scratch_, strips_scratch_;
   Scratch half_scratch_, dk_scratch_, dv_scratch_, right_scratch_, d_left_, d_right_, d_value_;
   Panels v_panels_;
-  real *dk_ = nullptr, *dv_ = nullptr, *right_ = nullptr, *line_ = nullptr, *column_ = nullptr;
+  real *dk_ = nullptr, *dv_ = nullptr, *right_ = nullptr, *line_ = nullptr;
+  double* column_ = nullptr;
+  std::vector<double> row_sums_;  // of the gradients of a tile's logits, which are 0 but for rounding
   real *delta_ = nullptr, *lse_ = nullptr;
   Tokens dk_to_, dv_to_, right_to_;
 };

@@ -70,7 +70,7 @@ struct Problem {
   const real* across;   // [B, H, Q, period] and by key column; both or neither
   real *down_gradient, *across_gradient;
   const double* column;  // [B|1, H, K]
-  real* column_gradient;  // [splits, B, H, K]
+  double* column_gradient;  // [splits, B, H, K]
   index column_batch, column_head;
   Map map;
   Term left, right;

@@ -99,6 +99,23 @@ inline real sum_range(const real* src, index n) {
   if (t < n) total += load_n(src + t, n - t);
   return sum(total);
 }
+// dst[0, n) += src[0, n) in double; the sum of src.
+inline double add_wide(double* dst, const real* src, index n) {
+  constexpr int lanes = VECTOR_BYTES / 8;
+  typedef double wide __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
+  typedef real narrow __attribute__((vector_size(lanes * sizeof(real)), aligned(sizeof(real)), may_alias));
+  wide sums{};
+  index t = 0;
+  for (; t + lanes <= n; t += lanes) {
+    const wide x = __builtin_convertvector(*reinterpret_cast<const narrow*>(src + t), wide);
+    *reinterpret_cast<wide*>(dst + t) += x;
+    sums += x;
+  }
+  double total = 0;
+  for (; t < n; ++t) dst[t] += src[t], total += src[t];
+  for (int l = 0; l < lanes; ++l) total += sums[l];
+  return total;
+}
 // dst[0, n) (+)= x
 template <bool add>
 inline void put_number(real* dst, real x, index n) {
