@@ -8,11 +8,13 @@ from torch import Tensor
 
 import posenc
 from posenc.attention import attend, explain
+from posenc.attention.backends.native import blocks
 from posenc.encoding import Encoding
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
 from tests.attention.test_native import _agree, _both, _inputs, _poisoned, built
+from tests.testing.tolerances import distance, tolerance
 
 __all__ = ["_poisoned"]
 
@@ -27,6 +29,15 @@ METHODS: dict[str, dict[str, object]] = {
     "stick_breaking": {},
     "stick_breaking, no remainder": {"remainder": "none"},
 }
+
+KEYS = Layout.sequence(300)
+
+PATH_GRIDS = [
+    Grid.of(KEYS, causal=True),
+    Grid(KEYS.slice(190, 290), KEYS, causal=True),
+    Grid.of(Layout.packed([20, 150, 44]), causal=True),
+    Grid.of(Layout.padded([200, 20], side="left"), causal=True, window=70),
+]
 
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -112,12 +123,62 @@ def test_queries_that_see_no_key(name: str) -> None:
 
 
 @built
+@pytest.mark.parametrize("grid", PATH_GRIDS)
+def test_path_by_heads(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands of some heads and blocks at a time, as in long sequences."""
+    monkeypatch.setattr(blocks, "MANY", 1)
+    monkeypatch.setattr(blocks, "TOKENS", 2 * 64)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        tolerance = {torch.float64: 1e-9, torch.bfloat16: 0.04}.get(dtype, 3e-5)
+        _check("path", grid, dtype=dtype, tolerance=tolerance)
+
+
+@built
+def test_path_by_heads_differentiates_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "MANY", 1)
+    encoding, grid = (
+        _encoding("path").requires_grad_(False),
+        Grid.of(Layout.sequence(70), causal=True),
+    )
+    inputs = _inputs(70, 70)
+    found = []
+    for backend in ("native", "reference"):
+        output = attend(
+            *inputs, _observed(encoding, grid, torch.ones(2, 70, 32)), encoding, backend=backend
+        )
+        found.append(list(torch.autograd.grad(output.square().sum(), inputs)))
+    _agree(*found)
+
+
+@built
 @pytest.mark.parametrize("name", ["forgetting", "cable"])
 def test_documents_with_signals(name: str) -> None:
     for layout in (Layout.packed([20, 1, 44]), Layout.padded([65, 20], side="left")):
         for window in (None, 9):
             grid = Grid.of(layout, causal=True, window=window)
             _check(name, grid, dtype=torch.float64, tolerance=1e-9)
+
+
+@built
+@pytest.mark.parametrize("name", ["forgetting", "cable", "transformer_xl"])
+def test_gradients_of_sums_by_key_are_as_exact_as_the_definition(name: str) -> None:
+    options = {"transformer_xl": {"dim": 32, "heads": HEADS, "head_dim": WIDTH}}
+    torch.manual_seed(3)
+    encoding = posenc.create(name, **options.get(name, {"dim": 32, "heads": HEADS}))
+    grid, x = Grid.of(Layout.sequence(700), causal=True), torch.randn(1, 700, 32)
+    inputs = _inputs(700, 700, groups=HEADS, rows=1)
+    found = []
+    for backend, dtype in (
+        ("native", torch.float32),
+        ("reference", torch.float32),
+        ("reference", torch.float64),
+    ):
+        encoding.to(dtype)
+        q, k, v = (x.detach().to(dtype).requires_grad_() for x in inputs)
+        seen = _observed(encoding, grid, x.to(dtype))
+        found.append(_results((q, k, v), seen, encoding, backend))
+    for got, reference, exact in zip(*found, strict=True):
+        assert distance(got, exact) <= tolerance(reference, exact)
 
 
 @built
@@ -163,8 +224,11 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
 
 
 @built
-@pytest.mark.parametrize("name", METHODS)
-def test_the_mask_of_dropout_is_that_of_the_backward_pass(name: str) -> None:
+@pytest.mark.parametrize(("name", "apart"), [*((name, False) for name in METHODS), ("path", True)])
+def test_the_mask_of_dropout_is_that_of_the_backward_pass(
+    name: str, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "MANY", 1 if apart else 2**30)
     encoding, layout = _encoding(name).double(), Layout.sequence(65)
     grid = _observed(encoding, Grid.of(layout, causal=True), torch.randn(2, 65, 32).double())
     inputs = [x.detach().double() for x in _inputs(65, 65, groups=4)]

@@ -139,13 +139,27 @@ class BlockTransforms:
     ``s_ij = q_i · M_{n-1} … M_{m+1} · k_j`` for those of an earlier block m.
 
     Args:
-        compute: returns q ``[B, H, Q, E]``, k ``[B, H, K, E]``, M ``[B, H, N, E, E]`` and own
-            ``[B, H, Q, 64]``; E is a multiple of 16.
+        query: ``[B, H, Q, D]`` and key: ``[B, H, K, D]``, of which the tensors are computed.
+        first: index of the first query's own key; those of the others follow.
+        parameters: other tensors that the results may have gradients for.
+        compute: maps the queries whose own keys are some whole blocks of keys, those keys, their
+            heads and the blocks' tokens to q ``[B, h, Q, E]``, k ``[B, h, K, E]``, M
+            ``[B, h, N, E, E]`` and own ``[B, h, Q, 64]`` of them; E is a multiple of 16.
     """
 
     BLOCK: ClassVar[int] = 64
 
-    compute: Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]]
+    query: Float[Tensor, "B H Q D"]
+    key: Float[Tensor, "B H K D"]
+    first: int
+    parameters: tuple[Tensor, ...]
+    compute: Callable[[Tensor, Tensor, slice, slice], tuple[Tensor, Tensor, Tensor, Tensor]]
+
+    def queries_of(self, tokens: slice) -> slice:
+        """The queries whose own keys are among these tokens."""
+        count = self.query.shape[2]
+        begin, end = (min(max(0, at - self.first), count) for at in (tokens.start, tokens.stop))
+        return slice(begin, end)
 
 
 FusedScore = BlockTransforms | DistanceFunction | GateCounts | HeadMixing | StickWeights

@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import BlockTransforms, FusedScore, ScoreTerm
 from posenc.encoding.tensors import Features, Keys, Queries, Scores
-from posenc.encodings.common.precision import WideLinear, at_least_single
+from posenc.encodings.common.precision import WideLinear, at_least_single, wide_product
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.signals import require_signal
 from posenc.entry import Claims, Entry
@@ -108,40 +108,50 @@ class Path(ScoreTerm):
         first = _first_own_key(grid)
         if first is None:
             return None
-        return BlockTransforms(partial(self._blocks, q, k, grid, scale, first))
+        signal = require_signal(grid.key, "Path", self.rank + self.heads)
+        taps = () if self.taps is None else (self.taps,)
+        compute = partial(self._blocks, grid.key, scale, first)
+        return BlockTransforms(q, k, first, (signal, self.wide.weight, *taps), compute)
 
     def _blocks(
-        self, q: Queries, k: Keys, grid: Grid, scale: float, first: int
+        self,
+        key: Layout,
+        scale: float,
+        first: int,
+        q: Queries,
+        k: Keys,
+        heads: slice,
+        tokens: slice,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The tensors of ``BlockTransforms``."""
+        """``BlockTransforms.compute``, of blocks of keys as they are stored."""
         size, (queries, keys), width = BlockTransforms.BLOCK, (q.shape[2], k.shape[2]), q.shape[3]
-        ranks = replace(Ranks.of(grid), arrangement=None)  # blocks are of keys as they are stored
         directions, strengths = (
-            x.expand(len(q), *x.shape[1:]) for x in self._reflections(grid, ranks)
+            x.expand(len(q), *x.shape[1:]) for x in self._reflections_of(key, heads, tokens)
         )
         wide = torch.promote_types(q.dtype, torch.float32)
         more = (-width % 16, -keys % size)
+        before = min(max(0, first - tokens.start), keys)
+        here = slice(before, before + queries)
 
         def blocks(x: Tensor, before: int = 0) -> Tensor:
             behind = keys + more[1] - before - x.shape[2]
             x = nn.functional.pad(x.to(wide), (0, more[0], before, behind))
             return x.view(*x.shape[:2], -1, size, x.shape[3])  # [b, H, blocks, size, width]
 
-        w, key, query = blocks(directions), blocks(k), blocks(q * scale, first)
+        w, key_blocks, query = blocks(directions), blocks(k), blocks(q * scale, before)
         beta = nn.functional.pad(strengths.to(wide), (0, more[1])).view(w.shape[:-1])
         along = (w @ w.mT * beta.unsqueeze(-1)).tril(-1)
         weighted = w * beta.unsqueeze(-1)
-        onto = (weighted @ key.mT).tril(-1)
+        onto = (weighted @ key_blocks.mT).tril(-1)
         lost, mixed = torch.linalg.solve_triangular(
             along, torch.cat([onto, weighted], dim=-1), upper=False, unitriangular=True
         ).split([size, w.shape[-1]], dim=-1)
         read = (query @ w.mT).tril()
-        own = query @ key.mT - read @ lost
-        query, key = query - read @ mixed, key - lost.mT @ w
-        here = slice(first, first + queries)
+        own = query @ key_blocks.mT - read @ lost
+        query, key_blocks = query - read @ mixed, key_blocks - lost.mT @ w
         return (
             query.flatten(2, 3)[:, :, here],
-            key.flatten(2, 3)[:, :, :keys],
+            key_blocks.flatten(2, 3)[:, :, :keys],
             torch.eye(w.shape[-1], dtype=wide) - w.mT @ mixed,
             own.flatten(2, 3)[:, :, here],
         )
@@ -153,38 +163,63 @@ class Path(ScoreTerm):
         key = grid.key
         signal = require_signal(key, "Path", self.rank + self.heads)
         signal = ranks.arrange(signal.mT).mT
-        latent, logits = signal[..., : self.rank], signal[..., self.rank :]
         real = _arranged(ranks, key.valid, key)
         document = _arranged(ranks, key.document, key)
-        vectors = self.wide(latent)
+        return self._reflect(signal, real, document, slice(0, self.heads))
+
+    def _reflections_of(
+        self, key: Layout, heads: slice, tokens: slice
+    ) -> tuple[Float[Tensor, "b h T D"], Float[Tensor, "b h T"]]:
+        """The same of some heads and tokens, in the order they are stored in."""
+        signal = require_signal(key, "Path", self.rank + self.heads)
+        begin = max(0, tokens.start - (0 if self.taps is None else len(self.taps) - 1))
+        rows = max(signal.shape[0], key.order.shape[0])
+        real, document = (
+            x if x is None else x.expand(rows, -1)[:, begin : tokens.stop]
+            for x in (key.valid, key.document)
+        )
+        signal = signal[:, begin : tokens.stop].expand(rows, -1, -1)
+        directions, strengths = self._reflect(signal, real, document, heads)
+        return directions[:, :, tokens.start - begin :], strengths[:, :, tokens.start - begin :]
+
+    def _reflect(
+        self,
+        signal: Float[Tensor, "b K S"],
+        real: Bool[Tensor, "b K"] | None,
+        document: Int[Tensor, "b K"] | None,
+        heads: slice,
+    ) -> tuple[Float[Tensor, "b h K D"], Float[Tensor, "b h K"]]:
+        latent, logits = signal[..., : self.rank], signal[..., self.rank :][..., heads]
+        features = slice(heads.start * self.head_dim, heads.stop * self.head_dim)
+        vectors = wide_product(latent, self.wide.weight[features])
         if self.taps is not None:
-            vectors = self._convolve(vectors, real, document)
-        vectors = vectors.view(*vectors.shape[:2], self.heads, -1).transpose(1, 2)
+            vectors = _convolve(vectors, self.taps[:, features], real, document)
+        vectors = vectors.view(*vectors.shape[:2], -1, self.head_dim).transpose(1, 2)
         length = (vectors.square().sum(-1, keepdim=True) + self.EPSILON).rsqrt()
         strengths = 2 * torch.sigmoid(logits)
         if real is not None:
             strengths = strengths.masked_fill(~real.unsqueeze(-1), 0.0)
         return vectors * length, strengths.mT
 
-    def _convolve(
-        self,
-        vectors: Float[Tensor, "b K HD"],
-        real: Bool[Tensor, "b K"] | None,
-        document: Tensor | None,
-    ) -> Float[Tensor, "b K HD"]:
-        """silu of the causal depthwise convolution over the real tokens of each document."""
-        assert self.taps is not None  # checked by the caller
-        if real is not None:
-            vectors = vectors.masked_fill(~real.unsqueeze(-1), 0.0)
-        taps, length = self.taps.to(vectors.dtype), vectors.shape[1]
-        total = vectors * taps[0]
-        for back in range(1, len(taps)):
-            earlier = nn.functional.pad(vectors, (0, 0, back, 0))[:, :length]
-            if document is not None:
-                before = nn.functional.pad(document, (back, 0))[:, :length]
-                earlier = earlier.masked_fill((before != document).unsqueeze(-1), 0.0)
-            total = total + earlier * taps[back]
-        return nn.functional.silu(total)
+
+def _convolve(
+    vectors: Float[Tensor, "b K HD"],
+    taps: Float[Tensor, "S HD"],
+    real: Bool[Tensor, "b K"] | None,
+    document: Tensor | None,
+) -> Float[Tensor, "b K HD"]:
+    """silu of the causal depthwise convolution over the real tokens of each document."""
+    if real is not None:
+        vectors = vectors.masked_fill(~real.unsqueeze(-1), 0.0)
+    taps, length = taps.to(vectors.dtype), vectors.shape[1]
+    total = vectors * taps[0]
+    for back in range(1, len(taps)):
+        earlier = nn.functional.pad(vectors, (0, 0, back, 0))[:, :length]
+        if document is not None:
+            before = nn.functional.pad(document, (back, 0))[:, :length]
+            earlier = earlier.masked_fill((before != document).unsqueeze(-1), 0.0)
+        total = total + earlier * taps[back]
+    return nn.functional.silu(total)
 
 
 def _first_own_key(grid: Grid) -> int | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Plan, Problem, Result, Unsupported
+from posenc.attention.backends.native.blocks import HeadsApart, takes_heads_apart
 from posenc.attention.backends.native.build import missing
 from posenc.attention.backends.native.op import native
 from posenc.attention.backends.native.operands import (
@@ -23,7 +24,7 @@ from posenc.attention.backends.native.pairs import DESCRIPTIONS, Fused, fused
 from posenc.attention.images import serves_axes, serves_images
 from posenc.attention.lowering import add_rows, repeat_heads
 from posenc.attention.runs import run_intervals
-from posenc.encoding import DistanceFunction, FusedScore, StructuredScore
+from posenc.encoding import BlockTransforms, DistanceFunction, FusedScore, StructuredScore
 from posenc.runtime import is_transformed
 
 __all__ = ["Native"]
@@ -102,6 +103,8 @@ def _attend(
     else:
         shift, reach = 0, (int(intervals[2].min()), int(intervals[2].max()) + keys - 1)
     x = operands(terms, problem, domain, reach)
+    if isinstance(form, BlockTransforms) and takes_heads_apart(form):
+        return _run_heads_apart(problem, form, shift, intervals, lse=lse)
     pairs = None if form is None else fused(form, domain)
     if pairs is not None and pairs.left is not None:
         tokens = pairs.left.tokens
@@ -130,7 +133,7 @@ def _run(
     *,
     lse: bool,
 ) -> Result:
-    q, k, v, scale, grid = problem.q, problem.k, problem.v, problem.scale, problem.grid
+    q, k, v, scale = problem.q, problem.k, problem.v, problem.scale
     if pairs is not None and pairs.tokens is not None:
         (q, k), scale = pairs.tokens, 1.0
         q, k, v = (x.to(q.dtype) for x in (q, k, repeat_heads(v, problem.heads)))
@@ -158,16 +161,9 @@ def _run(
         intervals,
         [] if pairs is None else list(pairs.tensors),
         scale,
-        [
-            shift,
-            int(grid.causal),
-            -1 if grid.window is None else grid.window,
-            x.first,
-            x.period,
-            x.jump,
-        ],
+        [*_mask(problem, shift), x.first, x.period, x.jump],
         problem.dropout,
-        int(torch.randint(2**31, ()).item()) if problem.dropout else 0,
+        _draw_seed(problem),
         [graded and term is not None and term.requires_grad for term in (x.line, x.column)],
         "" if pairs is None else pairs.kind,
     )
@@ -175,6 +171,25 @@ def _run(
         return Result(output.to(problem.v.dtype), None)
     wide = torch.promote_types(problem.q.dtype, torch.float32)
     return Result(output.to(problem.v.dtype), add_rows(sums, terms).to(wide))
+
+
+def _run_heads_apart(
+    problem: Problem, form: BlockTransforms, shift: int, intervals: Tensor | None, *, lse: bool
+) -> Result:
+    place = [*_mask(problem, shift), 0, 0, 0]
+    call = HeadsApart(form, intervals, place, problem.dropout, _draw_seed(problem))
+    output, sums = call(repeat_heads(problem.v, problem.heads))
+    wide = torch.promote_types(problem.q.dtype, torch.float32)
+    return Result(output.to(problem.v.dtype), sums.to(wide) if lse else None)
+
+
+def _mask(problem: Problem, shift: int) -> list[int]:
+    grid = problem.grid
+    return [shift, int(grid.causal), -1 if grid.window is None else grid.window]
+
+
+def _draw_seed(problem: Problem) -> int:
+    return int(torch.randint(2**31, ()).item()) if problem.dropout else 0
 
 
 ENTRY = Native()

@@ -49,7 +49,8 @@ def fused(form: FusedScore, domain: tuple[int, int]) -> Fused:
     if isinstance(form, StickWeights):
         return Fused("sticks_self" if form.rest_to_self else "sticks", ())
     if isinstance(form, BlockTransforms):
-        query, key, matrices, own = form.compute()
+        whole = slice(0, form.query.shape[1]), slice(0, form.key.shape[2])
+        query, key, matrices, own = form.compute(form.query, form.key, *whole)
         return Fused("blocks", (matrices, own), tokens=(query, key))
     if isinstance(form, HeadMixing):
         offsets = torch.arange(
@@ -117,10 +118,13 @@ def _no_gradients(*_: object) -> Sequence[Shape | None]:
     return ()
 
 
+_BLOCKS = Kind(5, lambda tensors: (tensors[0].shape[2],), _block_gradients)
+
 KINDS = {
     "distance": Kind(1, _distance_sizes, _distance_gradients),
     "counts": Kind(2, lambda _: (), _no_gradients),
-    "blocks": Kind(5, lambda tensors: (tensors[0].shape[2],), _block_gradients),
+    "blocks": _BLOCKS,
+    "blocks_of_heads": _BLOCKS,
     "mixing": Kind(4, _mixing_sizes, _mixing_gradients),
     "sticks": Kind(3, lambda _: (0,), _no_gradients),
     "sticks_self": Kind(3, lambda _: (1,), _no_gradients),
