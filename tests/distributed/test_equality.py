@@ -12,10 +12,11 @@ NAMES = [name for name, entry in ENCODINGS.items() if set(entry.claims.sites) - 
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_every_encoding_by_gathering(pool: Pool, ranks: int) -> None:
+@pytest.mark.parametrize("form", ["gather", "auto"])
+def test_every_encoding(pool: Pool, form: str, ranks: int) -> None:
     splits, layouts = list(SPLITS), list(LAYOUTS)
     cases = [
-        Case(name, layouts[(ranks + i) % 3], splits[(2 * ranks + i) % len(splits)], "gather")
+        Case(name, layouts[(ranks + i) % 3], splits[(2 * ranks + i) % len(splits)], form)
         for i, name in enumerate(["nope", *NAMES])
     ]
     found = pool.run("tests.distributed.equality:differences", ranks, cases=cases)

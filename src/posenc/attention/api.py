@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.backends.common.base import Backend
+from posenc.attention.backends.common.base import Backend, Whole
 from posenc.attention.call import AttentionCall
 from posenc.attention.dispatch import choose, refusals
 from posenc.attention.validation import validate
@@ -117,25 +117,91 @@ def attend(
         UnknownNameError: when there is no backend of that name.
     """
     call = AttentionCall(q, k, v, grid, encoding, dropout, scale)
+    output, lse = _attend(call, backend, return_lse=return_lse)
+    if lse is None:
+        return output
+    return output, lse.to(torch.promote_types(output.dtype, torch.float32))
+
+
+def attend_with_lse(
+    q: Float[Tensor, "B H Q D"],
+    k: Float[Tensor, "B G K D"],
+    v: Float[Tensor, "B G K E"],
+    grid: Grid,
+    encoding: Encoding,
+    *,
+    backend: str | Backend = "auto",
+    scale: float | None = None,
+) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q"]]:
+    """``attend`` with the LSE in the precision that the backend has it in, up to float64.
+
+    Args and Raises: as ``attend``.
+    """
+    call = AttentionCall(q, k, v, grid, encoding, 0.0, scale)
+    output, lse = _attend(call, backend, return_lse=True)
+    assert lse is not None  # it was asked for
+    return output, lse
+
+
+def _attend(
+    call: AttentionCall, backend: str | Backend, *, return_lse: bool
+) -> tuple[Tensor, Tensor | None]:
     validate(call)
-    if return_lse and encoding.score is not None and encoding.score.replaces_softmax:
+    if return_lse:
+        _require_softmax("return_lse", "False", call.encoding)
+    call = call.autocast()
+    q, k = call.q, call.k
+    with without_autocast(q.device):
+        if not (q.shape[0] and q.shape[2] and k.shape[2]):
+            output, lse = _empty_result(call)
+            return output, lse if return_lse else None
+        choice = choose(call.without_padding(), backend)
+        result = choice.plan.run(lse=return_lse)
+        if result.lse is None or choice.backend.lse_has_gradient:
+            return result
+        return result.output, result.lse.detach()
+
+
+def attend_part(
+    q: Float[Tensor, "B H Q D"],
+    k: Float[Tensor, "B G K D"],
+    v: Float[Tensor, "B G K E"],
+    grid: Grid,
+    encoding: Encoding,
+    *,
+    whole: Whole,
+    backend: str | Backend = "auto",
+    scale: float | None = None,
+) -> Float[Tensor, "B H Q E"]:
+    """The gradient of attention over more keys, through these keys.
+
+    With the output and LSE that parts of the keys were joined to, the gradients of the parts sum
+    to those of the whole; no part has to be kept or computed again.
+
+    Args:
+        whole: output and LSE over all keys; the others as of ``attend``.
+
+    Returns:
+        ``[B, H, Q, E]``, any with this gradient.
+
+    Raises: as ``attend``; ArgumentError for weights that are no softmax.
+    """
+    call = AttentionCall(q, k, v, grid, encoding, 0.0, scale, whole)
+    validate(call)
+    _require_softmax("whole", "none", encoding)
+    if not (q.shape[0] and q.shape[2] and k.shape[2]):
+        return _empty_result(call)[0]
+    return choose(call.without_padding(), backend).plan.run().output
+
+
+def _require_softmax(argument: str, expected: str, encoding: Encoding) -> None:
+    if encoding.score is not None and encoding.score.replaces_softmax:
         raise ArgumentError(
-            "return_lse",
-            expected=f"False with {type(encoding.score).__name__}, which replaces the softmax",
+            argument,
+            expected=f"{expected} with {type(encoding.score).__name__}, which replaces the softmax",
             got=True,
             remedy="Its weights have no sum that they are divided by.",
         )
-    call = call.autocast()
-    with without_autocast(q.device):
-        if not (q.shape[0] and q.shape[2] and k.shape[2]):
-            empty = _empty_result(call)
-            return empty if return_lse else empty[0]
-        choice = choose(call.without_padding(), backend)
-        output, lse = choice.plan.run(lse=return_lse)
-        if lse is None:
-            return output
-        lse = lse.to(torch.promote_types(call.q.dtype, torch.float32))
-        return output, lse if choice.backend.lse_has_gradient else lse.detach()
 
 
 def transformed(

@@ -115,6 +115,8 @@ def _named(backend: str | Backend) -> Backend:
 
 def _plan(backend: Backend, call: AttentionCall) -> Plan | Unsupported:
     """The backend's plan on this machine."""
+    if call.whole is not None and not backend.differentiates_parts:
+        return Unsupported("it does not compute gradients through a part of the keys")
     return backend.unavailable(call.q.device) or backend.plan(call.problem(backend))
 
 

@@ -149,6 +149,16 @@ def add_rows(
     return lse
 
 
+def without_rows(
+    lse: Float[Tensor, "B H Q"], lowered: Iterable[StructuredScore]
+) -> Float[Tensor, "B H Q"]:
+    """LSE of logits without the ``row`` terms, from one of the whole logits."""
+    for term in lowered:
+        if isinstance(term, BucketedTerms) and term.row is not None:
+            lse = lse - term.row.detach()
+    return lse
+
+
 def reads_tokens(term: StructuredScore) -> bool:
     """True if a term may depend on queries or keys: all but tables and values may."""
     if isinstance(term, LowRank):

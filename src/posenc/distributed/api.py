@@ -17,6 +17,7 @@ from posenc.attention.validation import validate
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.gathered import attend_gathered
 from posenc.distributed.group import Group
+from posenc.distributed.ring import attend_in_ring, refusal
 from posenc.distributed.session import Session
 from posenc.encoding import Encoding
 from posenc.errors import BackendRefusal, UnknownNameError
@@ -42,11 +43,16 @@ class Form:
 
 
 FORMS: dict[str, Form] = {
+    "ring": Form(
+        attend_in_ring,
+        refusal,
+        "blocks of keys and values travel from rank to rank, and outputs are joined",
+    ),
     "gather": Form(
         attend_gathered,
         lambda call: None,
         "keys and values of all ranks are gathered, and queries stay",
-    )
+    ),
 }
 """All forms, in the order in which ``auto`` tries them."""
 
@@ -202,8 +208,9 @@ def attend(
         encoding: the same on all ranks.
         mesh: the ranks; axis: which axis of a mesh of several.
         causal, window: see ``Grid``.
-        form: ``"gather"`` gathers keys and values; ``"auto"`` takes the first of ``FORMS`` that
-            serves the call, as ``explain`` tells.
+        form: ``"gather"`` gathers keys and values, ``"ring"`` passes them from rank to rank, so
+            that no rank ever has more than two ranks' keys; ``"auto"`` takes the first of ``FORMS``
+            that serves the call, as ``explain`` tells.
         key_layout: of this rank's keys; ``layout`` by default.
         backend, dropout, scale: see ``posenc.attend``.
 

@@ -31,6 +31,23 @@ def exchange(group: Group, x: Tensor, sends: Sequence[int], receives: Sequence[i
     return received
 
 
+def total(group: Group, x: Tensor) -> Tensor:
+    """The sum of all ranks' tensors; its gradient is the sum of theirs."""
+    summed: Tensor = _Total.apply(group, x)  # type: ignore[no-untyped-call]
+    return summed
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: Group, x: Tensor) -> Any:
+        ctx.group = group
+        return group.sum(x.clone())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, ctx.group.sum(gradient.clone(memory_format=torch.contiguous_format))
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Group, lengths: tuple[int, ...], *tensors: Tensor) -> Any:

@@ -32,7 +32,9 @@ def attend_gathered(call: ShardedCall) -> Float[Tensor, "B H L E"]:
             call.q[:, :, piece.begin : piece.end],
             k,
             v,
-            Grid(piece.layout, key, call.grid.causal, call.grid.window),
+            Grid(
+                piece.with_signal(call.grid.query.signal), key, call.grid.causal, call.grid.window
+            ),
             call.encoding,
             backend=call.backend,
             scale=call.scale,

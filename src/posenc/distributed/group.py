@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -87,6 +87,31 @@ class Group:
                 received, x.contiguous(), list(receives), list(sends), group=self.handle
             )
         return received
+
+    def shift(self, sends: Sequence[Tensor], receives: list[Tensor]) -> Callable[[], list[Tensor]]:
+        """Start to send tensors to the next rank, and to receive those of the previous one.
+
+        Returns:
+            a function that waits for both, and returns what was received.
+        """
+        if self.size == 1:
+            return lambda: list(sends)
+        ranks = dist.get_process_group_ranks(self.handle)
+        following, previous = (ranks[(self.rank + step) % self.size] for step in (1, -1))
+        sent = [x.contiguous() for x in sends]
+        operations = [dist.P2POp(dist.isend, x, following, self.handle) for x in sent]
+        operations += [dist.P2POp(dist.irecv, x, previous, self.handle) for x in receives]
+        with self.failures_named():
+            works = dist.batch_isend_irecv(operations)
+
+        def wait() -> list[Tensor]:
+            with self.failures_named():
+                for work in works:
+                    work.wait()
+            sent.clear()
+            return receives
+
+        return wait
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over all ranks, in place."""

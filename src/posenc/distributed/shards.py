@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.arguments import Count, check
@@ -90,11 +92,42 @@ class Piece:
     Args:
         begin, end: (exclusive) among the shard's tokens.
         layout: of them; regular where it can be.
+        orders: the least and the largest order.
+        documents: likewise.
     """
 
     begin: int
     end: int
     layout: Layout
+    orders: tuple[int, int]
+    documents: tuple[int, int]
+
+    @classmethod
+    def of(cls, layout: Layout, begin: int, end: int) -> Piece:
+        """Tokens ``begin`` to ``end`` of a layout. Reads its values."""
+        part = layout.slice(begin, end)
+        whole = part.length == layout.length
+        part = replace(_with_start(layout if whole else part), signal=None)
+        documents = (0, 0) if part.document is None else _range(part.document)
+        return cls(begin, end, part, _range(part.order), documents)
+
+    def may_see(self, other: Piece, *, causal: bool, window: int | None) -> bool:
+        """False if none of these tokens sees any of the others."""
+        if not (self.layout.length and other.layout.length):
+            return False
+        nearest = other.orders[0] - self.orders[1], self.orders[0] - other.orders[1]
+        ahead, behind = max(0, nearest[0]), max(0, nearest[1])
+        limit = math.inf if window is None else window
+        if behind >= limit or ahead >= (1 if causal else limit):
+            return False
+        (low, high), (first, last) = self.documents, other.documents
+        return low <= last and first <= high
+
+    def with_signal(self, signal: Float[Tensor, "b L S"] | None) -> Layout:
+        """The layout with these tokens' part of the shard's signals."""
+        if signal is None:
+            return self.layout
+        return replace(self.layout, signal=signal[:, self.begin : self.end])
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,10 +178,11 @@ class Shards:
         arranged = whole if arrangement is None else take(whole, arrangement)
         return cls(lengths, _with_start(whole), arrangement, _with_start(arranged))
 
-    def shard(self, rank: int) -> Layout:
-        """The layout of one rank's tokens."""
-        begin = sum(self.lengths[:rank])
-        return _with_start(self.layout.slice(begin, begin + self.lengths[rank]))
+    @cached_property
+    def blocks(self) -> list[list[Piece]]:
+        """The stretches of consecutive tokens of every rank."""
+        ends = list(accumulate(self.lengths, initial=0))
+        return [pieces(self.layout.slice(a, b)) for a, b in pairwise(ends)]
 
     def arrange(self, x: Tensor) -> Tensor:
         """``x`` ``[K, …]`` of all ranks in the order of ``sorted``."""
@@ -179,11 +213,15 @@ def pieces(layout: Layout) -> list[Piece]:
     """
     length, order = layout.length, layout.order
     if layout.start is not None or order.shape[0] != 1 or length < 2:
-        return [Piece(0, length, layout)]
+        return [Piece.of(layout, 0, length)]
     cuts = [0, *(order[0].diff() != 1).nonzero().flatten().add(1).tolist(), length]
     if len(cuts) > MOST_PIECES + 1:
-        return [Piece(0, length, layout)]
-    return [Piece(a, b, _with_start(layout.slice(a, b))) for a, b in pairwise(cuts)]
+        return [Piece.of(layout, 0, length)]
+    return [Piece.of(layout, a, b) for a, b in pairwise(cuts)]
+
+
+def _range(x: Tensor) -> tuple[int, int]:
+    return (int(x.min()), int(x.max())) if x.numel() else (0, 0)
 
 
 def _integers(layout: Layout, like: Layouts) -> Int[Tensor, "L b F"]:

@@ -79,6 +79,10 @@ class Part(Hooked):
     mixes_heads: ClassVar[bool] = False
     """True if a head's result depends on the queries or keys of other heads."""
 
+    pairwise: ClassVar[bool] = True
+    """True if the result for a query and a key depends on these two tokens alone, and that of an
+    embedding part for a token on it alone: not on sums over other tokens, or on their number."""
+
     causal_only: ClassVar[bool] = False
     """True if the part requires a causal mask."""
 
@@ -106,6 +110,14 @@ class Part(Hooked):
         the keys.
         """
         return layout
+
+    def of_sums(self) -> Part | None:
+        """The part for layouts whose signals are running sums of this part's signals.
+
+        The sums, in float64, are over the real tokens of a document up to each token, by order.
+        None by default: the part is no function of such sums.
+        """
+        return None
 
     def attach(self, query: Projection, key: Projection) -> None:
         """Receive the projections of the layer; ignored by default.

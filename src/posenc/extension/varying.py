@@ -34,6 +34,7 @@ class VaryingRope(QueryKeyTransform, ABC):
     """
 
     tokenwise = False
+    pairwise = False
 
     def __init__(self, *, rope: Rope, length: float, gain: float = 1.0) -> None:
         super().__init__()

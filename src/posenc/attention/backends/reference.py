@@ -13,6 +13,7 @@ class Reference(Backend):
 
     name = "reference"
     lse_has_gradient = True
+    differentiates_parts = True
 
     def plan(self, problem: Problem) -> Plan:
         score = problem.encoding.score

@@ -43,6 +43,7 @@ class GatedDecay(ScoreTerm, ABC):
     """
 
     causal_only = True
+    pairwise = False
     axes = None
 
     @checked
@@ -72,15 +73,52 @@ class GatedDecay(ScoreTerm, ABC):
         return Ranks.of(grid).running(steps)
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        row, column = self.sums(grid)
-        wide = torch.promote_types(q.dtype, torch.float32)
-        return (row.unsqueeze(-1) - column.unsqueeze(-2)).to(wide)
+        return _difference(*self.sums(grid), like=q)
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        row, column = self.sums(grid)
-        # Relative to the first query, sums near the diagonal are small and keep their precision.
-        start = row[..., :1].detach()
-        return (BucketedTerms(_one_bucket, row=row - start, column=start - column, max_distance=0),)
+        return _lowered(*self.sums(grid))
+
+    def of_sums(self) -> ScoreTerm:
+        return SumDifference(self.gate.out_features)
+
+
+class SumDifference(ScoreTerm):
+    """``s_ij += c_i - c_j``, where c are the signals.
+
+    Args:
+        heads: H.
+    """
+
+    axes = None
+    causal_only = True
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def sums(self, grid: Grid) -> tuple[Float[Tensor, "b H Q"], Float[Tensor, "b H K"]]:
+        """c at each query and each key."""
+        name, heads = type(self).__name__, self.heads or 0
+        return require_signal(grid.query, name, heads).mT, require_signal(grid.key, name, heads).mT
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        return _difference(*self.sums(grid), like=q)
+
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
+        return _lowered(*self.sums(grid))
+
+
+def _difference(
+    row: Float[Tensor, "b H Q"], column: Float[Tensor, "b H K"], like: Tensor
+) -> Scores:
+    wide = torch.promote_types(like.dtype, torch.float32)
+    return (row.unsqueeze(-1) - column.unsqueeze(-2)).to(wide)
+
+
+def _lowered(row: Float[Tensor, "b H Q"], column: Float[Tensor, "b H K"]) -> StructuredTerms:
+    # Relative to the first query, sums near the diagonal are small and keep their precision.
+    start = row[..., :1].detach()
+    return (BucketedTerms(_one_bucket, row=row - start, column=start - column, max_distance=0),)
 
 
 def _one_bucket(offset: Offsets) -> BucketIndex:

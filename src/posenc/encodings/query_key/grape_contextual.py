@@ -57,7 +57,8 @@ class GrapeContextual(QueryKeyTransform):
     head_dim: int
 
     axes = None
-    tokenwise = False  # angles are sums over earlier tokens
+    tokenwise = False
+    pairwise = False  # angles are sums over earlier tokens
 
     @checked
     def __init__(

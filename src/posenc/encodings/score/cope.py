@@ -44,6 +44,7 @@ class Cope(ScoreTerm):
     """
 
     causal_only = True
+    pairwise = False
     axes = None
 
     @checked

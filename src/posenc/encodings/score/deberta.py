@@ -243,7 +243,7 @@ class Deberta(ScoreTerm):
         self.query = nn.Linear(dim, heads * head_dim) if own else None
         # A key bias adds the same to all keys of a query, which softmax ignores.
         self.key = nn.Linear(dim, heads * head_dim, bias=False) if own else None
-        self._attached: tuple[Projection, Projection] | None = None
+        self.attached: tuple[Projection, Projection] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -262,7 +262,7 @@ class Deberta(ScoreTerm):
         """
         if self.projections == "own":
             return
-        if self._attached is not None and self._attached[0] != query:
+        if self.attached is not None and self.attached[0] != query:
             raise ArgumentError(
                 "encoding",
                 expected="one that is in no other layer, whose projections it uses",
@@ -277,7 +277,7 @@ class Deberta(ScoreTerm):
                 got=f"one from {query.in_features} to {query.out_features}",
                 remedy="Create the encoding with the layer's dim, heads and head_dim.",
             )
-        self._attached = (query, key)  # in a tuple, so that no state dict holds them twice
+        self.attached = (query, key)  # in a tuple, so that no state dict holds them twice
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         low, high = self.relative.reached(grid)
@@ -330,14 +330,14 @@ class Deberta(ScoreTerm):
         query: Projection | None = self.query
         key: Projection | None = self.key
         if query is None or key is None:
-            if self._attached is None:
+            if self.attached is None:
                 raise ArgumentError(
                     "projections",
                     expected="'own', outside an attention layer",
                     got="'content', whose projections are the layer's",
                     remedy="Put the encoding into posenc.Attention, or call attach(query, key).",
                 )
-            query, key = self._attached
+            query, key = self.attached
         return query, key
 
 

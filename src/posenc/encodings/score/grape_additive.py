@@ -53,6 +53,7 @@ class GrapeAdditive(ScoreTerm):
     heads: int
 
     causal_only = True
+    pairwise = False
 
     @checked
     def __init__(self, *, dim: Width, heads: Count, width: EvenWidth = 8) -> None:

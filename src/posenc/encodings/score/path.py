@@ -56,6 +56,7 @@ class Path(ScoreTerm):
     head_dim: int
 
     causal_only = True
+    pairwise = False
     keys_by_keys = True
     axes = None
 

@@ -47,6 +47,7 @@ class StickBreaking(ScoreTerm):
     """
 
     causal_only = True
+    pairwise = False
     axes = None
     replaces_product = True
     replaces_softmax = True

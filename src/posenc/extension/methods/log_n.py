@@ -80,6 +80,8 @@ def log_factor(grid: Grid, length: float) -> Float[Tensor, "b q"]:
 class LogN(QueryKeyTransform):
     """Queries scaled by κ after an optional transform; see ``log_n``."""
 
+    pairwise = False
+
     def __init__(self, inner: QueryKeyTransform | None, *, length: float) -> None:
         super().__init__()
         self.inner, self.length = inner, length
@@ -109,6 +111,7 @@ class LogN(QueryKeyTransform):
 class LogNScore(ScoreTerm):
     """A score part scaled by κ; see ``log_n``."""
 
+    pairwise = False
     reads_layout = True
 
     def __init__(self, inner: ScoreTerm, *, length: float) -> None:

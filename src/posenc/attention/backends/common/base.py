@@ -15,6 +15,18 @@ from posenc.encoding import Encoding, Rotation, StructuredScore
 from posenc.grid import Grid
 
 
+class Whole(NamedTuple):
+    """Output and LSE of queries over more keys than those of a problem.
+
+    Args:
+        output: ``[B, H, Q, E]``.
+        lse: ``[B, H, Q]`` in float32 or better.
+    """
+
+    output: Float[Tensor, "B H Q E"]
+    lse: Float[Tensor, "B H Q"]
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """One validated call of ``attend``, its queries and keys already transformed, or to be rotated.
@@ -28,6 +40,8 @@ class Problem:
         lowered: score and value parts in structured form; None where one has none.
         rotation: what the backend has to do to queries and keys before their product. Only for
             backends that fuse, and where nothing of ``lowered`` reads queries or keys.
+        whole: output and LSE over more keys than these, where what is wanted is the gradient of
+            that output through these keys. The output computed is then any that has it.
     """
 
     q: Float[Tensor, "B H Q D"]
@@ -39,6 +53,7 @@ class Problem:
     dropout: float
     lowered: tuple[StructuredScore, ...] | None
     rotation: Rotation | None = None
+    whole: Whole | None = None
 
     @property
     def heads(self) -> int:
@@ -124,6 +139,9 @@ class Backend(ABC):
 
     fuse_rotations: bool = False
     """True if the backend rotates queries and keys itself."""
+
+    differentiates_parts: bool = False
+    """True if the backend computes problems with ``whole``."""
 
     def unavailable(self, device: torch.device) -> Unsupported | None:
         """The reason why this machine cannot run it on ``device``; None if it can.

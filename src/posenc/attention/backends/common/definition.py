@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from posenc.attention.backends.common.base import Problem, Result
+from posenc.attention.backends.common.base import Problem, Result, Whole
 from posenc.attention.lowering import repeat_heads
 from posenc.attention.softmax import masked_softmax
 
@@ -21,7 +21,9 @@ def attend_by_definition(problem: Problem, *, lse: bool = False) -> Result:
     logits, visible = _logits(problem), problem.grid.visible
     v = repeat_heads(problem.v, problem.heads).to(logits.dtype)
     score, value = problem.encoding.score, problem.encoding.value
-    if score is not None and score.replaces_softmax:
+    if problem.whole is not None:
+        weights = _weights_in(problem.whole, logits, visible)
+    elif score is not None and score.replaces_softmax:
         weights = logits.exp().masked_fill(~visible, 0.0)
     else:
         weights = masked_softmax(logits, visible)
@@ -29,7 +31,22 @@ def attend_by_definition(problem: Problem, *, lse: bool = False) -> Result:
     output = weights @ v
     if value is not None:
         output = output + value(weights, problem.grid)
+    if problem.whole is not None:
+        output = output - problem.whole.output.detach() * weights.sum(-1, keepdim=True)
     return Result(output.to(problem.v.dtype), _masked_lse(logits, visible) if lse else None)
+
+
+def _weights_in(
+    whole: Whole, logits: Float[Tensor, "B H Q K"], visible: Bool[Tensor, "b 1 Q K"]
+) -> Float[Tensor, "B H Q K"]:
+    """Weights of these keys among all keys.
+
+    The gradient of a weight's logit is the weight times ``dO·v - dO·O``, O the whole output.
+    """
+    lse = whole.lse.detach().masked_fill(whole.lse.isneginf(), torch.inf).unsqueeze(-1)
+    rounded = lse.to(logits.dtype)
+    rest = (lse - rounded).nan_to_num().to(logits.dtype)
+    return (logits.masked_fill(~visible, -torch.inf) - rounded - rest).exp()
 
 
 @torch.no_grad()
@@ -55,7 +72,11 @@ def _masked_lse(
     empty = ~visible.any(-1)
     # A row that sees nothing sees all here, so that its gradient is zero and not NaN.
     seen = visible | empty.unsqueeze(-1)
-    lse = logits.masked_fill(~seen, -torch.inf).logsumexp(-1)
+    shown = logits.masked_fill(~seen, -torch.inf)
+    largest = shown.detach().amax(-1, keepdim=True)
+    # Both summands are exact to a rounding of their own, which is lost in a sum of their precision.
+    wide = logits.dtype if logits.device.type == "mps" else torch.float64
+    lse = largest.to(wide).squeeze(-1) + (shown - largest).exp().sum(-1).log()
     return lse.masked_fill(empty, -torch.inf)
 
 

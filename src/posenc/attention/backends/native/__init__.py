@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.attention.backends.common.base import Backend, Plan, Problem, Result, Unsupported
 from posenc.attention.backends.native.blocks import HeadsApart, takes_heads_apart
 from posenc.attention.backends.native.build import missing
-from posenc.attention.backends.native.op import native
+from posenc.attention.backends.native.op import NativePart, native
 from posenc.attention.backends.native.operands import (
     Operands,
     domain_of,
@@ -22,7 +22,7 @@ from posenc.attention.backends.native.operands import (
 )
 from posenc.attention.backends.native.pairs import DESCRIPTIONS, Fused, fused
 from posenc.attention.images import serves_axes, serves_images
-from posenc.attention.lowering import add_rows, repeat_heads
+from posenc.attention.lowering import add_rows, repeat_heads, without_rows
 from posenc.attention.runs import run_intervals
 from posenc.encoding import BlockTransforms, DistanceFunction, FusedScore, StructuredScore
 from posenc.runtime import is_transformed
@@ -43,6 +43,7 @@ class Native(Backend):
     """
 
     name = "native"
+    differentiates_parts = True
 
     def unavailable(self, device: torch.device) -> Unsupported | None:
         if device.type != "cpu":
@@ -144,7 +145,7 @@ def _run(
         k = torch.cat([k, *(f.key.to(k).expand(size) for f in x.factors)], dim=-1)
         scale = 1.0
     graded = torch.is_grad_enabled()
-    output, sums = native(
+    tensors = (
         q,
         k,
         v,
@@ -159,7 +160,8 @@ def _run(
         x.value_rows,
         x.bucket,
         intervals,
-        [] if pairs is None else list(pairs.tensors),
+    )
+    rest = (
         scale,
         [*_mask(problem, shift), x.first, x.period, x.jump],
         problem.dropout,
@@ -167,6 +169,14 @@ def _run(
         [graded and term is not None and term.requires_grad for term in (x.line, x.column)],
         "" if pairs is None else pairs.kind,
     )
+    of_pairs = () if pairs is None else pairs.tensors
+    if problem.whole is not None:
+        sums = without_rows(problem.whole.lse, terms).double().contiguous()
+        given = NativePart.apply(  # type: ignore[no-untyped-call]
+            problem.whole.output.contiguous(), sums, *tensors, *rest, *of_pairs
+        )
+        return Result(given, None)
+    output, sums = native(*tensors, list(of_pairs), *rest)
     if not lse:
         return Result(output.to(problem.v.dtype), None)
     wide = torch.promote_types(problem.q.dtype, torch.float32)

@@ -87,7 +87,7 @@ class Problem(ctypes.Structure):
         *_numbers("threads", "chunks", "splits"),
         ("scale", ctypes.c_double),
         ("dropout", ctypes.c_double),
-        *_numbers("seed"),
+        *_numbers("seed", "part"),
         *((name, Tokens) for name in ("q", "k", "v", "out")),
         *((name, ctypes.c_void_p) for name in ("lse", "low", "high", "base")),
         *_numbers("rows_batch"),

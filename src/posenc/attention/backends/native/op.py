@@ -122,14 +122,20 @@ def native_backward(
     seed: int,
     wants: Sequence[bool],
     kind: str,
+    part: bool,
 ) -> list[Tensor]:
-    """Gradients of q, k, v and the terms that are there, in order; empty where not wanted."""
+    """Gradients of q, k, v and the terms that are there, in order; empty where not wanted.
+
+    Args:
+        part: whether output and LSE are over more keys than these.
+    """
     call = _Call(
         q, k, v, down, across, line, column, bucket, intervals, scale, place, dropout, seed
     )
     call.add_terms(left, left_rows, right, right_rows, value_rows)
     call.add_pairs(kind, pairs)
     x, gradient = call.problem, call.keep(_rows(gradient))
+    x.part = part
     batch, heads, groups, splits = x.batch, x.heads, x.groups, call.splits
     x.gradient, x.out, x.lse, x.splits = Tokens.of(gradient), Tokens.of(out), lse.data_ptr(), splits
     dq = torch.empty(q.shape, dtype=q.dtype)
@@ -203,7 +209,7 @@ def _summed(name: str, partial: Tensor, like: Tensor, spans: Spans | None) -> Te
 def _(gradient: Tensor, out: Tensor, lse: Tensor, *given: Any) -> list[Tensor]:
     found = [tensor.new_empty(tensor.shape) for tensor in given[:12] if tensor is not None]
     at = 3 + 2 * (given[3] is not None)
-    for tensor, wanted in zip(given[5:7], given[-2], strict=True):
+    for tensor, wanted in zip(given[5:7], given[-3], strict=True):
         if tensor is not None:
             if not wanted:
                 found[at] = tensor.new_empty(0)
@@ -359,10 +365,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.mark_non_differentiable(output[1])
 
 
-def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+def _differentiate(
+    ctx: Any, gradient: Tensor, _: Tensor | None, *, part: bool = False
+) -> tuple[Any, ...]:
     kept = ctx.saved_tensors
     pairs, wants = kept[16:], ctx.rest[-2]
-    found = iter(native_backward(gradient, *kept[:16], pairs, *ctx.rest))
+    found = iter(native_backward(gradient, *kept[:16], pairs, *ctx.rest, part))
     gradients = [None if tensor is None else next(found) for tensor in kept[2:14]]
     for at, wanted in zip((5, 6), wants, strict=True):
         if not wanted:
@@ -371,3 +379,19 @@ def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Any, .
 
 
 native.register_autograd(_differentiate, setup_context=_keep)
+
+
+class NativePart(torch.autograd.Function):
+    """``native`` with output and LSE over more keys given: only its backward pass is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, lse: Tensor, *inputs: Any) -> Tensor:
+        """The given output; ``inputs`` are those of ``native``, but with the pairs last."""
+        tensors, ctx.rest = inputs[:14], inputs[14:20]
+        ctx.save_for_backward(output, lse, *tensors, *inputs[20:])
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        *gradients, pairs = _differentiate(ctx, gradient, None, part=True)[:15]
+        return None, None, *gradients, *(None for _ in ctx.rest), *pairs

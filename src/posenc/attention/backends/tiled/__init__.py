@@ -14,13 +14,14 @@ from posenc.attention.backends.common.base import (
     Problem,
     Result,
     Unsupported,
+    Whole,
     join_queries,
 )
 from posenc.attention.backends.tiled.blockwise import attend_blockwise
 from posenc.attention.backends.tiled.images import tiled_image
-from posenc.attention.backends.tiled.op import tiled
+from posenc.attention.backends.tiled.op import TiledPart, tiled
 from posenc.attention.images import image_table, serves_images
-from posenc.attention.lowering import add_rows, lower, part_of, repeat_heads
+from posenc.attention.lowering import add_rows, lower, part_of, repeat_heads, without_rows
 from posenc.attention.regular import Regular, read_offsets
 from posenc.attention.runs import Run, regular_runs
 from posenc.encoding import StructuredScore
@@ -38,6 +39,7 @@ class Tiled(Backend):
     """
 
     name = "tiled"
+    differentiates_parts = True
 
     def plan(self, problem: Problem) -> Plan | Unsupported:
         if _regular(problem):
@@ -79,6 +81,8 @@ def _images(problem: Problem) -> bool:
     """True if tables between whole images are the only terms, on the fused kernel's device."""
     if problem.q.device.type != "cpu" or problem.dropout or is_transformed():
         return False
+    if problem.whole is not None:
+        return False
     if problem.q.shape[-1] != problem.v.shape[-1]:
         return False
     return serves_images(problem.grid, problem.lowered)
@@ -118,10 +122,10 @@ def _attend_regular(problem: Problem, *, lse: bool) -> Result:
         problem.grid.require_shift(),
         int(problem.grid.causal),
         -1 if problem.grid.window is None else problem.grid.window,
-        -1 if terms.max_distance is None else terms.max_distance,
+        -1 if terms.max_distance is None or problem.whole is not None else terms.max_distance,
     ]
     batch = q.shape[0]
-    output, row_lse, *_ = tiled(
+    inputs = (
         q,
         k,
         v,
@@ -139,6 +143,13 @@ def _attend_regular(problem: Problem, *, lse: bool) -> Result:
         bias_by_offset is not None and bias_by_offset.requires_grad and torch.is_grad_enabled(),
         not problem.grid.causal and _wants_sums(bias_by_offset, terms),
     )
+    if problem.whole is not None:
+        sums = without_rows(problem.whole.lse, problem.lowered).to(wide)
+        whole = problem.whole.output.to(wide)
+        whole = torch.nn.functional.pad(whole, (0, v.shape[-1] - whole.shape[-1]))
+        given = TiledPart.apply(whole, sums, *inputs)  # type: ignore[no-untyped-call]
+        return Result(given[..., : problem.v.shape[-1]].to(problem.v.dtype), None)
+    output, row_lse, *_ = tiled(*inputs)
     output = output[..., : problem.v.shape[-1]].to(problem.v.dtype)
     return Result(output, add_rows(row_lse, problem.lowered) if lse else None)
 
@@ -200,7 +211,8 @@ def _attend_row(
     problem: Problem, rows: list[int], documents: tuple[Run, ...], *, lse: bool
 ) -> Result:
     """Some batch rows, which have the same documents."""
-    part = replace(problem, q=problem.q[rows], k=problem.k[rows], v=problem.v[rows])
+    whole = None if problem.whole is None else Whole(*(x[rows] for x in problem.whole))
+    part = replace(problem, q=problem.q[rows], k=problem.k[rows], v=problem.v[rows], whole=whole)
     pieces, at = [], 0
     for run in documents:
         if run.query[0] > at:
@@ -230,7 +242,10 @@ def _attend_run(
     if lowered is None:
         scale, width = problem.scale, v.shape[3]
         lowered = lower(problem.encoding, q, k, grid, scale=scale, value_dim=width)
-    part = replace(problem, q=q, k=k, v=v, grid=grid, lowered=lowered)
+    whole = problem.whole
+    if whole is not None:
+        whole = Whole(*(x[:, :, slice(*run.query)] for x in whole))
+    part = replace(problem, q=q, k=k, v=v, grid=grid, lowered=lowered, whole=whole)
     if lowered is None:
         return attend_blockwise(part, lse=lse)
     return _attend_regular(part, lse=lse)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.attention.backends.common.base import Problem, Result, join_queries
+from posenc.attention.backends.common.base import Problem, Result, Whole, join_queries
 from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.grid import Grid
 from posenc.runtime import is_transformed
@@ -35,7 +35,9 @@ def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
 def _block(problem: Problem, begin: int, end: int, *, lse: bool) -> Result:
     whole = problem.grid
     grid = Grid(whole.query.slice(begin, end), whole.key, whole.causal, whole.window)
-    part = replace(problem, grid=grid)
+    given = problem.whole
+    given = None if given is None else Whole(*(x[:, :, begin:end] for x in given))
+    part = replace(problem, grid=grid, whole=given)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Result:
         return attend_by_definition(replace(part, q=q, k=k, v=v), lse=lse)

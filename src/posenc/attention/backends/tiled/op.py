@@ -154,3 +154,22 @@ def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tenso
 
 
 tiled.register_autograd(_differentiate, setup_context=_keep)
+
+
+class TiledPart(torch.autograd.Function):
+    """``tiled`` with output and LSE over more keys given: only its backward pass is computed.
+
+    The band has to be without a distance beyond which buckets do not change: sums far away are
+    found from the fact that gradients of logits over all keys sum to zero.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, lse: Tensor, *inputs: Any) -> Tensor:
+        """The given output; ``inputs`` are those of ``tiled``."""
+        ctx.save_for_backward(*inputs[:COUNT], output, lse, *(output.new_empty(0) for _ in "ol"))
+        ctx.rest = inputs[COUNT:-1]
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, None, *_differentiate(ctx, gradient)

@@ -247,7 +247,7 @@ class Backward {
     const index from = see.begin / VL * VL, to = round_up(see.end, VL);
     const vec lse = splat(lse_[i]), delta = splat(delta_[i]);
     // The weight of a single key is 1 whatever its logit is: rounding would leave a gradient.
-    const ivec alone = tile.all_seen(i).size() == 1 ? ~ivec{} : ivec{};
+    const ivec alone = !x_.part && tile.all_seen(i).size() == 1 ? ~ivec{} : ivec{};
     const uint32_t seed = dropout_.row_seed((b * x_.heads + h) * x_.queries + tile.i0 + i);
     for (index t = from; t < to; t += VL) {
       const vec p = exponential(masked(load(s + t), t, see) - lse);

@@ -55,7 +55,7 @@ struct Problem {
   index batch, heads, groups, queries, keys, dim, value_dim;
   index threads, chunks, splits;
   double scale, dropout;
-  index seed;
+  index seed, part;  // part: output and lse are over more keys than these
   Tokens q, k, v, out;
   double* lse;          // [B, H, Q]
   const int32_t* low;   // [B|1, Q]: the keys low … high - 1 are visible,

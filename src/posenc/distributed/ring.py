@@ -1,0 +1,286 @@
+"""The ring form: keys and values travel, and every rank attends to one block of them at a time.
+
+Outputs over blocks are joined by their LSE. In the backward pass the blocks travel once more, with
+their gradients; gradients through a block follow from the output and LSE over all keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from posenc.attention.api import attend_part, attend_with_lse
+from posenc.attention.backends.common.base import Backend, Whole
+from posenc.attention.dispatch import BACKENDS
+from posenc.distributed.call import ShardedCall
+from posenc.distributed.group import Group
+from posenc.distributed.shards import Piece, Shards, pieces
+from posenc.distributed.sums import crosses_ties, running_sums
+from posenc.encoding import Encoding
+from posenc.encodings.common.precision import widest
+from posenc.grid import Grid
+from posenc.layout import Layout
+from posenc.runtime import without_autocast
+
+
+def refusal(call: ShardedCall) -> str | None:
+    """The reason why a ring cannot serve the call."""
+    encoding = call.encoding
+    for part in (encoding.query_key, encoding.score, encoding.value):
+        if part is None:
+            continue
+        name = type(part).__name__
+        if getattr(part, "replaces_softmax", False):
+            return f"the weights of {name} are no softmax, and parts of them cannot be joined"
+        if not part.pairwise and part.of_sums() is None:
+            return f"the result of {name} for a pair depends on other tokens, too"
+        if any(getattr(module, "attached", None) is not None for module in part.modules()):
+            return f"{name} computes with parameters of the layer"
+    shards = call.shards()
+    if shards.layout.positions.requires_grad:
+        return "positions have gradients"
+    if _summed(encoding) and crosses_ties(call.session.group, shards):
+        return "tokens of one order are on several ranks, and sums up to them on none"
+    return None
+
+
+def attend_in_ring(call: ShardedCall) -> Float[Tensor, "B H L E"]:
+    """Attention of this rank's queries, one block of keys after the other."""
+    shards, group, encoding, grid = call.shards(), call.session.group, call.encoding, call.grid
+    query, key = grid.query.signal, grid.key.signal
+    if _summed(encoding):
+        query = key = running_sums(group, shards, grid.key)
+        encoding = Encoding(
+            query_key=encoding.query_key and _of_sums(encoding.query_key),
+            score=encoding.score and _of_sums(encoding.score),
+            value=encoding.value,
+        )
+    ring = Ring(group, shards, replace(grid, query=_plain(grid.query)), encoding, call)
+    parameters = [p for p in encoding.parameters() if p.requires_grad]
+    output: Tensor = _Attend.apply(  # type: ignore[no-untyped-call]
+        ring, call.q, call.k, call.v, query, key, *parameters
+    )
+    return output
+
+
+def _summed(encoding: Encoding) -> bool:
+    return any(
+        not part.pairwise for part in encoding.parts()[-3:] if part is not encoding.embedding
+    )
+
+
+def _of_sums(part: Any) -> Any:
+    return part if part.pairwise else part.of_sums()
+
+
+def _plain(layout: Layout) -> Layout:
+    return layout if layout.signal is None else replace(layout, signal=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Ring:
+    """One call, but for its tensors.
+
+    Args:
+        group: the ranks.
+        shards: the key layouts of all ranks.
+        grid: of this rank's queries; its key layout is not used.
+        encoding: whose terms depend on pairs alone.
+        call: for backend and scale.
+    """
+
+    group: Group
+    shards: Shards
+    grid: Grid
+    encoding: Encoding
+    call: ShardedCall
+
+    def queries(self) -> list[Piece]:
+        """Stretches of this rank's queries."""
+        same = self.grid.query.order is self.call.grid.key.order
+        return self.shards.blocks[self.group.rank] if same else pieces(self.grid.query)
+
+    def pairs(
+        self, block: int, query_signal: Tensor | None, key_signal: Tensor | None
+    ) -> Iterator[tuple[slice, slice, Grid]]:
+        """Stretches of queries and of the block's keys that may see each other, and their grids."""
+        causal, window = self.grid.causal, self.grid.window
+        for own in self.queries():
+            for other in self.shards.blocks[block]:
+                if own.may_see(other, causal=causal, window=window):
+                    query, key = own.with_signal(query_signal), other.with_signal(key_signal)
+                    grid = Grid(query, key, causal, window)
+                    yield slice(own.begin, own.end), slice(other.begin, other.end), grid
+
+    def turns(self) -> list[int]:
+        """The blocks in the order in which this rank gets them: its own, then the previous ones."""
+        return [(self.group.rank - step) % self.group.size for step in range(self.group.size)]
+
+    def like(self, tensors: Sequence[Tensor], block: int) -> list[Tensor]:
+        """Empty tensors for a block's tokens, which are in the last dimension but one."""
+        length = self.shards.lengths[block]
+        return [x.new_empty(*x.shape[:-2], length, x.shape[-1]) for x in tensors]
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        ring: Ring,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query_signal: Tensor | None,
+        key_signal: Tensor | None,
+        *parameters: Tensor,
+    ) -> Tensor:
+        output, lse = _forward(ring, q, k, v, query_signal, key_signal)
+        output = output.to(v.dtype)
+        ctx.ring, ctx.parameters = ring, parameters
+        ctx.save_for_backward(q, k, v, query_signal, key_signal, output, lse)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        with without_autocast(gradient.device):
+            return None, *_backward(ctx.ring, ctx.parameters, gradient, *ctx.saved_tensors)
+
+
+def _forward(
+    ring: Ring,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_signal: Tensor | None,
+    key_signal: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Output in float32 or better, and LSE in float64, over all keys."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    output = q.new_zeros(*q.shape[:3], v.shape[3], dtype=wide)
+    lse = q.new_full(q.shape[:3], -torch.inf, dtype=widest(q.device))
+    held = [k, v] if key_signal is None else [k, v, key_signal]
+    turns = ring.turns()
+    for step, block in enumerate(turns):
+        arrive = None
+        if step + 1 < len(turns):
+            arrive = ring.group.shift(held, ring.like(held, turns[step + 1]))
+        for rows, columns, grid in ring.pairs(block, query_signal, _signal(held)):
+            part = attend_with_lse(
+                q[:, :, rows],
+                held[0][:, :, columns],
+                held[1][:, :, columns],
+                grid,
+                ring.encoding,
+                backend=ring.call.backend,
+                scale=ring.call.scale,
+            )
+            _join(output[:, :, rows], lse[:, :, rows], *part)
+        if arrive is not None:
+            held = arrive()
+    return output, lse
+
+
+def _join(output: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
+    """Add attention over more keys to ``output`` and ``lse``, in place."""
+    joined = torch.logaddexp(lse, more_lse)
+    finite = joined.masked_fill(joined.isneginf(), 0.0)
+    output.mul_((lse - finite).exp().unsqueeze(-1).to(output.dtype))
+    output.add_(more * (more_lse - finite).exp().unsqueeze(-1).to(output.dtype))
+    lse.copy_(joined)
+
+
+def _backward(
+    ring: Ring,
+    parameters: Sequence[Tensor],
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_signal: Tensor | None,
+    key_signal: Tensor | None,
+    output: Tensor,
+    lse: Tensor,
+) -> list[Tensor | None]:
+    """Gradients of q, k, v, both signals and the parameters."""
+    dq, dquery = _zeros(q), None if query_signal is None else _zeros(query_signal)
+    of_parameters = [_zeros(parameter) for parameter in parameters]
+    held = [k, v] if key_signal is None else [k, v, key_signal]
+    turns, summed = ring.turns(), None
+    for step, block in enumerate(turns):
+        last = step + 1 == len(turns)
+        arrive = None if last else ring.group.shift(held, ring.like(held, turns[step + 1]))
+        found = [_zeros(x) for x in held]
+        for rows, columns, grid in ring.pairs(block, query_signal, _signal(held)):
+            whole = Whole(output[:, :, rows], lse[:, :, rows])
+            operands = (q[:, :, rows], *(x[:, :, columns] for x in held[:2]))
+            into = [dq[:, :, rows], *(x[:, :, columns] for x in found[:2])]
+            if dquery is not None:
+                into += [dquery[:, rows], found[2][:, columns]]
+            gradients = _part(ring, operands, grid, whole, gradient[:, :, rows], parameters)
+            for total, more in zip([*into, *of_parameters], gradients, strict=True):
+                if more is not None:
+                    total.add_(more)
+        if summed is not None:
+            for mine, others in zip(found, summed(), strict=True):
+                mine.add_(others)
+        # The sums go on with their block; those that come are of the block that comes.
+        summed = ring.group.shift(found, ring.like(found, turns[(step + 1) % len(turns)]))
+        if arrive is not None:
+            held = arrive()
+    assert summed is not None  # there is at least one rank
+    dk, dv, *dkey = summed()
+    of_signals = [None, None] if dquery is None else [dquery, *dkey]
+    made: list[Tensor | None] = [dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), *of_signals]
+    return [*made, *(g.to(p.dtype) for g, p in zip(of_parameters, parameters, strict=True))]
+
+
+def _part(
+    ring: Ring,
+    operands: Sequence[Tensor],
+    grid: Grid,
+    whole: Whole,
+    gradient: Tensor,
+    parameters: Sequence[Tensor],
+) -> tuple[Tensor | None, ...]:
+    """Gradients through one block, of q, k, v, the signals and the parameters."""
+    with torch.enable_grad():
+        q, k, v = (x.detach().requires_grad_() for x in operands)
+        signals = [side.signal for side in (grid.query, grid.key)]
+        given = [x.detach().requires_grad_() for x in signals if x is not None]
+        if given:
+            query, key = (
+                replace(side, signal=signal)
+                for side, signal in zip((grid.query, grid.key), given, strict=True)
+            )
+            grid = replace(grid, query=query, key=key)
+        output = attend_part(
+            *(q, k, v, grid, ring.encoding),
+            whole=whole,
+            backend=_differentiating(ring.call.backend),
+            scale=ring.call.scale,
+        )
+        return torch.autograd.grad(
+            output, [q, k, v, *given, *parameters], gradient, allow_unused=True
+        )
+
+
+def _differentiating(backend: str | Backend) -> str | Backend:
+    """The backend, if it computes gradients through parts of the keys; else ``"auto"``."""
+    found = BACKENDS.get(backend) if isinstance(backend, str) else backend
+    return backend if found is not None and found.differentiates_parts else "auto"
+
+
+def _signal(held: Sequence[Tensor]) -> Tensor | None:
+    """What comes with keys and values, if anything does."""
+    return held[2] if len(held) > 2 else None
+
+
+def _zeros(x: Tensor) -> Tensor:
+    return torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))

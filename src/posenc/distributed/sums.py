@@ -1,0 +1,123 @@
+"""Running sums over tokens that are spread over ranks."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.distributed.collectives import total
+from posenc.distributed.group import Group
+from posenc.distributed.shards import Shards
+from posenc.errors import ArgumentError
+from posenc.layout import Layout
+
+
+def running_sums(group: Group, shards: Shards, layout: Layout) -> Float[Tensor, "B L S"]:
+    """Sums of this rank's and others' signals up to each token of this rank, in float64.
+
+    Over the real tokens of the token's document, by order. The sorted tokens of a row are in
+    stretches that one rank has; a rank sums its own, and only a total a stretch is exchanged.
+
+    Args:
+        shards: layouts of all ranks.
+        layout: of this rank, with its signals.
+    """
+    signal = layout.signal
+    if signal is None:
+        raise ArgumentError(
+            "layout",
+            expected="the signal that the encoding computes from the tokens",
+            got="none",
+            remedy="Use Attention, or encoding.observe(x, layout) before attend.",
+        )
+    stretches, begins = _stretches(group, shards)
+    own = stretches[:, sum(shards.lengths[: group.rank]) :][:, : layout.length]
+    rows, count = len(signal), begins.shape[1]
+    index = own.expand(rows, -1).unsqueeze(-1).expand(-1, -1, signal.shape[-1])
+    steps = signal.double()
+    if layout.valid is not None:
+        steps = steps.masked_fill(~layout.valid.unsqueeze(-1), 0.0)
+    totals = steps.new_zeros(rows, count, signal.shape[-1]).scatter_add(1, index, steps)
+    totals = total(group, totals)
+    before = _exclusive(totals, begins.expand(rows, -1))
+    return before.gather(1, index) + _within(steps, own, layout)
+
+
+def crosses_ties(group: Group, shards: Shards) -> bool:
+    """True if tokens of one document and order are on several ranks. Reads the layouts' values."""
+    owner, order, document = _sorted(shards)
+    same = (order.diff() == 0) & (document.diff() == 0) & (document[:, 1:] != _PADDING)
+    return bool((same & (owner.diff() != 0)).any())
+
+
+_PADDING = torch.iinfo(torch.int64).max
+
+
+def _sorted(shards: Shards) -> tuple[Tensor, Tensor, Tensor]:
+    """Owner, order and document of all tokens, sorted by document and order, ``[b, K]``."""
+    layout = shards.layout
+    ranks = torch.arange(len(shards.lengths), device=layout.device)
+    lengths = torch.tensor(shards.lengths, device=layout.device)
+    owner = ranks.repeat_interleave(lengths).unsqueeze(0).expand(layout.batch, -1)
+    index = _sorting(layout)
+    parts = (owner, layout.order.expand(layout.batch, -1), _documents(layout))
+    return tuple(part.gather(1, index) for part in parts)  # type: ignore[return-value]
+
+
+def _sorting(layout: Layout) -> Int[Tensor, "b K"]:
+    order = layout.order.expand(layout.batch, -1).argsort(dim=1, stable=True)
+    return order.gather(1, _documents(layout).gather(1, order).argsort(dim=1, stable=True))
+
+
+def _documents(layout: Layout) -> Int[Tensor, "b K"]:
+    document = torch.zeros_like(layout.order) if layout.document is None else layout.document
+    document = document.expand(layout.batch, -1)
+    return document if layout.valid is None else document.where(layout.valid, _PADDING)
+
+
+def _stretches(group: Group, shards: Shards) -> tuple[Int[Tensor, "b K"], Int[Tensor, "b N"]]:
+    """The stretch of every token (as ranks hold them), and the first of each stretch's document."""
+    owner, _, document = _sorted(shards)
+    changes = (owner.diff() != 0) | (document.diff() != 0)
+    numbers = torch.nn.functional.pad(changes.long().cumsum(1), (1, 0))
+    count = int(numbers.max()) + 1 if numbers.numel() else 1
+    of_document = (
+        torch.nn.functional.pad(numbers[:, 1:].where(document.diff() != 0, 0), (1, 0))
+        .cummax(1)
+        .values
+    )
+    begins = torch.zeros(len(numbers), count, dtype=torch.int64, device=numbers.device)
+    begins.scatter_(1, numbers, of_document)
+    stretches = torch.empty_like(numbers).scatter_(1, _sorting(shards.layout), numbers)
+    return stretches, begins
+
+
+def _exclusive(
+    totals: Float[Tensor, "B N S"], begins: Int[Tensor, "B N"]
+) -> Float[Tensor, "B N S"]:
+    """Sums of the totals before each stretch, from the first of its document."""
+    sums = torch.nn.functional.pad(totals.cumsum(1), (0, 0, 1, 0))[:, :-1]
+    return sums - sums.gather(1, begins.unsqueeze(-1).expand_as(sums))
+
+
+def _within(
+    steps: Float[Tensor, "B L S"], stretches: Int[Tensor, "b L"], layout: Layout
+) -> Float[Tensor, "B L S"]:
+    """Sums of a rank's steps up to each of its tokens, from the first of its stretch."""
+    rows = len(steps)
+    order = layout.order.expand(rows, -1)
+    stretches = stretches.expand(rows, -1)
+    index = order.argsort(dim=1, stable=True)
+    index = index.gather(1, stretches.gather(1, index).argsort(dim=1, stable=True))
+    wide = index.unsqueeze(-1).expand_as(steps)
+    sums = torch.nn.functional.pad(steps.gather(1, wide).cumsum(1), (0, 0, 1, 0))
+    ordered, numbers = order.gather(1, index), stretches.gather(1, index)
+    fresh = torch.nn.functional.pad(numbers.diff() != 0, (1, 0), value=True)
+    places = torch.arange(steps.shape[1], device=steps.device).expand(rows, -1)
+    first = places.where(fresh, 0).cummax(1).values
+    # Tokens of equal order have the sum up to the last of them.
+    ends = torch.nn.functional.pad(fresh[:, 1:] | (ordered.diff() != 0), (0, 1), value=True)
+    last = places.where(ends, steps.shape[1]).flip(1).cummin(1).values.flip(1)
+    found = [sums.gather(1, at.unsqueeze(-1).expand_as(steps)) for at in (last + 1, first)]
+    return torch.empty_like(steps).scatter(1, wide, found[0] - found[1])

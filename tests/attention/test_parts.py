@@ -1,0 +1,78 @@
+"""Gradients through parts of the keys, given output and LSE over all keys."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import ENCODINGS, Encoding, Grid, Layout, attend, create
+from posenc.attention.api import attend_part
+from posenc.attention.backends.common.base import Whole
+from posenc.attention.dispatch import BACKENDS
+from posenc.errors import ArgumentError, BackendRefusal
+from posenc.testing.subject import Subject, agree, operands, spread
+
+NAMES = ("alibi", "contextual", "deberta", "dape", "fire", "irpe", "kerple", "nope", "rope", "shaw")
+NAMES += ("swin_v2", "t5", "transformer_xl", "tupe", "xpos")
+
+BACKEND_NAMES = [name for name, backend in BACKENDS.items() if backend.differentiates_parts]
+
+LAYOUTS = {
+    "sequence": Layout.sequence(70),
+    "packed": Layout.packed([30, 25, 15]),
+    "padded": Layout.padded([70, 41], side="left"),
+}
+
+
+def encoding_of(name: str) -> tuple[Subject, Encoding]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        subject = Subject.of_entry(name, ENCODINGS[name])
+        encoding = subject.make()
+    spread(encoding)
+    return subject, encoding.double()
+
+
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_of_parts_sum_to_those_of_the_whole(name: str, backend: str) -> None:
+    subject, encoding = encoding_of(name)
+    causal, window = encoding.causal_only or name in ("t5", "tupe"), 40 if name == "rope" else None
+    parameters = list(encoding.parameters())
+    for layout in LAYOUTS.values():
+        layout = subject.place(layout)
+        inputs = [x.requires_grad_() for x in operands(70, 70)]
+        grid = Grid.of(layout, causal=causal, window=window)
+        output, lse = attend(*inputs, grid, encoding, backend="reference", return_lse=True)
+        direction = torch.randn_like(output)
+        expected = torch.autograd.grad(output, [*inputs, *parameters], direction, allow_unused=True)
+        whole = Whole(output.detach(), lse.detach())
+        sums: list[Tensor | float] = [0.0] * len(expected)
+        for a, b in ((0, 20), (20, 70)):
+            q, k, v = inputs[0], *(x[:, :, a:b] for x in inputs[1:])
+            part = Grid(layout, layout.slice(a, b), causal, window)
+            try:
+                found = attend_part(q, k, v, part, encoding, whole=whole, backend=backend)
+            except BackendRefusal:
+                assert backend == "native"
+                return
+            gradients = torch.autograd.grad(
+                found, [*inputs, *parameters], direction, allow_unused=True
+            )
+            for at, gradient in enumerate(gradients):
+                sums[at] = sums[at] + (0.0 if gradient is None else gradient)
+        for got, want in zip(sums, expected, strict=True):
+            want = torch.tensor(0.0) if want is None else want
+            agree(name, torch.as_tensor(got).expand_as(want), want, tolerance=1e-5)
+
+
+def test_backends_that_know_no_parts_refuse() -> None:
+    q, k, v = operands(5, 5)
+    grid = Grid.of(Layout.sequence(5))
+    whole = Whole(*attend(q, k, v, grid, Encoding(), return_lse=True))
+    with pytest.raises(BackendRefusal, match="through a part of the keys"):
+        attend_part(q, k, v, grid, Encoding(), whole=whole, backend="sdpa")
+    grid = Grid.of(Layout.sequence(5), causal=True)
+    with pytest.raises(ArgumentError, match="whole: expected none with StickBreaking"):
+        attend_part(q, k, v, grid, create("stick_breaking"), whole=whole)
