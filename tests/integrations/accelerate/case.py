@@ -84,6 +84,7 @@ class Case:
         accelerated: number of accelerated modules; None: all that have a class.
         relative: difference of outputs allowed, as a share of the largest value; of gradients, 10
             times that.
+        written: True if PyTorch's kernel reads the bias written out.
     """
 
     make: Callable[[], PreTrainedModel]
@@ -91,6 +92,7 @@ class Case:
     compared: Callable[[dict[str, Any]], Tensor] | None = None
     accelerated: int | None = None
     relative: float = 1e-5
+    written: bool = False
 
     def model(self) -> PreTrainedModel:
         """The model in evaluation mode, its weights away from zero."""

@@ -16,6 +16,7 @@ from posenc.attention import api, dispatch
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.accelerate import FAMILIES, Report, accelerate, restore
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
+from posenc.integrations.transformers.accelerate.families.common import page
 from tests.integrations.accelerate.case import Case
 from tests.integrations.accelerate.cases import CASES
 
@@ -81,13 +82,15 @@ def test_all_modules_are_accelerated(case: Case) -> None:
 
 @one_a_family
 def test_what_runs_is_posenc(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, choose = [], api.choose
+    calls: list[Any] = []
+    where, name = (page, "dense_attention") if case.written else (api, "choose")
+    function = getattr(where, name)
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments)
-        return choose(*arguments)
+        return function(*arguments, **options)
 
-    monkeypatch.setattr(api, "choose", counted)
+    monkeypatch.setattr(where, name, counted)
     model = case.model()
     put_under(model, check=False)
     case.outputs(model)

@@ -1,0 +1,125 @@
+"""Attention to tokens on a page, as LayoutLM computes it: biases by order and by box.
+
+Boxes are at any places, so that offsets do not repeat from row to row: the bias of all pairs is
+written once for all layers, with the mask in it, and PyTorch's fused kernel reads it. It is read by
+distance, up to the one from which on all are in one bucket, instead of bucket by pair.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.interface import dense_attention, wants_weights
+
+
+class Page:
+    """A mask that layers hand on, to which the first of them adds the biases.
+
+    Args:
+        mask: the model's.
+    """
+
+    def __init__(self, mask: Tensor | None) -> None:
+        self.mask = mask
+        self._summed: tuple[Tensor | None] | None = None
+
+    def summed(self, add: Callable[[Tensor | None], Tensor | None]) -> Tensor | None:
+        """The mask with biases, ``[b, h, #Q, K]`` as it is added to the logits."""
+        if self._summed is None:
+            self._summed = (add(self.mask),)
+        return self._summed[0]
+
+
+class PageAttention(Accelerated):
+    """Attention whose mask is a ``Page``; with any other, it runs as it did."""
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B L C"],
+        attention_mask: Tensor | Page | None = None,
+        rel_pos: Tensor | None = None,
+        rel_2d_pos: Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        if not isinstance(attention_mask, Page):
+            return super().forward(hidden_states, attention_mask, rel_pos, rel_2d_pos, **options)
+        biases = [bias for bias in (rel_pos, rel_2d_pos) if bias is not None]
+        size = (*hidden_states.shape[:2], self.num_attention_heads, -1)
+        q, k, v = (x.view(size).transpose(1, 2) for x in self.projected(hidden_states))
+        dropout = self.dropout.p if self.training else 0.0
+        output, weights = dense_attention(
+            q,
+            k,
+            v,
+            attention_mask.summed(lambda mask: self.summed(biases, mask)),
+            None,
+            dropout=dropout,
+            scale=self.attention_head_size**-0.5,
+            with_weights=dropout > 0 or wants_weights(self, options),  # no dropout in the kernel
+        )
+        return output.transpose(1, 2).flatten(2), weights
+
+    @abstractmethod
+    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, ``[B, L, C]`` each."""
+
+    @abstractmethod
+    def summed(self, biases: Sequence[Tensor], mask: Tensor | None) -> Tensor | None:
+        """All that is added to the logits; None if nothing is."""
+
+
+class PageEncoder(Accelerated):
+    """The encoder, which reads biases by distance."""
+
+    relative_position_bucket: Callable[..., Tensor]
+
+    def masked(self, mask: Tensor | None, length: int) -> Tensor | Page | None:
+        """The mask that layers get."""
+        return Page(mask) if length >= settings_of(self).shortest else mask
+
+    def _cal_1d_pos_emb(self, position_ids: Int[Tensor, "B L"]) -> Float[Tensor, "b H L L"]:
+        return self._read(self.rel_pos_bias, position_ids, self.rel_pos_bins, self.max_rel_pos)
+
+    def _cal_2d_pos_emb(self, bbox: Int[Tensor, "B L 4"]) -> Float[Tensor, "b H L L"]:
+        sizes = self.rel_2d_pos_bins, self.max_rel_2d_pos
+        across = self._read(self.rel_pos_x_bias, bbox[..., 0], *sizes)
+        return across + self._read(self.rel_pos_y_bias, bbox[..., 3], *sizes)
+
+    @torch.no_grad()  # as transformers does: these biases are not trained
+    def _read(
+        self, bias: nn.Linear, positions: Int[Tensor, "B L"], bins: int, farthest: int
+    ) -> Float[Tensor, "b H L L"]:
+        """The bias of all pairs; of one row where all rows have the same positions."""
+        if not torch.compiler.is_compiling() and torch.equal(
+            positions, positions[:1].expand_as(positions)
+        ):
+            positions = positions[:1]
+        reach = torch.arange(-farthest, farthest + 1, device=positions.device)
+        bucket = self.relative_position_bucket(reach, num_buckets=bins, max_distance=farthest)
+        lines = bias.weight[:, bucket]  # [H, 2 farthest + 1]
+        offsets = positions.unsqueeze(1) - positions.unsqueeze(2)  # [b, L, L]
+        index = offsets.clamp(-farthest, farthest) + farthest
+        pairs = lines.index_select(1, index.flatten())
+        return pairs.view(len(lines), *offsets.shape).transpose(0, 1)
+
+
+def page(model: Any) -> dict[str, Tensor]:
+    """Random ids with boxes, some of them padding."""
+    config, generator = model.config, torch.Generator().manual_seed(0)
+    length = min(40, config.max_position_embeddings - 2)
+    size = (2, length, 2)
+    corners = torch.randint(config.max_2d_position_embeddings // 2, size, generator=generator)
+    attended = torch.ones(2, length, dtype=torch.long)
+    attended[1, -5:] = 0
+    return {
+        "input_ids": torch.randint(config.vocab_size, (2, length), generator=generator),
+        "bbox": torch.cat([corners, 2 * corners], dim=-1),
+        "attention_mask": attended,
+    }

@@ -1,0 +1,74 @@
+"""LayoutLMv2 and LayoutXLM: T5's buckets by order, and by the corners of boxes along each axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.models.layoutlmv2.modeling_layoutlmv2 import (
+    LayoutLMv2Encoder,
+    LayoutLMv2SelfAttention,
+    relative_position_bucket,
+)
+
+from posenc.integrations.transformers.accelerate.families.common.page import (
+    PageAttention,
+    PageEncoder,
+    page,
+)
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+
+
+class AcceleratedLayoutLMv2Attention(PageAttention, LayoutLMv2SelfAttention):
+    """Self-attention, whose masks are not 0 where a key is hidden."""
+
+    original = LayoutLMv2SelfAttention
+
+    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        qkv: tuple[Tensor, Tensor, Tensor] = self.compute_qkv(hidden_states)
+        return qkv
+
+    def summed(self, biases: Sequence[Tensor], mask: Tensor | None) -> Tensor | None:
+        if mask is None:
+            return sum(biases[1:], biases[0]) if biases else None
+        bias = sum(biases, torch.zeros_like(mask))
+        return bias.masked_fill(mask.bool(), torch.finfo(bias.dtype).min)
+
+
+class AcceleratedLayoutLMv2Encoder(PageEncoder, LayoutLMv2Encoder):
+    """The encoder."""
+
+    original = LayoutLMv2Encoder
+    relative_position_bucket = staticmethod(relative_position_bucket)
+    _calculate_1d_position_embeddings = PageEncoder._cal_1d_pos_emb
+    _calculate_2d_position_embeddings = PageEncoder._cal_2d_pos_emb
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B L C"],
+        attention_mask: Tensor | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> Any:
+        mask = self.masked(attention_mask, hidden_states.shape[1])
+        return super().forward(hidden_states, mask, *arguments, **options)
+
+
+def _inputs(model: Any) -> dict[str, Tensor]:
+    image = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    return page(model) | {"image": image}
+
+
+ENTRY = AcceleratedFamily(
+    title="LayoutLMv2",
+    classes={
+        LayoutLMv2SelfAttention: AcceleratedLayoutLMv2Attention,
+        LayoutLMv2Encoder: AcceleratedLayoutLMv2Encoder,
+    },
+    shortest=128,
+    inputs=_inputs,
+    limits="with the bias written once for all layers",
+)

@@ -1,0 +1,73 @@
+"""LayoutLMv3: T5's buckets by order, and by the corners of boxes along each axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers.models.layoutlmv3.modeling_layoutlmv3 import (
+    LayoutLMv3Encoder,
+    LayoutLMv3SelfAttention,
+)
+
+from posenc.integrations.transformers.accelerate.families.common.page import (
+    PageAttention,
+    PageEncoder,
+    page,
+)
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+
+
+class AcceleratedLayoutLMv3Attention(PageAttention, LayoutLMv3SelfAttention):
+    """Self-attention. The factor of its "CogView" softmax cancels out."""
+
+    original = LayoutLMv3SelfAttention
+
+    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query(hidden_states), self.key(hidden_states), self.value(hidden_states)
+
+    def summed(self, biases: Sequence[Tensor], mask: Tensor | None) -> Tensor | None:
+        if not biases:
+            return mask
+        bias: Tensor = sum(biases[1:], biases[0]) * self.attention_head_size**-0.5
+        return bias if mask is None else bias + mask
+
+
+class AcceleratedLayoutLMv3Encoder(PageEncoder, LayoutLMv3Encoder):
+    """The encoder."""
+
+    original = LayoutLMv3Encoder
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B L C"],
+        bbox: Int[Tensor, "B L 4"] | None = None,
+        attention_mask: Tensor | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> Any:
+        mask = self.masked(attention_mask, hidden_states.shape[1])
+        return super().forward(hidden_states, bbox, mask, *arguments, **options)
+
+
+def _inputs(model: Any) -> dict[str, Tensor]:
+    config, made = model.config, page(model)
+    if config.visual_embed:
+        size = (2, config.num_channels, config.input_size, config.input_size)
+        made["pixel_values"] = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    return made
+
+
+ENTRY = AcceleratedFamily(
+    title="LayoutLMv3",
+    classes={
+        LayoutLMv3SelfAttention: AcceleratedLayoutLMv3Attention,
+        LayoutLMv3Encoder: AcceleratedLayoutLMv3Encoder,
+    },
+    shortest=128,
+    inputs=_inputs,
+    limits="with the bias written once for all layers",
+)
