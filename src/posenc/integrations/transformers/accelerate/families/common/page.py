@@ -104,10 +104,20 @@ class PageEncoder(Accelerated):
         reach = torch.arange(-farthest, farthest + 1, device=positions.device)
         bucket = self.relative_position_bucket(reach, num_buckets=bins, max_distance=farthest)
         lines = bias.weight[:, bucket]  # [H, 2 farthest + 1]
-        offsets = positions.unsqueeze(1) - positions.unsqueeze(2)  # [b, L, L]
-        index = offsets.clamp(-farthest, farthest) + farthest
-        pairs = lines.index_select(1, index.flatten())
-        return pairs.view(len(lines), *offsets.shape).transpose(0, 1)
+        return read_by_distance(lines, positions.unsqueeze(1) - positions.unsqueeze(2))
+
+
+def read_by_distance(
+    lines: Float[Tensor, "H W"], offsets: Int[Tensor, "b Q K"]
+) -> Float[Tensor, "b H Q K"]:
+    """A number for each pair from those of the offsets ``-(W - 1) / 2`` … ``(W - 1) / 2``.
+
+    Offsets beyond read the last ones.
+    """
+    farthest = lines.shape[1] // 2
+    index = offsets.clamp(-farthest, farthest) + farthest
+    pairs = lines.index_select(1, index.flatten())
+    return pairs.view(len(lines), *offsets.shape).transpose(0, 1)
 
 
 def page(model: Any) -> dict[str, Tensor]:

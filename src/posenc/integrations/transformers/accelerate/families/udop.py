@@ -1,0 +1,92 @@
+"""UDOP: a decoder as T5's; in the encoder, biases by order and by boxes, read by distance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.models.udop.modeling_udop import (
+    RelativePositionBias1D,
+    RelativePositionBiasHorizontal,
+    RelativePositionBiasVertical,
+    UdopAttention,
+    UdopStack,
+    get_relative_position_bucket,
+)
+
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated
+from posenc.integrations.transformers.accelerate.families.common.page import read_by_distance
+from posenc.integrations.transformers.accelerate.families.common.t5_bias import T5Bias
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+
+
+class AcceleratedUdopAttention(T5Bias, UdopAttention):
+    """Self- and cross-attention. The encoder hands its layers the bias of all pairs."""
+
+    original = UdopAttention
+
+
+class _BiasByDistance(Accelerated):
+    """A bias that reads each distance up to the farthest, instead of a bucket for each pair."""
+
+    def forward(
+        self, attention_mask: Tensor | None = None, bbox: Float[Tensor, "B L 4"] | None = None
+    ) -> Float[Tensor, "b H L L"]:
+        if self.prefix_bucket:
+            own: Tensor = super().forward(attention_mask, bbox)
+            return own
+        embedding, farthest = self.relative_attention_bias, self.max_distance
+        bucket = get_relative_position_bucket(
+            torch.arange(-farthest, farthest + 1, device=embedding.weight.device),
+            bidirectional=self.bidirectional,
+            num_buckets=self.relative_attention_num_buckets,
+            max_distance=farthest,
+        )
+        lines = embedding(bucket).T  # [H, 2 farthest + 1]
+        return read_by_distance(lines, self.prepare_input(attention_mask, bbox))
+
+
+class BiasByOrder(_BiasByDistance, RelativePositionBias1D):
+    """The bias by the order of tokens."""
+
+    original = RelativePositionBias1D
+
+
+class BiasByColumn(_BiasByDistance, RelativePositionBiasHorizontal):
+    """The bias by the horizontal places of boxes."""
+
+    original = RelativePositionBiasHorizontal
+
+
+class BiasByRow(_BiasByDistance, RelativePositionBiasVertical):
+    """The bias by the vertical places of boxes."""
+
+    original = RelativePositionBiasVertical
+
+
+def _inputs(model: Any) -> dict[str, Tensor]:
+    config, generator = model.config, torch.Generator().manual_seed(0)
+    low, high = config.vocab_size // 2, config.vocab_size
+    ids = torch.randint(low, high, (2, 40), generator=generator)
+    attended = torch.ones_like(ids)
+    attended[1, -5:] = 0
+    corners = 0.5 * torch.rand(2, 40, 2, generator=generator)
+    boxes = torch.cat([corners, 2 * corners], dim=-1)
+    made = {"input_ids": ids, "attention_mask": attended, "bbox": boxes}
+    return made | ({"decoder_input_ids": ids[:, :9]} if hasattr(model, "decoder") else {})
+
+
+ENTRY = AcceleratedFamily(
+    title="UDOP",
+    classes={
+        UdopAttention: AcceleratedUdopAttention,
+        RelativePositionBias1D: BiasByOrder,
+        RelativePositionBiasHorizontal: BiasByColumn,
+        RelativePositionBiasVertical: BiasByRow,
+    },
+    configured=(UdopStack,),
+    inputs=_inputs,
+    limits="with the encoder's bias written once for all layers",
+)
