@@ -8,10 +8,11 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,7 +38,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
 
 
 def require_unused(path: Path, argument: str = "out") -> None:
@@ -69,7 +70,7 @@ def output_folder(path: Path, argument: str = "out", *, overwrite: bool = False)
         require_unused(path, argument)
     final = path.resolve()
     make_folder(final.parent)
-    partial = final.with_name(f".{final.name}.{os.getpid()}.partial")
+    partial = _temporary(final)
     try:
         make_folder(partial)
         try:
@@ -82,18 +83,28 @@ def output_folder(path: Path, argument: str = "out", *, overwrite: bool = False)
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def _temporary(path: Path) -> Path:
+    """A path beside ``path`` that no other process, on any machine, uses."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+
+
 def _rename(partial: Path, final: Path, argument: str) -> None:
     """Move a finished folder to its final path, in place of what is there."""
     old = partial.with_suffix(".old")
     try:
-        if final.exists():
-            final.rename(old)
-        try:
-            partial.rename(final)
-        except OSError:
-            if old.exists():
-                old.rename(final)
-            raise
+        while True:
+            with suppress(FileNotFoundError):
+                final.rename(old)
+            try:
+                partial.rename(final)
+                break
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                    shutil.rmtree(old, ignore_errors=True)
+                    continue  # another process has just written its own
+                if old.exists():
+                    old.rename(final)
+                raise
         if old.is_dir():
             shutil.rmtree(old, ignore_errors=True)
         else:
@@ -109,7 +120,7 @@ def _rename(partial: Path, final: Path, argument: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically; OutputError if it fails, with the old file unchanged."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary = _temporary(path)
     try:
         try:
             with temporary.open("wb") as file:
@@ -122,7 +133,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             raise
         _sync_folder(path.parent)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
 
 
 def write_json(path: Path, value: object) -> None:
@@ -304,7 +315,7 @@ def _opened(path: Path | str) -> int:
     return handle
 
 
-def _unwritable(path: Path, error: OSError) -> OutputError:
+def unwritable(path: Path, error: OSError) -> OutputError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "Free some space and run it again; files written before are intact."
     elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):

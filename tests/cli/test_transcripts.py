@@ -62,6 +62,7 @@ TRANSCRIPTS: dict[str, Sequence[str]] = {
         "compare --task copi",
         "compare --steps many",
         "compare --resume --out none",
+        "compare --join none",
         "extend nowhere",
         "extend model --method yarm --out out",
         "extend model --factor 0.5 --out out",

@@ -23,7 +23,7 @@ from posenc.errors import (
     UnknownNameError,
 )
 from posenc.experiments import compare as comparing
-from posenc.experiments.compare import compare
+from posenc.experiments.compare import compare, prepare
 from posenc.experiments.output import load_settings, resume_command
 from posenc.experiments.progress import (
     Event,
@@ -263,7 +263,7 @@ def test_error_of_a_worker_reaches_the_caller_and_stops_the_others(tmp_path: Pat
     blocked = settings.out / "runs" / "learned" / "seed-0"
 
     def block() -> None:
-        blocked.parent.mkdir(parents=True)
+        blocked.rmdir()
         blocked.write_text("in the way")
 
     with pytest.raises(OutputError, match=r"seed-0.*Choose another folder"):
@@ -279,6 +279,56 @@ def test_other_threads_may_compare(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert found[0].complete
+
+
+def test_joined_comparison_is_shared(
+    finished: tuple[ComparisonSettings, Comparison, Log], tmp_path: Path
+) -> None:
+    """Both calls end with everything, of which each has done a part, and none anything twice."""
+    settings = small(tmp_path, seeds=(0, 1), workers=1)
+    prepared = threading.Event()
+    logs = Log(RunsPrepared, prepared.set), Log()
+    found: list[Comparison] = []
+    first = threading.Thread(target=lambda: found.append(compare(settings, progress=logs[0])))
+    first.start()
+    assert prepared.wait(60)
+    partial: list[Comparison] = []
+    joined = replace(load_settings(settings.out, "join"), workers=1)
+    found.append(compare(joined, progress=logs[1], found=partial.append))
+    first.join()
+    for comparison in found:
+        assert comparison.complete
+        assert by_point(comparison) == by_point(finished[1])
+    started = [(e.encoding, e.seed) for log in logs for e in log.of(RunStarted)]  # type: ignore[union-attr]
+    assert sorted(started) == [("learned", 0), ("learned", 1), ("rope", 0), ("rope", 1)]
+    for log in logs:
+        assert log.of(RunStarted)
+        ended = [e.finished for e in log.of(RunFinished) if isinstance(e, RunFinished)]
+        assert ended == [1, 2, 3, 4]
+    assert 1 <= len(partial) <= 3
+    assert not any(comparison.complete for comparison in partial)
+
+
+def test_joining_needs_a_comparison_of_these_settings(tmp_path: Path) -> None:
+    settings = small(tmp_path, existing="join")
+    with pytest.raises(OutputError, match=r"no settings\.json.*a file system that both share"):
+        compare(settings)
+    waiting = small(tmp_path, steps=None, budget_minutes=0.5)
+    prepare(waiting)
+    with pytest.raises(ArgumentError, match=r"batch: expected 4.*same settings"):
+        compare(replace(waiting, existing="join", batch=8))
+    with pytest.raises(ArgumentError, match=r"join.*steps are known.*--resume"):
+        compare(replace(waiting, existing="join"))
+
+
+def test_replaced_comparison_is_noticed(tmp_path: Path) -> None:
+    settings = small(tmp_path, workers=1)
+
+    def replaced() -> None:
+        compare(replace(settings, existing="replace", batch=8))
+
+    with pytest.raises(ArgumentError, match="batch: expected 8"):
+        compare(settings, progress=Log(RunsPrepared, replaced))
 
 
 def test_existing_folder_is_never_overwritten(tmp_path: Path) -> None:

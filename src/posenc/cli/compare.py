@@ -85,6 +85,20 @@ def compare(
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace the comparison in --out.")
     ] = False,
+    join: Annotated[
+        Path | None,
+        option("Folder of a comparison to share with the processes already at work on it.", "none"),
+    ] = None,
+    launch: Annotated[
+        str | None, option("Start the runs on a cluster, by submitit: slurm or local.", "none")
+    ] = None,
+    nodes: Annotated[int, option("Processes to launch, each on a node.")] = 1,
+    launch_options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--launch-option", show_default="none", help="submitit option KEY=VALUE; repeatable."
+        ),
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -92,6 +106,8 @@ def compare(
 
     All models have the same budget, data order and initial weights. Defaults depend on the task
     (see posenc tasks). Ctrl-C finishes the step, saves, and prints the command to continue.
+    Processes on any machines that see the folder share its runs with --join, and continue those of
+    a process that died.
 
     Examples:
 
@@ -104,6 +120,10 @@ def compare(
         posenc compare --budget-minutes 30 --width 128 --layers 4
 
         posenc compare --resume --out book
+
+        posenc compare --join book
+
+        posenc compare --out /shared/book --launch slurm --nodes 8
     """
     fields = {
         "task": task,
@@ -123,20 +143,24 @@ def compare(
         "precision": precision,
         "workers": workers,
     }
+    out = out if join is None else join
     settings = _settings(
         out,
         {k: v for k, v in fields.items() if v is not None},
         task_options or [],
-        resume=resume,
-        replace=replace,
+        existing={"--join": join is not None, "--resume": resume, "--replace": replace},
     )
+    if launch is not None:
+        _launch(settings, launch, nodes, launch_options or [])
+        return
     from posenc.experiments.compare import compare as carry_out
     from posenc.experiments.json_summary import numbers as numbers_of
-    from posenc.experiments.report import write_report
+    from posenc.experiments.report import LiveReport, write_report
     from posenc.experiments.summary import summarise
 
+    live = LiveReport(out / "report")
     with CompareDisplay(shown=not quiet and not json) as display:
-        comparison = carry_out(settings, command=command_line(), progress=display)
+        comparison = carry_out(settings, command=command_line(), progress=display, found=live)
     report = write_report(comparison, out / "report", overwrite=True)
     summary, metric = summarise(comparison), comparison.headline
     if json:
@@ -159,24 +183,56 @@ def compare(
         raise typer.Exit(130)
 
 
+def _launch(settings: ComparisonSettings, cluster: str, nodes: int, options: list[str]) -> None:
+    """Submit jobs that join the comparison, and print where to follow them."""
+    from posenc.experiments.launch import LOGS, launch
+    from posenc.storage import parse_json
+
+    values: dict[str, Any] = {}
+    for item in options:
+        key, equals, text = item.partition("=")
+        if not equals:
+            raise ArgumentError(
+                "--launch-option",
+                expected="KEY=VALUE",
+                got=repr(item),
+                remedy="Write --launch-option timeout_min=60, for example.",
+            )
+        try:
+            values[key] = parse_json(text)
+        except ValueError:
+            values[key] = text
+    jobs = launch(settings, cluster=cluster, nodes=nodes, options=values)
+    OUT.print(f"Submitted: {', '.join(job.job_id for job in jobs)}", soft_wrap=True)
+    OUT.print(
+        f"Report, after the first run: {settings.out / 'report' / 'index.html'}", soft_wrap=True
+    )
+    OUT.print(f"Logs: {settings.out / LOGS}", soft_wrap=True)
+    join = shlex.join(["posenc", "compare", "--join", str(settings.out)])
+    OUT.print(f"To take part, or to wait for the end: {join}", soft_wrap=True)
+
+
 def _settings(
-    out: Path, fields: dict[str, Any], options: list[str], *, resume: bool, replace: bool
+    out: Path, fields: dict[str, Any], options: list[str], *, existing: dict[str, bool]
 ) -> ComparisonSettings:
     from posenc.experiments.output import load_settings
     from posenc.experiments.settings import ComparisonSettings
     from posenc.experiments.tasks import TASKS
 
-    if resume and replace:
+    given = [name for name, value in existing.items() if value]
+    if len(given) > 1:
         raise ArgumentError(
-            "--resume", expected="--resume or --replace", got="both", remedy="Remove one."
+            given[0], expected=f"one of {', '.join(existing)}", got="both", remedy="Remove one."
         )
-    stored = load_settings(out) if resume else None
+    stored = None
+    if given in (["--join"], ["--resume"]):
+        stored = load_settings(out, "join" if given == ["--join"] else "resume")
     task = fields.get("task", ComparisonSettings.task if stored is None else stored.task)
     if options and task in TASKS:
         fields["options"] = parse_options(options, TASKS[task].parameters(), of=task)
     if stored is not None:
         return dataclasses.replace(stored, **fields)
-    return ComparisonSettings(out=out, existing="replace" if replace else "refuse", **fields)
+    return ComparisonSettings(out=out, existing="replace" if given else "refuse", **fields)
 
 
 def _seeds(text: str) -> tuple[int, ...]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from posenc.errors import ArgumentError
-from posenc.experiments.jobs import Outcome, Pace, TrainingJob
-from posenc.experiments.output import Record, open_folder, resume_command
+from posenc.errors import ArgumentError, CheckpointError, PosencError
+from posenc.experiments.claims import Claims, at_rest, make_folders
+from posenc.experiments.jobs import OUTCOME, SAVING, Outcome, Pace, TrainingJob, drop_state
+from posenc.experiments.output import RUNS, open_folder, resume_command
 from posenc.experiments.progress import (
     Finished,
     Paced,
@@ -35,14 +39,23 @@ RESERVE = 1.1
 
 LEAST_STEPS, STEPS_MULTIPLE = 20, 10
 
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+"""Seconds between two looks for a run to claim; the pause doubles while there is none."""
+
 
 def compare(
-    settings: ComparisonSettings, *, command: str | None = None, progress: Progress | None = None
+    settings: ComparisonSettings,
+    *,
+    command: str | None = None,
+    progress: Progress | None = None,
+    found: Callable[[Comparison], None] | None = None,
 ) -> Comparison:
     """Train every encoding with every seed, test each, and return what was found.
 
     The runs are carried out by worker processes (so a script that calls this needs the usual
-    ``if __name__ == "__main__":``), and written to ``settings.out`` as they finish. After a
+    ``if __name__ == "__main__":``), and written to ``settings.out`` as they finish. Any number of
+    calls, on any machines that see that folder, share its runs (``existing="join"``): each run is
+    claimed by one of them, and if that one dies, continued by another. After a
     Ctrl-C the workers finish their step and save, and what is finished is returned, with
     ``complete=False``; a second Ctrl-C raises KeyboardInterrupt at once.
 
@@ -50,6 +63,7 @@ def compare(
         settings: what to do.
         command: the command line, for the record.
         progress: receives the events of ``posenc.experiments.progress``.
+        found: receives what is found so far, after each finished run but the last.
 
     Raises:
         ArgumentError: when an encoding cannot serve it, a training step does not fit into memory,
@@ -59,34 +73,52 @@ def compare(
         CheckpointError: when a file that is needed to resume is damaged.
     """
     began = time.perf_counter()
-    session = _Session(settings, progress or (lambda event: None))
+    session = _Session(settings, progress or (lambda event: None), found, command)
     with interruptible() as stop:
-        complete = session.work(stop, began)
-    comparison = session.collect(command)
+        session.work(stop, began)
+    comparison = session.collect()
     session.tell(
         Finished(
-            complete=complete,
+            complete=comparison.complete,
             finished=len(session.finished),
             runs=len(session.runs),
             seconds=time.perf_counter() - began,
-            resume=None if complete else resume_command(settings.out),
+            resume=None if comparison.complete else resume_command(settings.out),
         )
     )
     return comparison
 
 
+def prepare(settings: ComparisonSettings) -> None:
+    """Make the folder of a comparison, or check that it can be continued; no run is begun.
+
+    Raises:
+        ArgumentError, DataError, OutputError, CheckpointError: as ``compare``.
+    """
+    _Session(settings, lambda event: None, None, None)
+
+
 class _Session:
     """One call of ``compare``."""
 
-    def __init__(self, settings: ComparisonSettings, tell: Progress) -> None:
-        self.tell = tell
+    def __init__(
+        self,
+        settings: ComparisonSettings,
+        tell: Progress,
+        found: Callable[[Comparison], None] | None,
+        command: str | None,
+    ) -> None:
+        self.tell, self.found, self.command = tell, found, command
         self.task = _make_task(settings)
-        record = open_folder(settings, self.task.fingerprint)
-        self.settings = record.settings
-        if self.settings.budget_minutes is None:
-            self._decide(self.settings.planned_steps)
+        self.record = open_folder(settings, self.task.fingerprint)
+        self.settings = self.record.settings
         self.runs = [(name, seed) for seed in settings.seeds for name in settings.trained]
-        self.finished = {run: self._outcome(run) for run in self.runs if self._job(run).finished}
+        make_folders([self._rest(run) for run in self.runs], settings.out / RUNS)
+        if self.settings.steps is None and self.settings.budget_minutes is None:
+            self._decide(self.settings.planned_steps)
+        self.finished: dict[tuple[str, int], Outcome] = {}
+        self.finished = self._read_new()
+        self.took: dict[tuple[str, int], float] = {}
         self.workers = _count_workers(settings, len(self.runs) - len(self.finished))
         tell(
             RunsPrepared(
@@ -100,19 +132,28 @@ class _Session:
             )
         )
 
-    def work(self, stop: Callable[[], bool], began: float) -> bool:
-        """Do what is left to do; False if it was cut short."""
+    def work(self, stop: Callable[[], bool], began: float) -> None:
+        """Do what is left to do, with others that do the same, unless it is cut short."""
         left = [run for run in self.runs if run not in self.finished]
         if not left:
-            return True
-        with Crew(self.settings, self.workers) as crew:
-            if self.settings.steps is None and not self._pace(crew, left, stop, began):
-                return False
-            return crew.run(
-                [self._job(run) for run in left], done=self._done, **self._callbacks(stop)
-            )
+            return
+        try:
+            with Claims() as claims, Crew(self.settings, self.workers) as crew:
+                if self.settings.steps is None and not self._pace(crew, left, stop, began):
+                    return
+                crew.run(
+                    self._orders(claims),
+                    done=partial(self._done, claims),
+                    moot=lambda order: isinstance(order, TrainingJob) and claims.lost(order.folder),
+                    **self._callbacks(stop),
+                )
+        except PosencError as error:
+            raise at_rest(error) from error
+        if len(self.finished) == len(self.runs):
+            for leftover in (self.settings.out / RUNS).glob(f"*/{SAVING}*"):
+                shutil.rmtree(leftover, ignore_errors=True)
 
-    def collect(self, command: str | None) -> Comparison:
+    def collect(self) -> Comparison:
         """Records of the finished runs."""
         settings, task = self.settings, self.task
         outcomes = [self.finished[run] for run in self.runs if run in self.finished]
@@ -129,7 +170,7 @@ class _Session:
             measurements=tuple(item for outcome in outcomes for item in outcome.measurements),
             refusals=tuple(refusals),
             provenance=Provenance(
-                command=command or f"posenc.experiments.compare({settings!r})",
+                command=self.command or f"posenc.experiments.compare({settings!r})",
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
                 versions={
                     "python": platform.python_version(),
@@ -162,8 +203,8 @@ class _Session:
             paced[message.order.encoding] = message.paced
 
         orders = [Pace(encoding=name, measured=name == names[0]) for name in names]
-        whole = crew.run(orders, done=done, **self._callbacks(stop))
-        if not whole:
+        crew.run(orders, done=done, **self._callbacks(stop))
+        if len(paced) < len(names):
             return False
         pieces = self.task.count(names[0])
         measuring = paced[names[0]][1] / pieces * sum(self.task.count(name) for name, _ in left)
@@ -186,30 +227,81 @@ class _Session:
 
     def _decide(self, steps: int) -> None:
         self.settings = replace(self.settings, steps=steps, budget_minutes=None)
-        Record(settings=self.settings, fingerprint=self.task.fingerprint).write()
+        self.record = replace(self.record, settings=self.settings)
+        self.record.write()
 
-    def _job(self, run: tuple[str, int]) -> TrainingJob:
+    def _rest(self, run: tuple[str, int]) -> Path:
         encoding, seed = run
-        steps = self.settings.planned_steps
-        return TrainingJob(encoding=encoding, seed=seed, steps=steps, out=self.settings.out)
+        return self.settings.out / RUNS / encoding / f"seed-{seed}"
 
-    def _outcome(self, run: tuple[str, int]) -> Outcome:
-        return Outcome.read(self._job(run).outcome)
+    def _orders(self, claims: Claims) -> Iterator[TrainingJob | None]:
+        """Claimed runs; None while other processes hold all that are left."""
+        pause = FIRST_PAUSE
+        while self._look() < len(self.runs):
+            job = self._claim(claims)
+            if job is None:
+                until = time.monotonic() + pause
+                while time.monotonic() < until:
+                    yield None
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                yield job
+                pause = FIRST_PAUSE
 
-    def _done(self, message: Done) -> None:
+    def _claim(self, claims: Claims) -> TrainingJob | None:
+        """The first run that is free, claimed."""
+        for encoding, seed in self.runs:
+            if (encoding, seed) in self.finished:
+                continue
+            folder = claims.take(self._rest((encoding, seed)))
+            if folder is None:
+                continue
+            self.record.require_unchanged()
+            if not (folder / OUTCOME).exists():
+                steps = self.settings.planned_steps
+                return TrainingJob(encoding=encoding, seed=seed, steps=steps, folder=folder)
+            drop_state(folder)  # its owner died just before it returned the folder
+            claims.give_back(folder)
+        return None
+
+    def _done(self, claims: Claims, message: Done) -> None:
         order = message.order
         assert isinstance(order, TrainingJob)  # no other was given
-        run = (order.encoding, order.seed)
-        self.finished[run] = self._outcome(run)
-        self.tell(
-            RunFinished(
-                encoding=order.encoding,
-                seed=order.seed,
-                finished=len(self.finished),
-                runs=len(self.runs),
-                seconds=message.took,
+        if claims.give_back(order.folder):
+            self.took[order.encoding, order.seed] = message.took
+            self._look()
+
+    def _look(self) -> int:
+        """Report runs that have newly finished, here or elsewhere; the number of finished ones."""
+        new = self._read_new()
+        for number, (run, outcome) in enumerate(new.items(), start=len(self.finished) + 1):
+            self.finished[run] = outcome
+            trained = sum(record.train_seconds for record in outcome.runs[:1])
+            self.tell(
+                RunFinished(
+                    encoding=run[0],
+                    seed=run[1],
+                    finished=number,
+                    runs=len(self.runs),
+                    seconds=self.took.get(run, trained),
+                )
             )
-        )
+        if new and self.found is not None and len(self.finished) < len(self.runs):
+            self.found(self.collect())
+        return len(self.finished)
+
+    def _read_new(self) -> dict[tuple[str, int], Outcome]:
+        """Outcomes that have not been read yet."""
+        new = {}
+        for run in self.runs:
+            path = self._rest(run) / OUTCOME
+            if run not in self.finished and path.exists():
+                try:
+                    new[run] = Outcome.read(path)
+                except CheckpointError:
+                    if path.exists():  # else another process has just claimed it, to no avail
+                        raise
+        return new
 
     def _callbacks(self, stop: Callable[[], bool]) -> dict[str, Any]:
         stopping = Stopping(resume=resume_command(self.settings.out))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -13,12 +15,12 @@ import torch
 from torch import Tensor
 
 from posenc.codec import restore, to_plain
-from posenc.errors import Interrupted
+from posenc.errors import Interrupted, OutputError
 from posenc.experiments.progress import Event, Measuring, RunStarted, Stepped
 from posenc.experiments.results import Measurement, Refusal, TrainedRun
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import Task
-from posenc.storage import make_folder, read_json, write_json
+from posenc.storage import read_json, unwritable, write_json
 from posenc.training.checkpoint import CHECKPOINT, TrainingPlan
 from posenc.training.loop import Trained, Watch, train
 from posenc.training.machine import available_memory
@@ -30,35 +32,20 @@ TELL_SECONDS = 0.25
 
 PACE_STEPS = 8
 
+OUTCOME = "run.json"
+
+SAVING = ".model-"
+"""Prefix of the folder in which a model is saved, removed with it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """The run of ``encoding`` with ``seed``, of ``steps``, in the comparison's folder ``out``."""
+    """The run of ``encoding`` with ``seed``, of ``steps``, in ``folder``."""
 
     encoding: str
     seed: int
     steps: int
-    out: Path
-
-    @property
-    def folder(self) -> Path:
-        """Folder of this run."""
-        return self.out / "runs" / self.encoding / f"seed-{self.seed}"
-
-    @property
-    def model_folder(self) -> Path:
-        """Folder of its trained model."""
-        return self.folder / "model"
-
-    @property
-    def outcome(self) -> Path:
-        """File of its results."""
-        return self.folder / "run.json"
-
-    @property
-    def finished(self) -> bool:
-        """True if it was trained, measured and written."""
-        return self.outcome.exists()
+    folder: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +102,12 @@ def carry_out(
 ) -> None:
     """Train (or continue), measure, and write the outcome; then drop the training state.
 
+    Nothing is written if the job's folder is gone, because another process has taken it over.
+
     Raises:
         Interrupted: after ``stop`` said so; what was trained is saved.
         CheckpointError, OutputError: as ``train``.
     """
-    make_folder(job.folder)
     planned = plan(settings, job.encoding, seed=job.seed, steps=job.steps, folder=job.folder)
     trained = train(task, planned, _watch(job, stop, tell))
     names = [v.name for v in settings.variants if v.encoding == job.encoding]
@@ -132,13 +120,18 @@ def carry_out(
         items += _measure(job, task, trained, share, stop, tell)
     else:
         items += _diverged(job, task, names, trained.diverged)
-    task.save(trained.model, job.model_folder)
+    _save_model(job, task, trained)
     Outcome(
         runs=tuple(_run(job, trained, name) for name in names),
         measurements=tuple(item for item in items if isinstance(item, Measurement)),
         refusals=tuple(item for item in items if isinstance(item, Refusal)),
-    ).write(job.outcome)
-    for leftover in (job.folder / CHECKPOINT, *job.folder.glob(".*.partial")):
+    ).write(job.folder / OUTCOME)
+    drop_state(job.folder)
+
+
+def drop_state(folder: Path) -> None:
+    """Delete the training state in the folder of a finished run."""
+    for leftover in (folder / CHECKPOINT, *folder.glob(".*.partial")):
         leftover.unlink(missing_ok=True)
 
 
@@ -163,6 +156,20 @@ def pace(
     began = time.perf_counter()
     deque(task.measure(trained.model, order.encoding, 0, available=None), maxlen=0)
     return seconds, time.perf_counter() - began
+
+
+def _save_model(job: TrainingJob, task: Task, trained: Trained) -> None:
+    """Save the model beside the job's folder, then move it in if that is still there."""
+    model = job.folder / "model"
+    try:
+        with tempfile.TemporaryDirectory(dir=job.folder.parent, prefix=SAVING) as scratch:
+            task.save(trained.model, Path(scratch) / "model")
+            shutil.rmtree(model, ignore_errors=True)
+            (Path(scratch) / "model").rename(model)
+    except OutputError:
+        raise
+    except OSError as error:
+        raise unwritable(model, error) from error
 
 
 def _watch(job: TrainingJob, stop: Callable[[], bool], tell: Callable[[Event], None]) -> Watch:

@@ -6,7 +6,7 @@ import shlex
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from posenc.errors import ArgumentError, CheckpointError, DataError, OutputError
 from posenc.experiments.settings import ComparisonSettings
@@ -29,6 +29,14 @@ class Record:
         plain = {"kind": KIND, "settings": self.settings.to_json(), "data": self.fingerprint}
         write_json(self.settings.out / RECORD, plain)
 
+    def require_unchanged(self) -> None:
+        """Refuse to go on in the folder if another comparison has replaced this one.
+
+        Raises:
+            ArgumentError, DataError: when it has.
+        """
+        _require_same(self, Record.read(self.settings.out))
+
     @classmethod
     def read(cls, out: Path) -> Record:
         """The record in a folder.
@@ -42,7 +50,8 @@ class Record:
                 "out",
                 expected="the folder of a comparison",
                 got=f"{out}, which has no {RECORD}",
-                remedy="Give the folder that the comparison was written to.",
+                remedy="Give the folder that the comparison was written to; on another machine, "
+                "the path of a file system that both share.",
             )
         plain: Any = read_json(out / RECORD, remedy="Restore it from a copy, or compare anew.")
         described = plain.get("settings") if isinstance(plain, dict) else None
@@ -57,13 +66,13 @@ class Record:
         return cls(settings=settings, fingerprint=str(plain["data"]))
 
 
-def load_settings(out: Path) -> ComparisonSettings:
-    """The settings of the comparison in ``out``, ready to resume it.
+def load_settings(out: Path, existing: Literal["resume", "join"] = "resume") -> ComparisonSettings:
+    """The settings of the comparison in ``out``, ready to resume or join it.
 
     Raises:
         OutputError, CheckpointError: as ``Record.read``.
     """
-    return replace(Record.read(Path(out)).settings, existing="resume")
+    return replace(Record.read(Path(out)).settings, existing=existing)
 
 
 def resume_command(out: Path) -> str:
@@ -76,12 +85,13 @@ def open_folder(settings: ComparisonSettings, fingerprint: str) -> Record:
 
     Raises:
         OutputError: when it is in use for something else, or cannot be made.
-        ArgumentError: when a comparison of other settings is to be resumed.
+        ArgumentError: when a comparison of other settings is to be resumed or joined, or one
+            whose steps are not yet known is to be joined.
         DataError: when the data is no longer that of the comparison to be resumed.
     """
     out = settings.out
     record = Record(settings=settings, fingerprint=fingerprint)
-    if settings.existing == "resume":
+    if settings.existing in ("resume", "join"):
         return _resume(record)
     occupied = out.is_file() or (out.is_dir() and any(out.iterdir()))
     if occupied and settings.existing == "refuse":
@@ -102,14 +112,29 @@ def open_folder(settings: ComparisonSettings, fingerprint: str) -> Record:
 
 def _resume(record: Record) -> Record:
     stored = Record.read(record.settings.out)
+    _require_same(record, stored)
+    if stored.settings.steps is not None:
+        settings = replace(record.settings, steps=stored.settings.steps, budget_minutes=None)
+        return replace(record, settings=settings)
+    if record.settings.existing == "join" and stored.settings.budget_minutes is not None:
+        raise ArgumentError(
+            "join",
+            expected="a comparison whose steps are known",
+            got="one that is still measuring how many fit its budget",
+            remedy="Wait until it tells them; if it has ended, continue it with --resume.",
+        )
+    return record
+
+
+def _require_same(record: Record, stored: Record) -> None:
     different = record.settings.differences(stored.settings)
     if different:
         mine, theirs = record.settings.to_json(), stored.settings.to_json()
         raise ArgumentError(
             different[0],
-            expected=f"{theirs[different[0]]!r}, as in the comparison to be resumed",
+            expected=f"{theirs[different[0]]!r}, as in the comparison to be continued",
             got=repr(mine[different[0]]),
-            remedy="Resume with the same settings (or none but --out), or compare anew.",
+            remedy="Continue with the same settings (or none but the folder), or compare anew.",
         )
     if stored.fingerprint != record.fingerprint:
         kind = "text" if record.settings.entry.reads_text else "data"
@@ -119,7 +144,3 @@ def _resume(record: Record) -> Record:
             got="another one",
             remedy="Restore it, or compare anew into another folder.",
         )
-    if stored.settings.steps is None:
-        return record
-    decided = replace(record.settings, steps=stored.settings.steps, budget_minutes=None)
-    return Record(settings=decided, fingerprint=record.fingerprint)

@@ -102,7 +102,7 @@ class RunFinished(RunEvent):
 
     Args:
         finished, runs: numbers of finished runs, and of all.
-        seconds: time of the run in this call.
+        seconds: time of the run in this call; of its training, if another process finished it.
     """
 
     finished: int

@@ -35,8 +35,8 @@ class ComparisonSettings:
 
     Args:
         out: output folder.
-        existing: if ``out`` holds something: ``"refuse"``; ``"resume"`` a comparison of the same
-            settings; or ``"replace"`` a comparison.
+        existing: if ``out`` holds something: ``"refuse"``; ``"resume"`` or ``"join"`` a comparison
+            of the same settings, beside other processes at work on it; or ``"replace"`` one.
         task: key of the task (``posenc.experiments.tasks.TASKS``).
         options: the task's own options; see ``posenc tasks``.
         text: a file or folder of text, for tasks that read one; None: the task's own data.
@@ -65,7 +65,7 @@ class ComparisonSettings:
     """
 
     out: Path
-    existing: Literal["refuse", "resume", "replace"] = "refuse"
+    existing: Literal["refuse", "resume", "join", "replace"] = "refuse"
     task: str = "language"
     options: Mapping[str, Any] = field(default_factory=dict)
     text: Path | None = None

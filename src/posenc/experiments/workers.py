@@ -9,7 +9,6 @@ import tempfile
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -92,27 +91,29 @@ class Crew:
 
     def run(
         self,
-        orders: Iterable[Order],
+        orders: Iterable[Order | None],
         *,
         stop: Callable[[], bool],
         stopping: Callable[[], None],
         tell: Callable[[Event], None],
         done: Callable[[Done], None],
-    ) -> bool:
-        """Carry out the orders; True if all were, False if ``stop`` cut them short.
+        moot: Callable[[Order], bool] = lambda order: False,
+    ) -> None:
+        """Carry out the orders until none is left, or ``stop`` cuts them short.
 
         Args:
-            orders: in the order they are begun.
+            orders: in the order they are begun; None: none at present, asked again soon.
             stop: asked several times a second; True: busy workers save and end their order.
             stopping: called once, when they have been told so.
             tell: receives the workers' events.
             done: receives each order that was carried out.
+            moot: True if the failure of an order does not matter.
 
         Raises:
-            PosencError: what made a worker fail, after the others have saved.
+            PosencError: what made a worker or the next order fail, after the others have saved.
         """
-        waiting = deque(orders)
-        undone = len(waiting)
+        waiting = iter(orders)
+        left = True
         halted = False
         failure: PosencError | None = None
         while True:
@@ -120,21 +121,27 @@ class Crew:
                 halted = True
                 self._halt()
                 stopping()
-            if not halted:
-                self._give(waiting)
+            if not halted and left:
+                try:
+                    left = self._give(waiting)
+                except PosencError as error:
+                    failure = error
+                    halted = True
+                    self._halt()
             busy = {m.connection: m for m in self._members if m.order is not None}
-            if not busy:
+            if not busy and (halted or not left):
                 break
             for connection in wait(list(busy), timeout=0.1):
                 member = busy[cast(Connection, connection)]
                 message = _receive(member)
                 if isinstance(message, Done):
                     member.order = None
-                    undone -= 1
                     done(message)
                 elif isinstance(message, _Failed):
-                    member.order = None
-                    if not isinstance(message.error, Interrupted):
+                    order, member.order = member.order, None
+                    assert order is not None  # only a busy member is listened to
+                    interrupted = isinstance(message.error, Interrupted)
+                    if not interrupted and not moot(order):
                         failure = failure or message.error
                         halted = True
                         self._halt()
@@ -142,13 +149,19 @@ class Crew:
                     tell(message)
         if failure is not None:
             raise failure
-        return undone == 0
 
-    def _give(self, waiting: deque[Order]) -> None:
+    def _give(self, orders: Iterator[Order | None]) -> bool:
+        """Give each idle member an order; False if none is left."""
         for member in self._members:
-            if member.order is None and waiting:
-                member.order = waiting.popleft()
+            if member.order is None:
+                try:
+                    member.order = next(orders)
+                except StopIteration:
+                    return False
+                if member.order is None:
+                    return True
                 member.connection.send(member.order)
+        return True
 
     def _halt(self) -> None:
         for member in self._members:

@@ -42,17 +42,17 @@ class Alone:
 
     def run(
         self,
-        orders: Iterable[TrainingJob],
+        orders: Iterable[TrainingJob | None],
         *,
         stop: Callable[[], bool],
         tell: Callable[[Event], None],
         done: Callable[[Done], None],
         **others: object,
-    ) -> bool:
+    ) -> None:
         for order in orders:
+            assert order is not None, "no other process holds a run"
             carry_out(order, self.task, self.settings, workers=1, stop=stop, tell=tell)
             done(Done(order=order, took=1.0))
-        return True
 
 
 def settings_of(name: str, folder: Path) -> ComparisonSettings:

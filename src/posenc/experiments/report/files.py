@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from posenc.experiments.results import Comparison
 from posenc.experiments.summary import Summary, summarise
 from posenc.storage import output_folder, write_bytes
 from posenc.visualization.charts import Chart, picture_files
+
+PAUSE = 19.0
+"""Least time between two live reports, in times that the first of them took."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,28 @@ def write_report(
         tuple(folder / name for name in pictures),
         tuple(folder / name for name in tables),
     )
+
+
+class LiveReport:
+    """Writes the report of a comparison anew as its runs finish, in a twentieth of the time.
+
+    Several processes may do so at once.
+
+    Args:
+        folder: of the report.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._due = 0.0
+
+    def __call__(self, comparison: Comparison) -> None:
+        """Write the report, or leave it out if the last is too recent; errors as write_report."""
+        began = time.monotonic()
+        if began >= self._due:
+            write_report(comparison, self._folder, overwrite=True)
+            now = time.monotonic()
+            self._due = now + PAUSE * (now - began)
 
 
 def _contents(
