@@ -6,6 +6,7 @@ import csv
 import errno
 import json
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,12 @@ import altair as alt
 import pytest
 
 from posenc.errors import OutputError
-from posenc.experiments.report import ReportFiles, write_report
+from posenc.experiments.report import LiveReport, ReportFiles, write_report
 from posenc.experiments.report.charts import draw_charts
 from posenc.experiments.report.page import render_page
 from posenc.experiments.results import Comparison
 from posenc.experiments.summary import summarise
+from posenc.storage import output_folder
 from posenc.visualization.charts import Chart
 from tests.support.samples import ACCURACY, sample
 
@@ -215,3 +217,40 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError):
         write_report(sample(), tmp_path / "file" / "report")
+
+
+def test_live_report_takes_a_twentieth_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, written = [0.0], []
+    monkeypatch.setattr("posenc.experiments.report.files.time.monotonic", lambda: now[0])
+
+    def write(comparison: Comparison, folder: Path, *, overwrite: bool) -> None:
+        written.append(now[0])
+        now[0] += 2.0
+
+    monkeypatch.setattr("posenc.experiments.report.files.write_report", write)
+    live = LiveReport(tmp_path)
+    while now[0] < 100.0:
+        live(sample(seeds=(0,), lengths=(64,)))
+        now[0] += 1.0
+    assert written == [10.0, 50.0, 90.0]
+
+
+def test_reports_written_at_once_leave_a_whole_one(tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+    start = threading.Barrier(4)
+
+    def write(number: int) -> None:
+        start.wait()
+        for _ in range(20):
+            with output_folder(folder, overwrite=True) as partial:
+                (partial / "index.html").write_text(str(number))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (folder / "index.html").read_text() in "0123"
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]

@@ -274,6 +274,8 @@ class _Session:
     def _look(self) -> int:
         """Report runs that have newly finished, here or elsewhere; the number of finished ones."""
         new = self._read_new()
+        if new:
+            self.record.require_unchanged()
         for number, (run, outcome) in enumerate(new.items(), start=len(self.finished) + 1):
             self.finished[run] = outcome
             trained = sum(record.train_seconds for record in outcome.runs[:1])

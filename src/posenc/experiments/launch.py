@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,22 +70,15 @@ def launch(
             got=settings.budget_minutes,
             remedy="Give --steps.",
         )
-    executor = _executor(settings.out / LOGS, cluster)
-    try:
-        executor.update_parameters(**{"name": "posenc", **options})
-    except (TypeError, ValueError, NameError) as error:
-        raise ArgumentError(
-            "launch_option",
-            expected="options of submitit",
-            got=error,
-            remedy="See submitit's documentation, for example timeout_min=60.",
-        ) from error
+    with tempfile.TemporaryDirectory() as folder:
+        _executor(Path(folder), cluster, options)  # its errors leave nothing behind
     prepare(settings)
+    executor = _executor(settings.out / LOGS, cluster, options)
     with executor.batch():
         return [executor.submit(Join(str(settings.out.resolve()))) for _ in range(nodes)]
 
 
-def _executor(logs: Path, cluster: str) -> Any:
+def _executor(logs: Path, cluster: str, options: Mapping[str, Any]) -> Any:
     try:
         import submitit
     except ImportError as error:
@@ -98,7 +92,15 @@ def _executor(logs: Path, cluster: str) -> Any:
         remedy = "Choose one."
         raise ArgumentError("launch", expected=" or ".join(CLUSTERS), got=cluster, remedy=remedy)
     try:
-        return submitit.AutoExecutor(folder=logs, cluster=cluster)
+        executor = submitit.AutoExecutor(folder=logs, cluster=cluster)
+        executor.update_parameters(**{"name": "posenc", **options})
+    except (TypeError, ValueError, NameError) as error:
+        raise ArgumentError(
+            "launch_option",
+            expected="options of submitit",
+            got=error,
+            remedy="See submitit's documentation, for example timeout_min=60.",
+        ) from error
     except RuntimeError as error:
         raise ArgumentError(
             "launch",
@@ -106,3 +108,4 @@ def _executor(logs: Path, cluster: str) -> Any:
             got=error,
             remedy="Run it on a login node, or run posenc compare --join on each node.",
         ) from error
+    return executor

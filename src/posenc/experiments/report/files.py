@@ -18,6 +18,9 @@ from posenc.experiments.summary import Summary, summarise
 from posenc.storage import output_folder, write_bytes
 from posenc.visualization.charts import Chart, picture_files
 
+FIRST = 10.0
+"""Seconds before the first live report."""
+
 PAUSE = 19.0
 """Least time between two live reports, in times that the first of them took."""
 
@@ -80,7 +83,7 @@ class LiveReport:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._due = 0.0
+        self._due = time.monotonic() + FIRST
 
     def __call__(self, comparison: Comparison) -> None:
         """Write the report, or leave it out if the last is too recent; errors as write_report."""
