@@ -16,7 +16,7 @@ from torch import Tensor
 
 import posenc
 from posenc.attention import attend, explain
-from posenc.attention.backends.native import Native
+from posenc.attention.backends.native import Native, heads
 from posenc.attention.backends.native import build as building
 from posenc.attention.backends.native.operands import domain_of, operands
 from posenc.attention.call import AttentionCall
@@ -115,6 +115,27 @@ def test_values_and_gradients(name: str, size: tuple[int, int], causal: bool) ->
 
 
 @built
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("size", [(65, 65), (30, 65), (40, 600)])
+def test_rows_of_few_heads_at_a_time(
+    size: tuple[int, int], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in long sequences."""
+    monkeypatch.setattr(heads, "LARGE", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    keys = Layout.sequence(size[1])
+    for causal, window in ((False, None), (True, None), (True, 9)):
+        grid = Grid(keys.slice(size[1] - size[0], size[1]), keys, causal, window)
+        _check("transformer_xl", grid)
+        _check("transformer_xl", grid, dtype=torch.bfloat16, tolerance=0.04)
+    encoding, inputs = _encoding("transformer_xl"), _inputs(65, 65)
+    assert (
+        "few heads"
+        in explain(*inputs, Grid.of(Layout.sequence(65)), encoding, backend="native").how
+    )
+
+
+@built
 @pytest.mark.parametrize("name", METHODS)
 def test_windows_documents_and_padding(name: str) -> None:
     for causal in (False, True):
@@ -134,7 +155,7 @@ def test_queries_that_see_no_key(name: str) -> None:
 
 @built
 @pytest.mark.parametrize("size", [(1100, 1100), (300, 1100)])
-@pytest.mark.parametrize("name", ["shaw", "deberta", "t5"])
+@pytest.mark.parametrize("name", ["shaw", "deberta", "t5", "transformer_xl"])
 def test_many_tiles(name: str, size: tuple[int, int]) -> None:
     keys = Layout.sequence(size[1])
     encoding = _encoding(name, causal=size[0] == 300).double()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import posenc
 from posenc.attention import attend, explain
-from posenc.attention.backends.native import blocks
+from posenc.attention.backends.native import heads
 from posenc.encoding import Encoding
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
@@ -126,8 +126,8 @@ def test_queries_that_see_no_key(name: str) -> None:
 @pytest.mark.parametrize("grid", PATH_GRIDS)
 def test_path_by_heads(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands of some heads and blocks at a time, as in long sequences."""
-    monkeypatch.setattr(blocks, "MANY", 1)
-    monkeypatch.setattr(blocks, "TOKENS", 2 * 64)
+    monkeypatch.setattr(heads, "MANY", 1)
+    monkeypatch.setattr(heads, "TOKENS", 2 * 64)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         tolerance = {torch.float64: 1e-9, torch.bfloat16: 0.04}.get(dtype, 3e-5)
         _check("path", grid, dtype=dtype, tolerance=tolerance)
@@ -135,7 +135,7 @@ def test_path_by_heads(grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @built
 def test_path_by_heads_differentiates_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "MANY", 1)
+    monkeypatch.setattr(heads, "MANY", 1)
     encoding, grid = (
         _encoding("path").requires_grad_(False),
         Grid.of(Layout.sequence(70), causal=True),
@@ -228,7 +228,7 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
 def test_the_mask_of_dropout_is_that_of_the_backward_pass(
     name: str, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "MANY", 1 if apart else 2**30)
+    monkeypatch.setattr(heads, "MANY", 1 if apart else 2**30)
     encoding, layout = _encoding(name).double(), Layout.sequence(65)
     grid = _observed(encoding, Grid.of(layout, causal=True), torch.randn(2, 65, 32).double())
     inputs = [x.detach().double() for x in _inputs(65, 65, groups=4)]

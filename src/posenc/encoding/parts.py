@@ -208,6 +208,9 @@ class ScoreTerm(Part, ABC):
     reads_layout: ClassVar[bool] = False
     """True if ``lower`` reads positions or counts of tokens, not only offsets, queries and keys."""
 
+    lowers_heads: ClassVar[bool] = False
+    """True if some heads can be lowered without the others."""
+
     keys_by_keys: ClassVar[bool] = False
     """True if ``forward`` allocates K×K matrices, whatever the number of queries."""
 
@@ -220,6 +223,12 @@ class ScoreTerm(Part, ABC):
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
         """The structured form for fast backends; None if there is none."""
+        return None
+
+    def lower_heads(
+        self, heads: slice, q: Queries, k: Keys, grid: Grid, *, scale: float
+    ) -> StructuredTerms | None:
+        """``lower`` for the queries and keys of some heads, if ``lowers_heads``."""
         return None
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:

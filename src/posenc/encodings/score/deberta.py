@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Buckets, Count, Length, Width, checked
@@ -148,9 +148,9 @@ class RelativeEmbeddings(nn.Module):
         kind = "clipped offsets" if self.boundaries is None else "log buckets"
         return f"max_distance={self.max_distance}, {kind}, span={self.span}"
 
-    def forward(self, begin: int = 0, end: int | None = None) -> Float[Tensor, "N C"]:
-        """P, or its rows from ``begin`` to ``end`` (exclusive), normalised with ``normalize``."""
-        rows = self.rows if begin == 0 and end is None else self.rows[begin:end]
+    def forward(self, index: Int[Tensor, "N"] | None = None) -> Float[Tensor, "N C"]:
+        """P, or its rows at ``index``, normalised with ``normalize``."""
+        rows = self.rows if index is None else self.rows.index_select(0, index)
         if self.norm is None:
             return rows
         normal: Tensor = self.norm(rows)
@@ -307,23 +307,17 @@ class Deberta(ScoreTerm):
     ) -> tuple[Float[Tensor, "H N D"], Float[Tensor, "H N D"]]:
         """Rows of the buckets ``low`` to ``high``, for products with queries and with keys."""
         query, key = self._projections()
-        from_query = self._rows(key, low, high, device)
-        if self.lookup == "released":
-            from_key = self._rows(query, low, high, device)
-        else:
-            last = 2 * self.relative.span
-            from_key = self._rows(query, last - high, last - low, device).flip(1)
-        return from_query.repeat_interleave(self.heads // len(from_query), dim=0), from_key
+        rows = torch.arange(low, high + 1, device=device)
+        from_query = self._rows(key, rows)
+        if len(from_query) != self.heads:
+            from_query = from_query.repeat_interleave(self.heads // len(from_query), dim=0)
+        mirrored = rows if self.lookup == "released" else 2 * self.relative.span - rows
+        return from_query, self._rows(query, mirrored)
 
-    def _rows(
-        self, layer: Projection, low: int, high: int, device: torch.device
-    ) -> Float[Tensor, "h N D"]:
+    def _rows(self, layer: Projection, buckets: Int[Tensor, "N"]) -> Float[Tensor, "h N D"]:
         """Projected rows of the buckets; of the 2S + 1 buckets the last two share a row."""
-        last = 2 * self.relative.span - 1
-        begin, end = min(low, last), min(high, last) + 1
-        projected = layer(self.relative(begin, end)).view(end - begin, -1, self.head_dim)
-        rows = torch.arange(low, high + 1, device=device).clamp(max=last) - begin
-        return projected.transpose(0, 1)[:, rows]
+        read = self.relative(buckets.clamp(max=2 * self.relative.span - 1))
+        return layer(read).view(len(read), -1, self.head_dim).transpose(0, 1)
 
     def _projections(self) -> tuple[Projection, Projection]:
         """W_Q and W_K."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -11,12 +12,16 @@ from torch import Tensor, nn
 
 from posenc.arguments import Base, Count, EvenWidth, Width, checked
 from posenc.encoding import BucketedTerms, Encoding, LowRank, ScoreTerm, TokenTableProduct
-from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
+from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
 from posenc.encodings.common.buckets import gather_rows, offset_index
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.precision import wider
 from posenc.entry import Claims, Entry
 from posenc.grid import Grid
+from posenc.runtime import has_values
+
+KEPT = 4096
+"""Distances up to which waves are kept from call to call."""
 
 STD = 0.02
 """Standard deviation of all initial values, in Transformer-XL and in XLNet."""
@@ -111,6 +116,8 @@ class TransformerXL(ScoreTerm):
     head_dim: int
     dim: int
 
+    lowers_heads: ClassVar[bool] = True
+
     @checked
     def __init__(self, *, dim: EvenWidth, biases: GlobalBiases, base: Base = 10000.0) -> None:
         super().__init__()
@@ -131,44 +138,59 @@ class TransformerXL(ScoreTerm):
         if grid.shift is None:
             rotated, key_waves = self._factors(q, grid)
             return scale * (content + rotated @ key_waves.mT)
-        index = offset_index(grid)(grid.offset)
-        return scale * (content + gather_rows(q, self._rows(grid, q), index))
+        rows = self._rows(grid, q)
+        index = _bucket(grid, rows)(grid.offset)
+        return scale * (content + gather_rows(q, rows, index))
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        u, w = self.biases()
-        column = scale * _column(u, k)
-        if grid.shift is None:
-            moved = scale * (q + w.to(q).unsqueeze(1))
-            ones = column.new_ones(1, q.shape[1], q.shape[2], 1)
-            return LowRank(*self._factors(moved, grid)), LowRank(ones, column.unsqueeze(-1))
-        rows = self._rows(grid, q, scale)
-        table = (rows @ w.to(rows).unsqueeze(-1)).squeeze(-1)
-        left = TokenTableProduct(q, rows)
-        return (BucketedTerms(offset_index(grid), table=table, left=left, column=column),)
+        return self.lower_heads(slice(0, self.heads), q, k, grid, scale=scale)
 
-    def _rows(self, grid: Grid, like: Tensor, factor: float = 1.0) -> Float[Tensor, "H N D"]:
-        """``factor · W r(-Δ)`` at every offset Δ of a regular grid, ascending.
+    def lower_heads(
+        self, heads: slice, q: Queries, k: Keys, grid: Grid, *, scale: float
+    ) -> StructuredTerms | None:
+        u, w = (x[heads] for x in self.biases())
+        column = scale * _column(u, k)
+        moved = q + w.to(q).unsqueeze(1)
+        if grid.shift is None:
+            ones = column.new_ones(1, q.shape[1], q.shape[2], 1)
+            factors = self._factors(scale * moved, grid)
+            return LowRank(*factors), LowRank(ones, column.unsqueeze(-1))
+        rows = self._rows(grid, q, scale, heads)
+        left = TokenTableProduct(moved, rows)
+        return (BucketedTerms(_bucket(grid, rows), left=left, column=column),)
+
+    def _rows(
+        self, grid: Grid, like: Tensor, factor: float = 1.0, heads: slice = slice(None)
+    ) -> Float[Tensor, "h N D"]:
+        """``factor · W r(-Δ)`` at every offset Δ of a regular grid, ascending; causal, to 0.
 
         The sines' part of ``W r(x)`` is odd and the cosines' even: each distance is projected once.
         """
         shift = grid.require_shift()
         first, last = shift - (grid.query.length - 1), shift + grid.key.length - 1
+        weight = factor * self.weight[heads].to(like)
         # Comparisons of symbolic lengths would bound them in an exported program.
         if torch.compiler.is_exporting() or first >= 0 or last <= 0:
-            odd, even = self._projected(-grid.float_offsets(device=like.device), like, factor)
+            waves = self._waves(-grid.float_offsets(device=like.device))
+            odd, even = _projected(waves, weight)
             return odd + even
-        distances = torch.arange(max(-first, last) + 1.0, device=like.device)
-        odd, even = self._projected(distances, like, factor)
-        behind = (even + odd)[:, 1 : 1 - first].flip(1)
-        return torch.cat([behind, (even - odd)[:, : last + 1]], dim=1)
-
-    def _projected(
-        self, x: Float[Tensor, "N"], like: Tensor, factor: float
-    ) -> tuple[Tensor, Tensor]:
-        """The sines' part and the cosines' part of ``factor · W r(x)``, ``[H, N, D]`` each."""
-        for_sines, for_cosines = (factor * self.weight.to(like)).chunk(2, dim=-1)
-        sine, cosine = self._waves(x)
-        return sine.to(like) @ for_sines.mT, cosine.to(like) @ for_cosines.mT
+        count = max(-first, last) + 1
+        last = 0 if grid.causal else last
+        if has_values(like) and like.device.type == "cpu" and count <= KEPT:
+            return _mirrored(
+                _kept_waves(count, self.dim, self.base, like.dtype), weight, first, last
+            )
+        distances = torch.arange(float(count), device=like.device)
+        if not has_values(like) or count <= KEPT:
+            return _mirrored(self._waves(distances), weight, first, last)
+        # A piece, then a head at a time: results between take several times the memory of rows.
+        parts = [
+            tuple(x.to(like) for x in self._waves(part)) for part in torch.split(distances, KEPT)
+        ]
+        sine, cosine = (torch.cat(x) for x in zip(*parts, strict=True))
+        return torch.cat(
+            [_mirrored((sine, cosine), head, first, last) for head in torch.split(weight, 1)]
+        )
 
     def _factors(
         self, q: Queries, grid: Grid
@@ -190,11 +212,46 @@ class TransformerXL(ScoreTerm):
         return sine.to(like), cosine.to(like)
 
     def _waves(self, x: Float[Tensor, "*dims"]) -> tuple[Tensor, Tensor]:
-        """``sin(x · ω)`` and ``cos(x · ω)``, ``[..., C/2]``, in float64 where there is one."""
-        wide = wider(x)
-        frequencies = geometric_frequencies(self.dim // 2, self.dim, self.base, like=wide)
-        angles = angles_at(wide.unsqueeze(-1), frequencies)
-        return angles.sin(), angles.cos()
+        return _waves(x, self.dim, self.base)
+
+
+def _waves(x: Float[Tensor, "*dims"], dim: int, base: float) -> tuple[Tensor, Tensor]:
+    """``sin(x · ω)`` and ``cos(x · ω)``, ``[..., C/2]``, in float64 where there is one."""
+    wide = wider(x)
+    frequencies = geometric_frequencies(dim // 2, dim, base, like=wide)
+    angles = angles_at(wide.unsqueeze(-1), frequencies)
+    return angles.sin(), angles.cos()
+
+
+@lru_cache(maxsize=2)
+def _kept_waves(count: int, dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The waves of 0 … ``count`` - 1, on the CPU."""
+    with torch.inference_mode(False), torch.no_grad():
+        sine, cosine = _waves(torch.arange(float(count)), dim, base)
+        return sine.to(dtype), cosine.to(dtype)
+
+
+def _projected(
+    waves: tuple[Float[Tensor, "N F"], Float[Tensor, "N F"]], weight: Float[Tensor, "h D C"]
+) -> tuple[Float[Tensor, "h N D"], Float[Tensor, "h N D"]]:
+    """The sines' part and the cosines' part of products with the weight."""
+    sine, cosine = (wave.to(weight) for wave in waves)
+    for_sines, for_cosines = weight.chunk(2, dim=-1)
+    return sine @ for_sines.mT, cosine @ for_cosines.mT
+
+
+def _mirrored(
+    waves: tuple[Tensor, Tensor], weight: Float[Tensor, "h D C"], first: int, last: int
+) -> Float[Tensor, "h N D"]:
+    """``W r(-Δ)`` at the offsets from ``first`` < 0 to ``last``, from waves of the distances."""
+    odd, even = _projected(waves, weight)
+    return torch.cat([(even + odd)[:, 1 : 1 - first].flip(1), (even - odd)[:, : last + 1]], dim=1)
+
+
+def _bucket(grid: Grid, rows: Float[Tensor, "h N D"]) -> Callable[[Offsets], BucketIndex]:
+    """The row of each offset; of hidden ones perhaps the last."""
+    index, last = offset_index(grid), rows.shape[1] - 1
+    return lambda offset: index(offset).clamp(max=last)
 
 
 def _column(u: Float[Tensor, "H D"], k: Keys) -> Float[Tensor, "B H K"]:

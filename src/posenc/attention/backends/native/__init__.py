@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Plan, Problem, Result, Unsupported
-from posenc.attention.backends.native.blocks import HeadsApart, takes_heads_apart
 from posenc.attention.backends.native.build import missing
-from posenc.attention.backends.native.op import NativePart, native
+from posenc.attention.backends.native.heads import (
+    BlocksApart,
+    RowsApart,
+    takes_blocks_apart,
+    takes_rows_apart,
+)
+from posenc.attention.backends.native.op import ITEMS, NativePart, native
 from posenc.attention.backends.native.operands import (
     Operands,
     domain_of,
@@ -78,6 +83,9 @@ class Native(Backend):
 def _plan(problem: Problem, intervals: Tensor | None) -> Plan | Unsupported:
     domain = domain_of(problem.grid, intervals)
     terms = terms_of(problem, domain)
+    if terms is not None and intervals is None and takes_rows_apart(problem):
+        how = "compiled tiles, terms of a few heads at a time (memory linear in the length)"
+        return Plan(how, partial(_attend_rows_apart, replace(problem, lowered=None), domain))
     if terms is not None:
         how = "compiled tiles, terms read by spans of the offset (memory linear in the length)"
         return Plan(how, partial(_attend, problem, terms, domain, intervals, None))
@@ -103,9 +111,11 @@ def _attend(
         reach = (shift - queries + 1, shift + keys - 1)
     else:
         shift, reach = 0, (int(intervals[2].min()), int(intervals[2].max()) + keys - 1)
+    if isinstance(form, BlockTransforms) and problem.whole is None and takes_blocks_apart(form):
+        whole, seed = _of_equal_heads(problem), _draw_seed(problem)
+        call = BlocksApart(whole, shift, intervals, seed, replace(form, query=whole.q, key=whole.k))
+        return _result(problem, call(form.parameters), (), lse=lse)
     x = operands(terms, problem, domain, reach)
-    if isinstance(form, BlockTransforms) and takes_heads_apart(form):
-        return _run_heads_apart(problem, form, shift, intervals, lse=lse)
     pairs = None if form is None else fused(form, domain)
     if pairs is not None and pairs.left is not None:
         tokens = pairs.left.tokens
@@ -163,7 +173,7 @@ def _run(
     )
     rest = (
         scale,
-        [*_mask(problem, shift), x.first, x.period, x.jump],
+        [*_mask(problem, shift), x.first, x.period, x.jump, ITEMS],
         problem.dropout,
         _draw_seed(problem),
         [graded and term is not None and term.requires_grad for term in (x.line, x.column)],
@@ -176,21 +186,32 @@ def _run(
             problem.whole.output.contiguous(), sums, *tensors, *rest, *of_pairs
         )
         return Result(given, None)
-    output, sums = native(*tensors, list(of_pairs), *rest)
-    if not lse:
-        return Result(output.to(problem.v.dtype), None)
-    wide = torch.promote_types(problem.q.dtype, torch.float32)
-    return Result(output.to(problem.v.dtype), add_rows(sums, terms).to(wide))
+    return _result(problem, native(*tensors, list(of_pairs), *rest), terms, lse=lse)
 
 
-def _run_heads_apart(
-    problem: Problem, form: BlockTransforms, shift: int, intervals: Tensor | None, *, lse: bool
+def _attend_rows_apart(problem: Problem, domain: tuple[int, int], *, lse: bool) -> Result:
+    whole, shift, score = (
+        _of_equal_heads(problem),
+        problem.grid.require_shift(),
+        problem.encoding.score,
+    )
+    assert score is not None
+    reach = (shift - problem.q.shape[2] + 1, shift + problem.k.shape[2] - 1)
+    call = RowsApart(whole, shift, None, _draw_seed(problem), domain, reach)
+    return _result(problem, call(list(score.parameters())), (), lse=lse)
+
+
+def _of_equal_heads(problem: Problem) -> Problem:
+    k, v = (repeat_heads(x, problem.heads) for x in (problem.k, problem.v))
+    return replace(problem, k=k, v=v)
+
+
+def _result(
+    problem: Problem, found: tuple[Tensor, Tensor], terms: tuple[StructuredScore, ...], *, lse: bool
 ) -> Result:
-    place = [*_mask(problem, shift), 0, 0, 0]
-    call = HeadsApart(form, intervals, place, problem.dropout, _draw_seed(problem))
-    output, sums = call(repeat_heads(problem.v, problem.heads))
+    output = found[0].to(problem.v.dtype)
     wide = torch.promote_types(problem.q.dtype, torch.float32)
-    return Result(output.to(problem.v.dtype), sums.to(wide) if lse else None)
+    return Result(output, add_rows(found[1], terms).to(wide) if lse else None)
 
 
 def _mask(problem: Problem, shift: int) -> list[int]:

@@ -70,8 +70,9 @@ def native(
         pairs: tensors of the term outside the structured form of the given ``kind``, see
             ``pairs``; none for ``""``.
         place: shift, causal and window (-1 for none) of a regular grid, the first offset of
-            ``line`` and ``bucket``, and for images the keys a row and how far the offset's
-            index jumps after each (0 for none).
+            ``line`` and ``bucket``, for images the keys a row and how far the offset's index
+            jumps after each (0 for none), and the most blocks of queries that gradients of keys
+            are summed in apart.
         wants: whether gradients of line and column will be wanted.
     """
     call = _Call(
@@ -246,8 +247,8 @@ class _Call:
         x.q, x.k, x.v = (Tokens.of(self.keep(_rows(t))) for t in (q, k, v))
         x.chunks = min(x.batch, _ceil(PARTS, x.heads))
         self.tiles = _ceil(x.queries, 256)
-        self.splits = min(_ceil(ITEMS, x.heads * x.chunks), self.tiles)
-        shift, causal, window, first, period, jump = place
+        shift, causal, window, first, period, jump, most = place
+        self.splits = min(_ceil(ITEMS, x.heads * x.chunks), self.tiles, most)
         if intervals is None:
             intervals = regular_intervals(
                 x.queries, x.keys, shift, bool(causal), window, period, jump
@@ -309,7 +310,7 @@ class _Call:
             x.value_rows, x.value_head = rows.data_ptr(), 0 if len(rows) == 1 else rows.stride(0)
 
     def add_pairs(self, kind: str, pairs: Sequence[Tensor]) -> None:
-        if kind in ("mixing", "blocks_of_heads"):  # all heads go together, or few at a time
+        if kind == "mixing":  # all heads go together
             self.splits = 1
         self.pairs = [self.keep(x.to(self.dtype).contiguous()) for x in pairs]
         set_pairs(kind, self.problem, self.pairs)

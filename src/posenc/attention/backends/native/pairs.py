@@ -118,13 +118,10 @@ def _no_gradients(*_: object) -> Sequence[Shape | None]:
     return ()
 
 
-_BLOCKS = Kind(5, lambda tensors: (tensors[0].shape[2],), _block_gradients)
-
 KINDS = {
     "distance": Kind(1, _distance_sizes, _distance_gradients),
     "counts": Kind(2, lambda _: (), _no_gradients),
-    "blocks": _BLOCKS,
-    "blocks_of_heads": _BLOCKS,
+    "blocks": Kind(5, lambda tensors: (tensors[0].shape[2],), _block_gradients),
     "mixing": Kind(4, _mixing_sizes, _mixing_gradients),
     "sticks": Kind(3, lambda _: (0,), _no_gradients),
     "sticks_self": Kind(3, lambda _: (1,), _no_gradients),

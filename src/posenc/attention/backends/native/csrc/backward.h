@@ -12,7 +12,7 @@ class Backward {
   // Queries [first, last) of the batch rows [begin, end) of one head; part: of the sums of rows.
   void run(index h, Range batch, Range queries, index part, index split) {
     begin_head(h, part);
-    const index size = tile_of(x_, 128);
+    const index size = tile_of(x_, logits_.windows, 128);
     for (index b = batch.begin; b < batch.end; ++b) {
       begin_row(b, h, split);
       for (index i = queries.begin; i < queries.end; i += size)
@@ -100,7 +100,10 @@ class Backward {
       for (index d = 0; d < value_width_; d += VL) total += load(g.at(i) + d) * load(out.at(i) + d);
       delta_[i] = sum(total);
     }
-    if (x_.left.rows) d_left_tile_.begin(logits_.left_rows, n);
+    if (x_.left.rows) {
+      d_left_tile_.begin(logits_.left_rows, n, logits_.windows);
+      fill(dx_.of(n * left_width_), 0, n * left_width_);
+    }
     if (x_.value_rows) {
       weights_.begin(logits_.value_rows, n);
       g_rows_.begin(logits_.value_rows, n);
@@ -137,7 +140,7 @@ class Backward {
       });
     });
     // Gradients by key that add up to 0 in each row: rounding would grow in sums over many keys.
-    for (index i = 0; i < n && column_; ++i)
+    for (index i = 0; i < n && column_ && !x_.part; ++i)
       if (tile.all_seen(i).size()) column_[tile.all_seen(i).end - 1] -= row_sums_[i];
     if (x_.left.rows) end_left(b, h, first, n);
     write_queries(b, h, first, n);
@@ -213,19 +216,27 @@ class Backward {
     return live;
   }
   void end_left(index b, index h, index first, index n) {
+    for (index block = 0; block * BLOCK < n; ++block) add_left(block);
     const Tokens& to = x_.left.tokens_gradient;
+    const real* dx = dx_.of(0);
     scale_range(dq_.of(0), real(x_.scale), n * width_);
-    real* dx = to.data ? dx_.of(n * left_width_) : dq_.of(0);
-    if (to.data) fill(dx, 0, n * left_width_);
-    d_left_tile_.times_rows(logits_.left_rows, dx, left_width_);
-    for (index i = 0; to.data && i < n; ++i)
+    if (!to.data) return add_range(dq_.of(0), dx, n * width_);
+    for (index i = 0; i < n; ++i)
       write_row(to, row_of(to, b, h, first + i), dx + i * left_width_, 1, x_.left.features);
+  }
+  // Gradients of tokens and rows from those of a block's products.
+  void add_left(index block) {
+    d_left_tile_.times_rows(logits_.left_rows, dx_.of(0), left_width_, block);
     d_left_tile_.transposed_times(logits_.left_tokens.data, logits_.left_tokens.ld, d_left_.of(0),
-                                  left_width_);
+                                  left_width_, block);
   }
   void prepare_buckets(Rows g) {
     if (!x_.map.buckets) return;
     logits_.for_blocks(x_, [&](index block, Range n) {
+      if (x_.left.rows && !d_left_tile_.holds(block, n)) {
+        add_left(block);
+        d_left_tile_.restart(block, n);
+      }
       if (x_.left.rows) d_left_tile_.clear(block, n);
       if (!x_.value_rows) return;
       weights_.clear(block, n);

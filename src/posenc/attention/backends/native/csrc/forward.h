@@ -12,7 +12,7 @@ class Forward {
   // Queries [first, last) of the batch rows [begin, end) of one head.
   void run(index h, Range batch, Range queries, index part, index split) {
     begin_head(h, part);
-    const index size = tile_of(x_, x_.queries >= 768 ? 256 : 128);
+    const index size = tile_of(x_, logits_.windows, x_.queries >= 768 ? 256 : 128);
     for (index b = batch.begin; b < batch.end; ++b) {
       begin_row(b, h, split);
       for (index i = queries.begin; i < queries.end; i += size)

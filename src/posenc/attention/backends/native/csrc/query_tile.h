@@ -29,8 +29,18 @@ class Panels {
   bool whole_ = true;
 };
 
-// Queries of a tile: few where a row of products with all buckets is long.
-inline index tile_of(const Problem& x, index usual) { return x.map.buckets > 1024 ? BLOCK : usual; }
+constexpr index MANY = 1024;  // buckets whose products are long rows
+// Whether of many buckets a block of queries needs those of few offsets at a time.
+inline bool windowed(const Problem& x) {
+  if (x.map.buckets <= MANY || !x.map.bucket || x.value_rows || x.pairs.kind != NONE) return false;
+  for (index at = 0; at < (x.rows_batch ? x.batch : 1) * x.queries; ++at)
+    if (x.base[at] != x.base[at - at % x.queries] - at % x.queries) return false;
+  return true;
+}
+// Queries of a tile: few where rows are long.
+inline index tile_of(const Problem& x, bool windowed, index usual) {
+  return x.map.buckets > MANY && !windowed ? BLOCK : usual;
+}
 
 // Some queries of one batch row, and the keys that each sees.
 class QueryTile {

@@ -80,14 +80,18 @@ class BucketRows {
   void set(const real* rows, index buckets, index features, bool half) {
     buckets_ = buckets, features_ = features, width_ = round_up(features, VL);
     const index count = round_up(buckets, PANEL);
+    real* panels = panels_scratch_.of(count * features);
+    panels_ = panels;
+    if (width_ == features && buckets % VL == 0 && !half) {
+      rows_ = rows;
+      return pack_transposed(rows, features, buckets, features, panels);
+    }
     real* to = rows_scratch_.of(count * width_);
     for (index n = 0; n < count; ++n)
       for (index d = 0; d < width_; ++d)
         to[n * width_ + d] = n < buckets && d < features ? rows[n * features + d] : 0;
     rows_ = to;
-    real* panels = panels_scratch_.of(count * features);
     pack_transposed(to, width_, count, features, panels);
-    panels_ = panels;
     if (!half) return;
     uint16_t* narrow = scratch_of<uint16_t>(narrow_scratch_, count * width_);
     halve(rows_, narrow, count * width_);
@@ -111,18 +115,23 @@ class BucketRows {
 };
 
 // [tile, buckets] for a tile of tokens: filled where first needed, for a block of tokens and VL
-// buckets at least.
+// buckets at least. A block may have a window of the buckets alone, which moves over them.
 class BucketTile {
  public:
-  void begin(const BucketRows& rows, index tile) {
-    ld_ = rows.panels() * PANEL + VL;
+  void begin(const BucketRows& rows, index tile, bool window = false) {
+    width_ = rows.panels() * PANEL;
+    if (window) width_ = std::min(width_, WINDOW);
+    ld_ = width_ + VL;
     data_ = scratch_.of(round_up(tile, TILE) * ld_);
-    strips_ = rows.panels() * (PANEL / VL), tile_ = tile;
-    done_.assign(strips_ * ((tile + BLOCK - 1) / BLOCK), 0);
+    strips_ = width_ / VL, tile_ = tile;
+    const index blocks = (tile + BLOCK - 1) / BLOCK;
+    done_.assign(strips_ * blocks, 0);
+    first_.assign(blocks, 0);
   }
   // The product of a block of x [tile, features] with the rows of the buckets `range`; of `half`
   // where x is there in bfloat16 too.
   void multiply(const BucketRows& rows, Left x, HalfRows half, index block, Range range) {
+    move(block, range);
     x.a += block * BLOCK * x.rs;
     open(block, range, [&](Range tokens, index n, index count) {
       real* to = row(tokens.begin) + n;
@@ -138,16 +147,44 @@ class BucketTile {
       for (index i = tokens.begin; i < tokens.end; ++i) fill(row(i) + n, 0, count);
     });
   }
+  // Whether the window of a block has these buckets.
+  bool holds(index block, Range range) const {
+    return range.begin >= first_[block] && range.end <= first_[block] + width_;
+  }
+  // Move the window of a block on to where it has the buckets `range`, with what it has of them.
+  void move(index block, Range range) {
+    if (holds(block, range)) return;
+    const index by = range.begin / PANEL * PANEL - first_[block], keep = width_ - by;
+    if (by < 0 || keep <= 0) return restart(block, range);
+    const Range t = tokens(block);
+    for (index i = t.begin; i < t.end; ++i)
+      std::memmove(data_ + i * ld_, data_ + i * ld_ + by, keep * sizeof(real));
+    char* flags = done_.data() + block * strips_;
+    std::memmove(flags, flags + by / VL, keep / VL);
+    std::fill(flags + keep / VL, flags + strips_, 0);
+    first_[block] += by;
+  }
+  // The same with nothing in it.
+  void restart(index block, Range range) {
+    first_[block] = range.begin / PANEL * PANEL;
+    std::fill_n(done_.data() + block * strips_, strips_, 0);
+  }
   // out [tile, width] += data · rows.
   void times_rows(const BucketRows& rows, real* out, index ld) const {
-    each([&](Range tokens, index n, index count) {
+    for (index block = 0; block * BLOCK < tile_; ++block) times_rows(rows, out, ld, block);
+  }
+  void times_rows(const BucketRows& rows, real* out, index ld, index block) const {
+    each(block, [&](Range tokens, index n, index count) {
       gemm(tokens.size(), rows.width(), count, {row(tokens.begin) + n, ld_, 1}, rows.row(n), rows.width(),
            out + tokens.begin * ld, ld, true);
     });
   }
   // out [buckets, width] += data^T · x [tile, width].
   void transposed_times(const real* x, index ldx, real* out, index width) const {
-    each([&](Range tokens, index n, index count) {
+    for (index block = 0; block * BLOCK < tile_; ++block) transposed_times(x, ldx, out, width, block);
+  }
+  void transposed_times(const real* x, index ldx, real* out, index width, index block) const {
+    each(block, [&](Range tokens, index n, index count) {
       gemm(count, width, tokens.size(), {row(tokens.begin) + n, 1, ld_}, x + tokens.begin * ldx, ldx,
            out + n * width, width, true);
     });
@@ -156,9 +193,11 @@ class BucketTile {
     const index block = i / BLOCK;
     for_runs(block, 0, strips_, 1, [&](index n, index count) { scale_range(row(i) + n, by, count); });
   }
-  real* row(index i) const { return data_ + i * ld_; }
+  // Entry n is that of bucket n, if the window has it.
+  real* row(index i) const { return data_ + i * ld_ - first_[i / BLOCK]; }
 
  private:
+  static constexpr index WINDOW = KEY_TILE + 2 * PANEL;  // all offsets of a tile of keys to a block
   Range tokens(index block) const { return {block * BLOCK, std::min((block + 1) * BLOCK, tile_)}; }
   // Calls f(first bucket, count) for runs of strips from a to b that are `done`, panel by panel.
   template <class F>
@@ -167,24 +206,24 @@ class BucketTile {
     for (index n = a, end; n < b; n = end) {
       const index stop = std::min(b, (n / (PANEL / VL) + 1) * (PANEL / VL));
       for (end = n + 1; end < stop && flags[end] == flags[n]; ++end) {}
-      if (flags[n] == done) f(n * VL, (end - n) * VL);
+      if (flags[n] == done) f(first_[block] + n * VL, (end - n) * VL);
     }
   }
   template <class F>
   void open(index block, Range range, F f) {
-    const index a = range.begin / VL, b = (range.end + VL - 1) / VL;
+    const index a = (range.begin - first_[block]) / VL, b = (range.end - first_[block] + VL - 1) / VL;
     for_runs(block, a, b, 0, [&](index n, index count) { f(tokens(block), n, count); });
     std::fill(done_.data() + block * strips_ + a, done_.data() + block * strips_ + b, 1);
   }
   template <class F>
-  void each(F f) const {
-    for (index block = 0; block * BLOCK < tile_; ++block)
-      for_runs(block, 0, strips_, 1, [&](index n, index count) { f(tokens(block), n, count); });
+  void each(index block, F f) const {
+    for_runs(block, 0, strips_, 1, [&](index n, index count) { f(tokens(block), n, count); });
   }
   Scratch scratch_;
   std::vector<char> done_;
+  std::vector<index> first_;  // bucket of each block's window
   real* data_ = nullptr;
-  index ld_ = 0, tile_ = 0, strips_ = 0;
+  index ld_ = 0, width_ = 0, tile_ = 0, strips_ = 0;
 };
 
 // The bias by offset of one head, with room to read whole vectors at its ends.

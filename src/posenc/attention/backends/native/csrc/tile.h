@@ -9,7 +9,7 @@ namespace posenc::NUMBER {
 class Logits {
  public:
   explicit Logits(const Problem& x)
-      : half(x.pairs.kind == NONE && halves(x.q) && halves(x.k) && halves(x.v)) {
+      : half(x.pairs.kind == NONE && halves(x.q) && halves(x.k) && halves(x.v)), windows(windowed(x)) {
     int exponent;
     exact_ = std::frexp(x.scale, &exponent) == 0.5;
   }
@@ -48,7 +48,7 @@ class Logits {
       blocks.begin_tile(x, b, h, first, rows, tile.base, q.data, q.ld, keeps_);
     if (x.left.rows) {
       left_tokens = read_rows(x.left.tokens, b, h, first, rows, x.left.features, 1, left_scratch_);
-      left.begin(left_rows, rows);
+      left.begin(left_rows, rows, windows);
       if (half && halves(x.left.tokens))
         left_half_ = half_rows(x.left.tokens, b, h, first, rows, x.left.features, 1, left_half_scratch_);
     }
@@ -163,6 +163,7 @@ class Logits {
   };
   Given given;  // logits of a tile of queries and all keys that are there already
   const bool half;  // products of bfloat16; q and k are widened for gradients alone
+  const bool windows;  // of the buckets of left
   QueryTile tile;
   index group = 0;
   Rows q, k, v, left_tokens;
