@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.logits import LOG2E, LOW, NEAR, kept, tile_logits
-from posenc.attention.backends.triton.kernels.memory import load_numbers, product, start_of
+from posenc.attention.backends.triton.kernels.logits import LOW, NEAR, kept, tile_logits
+from posenc.attention.backends.triton.kernels.memory import LOG2E, load_numbers, product, start_of
 from posenc.attention.backends.triton.kernels.windows import window_of_x, window_of_y, window_start
 
 
@@ -19,6 +19,7 @@ def tile_ds(
     y_partners,
     y_second,
     y_factor,
+    carried,
     x,
     y,
     tables,
@@ -40,12 +41,12 @@ def tile_ds(
     Args:
         own: what the program holds of x; far and second_far: its numbers where the tile reads one
             entry, for the logits and (of queries) for the gradients of weights.
-        y_tokens, y_partners, y_second, y_factor: of the tile.
+        y_tokens, y_partners, y_second, y_factor: of the tile; carried: as in ``tile_logits``.
     """
     # fmt: off
-    logits, t = tile_logits(
-        own, far, y_tokens, y_partners, y_factor, x, y, tables, band, scale, y0, kind, masked,
-        causal, flip, precision, factor_precision, block_x, block_y,
+    logits, t, carried = tile_logits(
+        own, far, y_tokens, y_partners, y_factor, carried, x, y, tables, band, scale, y0, kind,
+        masked, causal, flip, precision, factor_precision, block_x, block_y,
     )
     # fmt: on
     x_at = own.start + tl.arange(0, block_x)
@@ -82,4 +83,4 @@ def tile_ds(
         dp *= factors
         used = weights * factors
     ds = weights * (dp - delta)
-    return used, ds, t
+    return used, ds, t, carried

@@ -47,6 +47,7 @@ else:
     PROGRAMS = 1024
     DIAGONAL_BLOCKS = (64, 32)
     FORWARD = [
+        _config(128, 128, 8, 2),
         _config(128, 64, 4, 3),
         _config(128, 64, 8, 2),
         _config(64, 64, 4, 2),

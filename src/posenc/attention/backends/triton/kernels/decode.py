@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.configs import DECODE
-from posenc.attention.backends.triton.kernels.logits import LOG2E
 from posenc.attention.backends.triton.kernels.memory import (
+    LOG2E,
     load_tokens,
     load_vectors,
     product,

@@ -11,14 +11,15 @@ from posenc.attention.backends.triton.kernels.arguments import Own
 from posenc.attention.backends.triton.kernels.configs import FORWARD, fitting
 from posenc.attention.backends.triton.kernels.logits import (
     HIGH,
-    LOG2E,
     LOW,
     NEAR,
+    carried_before,
     far_numbers,
     kept,
     tile_logits,
 )
 from posenc.attention.backends.triton.kernels.memory import (
+    LOG2E,
     load_row,
     load_tokens,
     product,
@@ -67,6 +68,9 @@ def _walk(
     low, high = state.low, state.high
     g = own.h // sizes.group
     x_at = own.start + tl.arange(0, block_x)
+    carried = tl.zeros([1, 1], tl.float32)
+    if kind == NEAR:
+        carried = carried_before(own, tables, band, begin * block_y, precision, False, block_x)
     for tile in range(begin, end):
         y0 = tile * block_y
         y_at = y0 + tl.arange(0, block_y)
@@ -75,9 +79,9 @@ def _walk(
         if y.factor is not None:
             factor = load_tokens(y.factor, own.b, own.h, y_at, y.length)
         # fmt: off
-        logits, _ = tile_logits(
-            own, far, k, partners, factor, x, y, tables, band, scale, y0, kind, masked, causal,
-            False, precision, factor_precision, block_x, block_y,
+        logits, _, carried = tile_logits(
+            own, far, k, partners, factor, carried, x, y, tables, band, scale, y0, kind, masked,
+            causal, False, precision, factor_precision, block_x, block_y,
         )
         # fmt: on
         new_max = tl.maximum(row_max, tl.max(logits, 1))  # [x]

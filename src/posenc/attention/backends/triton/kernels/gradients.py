@@ -10,7 +10,13 @@ import triton.language as tl
 from posenc.attention.backends.triton.kernels.arguments import Own
 from posenc.attention.backends.triton.kernels.backward_tile import tile_ds
 from posenc.attention.backends.triton.kernels.configs import TOKENS, fitting
-from posenc.attention.backends.triton.kernels.logits import HIGH, LOW, NEAR, far_numbers
+from posenc.attention.backends.triton.kernels.logits import (
+    HIGH,
+    LOW,
+    NEAR,
+    carried_before,
+    far_numbers,
+)
 from posenc.attention.backends.triton.kernels.memory import (
     load_numbers,
     load_row,
@@ -74,6 +80,9 @@ def _walk(
     factor, column = state.factor, state.column
     low, high = state.low, state.high
     weight_low, weight_high = state.weight_low, state.weight_high
+    carried = tl.zeros([1, 1], tl.float32)
+    if kind == NEAR:
+        carried = carried_before(own, tables, band, begin * block_y, precision, flip, block_x)
     for tile in range(begin, end):
         y0 = tile * block_y
         y_at = y0 + tl.arange(0, block_y)
@@ -83,9 +92,9 @@ def _walk(
         if y.factor is not None:
             y_factor = load_tokens(y.factor, own.b, own.h, y_at, y.length)
         # fmt: off
-        weights, ds, t = tile_ds(
-            own, far, second_far, y_tokens, y_partners, y_second, y_factor, x, y, tables, band,
-            dropout, scale, y0, kind, masked, causal, flip, precision, factor_precision,
+        weights, ds, t, carried = tile_ds(
+            own, far, second_far, y_tokens, y_partners, y_second, y_factor, carried, x, y, tables,
+            band, dropout, scale, y0, kind, masked, causal, flip, precision, factor_precision,
             block_x, block_y,
         )
         # fmt: on

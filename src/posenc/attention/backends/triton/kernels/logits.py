@@ -11,20 +11,24 @@ import triton
 import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.memory import (
-    clip,
+    LOG2E,
     load_numbers,
     load_tokens,
     product,
     start_of,
 )
 from posenc.attention.backends.triton.kernels.visibility import visible
-from posenc.attention.backends.triton.kernels.windows import window_of_x, window_of_y, window_start
+from posenc.attention.backends.triton.kernels.windows import (
+    half_of_x,
+    unroll_x,
+    window_of_biases,
+    window_of_y,
+    window_start,
+)
 
 NEAR = tl.constexpr(0)
 LOW = tl.constexpr(1)
 HIGH = tl.constexpr(2)
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -40,12 +44,27 @@ def far_numbers(numbers, tables, own, at, length, last: tl.constexpr, block: tl.
 
 
 @triton.jit
+def carried_before(
+    own, tables, band, y0, precision: tl.constexpr, flip: tl.constexpr, block: tl.constexpr
+):
+    """What ``tile_logits`` is given for a tile at ``y0`` that has none before it."""
+    carried = tl.zeros([1, 1], tl.float32)
+    if tables.x is not None:
+        start = window_start(own.start, y0, band.origin, block, flip)
+        if flip:
+            start += block
+        carried = half_of_x(own.term, tables.x, own.h, start, tables.count, precision, block)
+    return carried
+
+
+@triton.jit
 def tile_logits(
     own,
     far,
     y_tokens,
     y_partners,
     y_factor,
+    carried,
     x,
     y,
     tables,
@@ -66,6 +85,9 @@ def tile_logits(
     Args:
         own: what the program holds of x; far: its numbers where the tile reads one entry.
         y_tokens, y_partners, y_factor: of the tile.
+        carried: products of x with the half of the window that it shares with the tile before.
+
+    Returns those with the half that it shares with the next tile, too.
     """
     y_at = y0 + tl.arange(0, block_y)
     x_at = own.start + tl.arange(0, block_x)
@@ -73,41 +95,53 @@ def tile_logits(
     logits = product(own.tokens, tl.trans(y_tokens), precision)  # [x, y]
     if x.rotary is not None:
         logits += product(own.partners, tl.trans(y_partners), precision)
-    logits *= scale
+    logits *= scale * LOG2E
     if x.factor is not None:
-        logits += product(own.factor, tl.trans(y_factor), factor_precision)
+        logits += product(own.factor, tl.trans(y_factor), factor_precision) * LOG2E
     if kind == NEAR:
-        start = window_start(own.start, y0, band.origin, block_x, flip)
+        start = window_start(own.start, y0, band.origin, block_y if flip else block_x, flip)
         if tables.bias_by_offset is not None:
-            entry = clip(-t if flip else t, 0, tables.count - 1)
-            logits += tl.load(tables.bias_by_offset + own.h.to(tl.int64) * tables.bias_head + entry)
+            biases = tables.bias_by_offset + own.h.to(tl.int64) * tables.bias_head
+            logits += window_of_biases(biases, start, tables.count, block_x, block_y, flip)
         if tables.x is not None:
             tl.static_assert(block_x == block_y)
-            logits += window_of_x(
-                own.term, tables.x, own.h, start, tables.count, precision, block_x, flip
+            fresh = half_of_x(
+                own.term,
+                tables.x,
+                own.h,
+                start if flip else start + block_x,
+                tables.count,
+                precision,
+                block_x,
             )
+            if flip:
+                products = unroll_x(fresh, carried, block_x, flip)
+            else:
+                products = unroll_x(carried, fresh, block_x, flip)
+            carried = fresh
+            logits += products * LOG2E
         if tables.y is not None:
             tl.static_assert(block_x == block_y)
             y_term = load_tokens(y.term, own.b, own.h, y_at, y.length)
-            logits += window_of_y(
+            products = window_of_y(
                 y_term, tables.y, own.h, start, tables.count, precision, block_x, flip
             )
+            logits += products * LOG2E
     else:
-        logits += far[:, None]
+        logits += (far * LOG2E)[:, None]
         if tables.y is not None:
             numbers = y.term_low if kind == LOW else y.term_high
             numbers = load_numbers(start_of(numbers, own.b, own.h), y_at, y.length, 0.0)
-            logits += numbers[None, :]
+            logits += (numbers * LOG2E)[None, :]
     if y.column is not None:
         column = load_numbers(start_of(y.column, own.b, own.h), y_at, y.length, 0.0)
-        logits += column[None, :]
+        logits += (column * LOG2E)[None, :]
     if x.column is not None:
-        logits += own.column[:, None]
-    logits *= LOG2E
+        logits += (own.column * LOG2E)[:, None]
     if masked:
         seen = visible(t, x, y, band, own.b, x_at, y_at, causal, flip)
         logits = tl.where(seen, logits, float("-inf"))
-    return logits, t
+    return logits, t, carried
 
 
 @triton.jit

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOG2E = tl.constexpr(1.4426950408889634)
+
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
@@ -72,20 +74,14 @@ def load_row(table, h, place):
 
 
 @triton.jit
-def load_window(table, h, start, count, block: tl.constexpr):
-    """Both halves ``[block, width]`` of a window that begins at entry ``start``."""
-    step = tl.arange(0, block)
+def load_entries(table, h, start, count, block: tl.constexpr):
+    """Rows ``[block, width]`` of a table from entry ``start`` on, those at its ends repeated."""
     column = tl.arange(0, table.block)
-    base = table.pointer + h.to(tl.int64) * table.head
-    first = clip(start + step, 0, count - 1).to(tl.int64)[:, None] * table.width + column[None, :]
-    second = clip(start + block + step, 0, count - 1).to(tl.int64)
-    second = second[:, None] * table.width + column[None, :]
+    entry = clip(start + tl.arange(0, block), 0, count - 1).to(tl.int64)
+    place = table.pointer + h.to(tl.int64) * table.head
+    place = place + entry[:, None] * table.width + column[None, :]
     if table.width == table.block:
-        halves = (tl.load(base + first), tl.load(base + second))
+        rows = tl.load(place)
     else:
-        inside = (column < table.width)[None, :]
-        halves = (
-            tl.load(base + first, mask=inside, other=0.0),
-            tl.load(base + second, mask=inside, other=0.0),
-        )
-    return halves
+        rows = tl.load(place, mask=(column < table.width)[None, :], other=0.0)
+    return rows

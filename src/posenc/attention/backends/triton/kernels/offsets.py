@@ -14,7 +14,7 @@ import triton.language as tl
 from posenc.attention.backends.triton.kernels.arguments import Own
 from posenc.attention.backends.triton.kernels.backward_tile import tile_ds
 from posenc.attention.backends.triton.kernels.configs import OFFSETS
-from posenc.attention.backends.triton.kernels.logits import NEAR
+from posenc.attention.backends.triton.kernels.logits import NEAR, carried_before
 from posenc.attention.backends.triton.kernels.memory import (
     load_numbers,
     load_tokens,
@@ -77,12 +77,10 @@ def offsets_kernel(
     bias_sum = tl.zeros([1, 1], tl.float32)
     if bias_ptr is not None:
         bias_sum = tl.zeros([block, block], tl.float32)
-    first_sum = tl.zeros([1, 1], tl.float32)
-    second_sum = tl.zeros([1, 1], tl.float32)
+    rows_sum = tl.zeros([1, 1], tl.float32)
     if rows_ptr is not None:
         row_block: tl.constexpr = y.second.block if of_values else y.term.block
-        first_sum = tl.zeros([block, row_block], tl.float32)
-        second_sum = tl.zeros([block, row_block], tl.float32)
+        rows_sum = tl.zeros([2 * block, row_block], tl.float32)
     for item in range(split * share, tl.minimum((split + 1) * share, items)):
         tile = begin + item % tiles
         b = (item // tiles // each).to(tl.int64)
@@ -126,9 +124,10 @@ def offsets_kernel(
             own = Own(
                 tokens, partners, second, term, x_factor, column, lse, delta, x0, b, h, lane
             )
-            weights, ds, t = tile_ds(
-                own, None, None, y_tokens, y_partners, y_second, y_factor, x, y, tables, band,
-                dropout, scale, y0, NEAR, True, causal, flip, precision, factor_precision,
+            carried = carried_before(own, tables, band, y0, precision, flip, block)
+            weights, ds, t, _ = tile_ds(
+                own, None, None, y_tokens, y_partners, y_second, y_factor, carried, x, y, tables,
+                band, dropout, scale, y0, NEAR, True, causal, flip, precision, factor_precision,
                 block, block,
             )
             # fmt: on
@@ -144,18 +143,13 @@ def offsets_kernel(
                 vectors = y_second
                 if not of_values:
                     vectors = load_tokens(y.term, b, h, y_at, y.length)
-                first, second = roll_y(source, block, flip)
-                first_sum += product(first.to(vectors.dtype), vectors, precision)
-                second_sum += product(second.to(vectors.dtype), vectors, precision)
-    half = tl.arange(0, block)
-    into = ((split * heads_apart + head).to(tl.int64) * diagonals + number) * (2 * block) + half
+                rolled = roll_y(source.to(vectors.dtype), block, flip)
+                rows_sum += product(rolled, vectors, precision)
+    entry = tl.arange(0, 2 * block)
+    into = ((split * heads_apart + head).to(tl.int64) * diagonals + number) * (2 * block) + entry
     if bias_ptr is not None:
-        first, second = roll_x(bias_sum, block, flip)
-        tl.store(bias_ptr + into, tl.sum(first, 0))
-        tl.store(bias_ptr + into + block, tl.sum(second, 0))
+        tl.store(bias_ptr + into, tl.sum(roll_x(bias_sum, block, flip), 0))
     if rows_ptr is not None:
         column_at = tl.arange(0, row_block)
-        inside = (column_at < width)[None, :]
         rows = rows_ptr + into[:, None] * width + column_at[None, :]
-        tl.store(rows, first_sum, mask=inside)
-        tl.store(rows + block * width, second_sum, mask=inside)
+        tl.store(rows, rows_sum, mask=(column_at < width)[None, :])

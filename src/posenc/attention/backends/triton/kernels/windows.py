@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.memory import load_window, product
+from posenc.attention.backends.triton.kernels.memory import LOG2E, clip, load_entries, product
 
 
 @triton.jit
@@ -21,66 +21,93 @@ def window_start(x0, y0, origin, block: tl.constexpr, flip: tl.constexpr):
 
 
 @triton.jit
+def _unrolled(values, place, block_x: tl.constexpr, block_y: tl.constexpr):
+    """The tile ``[x, y]`` of the values ``[N]`` at its places."""
+    flat = tl.reshape(place, [block_x * block_y])
+    return tl.reshape(tl.gather(values, flat, 0), [block_x, block_y])
+
+
+@triton.jit
+def window_of_biases(
+    biases, start, count, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr
+):
+    """The tile ``[x, y]`` of what each pair reads of biases, to the base of 2.
+
+    Two neighbouring keys are read at once, as the halves of one number of 64 bits.
+    """
+    size: tl.constexpr = triton.next_power_of_2(block_x + block_y)
+    at = start + tl.arange(0, size)
+    even = tl.load(biases + clip(at, 0, count - 1)) * LOG2E
+    odd = tl.load(biases + clip(at - 1 if flip else at + 1, 0, count - 1)) * LOG2E
+    low = even.to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = odd.to(tl.uint32, bitcast=True).to(tl.uint64)
+    x = tl.arange(0, block_x)[:, None]
+    y = 2 * tl.arange(0, block_y // 2)[None, :]
+    place = x - y + (block_y - 1) if flip else y - x + (block_x - 1)
+    both = _unrolled(low | (high << 32), place, block_x, block_y // 2)
+    first = both.to(tl.uint32).to(tl.float32, bitcast=True)
+    second = (both >> 32).to(tl.uint32).to(tl.float32, bitcast=True)
+    return tl.reshape(tl.join(first, second), [block_x, block_y])
+
+
+@triton.jit
 def unroll_x(first, second, block: tl.constexpr, flip: tl.constexpr):
     """A tile ``[x, y]`` from products of x with both halves of the window, ``[x, half]`` each.
 
     Pair (x, y) meets entry ``y - x + block - 1`` of the window (``x - y + block - 1``, flipped).
-    Along a row of the tile entries follow one another; modulo the block they are a rotation of the
-    half's columns, of which each is wanted from one half only.
     """
+    window = tl.permute(tl.join(first, second), (0, 2, 1))  # [x, 2, half]
     x = tl.arange(0, block)[:, None]
-    other = tl.arange(0, block)[None, :]
-    if flip:
-        joined = tl.where(other >= x, first, second)
-        place = (x - other - 1) & (block - 1)
-    else:
-        joined = tl.where(other + x >= block - 1, first, second)
-        place = (other - x - 1) & (block - 1)
-    return tl.gather(joined, place, 1)
+    y = tl.arange(0, block)[None, :]
+    entry = (x - y if flip else y - x) + (block - 1)
+    flat = tl.reshape(window, [2 * block * block])
+    return _unrolled(flat, x * (2 * block) + entry, block, block)
 
 
 @triton.jit
-def unroll_y(first, second, block: tl.constexpr, flip: tl.constexpr):
-    """A tile ``[x, y]`` from products of y with both halves of the window, ``[half, y]`` each."""
-    other = tl.arange(0, block)[:, None]
+def unroll_y(window, block: tl.constexpr, flip: tl.constexpr):
+    """A tile ``[x, y]`` from products of y with the window, ``[entry, y]``."""
+    x = tl.arange(0, block)[:, None]
     y = tl.arange(0, block)[None, :]
-    if flip:
-        joined = tl.where(other + y >= block - 1, first, second)
-        place = (other - y - 1) & (block - 1)
-    else:
-        joined = tl.where(other >= y, first, second)
-        place = (y - other - 1) & (block - 1)
-    return tl.gather(joined, place, 0)
+    entry = (x - y if flip else y - x) + (block - 1)
+    flat = tl.reshape(window, [2 * block * block])
+    return _unrolled(flat, entry * block + y, block, block)
 
 
 @triton.jit
 def roll_x(tile, block: tl.constexpr, flip: tl.constexpr):
-    """Inverse of ``unroll_x``: both halves ``[x, half]``, zero where nothing is read."""
-    x = tl.arange(0, block)[:, None]
-    other = tl.arange(0, block)[None, :]
+    """Inverse of ``unroll_x``: the window ``[x, entry]``, zero where nothing is read.
+
+    Rows are padded with as many zeros, such that an entry beyond a row meets zeros of its own row
+    or of the next; the one row without a next has a half of zeros only.
+    """
+    nothing = tl.zeros_like(tile)
+    x = tl.arange(0, block)[:, None, None]
+    half = tl.arange(0, 2)[None, :, None]
+    entry = tl.arange(0, block)[None, None, :]
+    last = (half == 1) & (x == (0 if flip else block - 1))
     if flip:
-        place = (x - other - 1) & (block - 1)
-        is_first = other >= x
+        rows = tl.join(tile, nothing)
+        place = x * (2 * block + 1) + block - 1 - half * block
+        place = tl.where(last, 2 * block - 1, place) - entry
     else:
-        place = (other + x + 1) & (block - 1)
-        is_first = other + x >= block - 1
-    joined = tl.gather(tile, place, 1)
-    return tl.where(is_first, joined, 0.0), tl.where(is_first, 0.0, joined)
+        rows = tl.join(nothing, tile)
+        place = x * (2 * block + 1) + 1 + half * block
+        place = tl.where(last, 0, place) + entry
+    flat = tl.reshape(tl.permute(rows, (0, 2, 1)), [2 * block * block])
+    return _unrolled(flat, place, block, 2 * block)
 
 
 @triton.jit
 def roll_y(tile, block: tl.constexpr, flip: tl.constexpr):
-    """Inverse of ``unroll_y``: both halves ``[half, y]``, zero where nothing is read."""
-    other = tl.arange(0, block)[:, None]
-    y = tl.arange(0, block)[None, :]
-    if flip:
-        place = (other + y + 1) & (block - 1)
-        is_first = other + y >= block - 1
-    else:
-        place = (y - other - 1) & (block - 1)
-        is_first = other >= y
-    joined = tl.gather(tile, place, 0)
-    return tl.where(is_first, joined, 0.0), tl.where(is_first, 0.0, joined)
+    """Inverse of ``unroll_y``: the window ``[entry, y]``, zero where nothing is read."""
+    return tl.trans(roll_x(tl.trans(tile), block, not flip))
+
+
+@triton.jit
+def half_of_x(tokens, table, h, start, count, precision: tl.constexpr, block: tl.constexpr):
+    """Products ``[x, half]`` of tokens of x with the half of a window that begins at ``start``."""
+    return product(tokens, tl.trans(load_entries(table, h, start, count, block)), precision)
 
 
 @triton.jit
@@ -88,9 +115,8 @@ def window_of_x(
     tokens, table, h, start, count, precision: tl.constexpr, block: tl.constexpr, flip: tl.constexpr
 ):
     """The tile ``[x, y]`` of products of tokens of x with what each pair reads of a table."""
-    first, second = load_window(table, h, start, count, block)
-    first = product(tokens, tl.trans(first), precision)
-    second = product(tokens, tl.trans(second), precision)
+    first = half_of_x(tokens, table, h, start, count, precision, block)
+    second = half_of_x(tokens, table, h, start + block, count, precision, block)
     return unroll_x(first, second, block, flip)
 
 
@@ -99,10 +125,8 @@ def window_of_y(
     tokens, table, h, start, count, precision: tl.constexpr, block: tl.constexpr, flip: tl.constexpr
 ):
     """The tile ``[x, y]`` of products of tokens of y with what each pair reads of a table."""
-    first, second = load_window(table, h, start, count, block)
-    first = product(first, tl.trans(tokens), precision)
-    second = product(second, tl.trans(tokens), precision)
-    return unroll_y(first, second, block, flip)
+    rows = load_entries(table, h, start, count, 2 * block)
+    return unroll_y(product(rows, tl.trans(tokens), precision), block, flip)
 
 
 @triton.jit
@@ -110,7 +134,5 @@ def rows_of_x(
     tile, table, h, start, count, precision: tl.constexpr, block: tl.constexpr, flip: tl.constexpr
 ):
     """Sums ``[x, width]`` over y of a tile's numbers times what each pair reads of a table."""
-    rows, more = load_window(table, h, start, count, block)
-    first, second = roll_x(tile, block, flip)
-    sums = product(first.to(rows.dtype), rows, precision)
-    return sums + product(second.to(more.dtype), more, precision)
+    rows = load_entries(table, h, start, count, 2 * block)
+    return product(roll_x(tile.to(rows.dtype), block, flip), rows, precision)
