@@ -9,67 +9,66 @@ is read by the cuobjdump and nvdisasm that come with Triton: registers, bytes a 
 shared memory, and the instructions of the loop over tiles.
 
 **Model.** A tile takes the most of three times of a multiprocessor: issuing all instructions (four
-schedulers, one a cycle each), its exponentials (16 a cycle) and its products of matrices (2,048
-multiply-adds a cycle, 1,024 before compute capability 9.0, at 16 bits). They are taken to
-overlap wholly, and memory to keep up, so it is a bound from below; the ratio to attention without
-an encoding is of times a pair of tokens.
+schedulers, one a cycle each), its exponentials (16 a cycle) and its products of matrices, at the
+peak of A100, H100, B200 and RTX 5090 (1,024, 2,048, 4,096 and 256 multiply-adds a cycle of 16-bit
+numbers, from the published peaks and clocks). They are taken to overlap wholly, and memory to keep
+up, so it is a bound from below; the ratio to attention without an encoding is of times a pair.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
-import subprocess
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.autotuner import Autotuner
-from triton.runtime.jit import JITFunction
+from benchmarks.machine_code import (
+    ARCHITECTURES,
+    GROUPS,
+    REGISTERS,
+    RESIDENT,
+    SHARED,
+    TENSOR,
+    Launch,
+    code_of,
+    compiling,
+)
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention.backends.triton import form
 
 RESULTS = Path(__file__).parent / "results"
-ARCHITECTURES = (80, 90, 100, 120)
 WIDTHS = (64, 128)
 LENGTH = 4096
 HEADS = 2
 
-HEADS = 2
-
-FORWARD, QUERIES, KEYS, TABLES = "forward", "queries' gradients", "keys' gradients", "tables' gradients"
-NAMES = {"forward_kernel": (FORWARD,), "gradients_kernel": (QUERIES, KEYS), "offsets_kernel": (TABLES,)}
-"""Kernels that are told of, and what their launches compute, in their order."""
-
-TENSOR = ("HGMMA", "HMMA", "UTCHMMA", "UTCQMMA", "QGMMA")
-GROUPS = {
-    "tensor cores": TENSOR,
-    "float": ("FADD", "FMUL", "FFMA", "FMNMX", "FMNMX3", "FSEL", "FSETP", "FSET", "F2FP", "F2F", "HADD2", "HMUL2", "HFMA2", "FADD2", "FMUL2", "FFMA2"),
-    "special functions": ("MUFU",),
-    "shuffles": ("SHFL",),
-    "shared memory": ("LDS", "STS", "LDSM", "STSM", "ATOMS"),
-    "global memory": ("LDG", "STG", "LDGSTS", "LDGDEPBAR", "UTMALDG", "UBLKCP"),
-    "spills": ("LDL", "STL"),
+FORWARD, QUERIES, KEYS, TABLES = (
+    "forward",
+    "queries' gradients",
+    "keys' gradients",
+    "tables' gradients",
+)
+NAMES = {
+    "forward_kernel": (FORWARD,),
+    "gradients_kernel": (QUERIES, KEYS),
+    "offsets_kernel": (TABLES,),
 }
-"""Instructions by kind; all others are integers, moves, masks and control."""
+"""Kernels that are told of, and what their launches compute, in their order."""
 
 
 def encoding_of(method: str, width: int) -> Encoding:
     """The encoding of a row of the table."""
     options: dict[str, Any] = {
-        "dim": HEADS * width, "heads": HEADS, "head_dim": width, "causal": True
+        "dim": HEADS * width,
+        "heads": HEADS,
+        "head_dim": width,
+        "causal": True,
     }
     if method == "none":
         return Encoding()
@@ -80,8 +79,15 @@ def encoding_of(method: str, width: int) -> Encoding:
 
 
 METHODS = ("none", "alibi", "t5", "shaw", "shaw with values", "transformer_xl", "deberta", "rope")
-KINDS = ("near", "far", "packed", "dropout")
-"""Tiles: of clipped tables before and beyond their ends, within documents, with dropout."""
+CLIPPED = ("shaw", "shaw with values", "deberta")
+KINDS: dict[str, tuple[str, ...]] = {
+    "near": METHODS,
+    "far": CLIPPED,
+    "packed": ("none", "alibi", "shaw"),
+    "dropout": ("none", "alibi", "shaw"),
+}
+"""Tiles before and beyond the ends of clipped tables, within documents, and with dropout; and the
+methods that are told of."""
 
 
 @dataclass(frozen=True)
@@ -135,72 +141,6 @@ class Loop:
         return self.total * self.warps * 32 / (self.block[0] * self.block[1])
 
 
-class AbsentDevices:
-    """What Triton asks of a driver, for one device of each architecture, none of which is there."""
-
-    current = 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", ARCHITECTURES[self.current], 32)
-
-    def get_current_device(self) -> int:
-        return self.current
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A compiled launch: its kernel's name, what came out, and its tile sizes."""
-
-    kernel: str
-    compiled: Any
-    sizes: dict[str, Any]
-
-
-@contextmanager
-def compiling(architecture: int) -> Iterator[list[Launch]]:
-    """Launches compile, at the first tile size left, and do not run; they are listed."""
-    launches: list[Launch] = []
-    run, choose = JITFunction.run, Autotuner.run
-
-    def compile_only(kernel: Any, *given: Any, warmup: bool, **named: Any) -> Any:
-        result = run(kernel, *given, warmup=True, **named)
-        launches.append(Launch(kernel.fn.__name__, result, named))
-        return result
-
-    def first(tuner: Any, *given: Any, **named: Any) -> Any:
-        tuner.nargs = dict(zip(tuner.arg_names, given, strict=False))
-        for config in tuner.prune_configs(named):
-            before = len(launches)
-            result = tuner.fn.run(*given, **named, **config.all_kwargs())
-            if result.metadata.shared <= SHARED[architecture][0]:
-                return result
-            del launches[before:]
-        raise MemoryError(f"no tile size of {tuner.base_fn.__name__} fits")
-
-    device = AbsentDevices()
-    device.current = ARCHITECTURES.index(architecture)
-    before = driver._active, form.INTERPRETED
-    driver._active, form.INTERPRETED = device, True
-    JITFunction.run, Autotuner.run = compile_only, first
-    try:
-        yield launches
-    finally:
-        driver._active, form.INTERPRETED = before
-        JITFunction.run, Autotuner.run = run, choose
-
-
-SHARED = {80: (166_912, 167_936), 90: (232_448, 233_472), 100: (232_448, 233_472), 120: (101_376, 102_400)}
-"""Bytes of shared memory of a program at most, and of a multiprocessor."""
-
-RESIDENT = {80: 64, 90: 64, 100: 64, 120: 48}
-"""Warps that a multiprocessor holds."""
-
-REGISTERS = 65_536
-
-
 def measured(case: Case, *, training: bool) -> list[Loop]:
     """The loops of all launches of a case, forward first."""
     layout = Layout.packed([LENGTH // 2] * 2) if case.kind == "packed" else Layout.sequence(LENGTH)
@@ -227,18 +167,12 @@ def measured(case: Case, *, training: bool) -> list[Loop]:
 
 def loop_of(case: Case, name: str, launch: Launch) -> Loop:
     """The loop of a launch that the case asks for."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(launch.compiled.asm["cubin"])
-        usage = _output(triton.knobs.nvidia.cuobjdump.path, "-res-usage", path)
-        code = _output(triton.knobs.nvidia.nvdisasm.path, "-c", path)
-    registers, spilled = (int(re.search(rf"{key}:(\d+)", usage)[1]) for key in ("REG", "STACK"))
+    code = code_of(launch)
     sizes, metadata = launch.sizes, launch.compiled.metadata
     low, high = (bool(sizes.get(name)) for name in ("has_low", "has_high"))
     order = ["edge"] * bool(sizes.get("edged")) + ["far"] * low + ["near"] + ["far"] * high
-    bodies = loops(code)
     wanted = "far" if case.kind == "far" and name != TABLES else "near"
-    body = bodies[order.index(wanted) if name != TABLES else 0]
+    body = code.loops[order.index(wanted) if name != TABLES else 0]
     instructions = dict.fromkeys(GROUPS, 0) | {"others": 0}
     for instruction in body:
         name_of = instruction.split(".")[0]
@@ -250,11 +184,11 @@ def loop_of(case: Case, name: str, launch: Launch) -> Loop:
         launch=name,
         block=(block, block) if block else (sizes["block_x"], sizes["block_y"]),
         warps=metadata.num_warps,
-        registers=registers,
-        spilled=spilled,
+        registers=code.registers,
+        spilled=code.spilled,
         shared=metadata.shared,
         programs=min(
-            REGISTERS // (32 * metadata.num_warps * -(-registers // 8) * 8),
+            REGISTERS // (32 * metadata.num_warps * -(-code.registers // 8) * 8),
             SHARED[case.architecture][1] // (metadata.shared + 1024),
             RESIDENT[case.architecture] // metadata.num_warps,
         ),
@@ -263,30 +197,151 @@ def loop_of(case: Case, name: str, launch: Launch) -> Loop:
     )
 
 
-def _output(*command: object) -> str:
-    return subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, check=True
-    ).stdout
+LIMITS: dict[tuple[str, str, str, int], tuple[float, int]] = {
+    ("alibi", "near", FORWARD, 64): (1.10, 8),
+    ("alibi", "near", FORWARD, 128): (1.10, 8),
+    ("t5", "near", FORWARD, 64): (1.10, 8),
+    ("t5", "near", FORWARD, 128): (1.10, 8),
+    ("shaw", "near", FORWARD, 64): (1.3, 32),
+    ("shaw", "near", FORWARD, 128): (1.4, 128),
+    ("transformer_xl", "near", FORWARD, 64): (1.6, 32),
+    ("transformer_xl", "near", FORWARD, 128): (1.8, 128),
+    ("deberta", "near", FORWARD, 64): (1.8, 32),
+    ("none", "packed", FORWARD, 64): (1.05, 512),
+    ("none", "packed", FORWARD, 128): (1.05, 512),
+}
+"""At most, for compute capability 9.0: instructions of a thread in a tile, as multiples of
+attention without an encoding, and bytes spilled."""
 
 
-def loops(code: str) -> list[list[str]]:
-    """The innermost loops that multiply matrices, each as the names of its instructions."""
-    names: list[str] = []
-    targets: dict[str, int] = {}
-    jumps: list[tuple[int, str]] = []
-    for line in code.splitlines():
-        if label := re.match(r"\s*(\.L_x_\d+):", line):
-            targets[label[1]] = len(names)
-        elif found := re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)", line):
-            # A jump behind SYNCS repeats a wait.
-            if found[1] == "BRA" and not names[-1].startswith("SYNCS"):
-                jumps.extend((len(names), to) for to in re.findall(r"\.L_x_\d+", found[2]))
-            names.append(found[1])
-    spans = [(targets[to], at + 1) for at, to in jumps if targets[to] <= at]
-    spans = [
-        (a, b) for a, b in spans if any(name.split(".")[0] in TENSOR for name in names[a:b])
+def above_limits(found: list[Loop]) -> list[str]:
+    """A line for each loop above its limit."""
+    lines = []
+    for loop in found:
+        case = loop.case
+        limit = LIMITS.get((case.method, case.kind, loop.launch, case.width))
+        plain = baseline(loop, found)
+        if limit is None or plain is None or case.architecture != 90:
+            continue
+        ratio = loop.total / plain.total
+        if ratio > limit[0] or loop.spilled > limit[1]:
+            lines.append(
+                f"{case.method}, {case.kind}, width {case.width}: {ratio:.2f} times the "
+                f"instructions and {loop.spilled} bytes spilled; at most {limit[0]} and {limit[1]}"
+            )
+    return lines
+
+
+def baseline(loop: Loop, found: list[Loop]) -> Loop | None:
+    """The same launch without an encoding."""
+    case = replace(loop.case, method="none", kind="near")
+    return next((each for each in found if each.case == case and each.launch == loop.launch), None)
+
+
+EXPONENTIALS, ISSUED = 16, 4
+PRODUCTS = {80: 1024, 90: 2048, 100: 4096, 120: 256}
+"""Multiply-adds a cycle of a multiprocessor, of 16-bit numbers."""
+
+
+def cycles(loop: Loop) -> float:
+    """Cycles of a multiprocessor for 1,000 pairs of tokens, by the model above."""
+    pairs = loop.block[0] * loop.block[1]
+    issued = loop.total * loop.warps / ISSUED
+    exponentials = loop.instructions["special functions"] * loop.warps * 32 / EXPONENTIALS
+    kind = "right and left" if loop.case.method == "deberta" else loop.case.method
+    windows = {"shaw": 1, "transformer_xl": 1, "right and left": 3, "shaw with values": 3}
+    squares = 2 if loop.launch == FORWARD else 3 if loop.launch == QUERIES else 4
+    if loop.case.kind != "far":
+        squares += windows.get(kind, 0) * (1 if loop.launch == FORWARD else 2)
+    products = squares * pairs * loop.case.width / PRODUCTS[loop.case.architecture]
+    return max(issued, exponentials, products) / pairs * 1000
+
+
+def row(loop: Loop, found: list[Loop]) -> str:
+    """A line of the table."""
+    plain = baseline(loop, found)
+    instructions = loop.instructions
+    cells = [
+        f"{loop.case.architecture / 10:.1f}",
+        str(loop.case.width),
+        loop.case.method,
+        loop.case.kind,
+        loop.launch,
+        f"{loop.block[0]} × {loop.block[1]}, {loop.warps}",
+        str(loop.registers),
+        str(loop.spilled),
+        f"{loop.shared / 1024:.0f}",
+        str(loop.programs),
+        loop.tensor_core.split(".")[0],
+        str(loop.total),
+        " / ".join(
+            str(instructions[name])
+            for name in ("tensor cores", "float", "special functions", "shuffles", "shared memory")
+        ),
+        "" if plain is None else f"{loop.total / plain.total:.2f}",
+        "" if plain is None else f"{loop.per_pair / plain.per_pair:.2f}",
+        "" if plain is None else f"{cycles(loop) / cycles(plain):.2f}",
     ]
-    inner = [
-        (a, b) for a, b in spans if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in spans)
+    return "| " + " | ".join(cells) + " |"
+
+
+HEADER = (
+    "| capability | width | method | tiles | launch | tile, warps | registers | spilled, B | "
+    "shared, KiB | programs | tensor cores by | instructions | of which tensor / float / "
+    "exp / shuffle / shared | of none | of none, a pair | of none, modelled |\n" + "|" + "---|" * 16
+)
+
+
+def cases(only: str | None, architectures: Sequence[int], widths: Sequence[int]) -> list[Case]:
+    """All cases, those without an encoding first."""
+    return [
+        Case(architecture, width, method, kind)
+        for architecture in architectures
+        for width in widths
+        for kind, methods in KINDS.items()
+        for method in methods
+        if only in (None, method) or (method, kind) == ("none", "near")
     ]
-    return [names[a:b] for a, b in sorted(inner)]
+
+
+def main() -> int:
+    """Compile, print, and compare with the limits."""
+    parser = argparse.ArgumentParser(description="What the compiler makes of the Triton kernels.")
+    parser.add_argument("--limits", action="store_true", help="forward passes that have limits")
+    parser.add_argument("--only", choices=METHODS, help="one method beside none")
+    parser.add_argument("--arch", type=int, choices=ARCHITECTURES, nargs="+")
+    parser.add_argument("--width", type=int, choices=WIDTHS, nargs="+")
+    options = parser.parse_args()
+    architectures = options.arch or ((90,) if options.limits else ARCHITECTURES)
+    chosen = cases(options.only, architectures, options.width or WIDTHS)
+    if options.limits:
+        limited = {key[:2] + key[3:] for key in LIMITS} | {("none", "near", w) for w in WIDTHS}
+        chosen = [case for case in chosen if (case.method, case.kind, case.width) in limited]
+    found: list[Loop] = []
+    print(HEADER)
+    for case in chosen:
+        loops_of_case = measured(case, training=not options.limits and case.kind == "near")
+        found.extend(loops_of_case)
+        for loop in loops_of_case:
+            print(row(loop, found), flush=True)
+    if not (options.limits or options.only or options.arch or options.width):
+        rows = [asdict(loop) | {"cycles": cycles(loop)} for loop in found]
+        made = {"torch": torch.__version__, "triton": triton.__version__, "loops": rows}
+        (RESULTS / "kernels_static.json").write_text(json.dumps(made, indent=1) + "\n")
+        table = "\n".join([HEADER, *(row(loop, found) for loop in found)])
+        (RESULTS / "kernels_static.md").write_text(f"{INTRODUCTION}\n{table}\n")
+    lines = above_limits(found)
+    print("\n".join(lines), file=sys.stderr)
+    return len(lines)
+
+
+INTRODUCTION = """# The Triton kernels, compiled
+
+Written by `python -m benchmarks.kernels_static`; no device ran them. Instructions are those of a
+thread in one tile of the innermost loop. "Of none": as multiples of attention without an encoding
+at the tile size it is compiled at; "a pair": instructions of all threads for a pair of tokens;
+"modelled": by the model described there.
+"""
+
+if __name__ == "__main__":
+    sys.exit(main())

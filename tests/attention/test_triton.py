@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
     ("files", "interpreted"),
     [
         ("triton_kernels.py", "1"),
-        ("triton_decoding.py triton_rotations.py", "1"),
+        ("triton_decoding.py triton_rotations.py triton_windows.py", "1"),
         ("triton_compiling.py", "0"),
     ],
 )
@@ -48,6 +48,26 @@ def test_kernels(files: str, interpreted: str) -> None:
     )
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
     assert " passed" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton has no wheel for this system"
+)
+@pytest.mark.parametrize("method", ["alibi", "shaw"])
+def test_compiled_loops_stay_within_their_limits(method: str) -> None:
+    """Instructions and spilled registers, as cuobjdump and nvdisasm show them."""
+    command = [sys.executable, "-m", "benchmarks.kernels_static", "--limits", "--only", method]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    run = subprocess.run(
+        [*command, "--width", "64"],
+        cwd=HERE.parent.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert f"| {method} | near | forward |" in run.stdout
 
 
 def test_refuses_the_cpu() -> None:

@@ -240,7 +240,9 @@ class Call:
         )
 
     def _edged(self, *, flip: bool) -> bool:
-        """True if the band hides the first token of the other side from any of the own tokens."""
+        """True if the first token of the other side may be hidden from any of the own tokens."""
+        if self.x.query_segment_ids is not None:
+            return True
         band = self._band(flip=flip)
         return bool(band.first > band.origin - ((self.keys if flip else self.queries) - 1))
 

@@ -46,7 +46,10 @@ def _segment_ids(layout: Layout, padding: int) -> Tensor:
 
 
 def summary_of(segment_ids: Tensor | None, order: Tensor | None, granule: int) -> Tensor | None:
-    """Least and greatest order and segment of each granule of real tokens: ``[b, n, 4]``."""
+    """Least and greatest order and segment of each granule of real tokens: ``[b, n, 4]``.
+
+    The two segments of a granule with padding differ, so that it is not taken for one without.
+    """
     if segment_ids is None:
         return None
     large = 2**60
@@ -54,11 +57,13 @@ def summary_of(segment_ids: Tensor | None, order: Tensor | None, granule: int) -
     rows = max(len(segment_ids), len(order))
     missing = -segment_ids.shape[1] % granule
     real = torch.nn.functional.pad(segment_ids > torch.iinfo(torch.int64).min + 1, (0, missing))
+    real = real.view(len(real), -1, granule)
+    padded = (~real).any(-1).long()
     found = []
-    for values in (order, segment_ids):
-        each = torch.nn.functional.pad(values, (0, missing))
-        least = each.masked_fill(~real, large).view(len(each), -1, granule).amin(-1)
-        most = each.masked_fill(~real, -large).view(len(each), -1, granule).amax(-1)
+    for values, less in ((order, 0), (segment_ids, padded)):
+        each = torch.nn.functional.pad(values, (0, missing)).view(len(values), -1, granule)
+        least = each.masked_fill(~real, large).amin(-1) - less
+        most = each.masked_fill(~real, -large).amax(-1)
         found += [least.expand(rows, -1), most.expand(rows, -1)]
     return torch.stack(found, dim=-1)
 

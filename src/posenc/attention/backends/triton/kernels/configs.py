@@ -77,12 +77,13 @@ def fitting(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]
     tables, own, others = whole["tables"], whole["x"].tokens, whole["y"].second
     unrolled = sum(each is not None for each in (tables.x, tables.y, tables.value))
     needed = room(max(own.block.value, others.block.value), own.pointer.element_size(), unrolled)
+    # Gradients are held beside the tokens they are of.
+    largest = _largest(needed, 1536 if "into" in whole else 2560)
     sides = [(each.kwargs["block_x"], each.kwargs["block_y"]) for each in configs]
     return [
         each
         for each, (x, y) in zip(configs, sides, strict=True)
-        if len(configs) == 1
-        or ((x == y or not unrolled) and _smallest(needed) <= x <= _largest(needed))
+        if len(configs) == 1 or ((x == y or not unrolled) and _smallest(needed) <= x <= largest)
     ]
 
 
@@ -97,11 +98,11 @@ def _smallest(needed: int) -> int:
     return 32 if needed < 2048 else 16
 
 
-def _largest(needed: int) -> int:
-    """Side of the largest tiles of which the registers hold most."""
+def _largest(needed: int, most: int) -> int:
+    """Side of the largest tiles of which the registers hold most; ``most`` for 64."""
     if needed <= 512:
         return 128
-    return 64 if needed <= 1536 else 32
+    return 64 if needed <= most else 32
 
 
 def diagonal_block(needed: int) -> int:

@@ -153,7 +153,6 @@ def forward_kernel(
     if x.factor is not None:
         factor = load_tokens(x.factor, b, h, at, x.length)
     own = Own(tokens, partners, None, term, factor, None, None, None, x0, b, h, lane)
-    segmented: tl.constexpr = y.segment_ids is not None
     # fmt: off
     begin, clear, near, far, edge, end = visible_tile_ranges(
         x, y, band, b, x0, causal, False, granule, block_x, block_y
@@ -172,17 +171,17 @@ def forward_kernel(
         number = far_numbers(x.term_low, tables, own, at, x.length, False, block_x)
         state = _walk(
             state, clear, near, own, number, x, y, tables, band, sizes, dropout, scale,
-            LOW, segmented, causal, precision, factor_precision, block_x, block_y,
+            LOW, False, causal, precision, factor_precision, block_x, block_y,
         )
     state = _walk(
         state, near, far, own, None, x, y, tables, band, sizes, dropout, scale,
-        NEAR, segmented, causal, precision, factor_precision, block_x, block_y,
+        NEAR, False, causal, precision, factor_precision, block_x, block_y,
     )
     if has_high:
         number = far_numbers(x.term_high, tables, own, at, x.length, True, block_x)
         state = _walk(
             state, far, edge, own, number, x, y, tables, band, sizes, dropout, scale,
-            HIGH, segmented, causal, precision, factor_precision, block_x, block_y,
+            HIGH, False, causal, precision, factor_precision, block_x, block_y,
         )
     state = _walk(
         state, edge, end, own, None, x, y, tables, band, sizes, dropout, scale,

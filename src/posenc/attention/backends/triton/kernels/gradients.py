@@ -186,7 +186,6 @@ def gradients_kernel(
     x_head = lane % heads
     tokens, partners = load_side(x, b, x_head, at)
     second = load_tokens(x.second, b, x_head, at, x.length)
-    segmented: tl.constexpr = y.segment_ids is not None
     # fmt: off
     begin, clear, near, far, edge, end = visible_tile_ranges(
         x, y, band, b, x0, causal, flip, granule, block_x, block_y
@@ -248,12 +247,12 @@ def gradients_kernel(
                 second_far = load_numbers(start_of(x.second_low, b, h), at, x.length, 0.0)
             state = _walk(
                 state, clear, near, own, number, second_far, x, y, tables, band, y_head, dropout,
-                scale, LOW, segmented, has_low, has_high, causal, flip, precision, factor_precision,
+                scale, LOW, False, has_low, has_high, causal, flip, precision, factor_precision,
                 block_x, block_y,
             )
         state = _walk(
             state, near, far, own, None, None, x, y, tables, band, y_head, dropout, scale,
-            NEAR, segmented, has_low, has_high, causal, flip, precision, factor_precision,
+            NEAR, False, has_low, has_high, causal, flip, precision, factor_precision,
             block_x, block_y,
         )
         if has_high:
@@ -263,7 +262,7 @@ def gradients_kernel(
                 second_far = load_numbers(start_of(x.second_high, b, h), at, x.length, 0.0)
             state = _walk(
                 state, far, edge, own, number, second_far, x, y, tables, band, y_head, dropout,
-                scale, HIGH, segmented, has_low, has_high, causal, flip, precision,
+                scale, HIGH, False, has_low, has_high, causal, flip, precision,
                 factor_precision, block_x, block_y,
             )
         state = _walk(

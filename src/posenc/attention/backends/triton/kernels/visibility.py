@@ -79,6 +79,23 @@ def _meet(mine, theirs, band, causal: tl.constexpr, flip: tl.constexpr):
 
 
 @triton.jit
+def _all_visible(mine, theirs, band, causal: tl.constexpr, flip: tl.constexpr):
+    """True if all pairs of two sets of tokens are visible, by their summaries."""
+    same = (mine[2] == mine[3]) & (theirs[2] == theirs[3]) & (mine[2] == theirs[2])
+    if flip:  # mine are the keys
+        nearest = mine[0] - theirs[1]
+        farthest = mine[1] - theirs[0]
+    else:
+        nearest = theirs[0] - mine[1]
+        farthest = theirs[1] - mine[0]
+    if causal:
+        same = same & (farthest <= 0)
+    if band.window is not None:
+        same = same & (farthest < band.window) & (nearest > -band.window)
+    return same
+
+
+@triton.jit
 def narrowed(
     begin,
     end,
@@ -93,21 +110,35 @@ def narrowed(
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
-    """The range of tiles, without those at both ends that segments or order hide wholly."""
+    """The range of tiles, without those at both ends that segments or order hide wholly.
+
+    Within it, third and fourth, a range of tiles of which all pairs are visible.
+    """
     mine = _block_summary(x, b, x0, block_x, granule)
     count = tl.cdiv(y.length, granule)
     pointer = y.summary + b * y.summary_row
     chunk: tl.constexpr = 256
     least = count
     most = -1
+    clear = count
+    edge = -1
+    number = 0
     for start in range(0, count, chunk):
         at = start + tl.arange(0, chunk)
-        meet = _meet(mine, _summary(pointer, at, count), band, causal, flip)
+        theirs = _summary(pointer, at, count)
+        meet = _meet(mine, theirs, band, causal, flip)
         least = tl.minimum(least, tl.min(tl.where(meet, at, count), 0))
         most = tl.maximum(most, tl.max(tl.where(meet, at, -1), 0))
+        whole = _all_visible(mine, theirs, band, causal, flip)
+        clear = tl.minimum(clear, tl.min(tl.where(whole, at, count), 0))
+        edge = tl.maximum(edge, tl.max(tl.where(whole, at, -1), 0))
+        number += tl.sum(whole.to(tl.int32), 0)
     begin = tl.maximum(begin, least * granule // block_y)
-    end = tl.minimum(end, ((most + 1) * granule + block_y - 1) // block_y)
-    return begin, tl.maximum(begin, end)
+    end = tl.maximum(begin, tl.minimum(end, ((most + 1) * granule + block_y - 1) // block_y))
+    # Granules that are not one after the other leave others between them.
+    edge = tl.where(number == edge - clear + 1, edge, -1)
+    clear = clip((clear * granule + block_y - 1) // block_y, begin, end)
+    return begin, end, clear, clip((edge + 1) * granule // block_y, clear, end)
 
 
 @triton.jit
@@ -123,16 +154,16 @@ def visible_tile_ranges(
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
-    """``tile_ranges``, without what segments or order hide wholly at both ends."""
+    """``tile_ranges``, without what segments or order hide; they hide nothing within the edges."""
     begin, clear, near, far, edge, end = tile_ranges(x0, x.length, y.length, band, block_x, block_y)
     if y.segment_ids is not None:
-        begin, end = narrowed(
+        begin, end, first, last = narrowed(
             begin, end, x, y, band, b, x0, causal, flip, granule, block_x, block_y
         )
-        clear = clip(clear, begin, end)
-        near = clip(near, begin, end)
-        far = clip(far, begin, end)
-        edge = clip(edge, begin, end)
+        clear = clip(tl.maximum(clear, first), begin, end)
+        edge = clip(tl.minimum(edge, last), clear, end)
+        near = clip(near, clear, edge)
+        far = clip(far, clear, edge)
     return begin, clear, near, far, edge, end
 
 

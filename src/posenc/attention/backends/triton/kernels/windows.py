@@ -9,8 +9,18 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
-from posenc.attention.backends.triton.kernels.memory import LOG2E, clip, load_entries, product
+from posenc.attention.backends.triton.kernels.memory import (
+    INTERPRETED,
+    LOG2E,
+    clip,
+    load_entries,
+    product,
+)
+
+PAIRED = INTERPRETED
+"""True to read biases two by two on any device."""
 
 
 @triton.jit
@@ -31,9 +41,36 @@ def _unrolled(values, place, block_x: tl.constexpr, block_y: tl.constexpr):
 def window_of_biases(
     biases, start, count, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr
 ):
-    """The tile ``[x, y]`` of what each pair reads of biases, to the base of 2.
+    """The tile ``[x, y]`` of what each pair reads of biases, to the base of 2."""
+    if PAIRED or (cuda_capability_geq(9, 0) and not cuda_capability_geq(12, 0)):
+        tile = paired_biases(biases, start, count, block_x, block_y, flip)
+    else:
+        tile = single_biases(biases, start, count, block_x, block_y, flip)
+    return tile
 
-    Two neighbouring keys are read at once, as the halves of one number of 64 bits.
+
+@triton.jit
+def single_biases(
+    biases, start, count, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr
+):
+    """``window_of_biases``, read one by one."""
+    size: tl.constexpr = triton.next_power_of_2(block_x + block_y)
+    entry = clip(start + tl.arange(0, size), 0, count - 1)
+    window = tl.load(biases + entry) * LOG2E
+    x = tl.arange(0, block_x)[:, None]
+    y = tl.arange(0, block_y)[None, :]
+    place = x - y + (block_y - 1) if flip else y - x + (block_x - 1)
+    return _unrolled(window, place, block_x, block_y)
+
+
+@triton.jit
+def paired_biases(
+    biases, start, count, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr
+):
+    """``window_of_biases``, those of two neighbours read at once as a number of 64 bits.
+
+    Registers of compute capability 9 and 10 hold neighbours together; elsewhere they would have to
+    be moved.
     """
     size: tl.constexpr = triton.next_power_of_2(block_x + block_y)
     at = start + tl.arange(0, size)

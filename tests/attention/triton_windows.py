@@ -1,0 +1,83 @@
+"""Windows of the Triton kernels, interpreted, against loops. ``test_triton.py`` runs this file."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from posenc.attention.backends.triton.kernels.windows import (
+    paired_biases,
+    roll_x,
+    roll_y,
+    single_biases,
+    unroll_x,
+    unroll_y,
+)
+
+
+@triton.jit
+def rolled(tile_ptr, window_ptr, back_ptr, block: tl.constexpr, flip: tl.constexpr):
+    at = tl.arange(0, block)[:, None] * block + tl.arange(0, block)[None, :]
+    wide = tl.arange(0, block)[:, None] * 2 * block + tl.arange(0, 2 * block)[None, :]
+    window = roll_x(tl.load(tile_ptr + at), block, flip)
+    tl.store(window_ptr + wide, window)
+    first, second = tl.split(tl.permute(tl.reshape(window, [block, 2, block]), (0, 2, 1)))
+    tl.store(back_ptr + at, unroll_x(first, second, block, flip))
+
+
+@triton.jit
+def rolled_across(tile_ptr, window_ptr, back_ptr, block: tl.constexpr, flip: tl.constexpr):
+    at = tl.arange(0, block)[:, None] * block + tl.arange(0, block)[None, :]
+    high = tl.arange(0, 2 * block)[:, None] * block + tl.arange(0, block)[None, :]
+    window = roll_y(tl.load(tile_ptr + at), block, flip)
+    tl.store(window_ptr + high, window)
+    tl.store(back_ptr + at, unroll_y(window, block, flip))
+
+
+@triton.jit
+def biases(
+    table_ptr, pairs_ptr, singles_ptr, start, count,
+    block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr,
+):  # fmt: skip
+    at = tl.arange(0, block_x)[:, None] * block_y + tl.arange(0, block_y)[None, :]
+    pairs = paired_biases(table_ptr, start, count, block_x, block_y, flip)
+    tl.store(pairs_ptr + at, pairs)
+    singles = single_biases(table_ptr, start, count, block_x, block_y, flip)
+    tl.store(singles_ptr + at, singles)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("block", [16, 32])
+@pytest.mark.parametrize("kernel", [rolled, rolled_across])
+def test_tiles_are_rolled_into_windows_and_back(kernel: Any, block: int, flip: bool) -> None:
+    tile, back = torch.randn(block, block), torch.empty(block, block)
+    expected = torch.zeros(block, 2 * block)
+    for x in range(block):
+        for y in range(block):
+            own = x if kernel is rolled else y
+            expected[own, (x - y if flip else y - x) + block - 1] = tile[x, y]
+    if kernel is rolled_across:
+        expected = expected.T
+    window = torch.empty(expected.shape)
+    kernel[(1,)](tile, window, back, block, flip)
+    assert torch.equal(window, expected)
+    assert torch.equal(back, tile)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("start", [-40, -9, 0, 3, 50])
+@pytest.mark.parametrize("blocks", [(16, 16), (32, 16), (16, 64)])
+def test_biases_are_those_of_the_pairs(blocks: tuple[int, int], start: int, flip: bool) -> None:
+    count = 37
+    table, pairs, singles = torch.randn(count), torch.empty(blocks), torch.empty(blocks)
+    biases[(1,)](table, pairs, singles, start, count, *blocks, flip)
+    x, y = torch.arange(blocks[0])[:, None], torch.arange(blocks[1])
+    entry = (x - y + blocks[1] - 1 if flip else y - x + blocks[0] - 1) + start
+    expected = table[entry.clamp(0, count - 1)] / math.log(2)
+    torch.testing.assert_close(pairs, expected)
+    assert torch.equal(pairs, singles)
