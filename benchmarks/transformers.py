@@ -53,6 +53,7 @@ def both(model: PreTrainedModel, inputs: dict[str, Tensor]) -> None:
 
 def exported(model: PreTrainedModel, inputs: dict[str, Tensor], folder: Path) -> Path:
     """The model as an ONNX file, after ONNX Runtime's optimizer for transformers."""
+    from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 
     path = folder / "model.onnx"
@@ -61,7 +62,12 @@ def exported(model: PreTrainedModel, inputs: dict[str, Tensor], folder: Path) ->
         torch.onnx.export(
             model, arguments, path, input_names=list(inputs), dynamo=True, verbose=False
         )
-    optimized = optimize_model(str(path), model_type="bert", num_heads=12, hidden_size=768)
+    fusions = FusionOptions("bert")
+    fusions.enable_embed_layer_norm = False  # quantize_dynamic makes wrong embeddings of its result
+    sizes = {"num_heads": 12, "hidden_size": 768}
+    optimized = optimize_model(
+        str(path), model_type="bert", optimization_options=fusions, opt_level=0, **sizes
+    )  # level 0: the session optimizes when it loads
     optimized.save_model_to_file(str(path), use_external_data_format=True)
     return path
 

@@ -88,10 +88,42 @@ def bloom(layers: int) -> PreTrainedModel:
     return transformers.BloomModel(config)
 
 
+def sam(layers: int) -> PreTrainedModel:
+    """The image encoder, all layers over the whole image."""
+    config = transformers.SamVisionConfig(
+        num_hidden_layers=layers, global_attn_indexes=list(range(layers))
+    )
+    return transformers.SamVisionModel(config)
+
+
+def vitdet(layers: int) -> PreTrainedModel:
+    config = transformers.VitDetConfig(
+        num_hidden_layers=layers, image_size=1024, use_relative_position_embeddings=True
+    )
+    return transformers.VitDetModel(config)
+
+
+def image(side: int) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(1, 3, side, side)}
+
+
+def wav2vec2_bert(layers: int) -> PreTrainedModel:
+    return transformers.Wav2Vec2BertModel(
+        transformers.Wav2Vec2BertConfig(num_hidden_layers=layers, layerdrop=0.0)
+    )
+
+
+def frames(length: int) -> dict[str, Tensor]:
+    return {"input_features": torch.randn(1, length, 160)}
+
+
 MODELS: dict[str, Model] = {
     "deberta_v2": Model(deberta, text),
     "mpnet": Model(mpnet, text),
     "t5": Model(t5, text),
     "xlnet": Model(xlnet, text),
     "bloom": Model(bloom, text),
+    "sam": Model(sam, image, (1024,), "pixels"),
+    "vitdet": Model(vitdet, image, (1024,), "pixels"),
+    "wav2vec2_bert": Model(wav2vec2_bert, frames, (512, 2048), "frames"),
 }
