@@ -25,7 +25,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -132,14 +132,15 @@ class Sweep:
     members: list[BaseProcess] = field(default_factory=list)
     written: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
-    def run(self, kills: int, *, longest: float = 1.0) -> None:
-        """Kill so often, at intervals of at most ``longest`` seconds, then let it finish."""
+    def run(self, kinds: Iterable[str], *, longest: float = 1.0) -> None:
+        """Kill so, at intervals of at most ``longest`` seconds, then let it finish."""
+        left = iter(kinds)
         self._fill()
         while not self._finished():
             time.sleep(self.draw.uniform(0.0, longest))
             self._observe()
-            if sum(self.killed.values()) < kills:
-                self._kill(self.draw.choices(KILLS, weights=(3, 3, 2, 1))[0])
+            if (kind := next(left, None)) is not None:
+                self._kill(kind)
             self._fill()
         for member in self.members:
             member.join()
@@ -262,8 +263,9 @@ def main() -> None:
         while (kills := arguments.kills - total.total()) > 0:
             out = Path(folder) / f"disturbed-{sweeps}"
             prepare(replace(settings, out=out))
-            sweep = Sweep(out, context, random.Random(sweeps), arguments.processes)
-            sweep.run(kills)
+            draw = random.Random(sweeps)
+            sweep = Sweep(out, context, draw, arguments.processes)
+            sweep.run(draw.choices(KILLS, weights=(3, 3, 2, 1), k=kills))
             require_equal(sweep, whole, settings.out)
             total += sweep.killed
             sweeps += 1

@@ -15,6 +15,8 @@ from torch.optim import Optimizer
 
 from posenc.errors import CheckpointError
 from posenc.storage import Shapes, load_tensors, save_tensors
+from posenc.training.ranks import Ranks, Strategy
+from posenc.training.shards import load_shards, newest, save_shards
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -49,6 +51,9 @@ class TrainingPlan:
         folder: an existing folder for its checkpoint; None keeps none.
         weight_decay: of AdamW.
         schedule: share of the peak rate, from (step, steps).
+        strategy: how several ranks train one model: ``"ddp"`` (each holds all of it) or ``"fsdp"``
+            (FSDP2: each holds a shard).
+        accumulate: parts that each rank's rows of a batch are computed in, one after the other.
     """
 
     encoding: str
@@ -60,10 +65,12 @@ class TrainingPlan:
     folder: Path | None = None
     weight_decay: float = 0.01
     schedule: Callable[[int, int], float] = warmup_cosine
+    strategy: Strategy = "ddp"
+    accumulate: int = 1
 
     @property
     def checkpoint(self) -> Path | None:
-        """The checkpoint's file."""
+        """The checkpoint's file, of a training in one process."""
         return None if self.folder is None else self.folder / CHECKPOINT
 
 
@@ -74,16 +81,23 @@ class TrainingState:
         model, optimizer: their tensors are saved, and restored in place.
         plan: of the training.
         fingerprint: of the task; a checkpoint with another one is refused.
+        ranks: that train together. Several write a folder of shards, which any number can read.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, plan: TrainingPlan, fingerprint: str
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        plan: TrainingPlan,
+        fingerprint: str,
+        ranks: Ranks | None = None,
     ) -> None:
         self.step = 0
         self.seconds = 0.0
         self.peak_memory_bytes = 0
         self.losses = torch.zeros(plan.steps, device=plan.device)
         self._model, self._optimizer, self._plan = model, optimizer, plan
+        self._ranks = Ranks(None) if ranks is None else ranks
         self._identity = {"fingerprint": fingerprint} | {
             name: getattr(plan, name)
             for name in ("encoding", "seed", "steps", "rate", "device", "precision")
@@ -95,7 +109,7 @@ class TrainingState:
         return int(bad[0, 0]) if len(bad) else None
 
     def save(self) -> None:
-        """Write the state to ``plan.checkpoint``, if it has one, or raise OutputError."""
+        """Write the state to ``plan.folder``, if it has one, or raise OutputError."""
         path = self._plan.checkpoint
         if path is None:
             return
@@ -104,34 +118,60 @@ class TrainingState:
             for key, x in self._optimizer.state[parameter].items():
                 tensors[f"optimizer.{name}.{key}"] = x
         tensors["losses"] = self.losses
-        tensors["generator"] = torch.get_rng_state()
-        if self.losses.is_cuda:
-            tensors["generator.cuda"] = torch.cuda.get_rng_state(self.losses.device)
         meta = {
             "identity": self._identity,
             "step": self.step,
             "seconds": self.seconds,
             "peak_memory_bytes": self.peak_memory_bytes,
         }
+        if self._ranks.mesh is not None:
+            save_shards(path.parent, tensors, meta, self._ranks)
+            return
+        tensors["generator"] = torch.get_rng_state()
+        if self.losses.is_cuda:
+            tensors["generator.cuda"] = torch.cuda.get_rng_state(self.losses.device)
         save_tensors(path, tensors, meta)
 
     def restore(self) -> None:
-        """Take the state from ``plan.checkpoint``, if there is one.
+        """Take the state from ``plan.folder``, if there is one.
 
         Raises:
             CheckpointError: when it is damaged, or of another run.
         """
         path = self._plan.checkpoint
-        if path is None or not path.exists():
+        if path is None:
             return
-        fits = partial(self._require_fit, path)
-        tensors, meta = load_tensors(path, fits=fits, remedy=TRAIN_ANEW)
+        if self._ranks.mesh is not None:
+            path = newest(path.parent, self._ranks)
+            if path is None:
+                return
+            tensors, meta = load_shards(
+                path, partial(self._require_fit, path), self._shaped, self._ranks
+            )
+        elif path.exists():
+            fits = partial(self._require_fit, path)
+            tensors, meta = load_tensors(path, fits=fits, remedy=TRAIN_ANEW)
+        else:
+            return
         try:
             self._take(tensors)
         except (KeyError, RuntimeError, TypeError) as error:
             raise _others(path, str(error)) from error
         self.step, self.seconds = meta["step"], meta["seconds"]
         self.peak_memory_bytes = meta["peak_memory_bytes"]
+
+    def _shaped(self, name: str) -> Tensor:
+        """A new tensor of the type, shape and sharding that this rank has of a stored one."""
+        if name == "losses":
+            return torch.zeros_like(self.losses)
+        kind, _, rest = name.partition(".")
+        if kind == "model":
+            return torch.empty_like(self._weights()[rest], requires_grad=False)
+        of, _, key = rest.rpartition(".")
+        parameter = self._model.get_parameter(of)
+        if key == "step":
+            return torch.zeros((), device=parameter.device)
+        return torch.empty_like(parameter, requires_grad=False)
 
     def _require_fit(self, path: Path, shapes: Shapes, meta: dict[str, Any]) -> None:
         """Refuse the state of another run, before any of it is read."""
@@ -161,8 +201,9 @@ class TrainingState:
                 if key.startswith(prefix)
             }
         self.losses.copy_(tensors["losses"])
-        torch.set_rng_state(tensors["generator"])
-        if self.losses.is_cuda:
+        if self._ranks.mesh is None:
+            torch.set_rng_state(tensors["generator"])
+        if self.losses.is_cuda and self._ranks.mesh is None:
             torch.cuda.set_rng_state(tensors["generator.cuda"], self.losses.device)
 
     def _weights(self) -> dict[str, Tensor]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import AdamW
 
 from posenc.errors import Interrupted
 from posenc.training.checkpoint import TrainingPlan, TrainingState
 from posenc.training.machine import PeakMemory
+from posenc.training.ranks import Ranks
+from posenc.training.seeding import generator
 from posenc.training.task import Objective, TrainingTask
 
 SAVE_SECONDS = 5.0
@@ -72,7 +77,12 @@ def train(task: TrainingTask, plan: TrainingPlan, watch: Watch | None = None) ->
 
 
 def fit(
-    model: nn.Module, objective: Objective, plan: TrainingPlan, watch: Watch | None = None
+    model: nn.Module,
+    objective: Objective,
+    plan: TrainingPlan,
+    watch: Watch | None = None,
+    *,
+    mesh: DeviceMesh | None = None,
 ) -> Trained:
     """Train a model in place, or continue where the checkpoint in ``plan.folder`` ended.
 
@@ -80,34 +90,54 @@ def fit(
     bits as one that was not: data and rate of a step depend on the seed and the step alone, and
     the checkpoint holds all else. Torch's global generators are left as they were.
 
+    Several ranks train one model by ``plan.strategy``, each on its rows of every batch, with the
+    losses and gradients of one process on all rows. Each calls this with the same arguments, but
+    for its device; the model of the first is where they start. Their dropout depends on seed, step
+    and rank, so a run that is continued by as many ranks ends as an unbroken one.
+
     Args:
-        model: on any device; moved to ``plan.device``.
+        model: on any device; moved to ``plan.device``. With ``"fsdp"`` its parameters stay sharded;
+            see ``full_weights``.
         objective: batches and loss.
         plan: steps, rate, device, checkpoint.
         watch: callbacks; none by default.
+        mesh: of one axis, over the ranks that train together; None: this process alone.
 
     Raises:
+        ArgumentError: for a mesh of several axes, or batches of fewer rows than ranks and parts.
         Interrupted: after ``watch.stop`` returned True; the state is saved.
         CheckpointError: when the checkpoint is damaged or of another run.
         OutputError: when the checkpoint cannot be written.
     """
     device = torch.device(plan.device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        return _fit(model, objective, plan, Watch() if watch is None else watch, device)
+        return _fit(model, objective, plan, watch or Watch(), device, Ranks(mesh))
 
 
 def _fit(
-    bare: nn.Module, objective: Objective, plan: TrainingPlan, watch: Watch, device: torch.device
+    bare: nn.Module,
+    objective: Objective,
+    plan: TrainingPlan,
+    watch: Watch,
+    device: torch.device,
+    ranks: Ranks,
 ) -> Trained:
     memory = PeakMemory(device)
+    devices = 1 if device.index is None else [device.index]
+    fabric = Fabric(
+        accelerator=device.type,
+        devices=devices,
+        precision=plan.precision,  # type: ignore[arg-type]
+        plugins=[LightningEnvironment()],  # not torchrun's: the mesh says who takes part
+    )
+    spread = ranks.spread(bare.to(device), plan.strategy)
+    model = fabric.setup_module(spread)
     inner = AdamW(
         bare.parameters(), lr=plan.rate, betas=BETAS, weight_decay=plan.weight_decay, fused=True
     )
-    devices = 1 if device.index is None else [device.index]
-    fabric = Fabric(accelerator=device.type, devices=devices, precision=plan.precision)  # type: ignore[arg-type]
-    model, optimizer = fabric.setup(bare, inner)
+    optimizer = cast(AdamW, fabric.setup_optimizers(inner))
     torch.manual_seed(plan.seed)
-    state = TrainingState(bare, inner, plan, objective.fingerprint)
+    state = TrainingState(bare, inner, plan, objective.fingerprint, ranks)
     state.restore()
     watch.started(state.step)
 
@@ -121,19 +151,27 @@ def _fit(
     while state.step < plan.steps:
         for group in inner.param_groups:
             group["lr"] = plan.rate * plan.schedule(state.step, plan.steps)
-        batch = {name: x.to(device) for name, x in objective.batch(plan.seed, state.step).items()}
+        if ranks.mesh is not None:
+            torch.manual_seed(generator(plan.seed, state.step, ranks.rank).initial_seed())
+        batch = objective.batch(plan.seed, state.step)
+        parts = ranks.parts(batch, objective, plan.accumulate)
         optimizer.zero_grad(set_to_none=True)
-        loss = objective.loss(model, batch)
-        fabric.backward(loss)
+        losses = []
+        for number, (part, share) in enumerate(parts, start=1):
+            with ranks.part_of_step(spread, last=number == len(parts)):
+                rows = {name: x.to(device) for name, x in part.items()}
+                losses.append(share * objective.loss(model, rows))
+                fabric.backward(ranks.size * losses[-1])
         nn.utils.clip_grad_norm_(bare.parameters(), LARGEST_NORM)
         optimizer.step()
-        state.losses[state.step] = loss.detach()
+        state.losses[state.step] = ranks.sum(torch.stack(losses).detach().sum())
         state.step += 1
         now = time.perf_counter()
         state.seconds = earlier + now - began
         speed = objective.tokens_per_step * (state.step - first) / (now - began)
         watch.stepped(state.step, state.losses[state.step - 1], speed)
-        if state.step < plan.steps and watch.stop():
+        stop, due = ranks.any(state.step < plan.steps and watch.stop(), now - saved > SAVE_SECONDS)
+        if stop:
             save()
             raise Interrupted(
                 "training",
@@ -141,7 +179,7 @@ def _fit(
                 got=f"a stop after step {state.step}",
                 remedy="It is saved: train it again with the same settings and folder to continue.",
             )
-        if now - saved > SAVE_SECONDS:
+        if due:
             if state.diverged() is not None:
                 break
             save()

@@ -12,7 +12,8 @@ class Objective(Protocol):
     """Batches and loss of a training.
 
     All random draws come from generators seeded by the arguments, so that a run can be repeated,
-    and resumed, to the bit.
+    and resumed, to the bit. If the loss is a mean over other things than rows, a method
+    ``weight(batch)`` returns their number, by which the losses of parts of a batch are averaged.
     """
 
     @property

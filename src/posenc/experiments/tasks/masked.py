@@ -97,6 +97,10 @@ class MaskedBytes(Task):
         """Mean cross-entropy of the chosen bytes, in nats."""
         return token_loss(model(batch["inputs"]), batch["targets"], valid=batch["chosen"])
 
+    def weight(self, batch: Mapping[str, Tensor]) -> int:
+        """Tokens that the loss averages over."""
+        return int(batch["chosen"].sum())
+
     def stack_config(self, model: nn.Module) -> EncoderConfig:
         """That of the encoder."""
         return cast(MaskedLM, model).encoder.config

@@ -156,6 +156,10 @@ class AlgorithmTask(Task):
         logits = model(batch["inputs"], batch["draw"]).flatten(0, 1)
         return F.cross_entropy(logits.float(), batch["targets"].flatten(), ignore_index=IGNORED)
 
+    def weight(self, batch: Mapping[str, Tensor]) -> int:
+        """Tokens that the loss averages over."""
+        return int((batch["targets"] != IGNORED).sum())
+
     def inner(self, model: nn.Module) -> Decoder:
         """The decoder."""
         return cast(Placed, model).decoder

@@ -164,6 +164,10 @@ class PairTask(Task):
         """Mean cross-entropy of the targets' tokens, in nats."""
         return pair_loss(cast(Transformer, model), batch)
 
+    def weight(self, batch: Mapping[str, Tensor]) -> int:
+        """Tokens that the loss averages over."""
+        return int((batch["sizes"][:, 1] - 1).sum())
+
     def _score(self, model: nn.Module, pairs: Sequence[Pair], length: int) -> Sequence[float]:
         pairs = sorted(pairs, key=lambda pair: len(pair.source))
         written: list[list[int]] = []

@@ -1,0 +1,162 @@
+"""The processes that train one model together, by DDP or FSDP2, or one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, cast, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from posenc.encoding import Encoding
+from posenc.errors import ArgumentError, UnknownNameError
+
+Strategy = Literal["ddp", "fsdp"]
+
+Part = tuple[dict[str, Any], Tensor | float]
+"""Rows of a batch, and their share in its loss."""
+
+
+class Ranks:
+    """This process among the ranks of a mesh of one axis; a process alone without a mesh.
+
+    Raises:
+        ArgumentError: for a mesh of several axes.
+    """
+
+    def __init__(self, mesh: DeviceMesh | None) -> None:
+        if mesh is not None and mesh.ndim != 1:
+            raise ArgumentError(
+                "mesh",
+                expected="a mesh of one axis",
+                got=f"{mesh.ndim} axes, {mesh.mesh_dim_names}",
+                remedy="Pass the axis that the batch is split over, mesh[name].",
+            )
+        self.mesh = mesh
+        self.group = None if mesh is None else mesh.get_group()
+        self.rank = 0 if mesh is None else mesh.get_local_rank()
+        self.size = 1 if mesh is None else mesh.size()
+        self.device = "cpu" if mesh is None else mesh.device_type
+
+    def spread(self, model: nn.Module, strategy: Strategy) -> nn.Module:
+        """The model to call, which sums gradients over the ranks; itself for a process alone.
+
+        All ranks start from the weights of the first. ``"fsdp"`` shards parameters in place: those
+        of each linear map of a layer together, and all others together.
+
+        Raises:
+            UnknownNameError: for another strategy.
+        """
+        if strategy not in get_args(Strategy):
+            raise UnknownNameError.of("strategy", strategy, get_args(Strategy))
+        if self.mesh is None:
+            return model
+        for x in (*model.parameters(), *model.buffers()):
+            dist.broadcast(x.detach(), group=self.group, group_src=0)
+        if strategy == "ddp":
+            return DistributedDataParallel(
+                model, process_group=self.group, find_unused_parameters=True
+            )
+        # Not whole layers: parts of them are called by themselves, and some share encodings.
+        encodings = [module for module in model.modules() if isinstance(module, Encoding)]
+        apart = {module for encoding in encodings for module in encoding.modules()}
+        lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+        for linear in dict.fromkeys(module for layers in lists for module in layers.modules()):
+            if isinstance(linear, nn.Linear) and linear not in apart:
+                fully_shard(linear, mesh=self.mesh)
+        fully_shard(model, mesh=self.mesh)
+        return model
+
+    def parts(self, batch: Mapping[str, Any], objective: object, accumulate: int) -> list[Part]:
+        """This rank's rows of a batch, as ``accumulate`` parts.
+
+        Args:
+            batch: of all ranks; tensors and layouts with rows in their first dimension, or one row
+                or none for all.
+            objective: tells the share of a part in the loss by its ``weight``; if it has none,
+                rows count alike.
+            accumulate: number of parts.
+
+        Raises:
+            ArgumentError: for fewer rows than parts, or parts in which nothing counts.
+        """
+        count = self.size * accumulate
+        if accumulate < 1:
+            raise ArgumentError("accumulate", expected="1 or more", got=accumulate, remedy="Use 1.")
+        if count == 1:
+            return [(dict(batch), 1.0)]
+        leaves, shape = tree_flatten(dict(batch))
+        rows = max(len(x) for x in leaves if isinstance(x, Tensor) and x.ndim)
+        if rows < count:
+            raise ArgumentError(
+                "batch",
+                expected=f"at least {count} rows, for {self.size} ranks of {accumulate} parts",
+                got=rows,
+                remedy="Use larger batches, or fewer ranks or parts.",
+            )
+        split = torch.arange(rows).tensor_split(count)
+        parts = []
+        for chosen in split:
+            part = slice(int(chosen[0]), int(chosen[-1]) + 1)
+            cut = [
+                x[part] if isinstance(x, Tensor) and x.ndim and len(x) == rows else x
+                for x in leaves
+            ]
+            parts.append(tree_unflatten(cut, shape))
+        weigh = getattr(objective, "weight", None)
+        weights = [
+            float(len(c)) if weigh is None else float(weigh(p))
+            for c, p in zip(split, parts, strict=True)
+        ]
+        if not min(weights):
+            raise ArgumentError(
+                "batch",
+                expected=f"something to learn in each of {count} parts",
+                got=f"weights {weights}",
+                remedy="Use larger batches, or fewer ranks or parts.",
+            )
+        total = sum(weights)
+        own = slice(self.rank * accumulate, (self.rank + 1) * accumulate)
+        return [(p, w / total) for p, w in zip(parts[own], weights[own], strict=True)]
+
+    @contextmanager
+    def part_of_step(self, model: nn.Module, *, last: bool) -> Iterator[None]:
+        """Within it gradients are summed over the ranks only in the ``last`` part of a step."""
+        if isinstance(model, DistributedDataParallel) and not last:
+            with model.no_sync():
+                yield
+            return
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(last)
+        yield
+
+    def any(self, *wishes: bool) -> list[bool]:
+        """For each wish, True if some rank has it."""
+        return self.sum(torch.tensor(wishes, dtype=torch.float32, device=self.device)).tolist()
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
+        if self.group is not None:
+            dist.all_reduce(x, group=self.group)
+        return x
+
+    def wait(self) -> None:
+        """Wait until all ranks have come here."""
+        self.any(True)
+
+
+def full_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The whole weights of a model that may be sharded, on the CPU; every rank must call it.
+
+    Returns:
+        a state dict on the first rank; an empty one on the others.
+    """
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return cast(dict[str, Tensor], get_model_state_dict(model, options=options))
