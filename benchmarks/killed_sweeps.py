@@ -254,7 +254,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=3)
     arguments = parser.parse_args()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.killed_sweeps", "posenc.experiments.tasks.copy"])
+    context.set_forkserver_preload(["posenc.experiments.compare", "posenc.experiments.tasks.copy"])
     total: Counter[str] = Counter()
     began, sweeps = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as folder:

@@ -135,8 +135,15 @@ class _Session:
     def work(self, stop: Callable[[], bool], began: float) -> None:
         """Do what is left to do, with others that do the same, unless it is cut short."""
         left = [run for run in self.runs if run not in self.finished]
-        if not left:
-            return
+        if left:
+            self._carry_out(left, stop, began)
+        if len(self.finished) == len(self.runs):
+            for leftover in (self.settings.out / RUNS).glob(f"*/{SAVING}*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def _carry_out(
+        self, left: list[tuple[str, int]], stop: Callable[[], bool], began: float
+    ) -> None:
         try:
             with Claims() as claims, Crew(self.settings, self.workers) as crew:
                 if self.settings.steps is None and not self._pace(crew, left, stop, began):
@@ -149,9 +156,6 @@ class _Session:
                 )
         except PosencError as error:
             raise at_rest(error) from error
-        if len(self.finished) == len(self.runs):
-            for leftover in (self.settings.out / RUNS).glob(f"*/{SAVING}*"):
-                shutil.rmtree(leftover, ignore_errors=True)
 
     def collect(self) -> Comparison:
         """Records of the finished runs."""

@@ -160,7 +160,9 @@ class Crew:
                     return False
                 if member.order is None:
                     return True
-                member.connection.send(member.order)
+                # One that has just died will be noticed when it is listened to.
+                with suppress(OSError):
+                    member.connection.send(member.order)
         return True
 
     def _halt(self) -> None:
