@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers.utils import is_detectron2_available
 
 from posenc.errors import CheckpointError
 from posenc.evaluation.doctor import diagnose
 from posenc.evaluation.doctor.costs import PeakMemory
 from posenc.evaluation.doctor.positions import positions_of
 from posenc.registry import ENCODINGS
+from tests.integrations.accelerate.cases import layoutlmv2, udop
 from tests.integrations.accelerate.cases.deberta_v2 import SIZES
 
 KNOWN: list[tuple[dict[str, Any], list[tuple[str, int | None]]]] = [
@@ -86,6 +88,19 @@ def test_models_that_gain_nothing_say_so(tmp_path: Path) -> None:
     diagnosis = diagnose(tmp_path, budget=0.01)
     assert "nothing to gain" in diagnosis.acceleration
     assert diagnosis.costs[0].accelerated_seconds is None
+
+
+def test_models_that_read_more_than_text_say_so(tmp_path: Path) -> None:
+    transformers.UdopConfig(**udop.SIZES).save_pretrained(tmp_path)
+    diagnosis = diagnose(tmp_path, budget=0.01)
+    assert diagnosis.costs == ()
+    assert "text alone" in diagnosis.acceleration
+
+
+@pytest.mark.skipif(is_detectron2_available(), reason="the library is installed")
+def test_models_that_need_another_library_say_so(tmp_path: Path) -> None:
+    transformers.LayoutLMv2Config(**layoutlmv2.SIZES).save_pretrained(tmp_path)
+    assert "detectron2" in diagnose(tmp_path, budget=0.01).acceleration
 
 
 def test_peak_memory_counts_what_lives_at_once() -> None:

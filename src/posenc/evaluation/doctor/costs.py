@@ -84,8 +84,11 @@ def costs(folder: Path, *, budget: float) -> tuple[list[Cost], str]:
         if isinstance(getattr(config, name, None), int):
             with suppress(AttributeError, ValueError):
                 setattr(config, name, 1)
-    with torch.random.fork_rng():
-        model = AutoModel.from_config(config).eval()
+    try:
+        with torch.random.fork_rng():
+            model = AutoModel.from_config(config).eval()
+    except ImportError as error:  # of another library
+        return [], f"Costs were not measured: {' '.join(str(error).split())}"
     if model.main_input_name != "input_ids":
         return [], "Costs were not measured: the model does not read text."
     try:
@@ -95,6 +98,8 @@ def costs(folder: Path, *, budget: float) -> tuple[list[Cost], str]:
         served, helps = False, str(error)
     restore(model)
     rows = _measured(model, accelerate if served else None, restore, budget)
+    if not rows:
+        return [], "Costs were not measured: the model does not read text alone."
     if served:
         helps = _helps(rows)
     return [*rows, *_computed(rows)], helps
