@@ -71,6 +71,8 @@ class Case:
         form: of ``attend``.
         window: of the grid.
         dtype: of features and parameters.
+        causal: of the grid.
+        backend: of both.
     """
 
     name: str
@@ -79,6 +81,8 @@ class Case:
     form: str
     window: int | None = None
     dtype: torch.dtype = torch.float32
+    causal: bool = True
+    backend: str = "auto"
 
 
 def encoding_of(name: str, dtype: torch.dtype) -> Encoding:
@@ -120,14 +124,14 @@ def run(encoding: Encoding, parts: list[Tensor], layout: Layout, compute: Attend
 
 @lru_cache(maxsize=256)
 def expected(
-    name: str, layout: str, window: int | None, dtype: torch.dtype
+    name: str, layout: str, window: int | None, dtype: torch.dtype, causal: bool
 ) -> tuple[Encoding, Layout, list[Tensor]]:
     """The encoding, the whole layout and the results of one process."""
     encoding = encoding_of(name, dtype)
     place = Subject.of_entry(name, ENCODINGS[name]).place(LAYOUTS[layout]())
 
     def compute(q: Tensor, k: Tensor, v: Tensor, layout: Layout, encoding: Encoding) -> Tensor:
-        return attend(q, k, v, Grid.of(layout, causal=True, window=window), encoding)
+        return attend(q, k, v, Grid.of(layout, causal=causal, window=window), encoding)
 
     return encoding, place, run(encoding, tensors(dtype), place, compute)
 
@@ -135,7 +139,9 @@ def expected(
 def difference(group: dist.ProcessGroup, case: Case) -> str:
     """Run a case on the ranks of a group; "" if it agrees with one process."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    encoding, whole, results = expected(case.name, case.layout, case.window, case.dtype)
+    encoding, whole, results = expected(
+        case.name, case.layout, case.window, case.dtype, case.causal
+    )
     index = SPLITS[case.split](ranks, rank)
     layout = distributed.take(whole, index)
 
@@ -143,9 +149,10 @@ def difference(group: dist.ProcessGroup, case: Case) -> str:
         return distributed.attend(
             *(q, k, v, layout, encoding),
             mesh=group,
-            causal=True,
+            causal=case.causal,
             window=case.window,
             form=case.form,
+            backend=case.backend,
         )
 
     found = run(encoding, [part[:, :, index] for part in tensors(case.dtype)], layout, compute)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import traceback
+from datetime import timedelta
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tests.support.processes import forking
 MOST = 4
 """Processes of the pool."""
 
-SECONDS = 120
+SECONDS = 60
 """Longest job."""
 
 
@@ -75,8 +76,10 @@ class Pool:
 def work(rank: int, store: str, jobs: Queue[Any], results: Queue[Any]) -> None:
     """Run jobs until there is none."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=MOST)
-    groups = {size: dist.new_group(list(range(size))) for size in range(1, MOST + 1)}
+    patience = timedelta(seconds=20)
+    address = f"file://{store}"
+    dist.init_process_group("gloo", address, rank=rank, world_size=MOST, timeout=patience)
+    groups = {n: dist.new_group(list(range(n)), timeout=patience) for n in range(1, MOST + 1)}
     while (job := jobs.get()) is not None:
         name, ranks, arguments = job
         module, function = name.split(":")

@@ -3,21 +3,78 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from posenc.registry import ENCODINGS
 from tests.distributed.equality import LAYOUTS, SPLITS, Case
 from tests.distributed.pool import Pool
 
-NAMES = [name for name, entry in ENCODINGS.items() if set(entry.claims.sites) - {"embedding"}]
+NAMES = [name for name, entry in ENCODINGS.items() if set(entry.claims.sites) - {"embedding"}] + [
+    "nope"
+]
+
+WITHOUT_HEADS = {2: {"dape", "rope_pp"}, 3: {"dape"}}
+"""Encodings whose heads cannot be shared out, by the number of ranks: they are mixed, or pairs."""
+
+
+def check(pool: Pool, ranks: int, cases: list[Case]) -> None:
+    found = pool.run("tests.distributed.equality:differences", ranks, cases=cases)
+    assert found == [[]] * ranks, "\n".join(found[0])
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("form", ["gather", "auto"])
 def test_every_encoding(pool: Pool, form: str, ranks: int) -> None:
+    """Layouts and shards take turns, so that each of them meets most encodings."""
     splits, layouts = list(SPLITS), list(LAYOUTS)
     cases = [
         Case(name, layouts[(ranks + i) % 3], splits[(2 * ranks + i) % len(splits)], form)
-        for i, name in enumerate(["nope", *NAMES])
+        for i, name in enumerate(NAMES)
     ]
-    found = pool.run("tests.distributed.equality:differences", ranks, cases=cases)
-    assert found == [[]] * ranks, "\n".join(found[0])
+    check(pool, ranks, cases)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_encoding_by_heads(pool: Pool, ranks: int) -> None:
+    splits, layouts = list(SPLITS), list(LAYOUTS)
+    cases = [
+        Case(name, layouts[(ranks + i) % 3], splits[(2 * ranks + i) % len(splits)], "heads")
+        for i, name in enumerate(NAMES)
+        if name not in WITHOUT_HEADS[ranks]
+    ]
+    check(pool, ranks, cases)
+
+
+def test_every_split_of_every_layout(pool: Pool) -> None:
+    names = ["rope", "t5", "forgetting", "deberta", "shaw"]
+    cases = [
+        Case(names[(i + j) % len(names)], layout, split, form, window)
+        for i, split in enumerate(SPLITS)
+        for j, layout in enumerate(LAYOUTS)
+        for form in ("ring", "gather", "heads")
+        for window in (None, 7)
+    ]
+    check(pool, 3, cases)
+
+
+@pytest.mark.parametrize("backend", ["native", "tiled", "reference"])
+def test_backends(pool: Pool, backend: str) -> None:
+    names = ["nope", "rope", "t5", "shaw", "deberta", "forgetting", "fire", "transformer_xl"]
+    cases = [
+        Case(name, "sequence", "balanced", form, backend=backend)
+        for name in names
+        for form in ("ring", "gather")
+        if (backend, name) != ("native", "fire") or form == "gather"
+    ]
+    check(pool, 2, cases)
+
+
+def test_both_directions(pool: Pool) -> None:
+    cases = [
+        Case(name, layout, "balanced", form, window, torch.float64, causal=False)
+        for name in ("alibi", "rope", "deberta", "fire")
+        for layout in LAYOUTS
+        for form in ("ring", "gather", "heads")
+        for window in (None, 4)
+    ]
+    check(pool, 2, cases)

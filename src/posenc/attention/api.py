@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc.attention.backends.common.base import Backend, Whole
 from posenc.attention.call import AttentionCall
 from posenc.attention.dispatch import choose, refusals
+from posenc.attention.dropout import KeyedDropout
 from posenc.attention.validation import validate
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
@@ -123,7 +124,7 @@ def attend(
     return output, lse.to(torch.promote_types(output.dtype, torch.float32))
 
 
-def attend_with_lse(
+def attend_block(
     q: Float[Tensor, "B H Q D"],
     k: Float[Tensor, "B G K D"],
     v: Float[Tensor, "B G K E"],
@@ -132,15 +133,16 @@ def attend_with_lse(
     *,
     backend: str | Backend = "auto",
     scale: float | None = None,
-) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q"]]:
-    """``attend`` with the LSE in the precision that the backend has it in, up to float64.
+    dropout: KeyedDropout | None = None,
+    return_lse: bool = False,
+) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q"] | None]:
+    """``attend`` to some of the keys, in a form that blocks can be joined in.
 
-    Args and Raises: as ``attend``.
+    Args and Raises: as ``attend``, but that the mask of dropout depends on the tokens alone, and
+        that the LSE is in the precision that the backend has it in, up to float64.
     """
-    call = AttentionCall(q, k, v, grid, encoding, 0.0, scale)
-    output, lse = _attend(call, backend, return_lse=True)
-    assert lse is not None  # it was asked for
-    return output, lse
+    call = AttentionCall(q, k, v, grid, encoding, 0.0, scale, keyed=dropout)
+    return _attend(call, backend, return_lse=return_lse)
 
 
 def _attend(
@@ -172,6 +174,7 @@ def attend_part(
     whole: Whole,
     backend: str | Backend = "auto",
     scale: float | None = None,
+    dropout: KeyedDropout | None = None,
 ) -> Float[Tensor, "B H Q E"]:
     """The gradient of attention over more keys, through these keys.
 
@@ -179,14 +182,14 @@ def attend_part(
     to those of the whole; no part has to be kept or computed again.
 
     Args:
-        whole: output and LSE over all keys; the others as of ``attend``.
+        whole: output and LSE over all keys; the others as of ``attend_block``.
 
     Returns:
         ``[B, H, Q, E]``, any with this gradient.
 
     Raises: as ``attend``; ArgumentError for weights that are no softmax.
     """
-    call = AttentionCall(q, k, v, grid, encoding, 0.0, scale, whole)
+    call = AttentionCall(q, k, v, grid, encoding, 0.0, scale, whole, dropout)
     validate(call)
     _require_softmax("whole", "none", encoding)
     if not (q.shape[0] and q.shape[2] and k.shape[2]):

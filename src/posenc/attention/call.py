@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Problem, Whole
+from posenc.attention.dropout import KeyedDropout
 from posenc.attention.lowering import lower, reads_tokens, repeat_heads
 from posenc.encoding import Encoding, Rotation
 from posenc.errors import ArgumentError
@@ -23,7 +24,7 @@ class AttentionCall:
     Backends get queries and keys after the query_key part. One that fuses rotations gets them
     before it, with the rotation, where the part is nothing but a rotation.
 
-    Args: as ``attend``; ``whole`` as of ``Problem``.
+    Args: as ``attend``; ``whole`` and ``keyed`` as of ``Problem``.
     """
 
     q: Float[Tensor, "B H Q D"]
@@ -34,6 +35,7 @@ class AttentionCall:
     dropout: float = 0.0
     scale: float | None = None
     whole: Whole | None = None
+    keyed: KeyedDropout | None = None
     _transformed: Problem | None = field(default=None, init=False, repr=False)
     _fused: tuple[Problem | None] | None = field(default=None, init=False, repr=False)
 
@@ -117,4 +119,8 @@ class AttentionCall:
     def _problem(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Problem:
         grid, encoding, scale = self.grid, self.encoding, self.logit_scale()
         lowered = lower(encoding, q, k, grid, scale=scale, value_dim=v.shape[3])
-        return Problem(q, k, v, grid, encoding, scale, self.dropout, lowered, rotation, self.whole)
+        return Problem(
+            *(q, k, v, grid, encoding, scale, self.dropout, lowered, rotation),
+            whole=self.whole,
+            keyed=self.keyed,
+        )

@@ -117,6 +117,8 @@ def _plan(backend: Backend, call: AttentionCall) -> Plan | Unsupported:
     """The backend's plan on this machine."""
     if call.whole is not None and not backend.differentiates_parts:
         return Unsupported("it does not compute gradients through a part of the keys")
+    if call.keyed is not None and not backend.keyed_dropout:
+        return Unsupported("its dropout does not depend on the tokens' numbers")
     return backend.unavailable(call.q.device) or backend.plan(call.problem(backend))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,6 +65,10 @@ class Attention(nn.Module):
         scale: factor of the logits; ``(terms · D) ** -0.5`` by default.
         backend: see ``attend``.
 
+    Attributes:
+        attend: computes attention in every call; ``posenc.attend``, or what takes its place, such
+            as ``posenc.distributed.ContextParallel``.
+
     Raises:
         ArgumentError: when the heads do not divide, or the encoding is made for others, for another
             width or for another mask.
@@ -122,6 +127,7 @@ class Attention(nn.Module):
         self.causal, self.window = causal, window
         self.dropout, self.scale = dropout, scale
         self.backend: str | Backend = backend
+        self.attend: Callable[..., Tensor] = attend
         self.widths = (queries * head_dim, kv_heads * head_dim, kv_heads * head_dim)
         self.merged = nn.Linear(dim, sum(self.widths), bias=bias) if merged else None
         self.query, self.key, self.value = (
@@ -179,6 +185,13 @@ class Attention(nn.Module):
                 got="one of them",
                 remedy="Say where the context's tokens are; a projected Context knows.",
             )
+        if cache is not None and self.attend is not attend:
+            raise ArgumentError(
+                "cache",
+                expected="None with another attend than posenc's own",
+                got="a cache",
+                remedy="Decode with a model whose tokens are on one rank.",
+            )
         x = zero_invalid(x, layout)
         own = context is None
         if context is None and self.merged is not None:
@@ -210,7 +223,7 @@ class Attention(nn.Module):
             factor = encoding.default_scale(self.head_dim) if scale is None else scale
             output = attend_last(q, k, v, grid, encoding, cache, scale=factor)
         if output is None:
-            output = attend(
+            output = self.attend(
                 *(q, k, v, grid, encoding), backend=self.backend, dropout=dropout, scale=scale
             )
         merged: Tensor = self.output(output.transpose(1, 2).flatten(2))

@@ -12,6 +12,7 @@ from posenc.distributed.api import (
     explain,
     sum_gradients,
 )
+from posenc.distributed.models import parallelize
 from posenc.distributed.shards import balanced, contiguous, take
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "balanced",
     "contiguous",
     "explain",
+    "parallelize",
     "sum_gradients",
     "take",
 ]

@@ -17,6 +17,7 @@ from posenc.attention.validation import validate
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.gathered import attend_gathered
 from posenc.distributed.group import Group
+from posenc.distributed.heads import attend_by_heads, heads_refusal
 from posenc.distributed.ring import attend_in_ring, refusal
 from posenc.distributed.session import Session
 from posenc.encoding import Encoding
@@ -48,13 +49,19 @@ FORMS: dict[str, Form] = {
         refusal,
         "blocks of keys and values travel from rank to rank, and outputs are joined",
     ),
+    "heads": Form(
+        attend_by_heads, heads_refusal, "every rank computes some heads of all tokens (Ulysses)"
+    ),
     "gather": Form(
         attend_gathered,
         lambda call: None,
         "keys and values of all ranks are gathered, and queries stay",
     ),
 }
-"""All forms, in the order in which ``auto`` tries them."""
+"""All forms by name."""
+
+AUTO = ("ring", "gather")
+"""Forms that ``auto`` takes, in the order in which it tries them; the last serves everything."""
 
 
 @dataclass(frozen=True)
@@ -153,13 +160,14 @@ class ContextParallel:
         settings = (self.form, grid.causal, grid.window, dropout, scale, q.shape[:2], q.shape[3:])
         shapes = (k.shape[1:2], v.shape[1:2], v.shape[3:], grid.key.signal is None, whole.q.dtype)
         session.require_same(encoding, f"{settings} {shapes} {backend}", q.device)
+        seed = session.seed(q.device) if dropout else 0
         return ShardedCall(
-            whole.q, whole.k, whole.v, grid, encoding, backend, dropout, scale, session
+            whole.q, whole.k, whole.v, grid, encoding, backend, dropout, scale, session, seed
         )
 
     def _choose(self, call: ShardedCall) -> Explanation:
         refusals: dict[str, str] = {}
-        for name in FORMS if self.form == "auto" else [self.form]:
+        for name in AUTO if self.form == "auto" else [self.form]:
             reason = FORMS[name].refusal(call)
             if reason is None:
                 return Explanation(name, FORMS[name].how, refusals)
@@ -209,10 +217,14 @@ def attend(
         mesh: the ranks; axis: which axis of a mesh of several.
         causal, window: see ``Grid``.
         form: ``"gather"`` gathers keys and values, ``"ring"`` passes them from rank to rank, so
-            that no rank ever has more than two ranks' keys; ``"auto"`` takes the first of ``FORMS``
-            that serves the call, as ``explain`` tells.
+            that no rank ever has more than two ranks' keys, ``"heads"`` gives every rank some
+            heads of all tokens (Ulysses); ``"auto"`` takes the ring where each pair depends on its
+            two tokens alone, else gathers, as ``explain`` tells.
         key_layout: of this rank's keys; ``layout`` by default.
-        backend, dropout, scale: see ``posenc.attend``.
+        backend, scale: see ``posenc.attend``.
+        dropout: probability of dropping an attention weight. The mask depends on the tokens' order
+            and rank 0's random state alone, so that it is the same for any number of ranks; it is
+            computed from the definition of attention.
 
     Raises:
         ArgumentError: on arguments that do not fit together, on one rank or between ranks.

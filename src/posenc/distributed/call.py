@@ -8,10 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend
+from posenc.attention.dropout import KeyedDropout, token_numbers
 from posenc.distributed.session import Session
 from posenc.distributed.shards import Shards
 from posenc.encoding import Encoding
 from posenc.grid import Grid
+from posenc.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +25,7 @@ class ShardedCall:
         grid: of this rank's queries and this rank's keys.
         encoding, backend, dropout, scale: as of ``attend``.
         session: of the group.
+        seed: of the dropout, the same on all ranks.
     """
 
     q: Float[Tensor, "B H L D"]
@@ -34,6 +37,17 @@ class ShardedCall:
     dropout: float
     scale: float | None
     session: Session
+    seed: int = 0
+
+    def logit_scale(self) -> float:
+        """Factor of the logits: as given, or the encoding's default."""
+        return self.encoding.default_scale(self.q.shape[3]) if self.scale is None else self.scale
+
+    def keyed_dropout(self, query: Layout, key: Layout) -> KeyedDropout | None:
+        """Dropout of these tokens; None where nothing is dropped."""
+        if not self.dropout:
+            return None
+        return KeyedDropout(self.dropout, self.seed, token_numbers(query), token_numbers(key))
 
     def shards(self) -> Shards:
         """The key layouts of all ranks."""

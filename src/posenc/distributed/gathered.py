@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.attention.api import attend
+from posenc.attention.api import attend_block
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.collectives import gather
 from posenc.distributed.shards import pieces
@@ -28,7 +28,7 @@ def attend_gathered(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     if signal is not None:
         key = replace(key, signal=shards.arrange(gathered[2]).transpose(0, 1))
     outputs = [
-        attend(
+        attend_block(
             call.q[:, :, piece.begin : piece.end],
             k,
             v,
@@ -38,7 +38,8 @@ def attend_gathered(call: ShardedCall) -> Float[Tensor, "B H L E"]:
             call.encoding,
             backend=call.backend,
             scale=call.scale,
-        )
+            dropout=call.keyed_dropout(piece.layout, key),
+        )[0]
         for piece in pieces(call.grid.query)
     ]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)

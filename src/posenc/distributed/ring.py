@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posenc.attention.api import attend_part, attend_with_lse
+from posenc.attention.api import attend_block, attend_part
 from posenc.attention.backends.common.base import Backend, Whole
 from posenc.attention.dispatch import BACKENDS
 from posenc.distributed.call import ShardedCall
@@ -172,7 +172,7 @@ def _forward(
         if step + 1 < len(turns):
             arrive = ring.group.shift(held, ring.like(held, turns[step + 1]))
         for rows, columns, grid in ring.pairs(block, query_signal, _signal(held)):
-            part = attend_with_lse(
+            part, part_lse = attend_block(
                 q[:, :, rows],
                 held[0][:, :, columns],
                 held[1][:, :, columns],
@@ -180,8 +180,11 @@ def _forward(
                 ring.encoding,
                 backend=ring.call.backend,
                 scale=ring.call.scale,
+                dropout=ring.call.keyed_dropout(grid.query, grid.key),
+                return_lse=True,
             )
-            _join(output[:, :, rows], lse[:, :, rows], *part)
+            assert part_lse is not None  # it was asked for
+            _join(output[:, :, rows], lse[:, :, rows], part, part_lse)
         if arrive is not None:
             held = arrive()
     return output, lse
@@ -265,6 +268,7 @@ def _part(
             whole=whole,
             backend=_differentiating(ring.call.backend),
             scale=ring.call.scale,
+            dropout=ring.call.keyed_dropout(grid.query, grid.key),
         )
         return torch.autograd.grad(
             output, [q, k, v, *given, *parameters], gradient, allow_unused=True

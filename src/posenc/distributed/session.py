@@ -94,6 +94,10 @@ class Session:
             )
         compared.add(encoding)
 
+    def seed(self, device: torch.device) -> int:
+        """A random number of rank 0, the same on all ranks; every rank draws one."""
+        return int(self._exchange([int(torch.randint(2**31, ()))], device)[0, 0])
+
     def _exchange(self, facts: list[int], device: torch.device) -> Tensor:
         """Integers of every rank, ``[ranks, facts]`` on the CPU."""
         own = torch.tensor([facts], dtype=torch.int64, device=device)

@@ -137,8 +137,8 @@ class Shards:
     Args:
         lengths: tokens of each rank.
         layout: of the tokens of all ranks, one rank after the other; without signals.
-        arrangement: index of the tokens in ascending order; None if they are, or if batch rows
-            have orders of their own.
+        arrangement: index of the tokens in ascending order; None if they are, or if there is none
+            for all batch rows.
         sorted: the layout in that arrangement.
     """
 
@@ -171,10 +171,7 @@ class Shards:
             valid=fields["valid"].mT.bool() if "valid" in fields else None,
             special=fields["special"].mT.bool() if "special" in fields else None,
         )
-        arrangement = None
-        if whole.order.shape[0] == 1:
-            order, index = whole.order[0].sort(stable=True)
-            arrangement = None if torch.equal(order, whole.order[0]) else index
+        arrangement = _arrangement(whole)
         arranged = whole if arrangement is None else take(whole, arrangement)
         return cls(lengths, _with_start(whole), arrangement, _with_start(arranged))
 
@@ -187,6 +184,10 @@ class Shards:
     def arrange(self, x: Tensor) -> Tensor:
         """``x`` ``[K, …]`` of all ranks in the order of ``sorted``."""
         return x if self.arrangement is None else x[self.arrangement]
+
+    def restore(self, x: Tensor) -> Tensor:
+        """``x`` ``[K, …]`` in the order of ``layout``, from that of ``sorted``."""
+        return x if self.arrangement is None else x[self.arrangement.argsort()]
 
 
 @dataclass(frozen=True)
@@ -218,6 +219,14 @@ def pieces(layout: Layout) -> list[Piece]:
     if len(cuts) > MOST_PIECES + 1:
         return [Piece.of(layout, 0, length)]
     return [Piece.of(layout, a, b) for a, b in pairwise(cuts)]
+
+
+def _arrangement(layout: Layout) -> Int[Tensor, " K"] | None:
+    order = layout.order
+    if not order.shape[1] or bool((order.diff() >= 0).all()):
+        return None
+    index = order[0].argsort(stable=True)
+    return index if bool((order[:, index].diff() >= 0).all()) else None
 
 
 def _range(x: Tensor) -> tuple[int, int]:

@@ -14,6 +14,7 @@ class Reference(Backend):
     name = "reference"
     lse_has_gradient = True
     differentiates_parts = True
+    keyed_dropout = True
 
     def plan(self, problem: Problem) -> Plan:
         score = problem.encoding.score

@@ -54,6 +54,8 @@ class Abacus(EmbeddingEncoding):
     True
     """
 
+    pairwise = False
+
     @checked
     def __init__(
         self,

@@ -57,6 +57,8 @@ class Conv(EmbeddingEncoding):
 
     axes = (1, 2)
 
+    pairwise = False
+
     @checked
     def __init__(
         self,

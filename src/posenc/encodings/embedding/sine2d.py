@@ -57,6 +57,8 @@ class Sine2d(EmbeddingEncoding):
     dim: int
 
     axes = (2,)
+    pairwise = False
+
     EPSILON = 1e-6
 
     @checked

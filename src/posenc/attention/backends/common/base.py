@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.attention.dropout import KeyedDropout
 from posenc.encoding import Encoding, Rotation, StructuredScore
 from posenc.grid import Grid
 
@@ -42,6 +43,7 @@ class Problem:
             backends that fuse, and where nothing of ``lowered`` reads queries or keys.
         whole: output and LSE over more keys than these, where what is wanted is the gradient of
             that output through these keys. The output computed is then any that has it.
+        keyed: dropout by the tokens' numbers, in place of ``dropout``.
     """
 
     q: Float[Tensor, "B H Q D"]
@@ -54,6 +56,7 @@ class Problem:
     lowered: tuple[StructuredScore, ...] | None
     rotation: Rotation | None = None
     whole: Whole | None = None
+    keyed: KeyedDropout | None = None
 
     @property
     def heads(self) -> int:
@@ -139,6 +142,9 @@ class Backend(ABC):
 
     fuse_rotations: bool = False
     """True if the backend rotates queries and keys itself."""
+
+    keyed_dropout: bool = False
+    """True if the backend computes problems with ``keyed``."""
 
     differentiates_parts: bool = False
     """True if the backend computes problems with ``whole``."""

@@ -27,10 +27,12 @@ def attend_by_definition(problem: Problem, *, lse: bool = False) -> Result:
         weights = logits.exp().masked_fill(~visible, 0.0)
     else:
         weights = masked_softmax(logits, visible)
-    weights = torch.dropout(weights, problem.dropout, train=problem.dropout > 0)
-    output = weights @ v
+    kept = torch.dropout(weights, problem.dropout, train=problem.dropout > 0)
+    if problem.keyed is not None:
+        kept = weights * problem.keyed.factors(weights)
+    output = kept @ v
     if value is not None:
-        output = output + value(weights, problem.grid)
+        output = output + value(kept, problem.grid)
     if problem.whole is not None:
         output = output - problem.whole.output.detach() * weights.sum(-1, keepdim=True)
     return Result(output.to(problem.v.dtype), _masked_lse(logits, visible) if lse else None)

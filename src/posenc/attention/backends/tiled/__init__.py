@@ -40,8 +40,11 @@ class Tiled(Backend):
 
     name = "tiled"
     differentiates_parts = True
+    keyed_dropout = True
 
     def plan(self, problem: Problem) -> Plan | Unsupported:
+        if problem.keyed is not None:
+            return Plan(_definition(problem), partial(attend_blockwise, problem))
         if _regular(problem):
             how = "tiles with the terms of every offset (memory linear in the length)"
             return Plan(how, partial(_attend_regular, problem))

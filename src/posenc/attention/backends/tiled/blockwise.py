@@ -37,7 +37,8 @@ def _block(problem: Problem, begin: int, end: int, *, lse: bool) -> Result:
     grid = Grid(whole.query.slice(begin, end), whole.key, whole.causal, whole.window)
     given = problem.whole
     given = None if given is None else Whole(*(x[:, :, begin:end] for x in given))
-    part = replace(problem, grid=grid, whole=given)
+    keyed = None if problem.keyed is None else problem.keyed.rows(begin, end)
+    part = replace(problem, grid=grid, whole=given, keyed=keyed)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Result:
         return attend_by_definition(replace(part, q=q, k=k, v=v), lse=lse)

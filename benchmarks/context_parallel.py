@@ -1,0 +1,296 @@
+"""Time, memory and bytes of attention over ranks: a plan, and what two and four processes measure.
+
+python benchmarks/context_parallel.py plan      # 8k … 4M tokens on 1 … 4,096 devices, and the chart
+python benchmarks/context_parallel.py measure   # predictions beside 2 and 4 gloo processes here
+python benchmarks/context_parallel.py memory    # peak memory of a rank, 16k tokens, 1, 2, 4
+
+Writes ``benchmarks/results/context_parallel_*.json`` and ``context_parallel.svg``. Published rates:
+989 TFLOP/s of an H100's dense bfloat16 products and 400 Gbit/s InfiniBand a GPU (NVIDIA's H100 and
+DGX H100 data sheets), of which FlashAttention-2 reaches 35 % (Shah et al. 2024,
+https://arxiv.org/abs/2407.08608). posenc's own kernels have not been timed on GPUs for this plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from measuring import RESULTS, write_results
+from torch.multiprocessing.spawn import start_processes
+
+from posenc import Layout, create, distributed
+from posenc.distributed.group import Group
+
+FORMS = ("ring", "gather", "heads")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device and its link do.
+
+    Args:
+        compute: operations a second, of attention.
+        link: bytes a second, each way.
+        latency: seconds a message.
+    """
+
+    compute: float
+    link: float
+    latency: float
+
+
+H100 = Rates(compute=0.35 * 989e12, link=50e9, latency=10e-6)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Causal attention of one layer.
+
+    Args:
+        tokens, heads, kv_heads, head_dim: L, H, G and D.
+        width: bytes of a feature.
+    """
+
+    tokens: int
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    width: int = 2
+
+    def operations(self, pairs: float, *, backward: bool) -> float:
+        """Two products a pair forward, five backward."""
+        return (10 if backward else 4) * self.heads * self.head_dim * pairs
+
+    def keys(self, tokens: float) -> float:
+        """Bytes of keys and values."""
+        return 2 * self.kv_heads * self.head_dim * self.width * tokens
+
+    def queries(self, tokens: float) -> float:
+        """Bytes of queries and outputs."""
+        return 2 * self.heads * self.head_dim * self.width * tokens
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one rank, forward and backward.
+
+    Args:
+        seconds: from the first rank's begin to the last one's end.
+        compute: seconds of them in which it computes.
+        sent: bytes that it sends.
+        memory: bytes that it needs at once, without its parameters.
+    """
+
+    seconds: float
+    compute: float
+    sent: float
+    memory: float
+
+
+def simulate_ring(
+    work: Callable[[int, int], float], ranks: int, transfer: float, sums: float = 0.0
+) -> float:
+    """Seconds until all ranks have met all blocks; sends go on while blocks are computed.
+
+    Args:
+        work: seconds that a rank computes with a block, by both numbers.
+        transfer: seconds of a block; sums: of its gradients, which wait for the computation.
+    """
+    now = [0.0] * ranks
+    for step in range(ranks):
+        last = step + 1 == ranks
+        done = [now[r] + work(r, (r - step) % ranks) for r in range(ranks)]
+        # A transfer begins when both sides have posted it.
+        arrived = [0.0 if last else max(now[r], now[r - 1]) + transfer for r in range(ranks)]
+        now = [max(done[r], arrived[r]) for r in range(ranks)]
+        if sums:
+            summed = [max(done[r], done[r - 1]) + sums for r in range(ranks)]
+            now = summed if last else now
+    return max(now)
+
+
+def cost(layer: Layer, ranks: int, form: str, rates: Rates) -> Cost | None:
+    """Cost of head–tail shards; None where the heads do not divide."""
+    pairs = layer.tokens**2 / 2 / ranks
+    share = layer.tokens / ranks
+    compute = [layer.operations(pairs, backward=b) / rates.compute for b in (False, True)]
+    own = layer.queries(share) + layer.keys(share)
+    if form == "gather":
+        sent = 2 * layer.keys(share) * (ranks - 1)
+        seconds = sum(compute) + sent / rates.link + 2 * (ranks > 1) * rates.latency * ranks
+        return Cost(seconds, sum(compute), sent, own + 2 * layer.keys(layer.tokens) * (ranks > 1))
+    if form == "heads":
+        if layer.heads % ranks:
+            return None
+        groups = max(layer.kv_heads, ranks) / layer.kv_heads
+        moved = layer.queries(share) + groups * layer.keys(share)
+        sent = 2 * moved * (ranks - 1) / ranks
+        seconds = sum(compute) + sent / rates.link + 8 * (ranks > 1) * rates.latency * ranks
+        return Cost(seconds, sum(compute), sent, own + 2 * moved * (ranks > 1))
+    block = layer.keys(share)
+    sums = block * 4 / layer.width  # gradients of a block travel in float32
+    steps = [part / ranks for part in compute]
+    block_time, sums_time = (x / rates.link + rates.latency for x in (block, sums))
+    if ranks == 1:
+        return Cost(sum(compute), sum(compute), 0.0, own)
+    seconds = simulate_ring(lambda rank, block: steps[0], min(ranks, 64), block_time)
+    seconds += simulate_ring(
+        lambda rank, block: max(steps[1], block_time + sums_time), min(ranks, 64), 0.0, sums_time
+    )
+    seconds *= max(1.0, ranks / 64)  # all steps are alike
+    sent = block * (2 * ranks - 2) + sums * ranks
+    return Cost(seconds, sum(compute), sent, own + 2 * block + 2 * sums)
+
+
+LENGTHS = tuple(2**n for n in range(13, 23, 1))
+DEVICES = (1, 4, 16, 64, 256, 1024, 4096)
+
+
+def plan() -> None:
+    """Write the table of all lengths, devices and forms, and the chart of the best form."""
+    rows: list[dict[str, object]] = []
+    for tokens in LENGTHS:
+        for ranks in DEVICES:
+            for form in FORMS:
+                found = cost(Layer(tokens), ranks, form, H100)
+                if found is None or ranks * 128 > tokens:
+                    continue
+                rows.append({"tokens": tokens, "devices": ranks, "form": form} | vars(found))
+    print(write_results("context_parallel_plan", rows, rates=vars(H100), layer=str(Layer(0))))
+    import altair as alt
+    import vl_convert
+
+    shown = [
+        {
+            "tokens": row["tokens"],
+            "devices": f"{row['devices']} devices",
+            "form": row["form"],
+            "share of time computing": row["compute"] / row["seconds"],  # type: ignore[operator]
+        }
+        for row in rows
+        if row["devices"] in (4, 16, 64, 256)
+    ]
+    chart = (
+        alt.Chart(alt.Data(values=shown))
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("tokens:Q", scale=alt.Scale(type="log", base=2), axis=alt.Axis(format="s")),
+            y=alt.Y("share of time computing:Q", scale=alt.Scale(domain=[0, 1])),
+            color="form:N",
+            facet=alt.Facet(
+                "devices:N", columns=2, title=None, sort=[f"{n} devices" for n in (4, 16, 64, 256)]
+            ),
+        )
+        .properties(width=330, height=180)
+    )
+    svg = vl_convert.vegalite_to_svg(chart.to_dict(validate=False))
+    (RESULTS / "context_parallel.svg").write_text(svg)
+
+
+def attend_once(group: dist.ProcessGroup, layer: Layer, form: str) -> float:
+    """Seconds of a forward and a backward pass of T5's bias over this rank's tokens."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    torch.manual_seed(rank)
+    index = distributed.balanced(layer.tokens, ranks, rank)
+    layout = distributed.take(Layout.sequence(layer.tokens), index)
+    encoding = create("t5", heads=layer.heads, causal=True)
+    counts = (layer.heads, layer.kv_heads, layer.kv_heads)
+    q, k, v = (torch.randn(1, n, len(index), layer.head_dim).requires_grad_() for n in counts)
+    dist.barrier(group)
+    begin = time.perf_counter()
+    output = distributed.attend(q, k, v, layout, encoding, mesh=group, causal=True, form=form)
+    output.sum().backward()  # type: ignore[no-untyped-call]
+    dist.barrier(group)
+    return time.perf_counter() - begin
+
+
+def link_of(group: dist.ProcessGroup) -> tuple[float, float]:
+    """Bytes a second and seconds a message, of a shift around the ring."""
+    ring, found = Group.of(group), []
+    for size in (1, 2**22):
+        x, times = torch.zeros(size), []
+        for _ in range(5):
+            dist.barrier(group)
+            begin = time.perf_counter()
+            ring.shift([x], [torch.empty_like(x)])()
+            times.append(time.perf_counter() - begin)
+        found.append(statistics.median(times))
+    return 4 * 2**22 / max(found[1] - found[0], 1e-9), found[0]
+
+
+def worker(rank: int, ranks: int, store: str, task: str, tokens: int, form: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{store}/store", rank=rank, world_size=ranks)
+    group, layer = dist.group.WORLD, Layer(tokens, 4, 2, 64, 4)
+    assert group is not None  # it was made above
+    attend_once(group, Layer(256, 4, 2, 64, 4), form)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    times = [attend_once(group, layer, form) for _ in range(3 if task == "measure" else 1)]
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    link = link_of(group) if ranks > 1 else (0.0, 0.0)
+    everyone: list[Any] = [None] * ranks
+    dist.all_gather_object(everyone, grown)
+    if rank == 0:
+        torch.save((statistics.median(times), max(everyone), *link), f"{store}/result")
+    dist.destroy_process_group()
+
+
+def on(ranks: int, task: str, tokens: int, form: str) -> tuple[float, float, float, float]:
+    """Seconds, the largest growth of a rank's memory, and rates of the link."""
+    with tempfile.TemporaryDirectory() as store:
+        start_processes(worker, (ranks, store, task, tokens, form), ranks, start_method="spawn")  # type: ignore[no-untyped-call]
+        result: tuple[float, float, float, float] = torch.load(Path(store) / "result")
+    return result
+
+
+def measure(tokens: int, cores: int) -> None:
+    """Predictions beside measurements; the rate of computing is that of one process."""
+    rows: list[dict[str, object]] = []
+    layer = Layer(tokens, 4, 2, 64, 4)
+    alone, *_ = on(1, "measure", tokens, "gather")
+    pairs = tokens**2 / 2
+    rate = sum(layer.operations(pairs, backward=b) for b in (False, True)) / alone
+    for ranks in (2, 4):
+        for form in FORMS:
+            seconds, _, link, latency = on(ranks, "measure", tokens, form)
+            rates = Rates(rate * min(1.0, cores / ranks), link, latency)
+            predicted = cost(layer, ranks, form, rates)
+            assert predicted is not None  # four heads divide
+            row = {"ranks": ranks, "form": form, "seconds": seconds}
+            rows.append(row | {"predicted": predicted.seconds, "alone": alone, "link": link})
+            print(rows[-1])
+    print(write_results("context_parallel_measured", rows, tokens=tokens, cores=cores, rate=rate))
+
+
+def memory(tokens: int) -> None:
+    """Peak memory of a rank over what it had before."""
+    rows: list[dict[str, object]] = []
+    for form in FORMS:
+        for ranks in (1, 2, 4):
+            _, grown, *_ = on(ranks, "memory", tokens, form)
+            rows.append({"form": form, "ranks": ranks, "mebibytes": grown / 2**20})
+            print(rows[-1])
+    print(write_results("context_parallel_memory", rows, tokens=tokens))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("task", choices=["plan", "measure", "memory"])
+    parser.add_argument("--tokens", type=int, default=None)
+    parser.add_argument("--cores", type=int, default=2)
+    chosen = parser.parse_args()
+    if chosen.task == "plan":
+        plan()
+    elif chosen.task == "measure":
+        measure(chosen.tokens or 4096, chosen.cores)
+    else:
+        memory(chosen.tokens or 16384)

@@ -1,0 +1,1 @@
+"""Training of a T5-bias decoder on sequences that are spread over ranks."""

@@ -1,0 +1,82 @@
+"""The form by heads (Ulysses): every rank attends with some heads, over all tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.attention.api import attend_block
+from posenc.attention.lowering import repeat_heads
+from posenc.distributed.call import ShardedCall
+from posenc.distributed.collectives import exchange, gather
+from posenc.distributed.group import Group
+from posenc.distributed.shards import Shards
+from posenc.grid import Grid
+from posenc.layout import Layout
+
+
+def heads_refusal(call: ShardedCall) -> str | None:
+    """The reason why the heads of the call cannot be shared out."""
+    heads, ranks = call.q.shape[1], call.session.group.size
+    if heads % ranks:
+        return f"{ranks} ranks do not divide its {heads} heads"
+    for part in call.encoding.parts():
+        views = getattr(part, "views", 1)
+        if part.mixes_heads and ranks > 1:
+            return f"{type(part).__name__} mixes heads"
+        if heads // ranks % views:
+            return f"{type(part).__name__} has {views} heads a query, of which a rank would get one"
+    return None
+
+
+def attend_by_heads(call: ShardedCall) -> Float[Tensor, "B H L E"]:
+    """Attention of this rank's queries; other heads' and tokens' gradients go back alike."""
+    group, grid = call.session.group, call.grid
+    heads, groups = call.q.shape[1], call.k.shape[1]
+    groups = math.lcm(groups, group.size)
+    k, v = (repeat_heads(x, groups) for x in (call.k, call.v))
+    of_keys = call.shards()
+    of_queries = call.session.shards(grid.query)
+    q = _to_heads(group, of_queries, call.q)
+    k, v = (_to_heads(group, of_keys, x) for x in (k, v))
+    query, key = (_whole(group, *side) for side in ((of_queries, grid.query), (of_keys, grid.key)))
+    whole = Grid(query, key, grid.causal, grid.window)
+    first = group.rank * heads // group.size
+    encoding = call.encoding.heads(first, first + heads // group.size)
+    dropout = call.keyed_dropout(query, key)
+    output, _ = attend_block(
+        *(q, k, v, whole, encoding),
+        backend=call.backend,
+        scale=call.logit_scale(),
+        dropout=None if dropout is None else replace(dropout, first_head=first),
+    )
+    return _to_tokens(group, of_queries, output)
+
+
+def _to_heads(group: Group, shards: Shards, x: Float[Tensor, "B H L D"]) -> Tensor:
+    """This rank's heads of all tokens, ``[B, H / ranks, K, D]``, tokens sorted."""
+    tokens = x.shape[2]
+    batch, heads, _, width = x.shape
+    parts = x.view(batch, group.size, heads // group.size, tokens, width)
+    rows = parts.permute(1, 3, 0, 2, 4).flatten(0, 1)
+    received = exchange(group, rows, [tokens] * group.size, shards.lengths)
+    return shards.arrange(received).permute(1, 2, 0, 3)
+
+
+def _to_tokens(group: Group, shards: Shards, x: Float[Tensor, "B H K D"]) -> Tensor:
+    """All heads of this rank's tokens, ``[B, H · ranks, L, D]``."""
+    own = shards.lengths[group.rank]
+    rows = shards.restore(x.permute(2, 0, 1, 3))
+    received = exchange(group, rows, shards.lengths, [own] * group.size)
+    return received.view(group.size, own, *received.shape[1:]).permute(2, 0, 3, 1, 4).flatten(1, 2)
+
+
+def _whole(group: Group, shards: Shards, layout: Layout) -> Layout:
+    """The layout of all tokens, sorted, with their signals."""
+    if layout.signal is None:
+        return shards.sorted
+    (signal,) = gather(group, shards.lengths, [layout.signal.transpose(0, 1)])
+    return replace(shards.sorted, signal=shards.arrange(signal).transpose(0, 1))

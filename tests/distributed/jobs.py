@@ -1,0 +1,169 @@
+"""Jobs on several ranks beside those of ``equality``."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from examples.long_context.__main__ import options, train
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from posenc import Attention, Cache, Layout, create, distributed
+from posenc.errors import PosencError, RankError
+from posenc.models import Decoder, DecoderConfig
+from posenc.testing.subject import spread
+from tests.distributed.equality import LAYOUTS, LENGTH, SPLITS, encoding_of, tensors
+
+DIM, HEADS, VOCABULARY = 24, 4, 11
+
+OPTIONS: dict[str, dict[str, Any]] = {"conv": {"causal": True}, "abacus": {"digits": [1, 2, 3]}}
+
+
+def place(group: dist.ProcessGroup, split: str) -> Tensor:
+    """This rank's tokens."""
+    return SPLITS[split](dist.get_world_size(group), dist.get_rank(group))
+
+
+def dropped(group: dist.ProcessGroup, form: str, name: str, layout: str) -> tuple[Tensor, ...]:
+    """Indices of this rank's tokens, its output and the gradients of q and k, under dropout."""
+    torch.manual_seed(5)
+    index = place(group, "balanced")
+    q, k, v, _, direction = (x[:, :, index] for x in tensors(torch.float64))
+    q.requires_grad_(), k.requires_grad_()
+    output = distributed.attend(
+        *(q, k, v, distributed.take(LAYOUTS[layout](), index), encoding_of(name, torch.float64)),
+        mesh=group,
+        causal=True,
+        form=form,
+        dropout=0.4,
+    )
+    output.backward(direction)  # type: ignore[no-untyped-call]
+    assert q.grad is not None
+    assert k.grad is not None
+    return index, output.detach(), q.grad, k.grad
+
+
+def decoder(name: str) -> Decoder:
+    torch.manual_seed(1)
+    shape = {"vocabulary": VOCABULARY, "dim": DIM, "layers": 2, "heads": HEADS, "kv_heads": 2}
+    model = Decoder(
+        DecoderConfig(**shape, encoding=name, max_length=LENGTH, options=OPTIONS.get(name, {}))
+    )
+    for encoding in dict.fromkeys(model.encodings):
+        spread(encoding)
+    return model.double()
+
+
+def loss_of(model: nn.Module, tokens: Tensor, targets: Tensor, layout: Layout) -> Tensor:
+    """The sum of the tokens' losses, divided by the number of all ranks' tokens."""
+    logits = model(tokens, layout)
+    summed = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    return summed / (2 * LENGTH)
+
+
+def model_difference(group: dist.ProcessGroup, name: str, form: str, split: str, how: str) -> float:
+    """Largest difference of loss and gradients between several ranks and one.
+
+    Args:
+        how: ``"sum"`` for ``sum_gradients``, ``"ddp"`` for ``DistributedDataParallel``.
+    """
+    text = torch.randint(VOCABULARY, (2, LENGTH + 1), generator=torch.Generator().manual_seed(2))
+    tokens, targets, layout = text[:, :-1], text[:, 1:], Layout.sequence(LENGTH)
+    alone = decoder(name)
+    expected = loss_of(alone, tokens, targets, layout)
+    expected.backward()  # type: ignore[no-untyped-call]
+    index, model = place(group, split), decoder(name)
+    distributed.parallelize(model, group, form=form)
+    wrapped: nn.Module = model
+    if how == "ddp":
+        wrapped = DistributedDataParallel(model, process_group=group)
+    shard = (tokens[:, index], targets[:, index], distributed.take(layout, index))
+    loss = loss_of(wrapped, *shard)
+    ranks = dist.get_world_size(group)
+    (loss * (ranks if how == "ddp" else 1)).backward()  # type: ignore[no-untyped-call]
+    if how == "sum":
+        distributed.sum_gradients(model, group)
+    total = loss.detach().clone()
+    dist.all_reduce(total, group=group)
+    differences = [(total - expected.detach()).abs().item()]
+    for mine, one in zip(model.parameters(), alone.parameters(), strict=True):
+        assert mine.grad is not None
+        wanted = torch.zeros_like(one) if one.grad is None else one.grad
+        differences.append((mine.grad - wanted).abs().max().item())
+    return max(differences)
+
+
+def positions_gradient(group: dist.ProcessGroup, form: str) -> tuple[Tensor, Tensor]:
+    """Indices of this rank's tokens, and the gradient of their positions."""
+    index = place(group, "balanced")
+    q, k, v, _, direction = (x[:, :, index] for x in tensors(torch.float64))
+    times = torch.arange(LENGTH).double()[index].requires_grad_()
+    layout = distributed.take(Layout.sequence(LENGTH), index).with_positions(times.view(1, -1, 1))
+    encoding = encoding_of("rope", torch.float64)
+    output = distributed.attend(q, k, v, layout, encoding, mesh=group, causal=True, form=form)
+    output.backward(direction)  # type: ignore[no-untyped-call]
+    assert times.grad is not None
+    return index, times.grad
+
+
+def error(group: dist.ProcessGroup, name: str, form: str, *, other: str | None = None) -> str:
+    """The message with which ``attend`` fails; the last rank uses the encoding ``other``."""
+    index = place(group, "contiguous")
+    last = dist.get_rank(group) == dist.get_world_size(group) - 1
+    encoding = encoding_of(other if other and last else name, torch.float32)
+    q, k, v, *_ = (x[:, :, index] for x in tensors(torch.float32))
+    layout = distributed.take(Layout.sequence(LENGTH), index)
+    try:
+        distributed.attend(q, k, v, layout, encoding, mesh=group, causal=True, form=form)
+    except PosencError as failure:
+        return str(failure)
+    return ""
+
+
+def explanation(group: dist.ProcessGroup, name: str) -> str:
+    """Which form ``auto`` takes."""
+    index = place(group, "contiguous")
+    encoding = encoding_of(name, torch.float32)
+    q, k, v, x, _ = (x[:, :, index] for x in tensors(torch.float32))
+    layout = encoding.observe(x[:, 0], distributed.take(Layout.sequence(LENGTH), index))
+    return str(distributed.explain(q, k, v, layout, encoding, mesh=group, causal=True))
+
+
+def cached(group: dist.ProcessGroup) -> str:
+    """The message with which a layer over ranks refuses a cache."""
+    layer = Attention(dim=DIM, heads=HEADS, encoding=create("rope", head_dim=6), causal=True)
+    distributed.parallelize(layer, group)
+    try:
+        layer(torch.zeros(1, 3, DIM), Layout.sequence(3), cache=Cache(1)[0])
+    except PosencError as failure:
+        return str(failure)
+    return ""
+
+
+def dying(rank: int, ranks: int, store: str, results: Any) -> None:
+    """The last of several processes ends before its call; the others send their errors."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=10)
+    )
+    dist.barrier()
+    if rank == ranks - 1:
+        os._exit(1)
+    q = torch.zeros(1, 2, 3, 4)
+    try:
+        distributed.attend(
+            *(q, q, q, Layout.sequence(3, 3 * rank), create("nope")), mesh=dist.group.WORLD
+        )
+    except RankError as failure:
+        results.put((rank, str(failure)))
+    os._exit(0)
+
+
+def long_context(group: dist.ProcessGroup, arguments: list[str]) -> list[float]:
+    """Losses of the example."""
+    return train(DeviceMesh.from_group(group, "cpu"), options(arguments))
