@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,17 +38,6 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-class _Checkpointed(nn.Module):
-    """A block whose activations are computed again in the backward pass."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return checkpoint(self.block, *args, use_reentrant=False, **kwargs)
-
-
 def text_of(step: int, tokens: int) -> torch.Tensor:
     """One text, ``[1, tokens + 1]``: bytes of a random walk, in place of a corpus."""
     generator = torch.Generator().manual_seed(step)
@@ -74,9 +64,9 @@ def train(mesh: Any, settings: argparse.Namespace, device: str = "cpu") -> list[
     narrow = torch.bfloat16 if settings.bfloat16 else None
     policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32)
     for block in [module for module in model.modules() if isinstance(module, Block)]:
+        if settings.checkpoint:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    if settings.checkpoint:
-        model.blocks = nn.ModuleList(_Checkpointed(block) for block in model.blocks)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     rank, ranks, length = mesh.get_local_rank(), mesh.size(), settings.tokens

@@ -161,7 +161,8 @@ def dying(rank: int, ranks: int, store: str, results: Any) -> None:
         )
     except RankError as failure:
         results.put((rank, str(failure)))
-    os._exit(0)
+        os._exit(0)
+    os._exit(2)
 
 
 def long_context(group: dist.ProcessGroup, arguments: list[str]) -> list[float]:
