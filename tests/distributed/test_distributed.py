@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Layout, distributed
+from posenc import ENCODINGS, Layout, distributed
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.models import Decoder, DecoderConfig
+from posenc.testing.subject import Subject, agree, tokens_of
 from tests.distributed import jobs
-from tests.distributed.equality import LENGTH
+from tests.distributed.equality import LENGTH, encoding_of, tensors
 from tests.distributed.pool import Pool
 from tests.support.processes import forking
 
@@ -150,3 +151,20 @@ def test_bad_arguments() -> None:
     config = DecoderConfig(vocabulary=3, dim=8, layers=1, heads=2, encoding="rope", norm="batch")
     with pytest.raises(ArgumentError, match="batch norm"):
         distributed.parallelize(Decoder(config), None)  # type: ignore[arg-type]
+
+
+EMBEDDINGS = [name for name, entry in ENCODINGS.items() if "embedding" in entry.claims.sites]
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_embedding_parts_read_no_other_token_unless_they_say_so(name: str) -> None:
+    encoding = encoding_of(name, torch.float64).eval()
+    assert encoding.embedding is not None
+    if not encoding.embedding.pairwise:
+        return
+    layout = Subject.of_entry(name, ENCODINGS[name]).place(Layout.sequence(LENGTH))
+    x, tokens = tensors(torch.float64)[3][:, 0], tokens_of(2, LENGTH)
+    index = distributed.balanced(LENGTH, 3, 1)
+    whole = encoding.embed(x, layout, tokens=tokens)[:, index]
+    own = encoding.embed(x[:, index], distributed.take(layout, index), tokens=tokens[:, index])
+    agree(name, own, whole, tolerance=1e-6)

@@ -45,7 +45,7 @@ def refusal(call: ShardedCall) -> str | None:
     shards = call.shards()
     if shards.layout.positions.requires_grad:
         return "positions have gradients"
-    if _summed(encoding) and crosses_ties(call.session.group, shards):
+    if _summed(encoding) and crosses_ties(shards):
         return "tokens of one order are on several ranks, and sums up to them on none"
     return None
 

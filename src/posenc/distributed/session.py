@@ -11,15 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from posenc.distributed.group import Group
-from posenc.distributed.shards import FIELDS, Layouts, Shards
+from posenc.distributed.shards import FIELDS, KEPT, Layouts, Shards
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 DTYPES = (torch.float32, torch.float64)
-
-KEPT = 4
-"""Layouts whose shards are kept: those of a model's layers, and of a source that it reads."""
 
 
 class Session:

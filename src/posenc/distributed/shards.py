@@ -21,6 +21,9 @@ from posenc.layout import Layout
 FIELDS = {"document": 0, "valid": 1, "special": 0}
 """Optional fields of layouts, with the value of tokens of a rank whose layout has none."""
 
+KEPT = 4
+"""Layouts whose shards are kept: those of a model's layers, and of a source that it reads."""
+
 MOST_PIECES = 8
 """Stretches of consecutive tokens up to which a shard is taken apart."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.distributed.collectives import total
 from posenc.distributed.group import Group
-from posenc.distributed.shards import Shards
+from posenc.distributed.shards import KEPT, Shards
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
@@ -31,7 +33,7 @@ def running_sums(group: Group, shards: Shards, layout: Layout) -> Float[Tensor, 
             got="none",
             remedy="Use Attention, or encoding.observe(x, layout) before attend.",
         )
-    stretches, begins = _stretches(group, shards)
+    stretches, begins = _stretches(shards)
     own = stretches[:, sum(shards.lengths[: group.rank]) :][:, : layout.length]
     rows, count = len(signal), begins.shape[1]
     index = own.expand(rows, -1).unsqueeze(-1).expand(-1, -1, signal.shape[-1])
@@ -44,7 +46,8 @@ def running_sums(group: Group, shards: Shards, layout: Layout) -> Float[Tensor, 
     return before.gather(1, index) + _within(steps, own, layout)
 
 
-def crosses_ties(group: Group, shards: Shards) -> bool:
+@lru_cache(maxsize=KEPT)
+def crosses_ties(shards: Shards) -> bool:
     """True if tokens of one document and order are on several ranks. Reads the layouts' values."""
     owner, order, document = _sorted(shards)
     same = (order.diff() == 0) & (document.diff() == 0) & (document[:, 1:] != _PADDING)
@@ -76,7 +79,8 @@ def _documents(layout: Layout) -> Int[Tensor, "b K"]:
     return document if layout.valid is None else document.where(layout.valid, _PADDING)
 
 
-def _stretches(group: Group, shards: Shards) -> tuple[Int[Tensor, "b K"], Int[Tensor, "b N"]]:
+@lru_cache(maxsize=KEPT)
+def _stretches(shards: Shards) -> tuple[Int[Tensor, "b K"], Int[Tensor, "b N"]]:
     """The stretch of every token (as ranks hold them), and the first of each stretch's document."""
     owner, _, document = _sorted(shards)
     changes = (owner.diff() != 0) | (document.diff() != 0)
