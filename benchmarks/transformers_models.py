@@ -91,7 +91,9 @@ def bloom(layers: int) -> PreTrainedModel:
 def sam(layers: int) -> PreTrainedModel:
     """The image encoder, all layers over the whole image."""
     config = transformers.SamVisionConfig(
-        num_hidden_layers=layers, global_attn_indexes=list(range(layers))
+        num_hidden_layers=layers,
+        global_attn_indexes=list(range(layers)),
+        initializer_range=0.02,  # 1e-10 by default, whose outputs are all the same
     )
     return transformers.SamVisionModel(config)
 
