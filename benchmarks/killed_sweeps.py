@@ -34,6 +34,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 
+from safetensors.torch import load_file
+
 from posenc.errors import PosencError
 from posenc.experiments import claims, workers
 from posenc.experiments.compare import compare, prepare
@@ -216,9 +218,12 @@ def results(comparison: Comparison) -> Results:
 
 
 def weights(out: Path) -> dict[str, bytes]:
-    """The trained weights of each run."""
-    files = out.glob("runs/*/*/model/model.safetensors")
-    return {str(path.relative_to(out)): path.read_bytes() for path in files}
+    """The trained weights of each run, to the bit (the order of a file's header is not fixed)."""
+    return {
+        f"{path.relative_to(out)} {name}": x.numpy().tobytes()
+        for path in out.glob("runs/*/*/model/model.safetensors")
+        for name, x in load_file(path).items()
+    }
 
 
 def leftovers(out: Path) -> list[str]:
