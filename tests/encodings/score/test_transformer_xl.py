@@ -11,7 +11,8 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
-from posenc.encoding import LowRank
+from posenc.encoding import BucketedTerms, LowRank
+from posenc.encodings.score import transformer_xl as module
 from posenc.encodings.score.transformer_xl import TransformerXL, transformer_xl
 from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
@@ -157,3 +158,21 @@ def test_initial_values() -> None:
 def test_bad_options(options: dict[str, float]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(options))):
         transformer_xl(**({"dim": 8, "heads": 2, "head_dim": 4} | options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_of_many_distances_are_computed_a_piece_at_a_time(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, q = make(), torch.randn(1, 6, 20, 8, dtype=torch.float64)
+    grid = Grid.of(Layout.sequence(20), causal=causal)
+    found = []
+    for kept in (4096, 7):
+        monkeypatch.setattr(module, "KEPT", kept)
+        terms = part.lower(q, q, grid, scale=0.5)
+        assert terms is not None
+        assert isinstance(terms[0], BucketedTerms)
+        assert terms[0].left is not None
+        rows = terms[0].left.rows
+        found.append((rows, *torch.autograd.grad(rows.sin().sum(), part.weight)))
+    torch.testing.assert_close(*found)

@@ -184,13 +184,12 @@ class TransformerXL(ScoreTerm):
         if not has_values(like) or count <= KEPT:
             return _mirrored(self._waves(distances), weight, first, last)
         # A piece, then a head at a time: results between take several times the memory of rows.
-        parts = [
-            tuple(x.to(like) for x in self._waves(part)) for part in torch.split(distances, KEPT)
-        ]
-        sine, cosine = (torch.cat(x) for x in zip(*parts, strict=True))
-        return torch.cat(
-            [_mirrored((sine, cosine), head, first, last) for head in torch.split(weight, 1)]
-        )
+        sine, cosine = (like.new_empty(count, self.dim // 2) for _ in range(2))
+        for at in range(0, count, KEPT):
+            piece = slice(at, at + KEPT)
+            sine[piece], cosine[piece] = self._waves(distances[piece])
+        heads_apart = torch.split(weight, 1)
+        return torch.cat([_mirrored((sine, cosine), head, first, last) for head in heads_apart])
 
     def _factors(
         self, q: Queries, grid: Grid

@@ -25,9 +25,9 @@ class Backward {
     logits_.begin_head(x_, h);
     const index slot = part * x_.heads + h;
     line_ = x_.line_gradient ? x_.line_gradient + slot * x_.line_count : nullptr;
-    begin_rows(d_left_, x_.left, left_width_);
-    begin_rows(d_right_, x_.right, right_width_);
-    if (x_.value_rows) begin(d_value_, value_width_);
+    if (x_.left.rows) begin(d_left_, left_width_, x_.left.features, x_.left.rows_gradient, slot);
+    if (x_.right.rows) begin(d_right_, right_width_, x_.right.features, x_.right.rows_gradient, slot);
+    if (x_.value_rows) begin(d_value_, value_width_, x_.value_dim, x_.value_gradient, slot);
     if (x_.pairs.kind == DISTANCE) logits_.distance.begin_gradient(x_.pairs, slot);
   }
   void end_head(index h, index part) {
@@ -38,19 +38,22 @@ class Backward {
     if (x_.pairs.kind == DISTANCE) logits_.distance.end_gradient();
   }
   Logits& logits() { return logits_; }
-  void begin_rows(Scratch& scratch, const Term& term, index& width) {
-    if (!term.rows) return;
-    width = round_up(term.features, VL);
-    begin(scratch, width);
+  // Sums of gradients of rows: where they go, if rows are whole vectors.
+  struct RowSums {
+    real* data = nullptr;
+    Scratch scratch;
+  };
+  void begin(RowSums& sums, index& width, index features, real* to, index slot) const {
+    width = round_up(features, VL);
+    const index n = x_.map.buckets * width;
+    sums.data = width == features ? to + slot * n : sums.scratch.of(n);
+    fill(sums.data, 0, n);
   }
-  void begin(Scratch& scratch, index width) {
-    const index n = round_up(x_.map.buckets, PANEL) * width;
-    fill(scratch.of(n), 0, n);
-  }
-  void write(Scratch& scratch, index width, index features, real* to, index slot) {
-    const real* from = scratch.of(0);
+  void write(const RowSums& sums, index width, index features, real* to, index slot) const {
+    if (width == features) return;
     to += slot * x_.map.buckets * features;
-    for (index n = 0; n < x_.map.buckets; ++n) std::copy_n(from + n * width, features, to + n * features);
+    for (index n = 0; n < x_.map.buckets; ++n)
+      std::copy_n(sums.data + n * width, features, to + n * features);
   }
   void begin_row(index b, index h, index split) {
     dk_ = sums_of(dk_to_, x_.dk, x_.dk_split, b, h, split, width_, dk_scratch_);
@@ -65,7 +68,7 @@ class Backward {
                        right_scratch_);
     else
       right_ = dk_;
-    logits_.begin_row(x_, b, h, true, right_, d_right_.of(0));
+    logits_.begin_row(x_, b, h, true, right_, d_right_.data);
     if (x_.pairs.kind == BLOCKS) logits_.blocks.begin_gradient(x_, b, h, split);
     if (logits_.half) {
       v_strips_ = half_columns(x_.v, b, logits_.group, x_.keys, x_.value_dim, strips_scratch_);
@@ -144,7 +147,7 @@ class Backward {
       if (tile.all_seen(i).size()) column_[tile.all_seen(i).end - 1] -= row_sums_[i];
     if (x_.left.rows) end_left(b, h, first, n);
     write_queries(b, h, first, n);
-    if (x_.value_rows) weights_.transposed_times(g.data, g.ld, d_value_.of(0), value_width_);
+    if (x_.value_rows) weights_.transposed_times(g.data, g.ld, d_value_.data, value_width_);
   }
   // Gradients of queries and keys from more gradients of the logits of the last tile of queries.
   void add_logit_gradients(index b, index h, index first, index n, const real* ds, index ld) {
@@ -227,7 +230,7 @@ class Backward {
   // Gradients of tokens and rows from those of a block's products.
   void add_left(index block) {
     d_left_tile_.times_rows(logits_.left_rows, dx_.of(0), left_width_, block);
-    d_left_tile_.transposed_times(logits_.left_tokens.data, logits_.left_tokens.ld, d_left_.of(0),
+    d_left_tile_.transposed_times(logits_.left_tokens.data, logits_.left_tokens.ld, d_left_.data,
                                   left_width_, block);
   }
   void prepare_buckets(Rows g) {
@@ -318,7 +321,8 @@ class Backward {
   Strips v_strips_;
   BucketTile d_left_tile_, weights_, g_rows_;
   Scratch s_, ds_, dq_, dx_, g_scratch_, out_scratch_, delta_scratch_, lse_scratch_, strips_scratch_;
-  Scratch half_scratch_, dk_scratch_, dv_scratch_, right_scratch_, d_left_, d_right_, d_value_;
+  Scratch half_scratch_, dk_scratch_, dv_scratch_, right_scratch_;
+  RowSums d_left_, d_right_, d_value_;
   Panels v_panels_;
   real *dk_ = nullptr, *dv_ = nullptr, *right_ = nullptr, *line_ = nullptr;
   double* column_ = nullptr;

@@ -80,28 +80,29 @@ class BucketRows {
   void set(const real* rows, index buckets, index features, bool half) {
     buckets_ = buckets, features_ = features, width_ = round_up(features, VL);
     const index count = round_up(buckets, PANEL);
-    real* panels = panels_scratch_.of(count * features);
-    panels_ = panels;
-    if (width_ == features && buckets % VL == 0 && !half) {
-      rows_ = rows;
-      return pack_transposed(rows, features, buckets, features, panels);
-    }
-    real* to = rows_scratch_.of(count * width_);
-    for (index n = 0; n < count; ++n)
+    rows_ = rows, copied_ = width_ == features ? buckets / PANEL * PANEL : 0;
+    real* to = rows_scratch_.of((count - copied_) * width_);
+    for (index n = copied_; n < count; ++n)
       for (index d = 0; d < width_; ++d)
-        to[n * width_ + d] = n < buckets && d < features ? rows[n * features + d] : 0;
-    rows_ = to;
-    pack_transposed(to, width_, count, features, panels);
+        to[(n - copied_) * width_ + d] = n < buckets && d < features ? rows[n * features + d] : 0;
+    copy_ = to;
+    real* panels = panels_scratch_.of(count * features);
+    for (index n = 0; n < count; n += PANEL)
+      pack_transposed(row(n), width_, PANEL, features, panels + n * features);
+    panels_ = panels;
     if (!half) return;
     uint16_t* narrow = scratch_of<uint16_t>(narrow_scratch_, count * width_);
-    halve(rows_, narrow, count * width_);
+    for (index n = 0; n < count; n += PANEL) halve(row(n), narrow + n * width_, PANEL * width_);
     const Tokens tokens{reinterpret_cast<char*>(narrow), BFLOAT16, 0, 0, width_};
     strips_ = half_columns(tokens, 0, 0, buckets, features, strips_scratch_);
   }
   // The transpose from bucket n on, a multiple of VL, as far as its panel goes.
   Strips strips(index n) const { return {strips_.data + n / TILE * strips_.ld, strips_.ld}; }
   const real* columns(index n) const { return panels_ + n / PANEL * features_ * PANEL + n % PANEL; }
-  const real* row(index n) const { return rows_ + n * width_; }
+  // Rows from n on as far as its panel goes, zero beyond the last.
+  const real* row(index n) const {
+    return n < copied_ ? rows_ + n * width_ : copy_ + (n - copied_) * width_;
+  }
   index features() const { return features_; }
   index width() const { return width_; }
   index panels() const { return (buckets_ + PANEL - 1) / PANEL; }
@@ -110,8 +111,8 @@ class BucketRows {
  private:
   Scratch rows_scratch_, panels_scratch_, narrow_scratch_, strips_scratch_;
   Strips strips_;
-  const real *rows_ = nullptr, *panels_ = nullptr;
-  index buckets_ = 0, features_ = 0, width_ = 0;
+  const real *rows_ = nullptr, *copy_ = nullptr, *panels_ = nullptr;
+  index buckets_ = 0, features_ = 0, width_ = 0, copied_ = 0;  // copied from there on
 };
 
 // [tile, buckets] for a tile of tokens: filled where first needed, for a block of tokens and VL
@@ -123,7 +124,7 @@ class BucketTile {
     if (window) width_ = std::min(width_, WINDOW);
     ld_ = width_ + VL;
     data_ = scratch_.of(round_up(tile, TILE) * ld_);
-    strips_ = width_ / VL, tile_ = tile;
+    strips_ = width_ / VL, tile_ = tile, buckets_ = rows.buckets();
     const index blocks = (tile + BLOCK - 1) / BLOCK;
     done_.assign(strips_ * blocks, 0);
     first_.assign(blocks, 0);
@@ -185,7 +186,7 @@ class BucketTile {
   }
   void transposed_times(const real* x, index ldx, real* out, index width, index block) const {
     each(block, [&](Range tokens, index n, index count) {
-      gemm(count, width, tokens.size(), {row(tokens.begin) + n, 1, ld_}, x + tokens.begin * ldx, ldx,
+      gemm(std::min(count, buckets_ - n), width, tokens.size(), {row(tokens.begin) + n, 1, ld_}, x + tokens.begin * ldx, ldx,
            out + n * width, width, true);
     });
   }
@@ -223,7 +224,7 @@ class BucketTile {
   std::vector<char> done_;
   std::vector<index> first_;  // bucket of each block's window
   real* data_ = nullptr;
-  index ld_ = 0, width_ = 0, tile_ = 0, strips_ = 0;
+  index ld_ = 0, width_ = 0, tile_ = 0, strips_ = 0, buckets_ = 0;
 };
 
 // The bias by offset of one head, with room to read whole vectors at its ends.
