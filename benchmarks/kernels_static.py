@@ -1,6 +1,7 @@
 """What the compiler makes of the Triton kernels, for devices that need not be there.
 
     python -m benchmarks.kernels_static                 every case; writes results/kernels_static.*
+                                                        (backward passes for capability 9.0 only)
     python -m benchmarks.kernels_static --limits        the cases that have limits; fails above one
     python -m benchmarks.kernels_static --only shaw --arch 90 --width 64
 
@@ -320,7 +321,8 @@ def main() -> int:
     found: list[Loop] = []
     print(HEADER)
     for case in chosen:
-        loops_of_case = measured(case, training=not options.limits and case.kind == "near")
+        backward = case.architecture == 90 and case.kind == "near" and not options.limits
+        loops_of_case = measured(case, training=backward)
         found.extend(loops_of_case)
         for loop in loops_of_case:
             print(row(loop, found), flush=True)

@@ -35,6 +35,9 @@ __all__ = ["Call"]
 
 PRODUCTS_BLOCK = 64
 
+DRAWN = 2**16
+"""Steps of the probability of dropout."""
+
 END = constexpr(True)
 
 
@@ -273,7 +276,9 @@ class Call:
         )
         dropout = None
         if options.dropout:
-            dropout = arguments.Dropout(options.dropout, options.seed)
+            threshold = round(options.dropout * DRAWN)
+            factor = DRAWN / max(1, DRAWN - threshold)
+            dropout = arguments.Dropout(threshold * DRAWN, factor, options.seed)
         return {
             "x": own,
             "y": others,

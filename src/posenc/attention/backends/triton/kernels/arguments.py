@@ -149,9 +149,11 @@ class Sizes(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Of weights."""
+    """Of weights: those whose drawn 32 bits are below ``threshold``, a multiple of 2^16 (the lower
+    half is another pair's); others grow by ``factor``."""
 
-    probability: Any
+    threshold: Any
+    factor: Any
     seed: Any
 
 

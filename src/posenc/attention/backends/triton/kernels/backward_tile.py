@@ -49,7 +49,6 @@ def tile_ds(
         masked, causal, flip, precision, factor_precision, block_x, block_y,
     )
     # fmt: on
-    x_at = own.start + tl.arange(0, block_x)
     y_at = y0 + tl.arange(0, block_y)
     if flip:
         lse = load_numbers(start_of(y.lse, own.b, own.h), y_at, y.length, float("inf"))
@@ -79,8 +78,8 @@ def tile_ds(
             dp += second_far[:, None]
     used = weights
     if dropout is not None:
-        factors = kept(dropout, own.lane, x_at, y_at, block_x, block_y, flip)
-        dp *= factors
-        used = weights * factors
+        keep = kept(dropout, own.lane, own.start, y0, block_x, block_y, flip)
+        dp = tl.where(keep, dp * dropout.factor, 0.0)
+        used = tl.where(keep, weights * dropout.factor, 0.0)
     ds = weights * (dp - delta)
     return used, ds, t, carried

@@ -67,7 +67,6 @@ def _walk(
     output, row_sum, row_max = state.output, state.row_sum, state.row_max  # [x, E], [x], [x]
     low, high = state.low, state.high
     g = own.h // sizes.group
-    x_at = own.start + tl.arange(0, block_x)
     carried = tl.zeros([1, 1], tl.float32)
     if kind == NEAR:
         carried = carried_before(own, tables, band, begin * block_y, precision, False, block_x)
@@ -91,7 +90,8 @@ def _walk(
         row_max = new_max
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         if dropout is not None:
-            weights *= kept(dropout, own.lane, x_at, y_at, block_x, block_y, False)
+            keep = kept(dropout, own.lane, own.start, y0, block_x, block_y, False)
+            weights = tl.where(keep, weights, 0.0)
         v = load_tokens(y.second, own.b, g, y_at, y.length)  # [y, E]
         output = output * rescale[:, None] + product(weights.to(v.dtype), v, precision)
         if tables.value is not None:
@@ -195,6 +195,8 @@ def forward_kernel(
         if has_high:
             result += state.high[:, None] * load_row(tables.value, h, tables.count - 1)[None, :]
     row_sum = tl.where(state.row_sum > 0, state.row_sum, 1.0)
+    if dropout is not None:
+        result *= dropout.factor
     result /= row_sum[:, None]
     store_tokens(output, b, h, result, at, x.length)
     sums = (state.row_max + tl.log2(row_sum)) / LOG2E

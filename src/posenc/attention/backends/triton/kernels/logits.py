@@ -145,16 +145,38 @@ def tile_logits(
 
 
 @triton.jit
-def kept(
-    dropout, lane, x_at, y_at, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr
-):
-    """Factors ``[x, y]`` of dropout: each pair draws its own number, in whatever tile it is."""
-    zero = tl.zeros([block_x, block_y], tl.int32)
-    x = x_at[:, None] + zero
-    y = y_at[None, :] + zero
+def kept(dropout, lane, x0, y0, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr):
+    """Mask ``[x, y]`` of the pairs that dropout keeps: the same for a pair in whatever tile it is.
+
+    One draw of 128 bits serves eight pairs, of the queries i and i + 8 and the keys j, j + 1,
+    j + 8 and j + 9: those that a thread holds of the logits.
+    """
+    keys: tl.constexpr = block_x if flip else block_y
+    queries: tl.constexpr = block_y if flip else block_x
+    key_start = x0 if flip else y0
+    query_start = y0 if flip else x0
+    query = tl.arange(0, queries // 2)
+    query = query_start + query // 8 * 16 + query % 8
+    key = tl.arange(0, keys // 4)
+    key = key_start + key // 4 * 16 + key % 4 * 2
     if flip:
-        drawn, _, _, _ = tl.philox(dropout.seed, x, y, lane + zero, zero)
+        zero = tl.zeros([keys // 4, queries // 2], tl.int32)
+        query = query[None, :] + zero
+        key = key[:, None] + zero
     else:
-        drawn, _, _, _ = tl.philox(dropout.seed, y, x, lane + zero, zero)
-    keep = tl.uint_to_uniform_float(drawn) >= dropout.probability
-    return tl.where(keep, 1.0 / (1.0 - dropout.probability), 0.0)
+        zero = tl.zeros([queries // 2, keys // 4], tl.int32)
+        query = query[:, None] + zero
+        key = key[None, :] + zero
+    # Seven rounds are the fewest that pass all tests of randomness (Salmon et al. 2011).
+    a, b, c, d = tl.philox(dropout.seed, key, query, lane + zero, zero, n_rounds=7)
+    words = tl.join(tl.join(a, b), tl.join(c, d)).to(
+        tl.uint32
+    )  # keys one apart, then queries eight apart
+    bits = tl.join(words << 16, words)  # keys eight apart: the upper 16 bits of each
+    if flip:
+        bits = tl.reshape(bits, [keys // 16, 4, queries // 16, 8, 2, 2, 2])
+        bits = tl.permute(bits, (0, 6, 1, 4, 2, 5, 3))
+    else:
+        bits = tl.reshape(bits, [queries // 16, 8, keys // 16, 4, 2, 2, 2])
+        bits = tl.permute(bits, (0, 5, 1, 2, 6, 3, 4))
+    return tl.reshape(bits, [block_x, block_y]) >= dropout.threshold.to(tl.uint32)
