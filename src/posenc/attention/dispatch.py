@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from posenc.attention import trial
 from posenc.attention.backends.common.base import Backend, Plan, Problem, Unsupported
 from posenc.attention.call import AttentionCall
 from posenc.attention.lowering import is_constant_table
@@ -90,6 +91,9 @@ def _choose(call: AttentionCall) -> Choice:
     refused: dict[str, str] = {}
     for name in order:
         plan = _plan(BACKENDS[name], call)
+        if isinstance(plan, Plan) and BACKENDS[name].on_trial:
+            differs = trial.refusal(BACKENDS[name], BACKENDS["reference"], call.q.device)
+            plan = differs or plan
         if isinstance(plan, Plan):
             return Choice(BACKENDS[name], plan, rule, refused)
         refused[name] = plan.reason
@@ -131,8 +135,7 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
             it.
     """
     if device.type != "cpu":
-        # Triton comes after what is known to be fast, until it has been measured on a GPU.
-        return "on an accelerator", ["sdpa", "tiled", "triton", "flex", "reference"]
+        return "on an accelerator", ["sdpa", "triton", "flex", "tiled", "reference"]
     if torch.compiler.is_exporting():
         # A rule that reads sizes would fix them; other runtimes know no operators of ours.
         return "exporting", ["sdpa", "reference"]

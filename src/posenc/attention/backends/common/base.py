@@ -146,6 +146,9 @@ class Backend(ABC):
     keyed_dropout: bool = False
     """True if the backend computes problems with ``keyed``."""
 
+    on_trial: bool = False
+    """True if ``auto`` first compares it with the definition on the user's device."""
+
     differentiates_parts: bool = False
     """True if the backend computes problems with ``whole``."""
 

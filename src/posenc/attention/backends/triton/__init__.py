@@ -51,6 +51,8 @@ class Triton(Backend):
     one H100 (``benchmarks/results/gpu_tests.md``).
     """
 
+    on_trial = True
+
     def __init__(self, *, fuse_rotations: bool = True) -> None:
         self.fuse_rotations = fuse_rotations
         self.name = "triton" if fuse_rotations else "triton-unfused"

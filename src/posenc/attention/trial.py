@@ -1,0 +1,199 @@
+"""Trial of a backend on the user's device: small problems beside the definition, once a device."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import warnings
+from pathlib import Path
+from threading import RLock
+
+import torch
+from torch import Tensor, nn
+
+from posenc.attention.backends.common.base import Backend, Plan, Problem, Unsupported
+from posenc.attention.lowering import lower
+from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct, ValueTerm
+from posenc.encoding.tensors import BucketIndex, Keys, Offsets, Queries, Scores, StructuredTerms
+from posenc.grid import Grid
+from posenc.layout import Layout
+from posenc.runtime import is_transformed, without_autocast
+
+HEADS, KEY_HEADS, WIDTH, FARTHEST = 4, 2, 64, 40
+"""Of the problems; offsets beyond ``FARTHEST`` share an entry: tiles of all kinds appear."""
+
+GRIDS = (
+    Grid.of(Layout.sequence(200), causal=True),
+    Grid(Layout.sequence(70, 63), Layout.sequence(133), causal=False),
+    Grid.of(Layout.packed([90, 43]), causal=True),
+)
+
+TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 5e-2}
+"""Of the largest number of the definition. Correct kernels err by a fraction (float32 ones may
+multiply in TF32); where a tile is wrong, by all of it."""
+
+
+class Bucketed(ScoreTerm):
+    """A bias, and rows for queries and for keys, by clipped offset."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        entries = 2 * FARTHEST + 1
+        self.bias = nn.Parameter(torch.randn(HEADS, entries, generator=generator))
+        self.left = nn.Parameter(torch.randn(1, entries, WIDTH, generator=generator))
+        self.right = nn.Parameter(torch.randn(1, entries, WIDTH, generator=generator))
+
+    @staticmethod
+    def bucket(offset: Offsets) -> BucketIndex:
+        return offset[..., 0].round().long().clamp(-FARTHEST, FARTHEST) + FARTHEST
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        index = self.bucket(grid.offset)[:, None].expand(len(q), HEADS, -1, -1)
+        left = (q @ self.left.mT.to(q.dtype)).gather(-1, index)
+        right = (k @ self.right.mT.to(k.dtype)).gather(-1, index.mT).mT
+        bias = self.bias[:, self.bucket(grid.offset)].transpose(0, 1)
+        return scale * (left + right) + bias
+
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
+        left = TokenTableProduct(q, scale * self.left)
+        right = TokenTableProduct(k, scale * self.right)
+        return (BucketedTerms(self.bucket, self.bias, left, right, max_distance=FARTHEST),)
+
+
+class BucketedValues(ValueTerm):
+    """Rows added to the values by clipped offset."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(1, 2 * FARTHEST + 1, WIDTH, generator=generator))
+
+    def forward(self, weights: Tensor, grid: Grid) -> Tensor:
+        index = Bucketed.bucket(grid.offset)[:, None].expand_as(weights)
+        sums = weights.new_zeros(*weights.shape[:3], 2 * FARTHEST + 1).scatter_add(
+            3, index, weights
+        )
+        return sums @ self.rows.to(sums.dtype)
+
+    def lower(self, grid: Grid) -> BucketedTerms | None:
+        return BucketedTerms(Bucketed.bucket, value=self.rows, max_distance=FARTHEST)
+
+
+_LOCK = RLock()
+_FOUND: dict[tuple[str, str], str] = {}
+
+
+def refusal(backend: Backend, definition: Backend, device: torch.device) -> Unsupported | None:
+    """The difference that a backend showed on a device; None if none, or if none can be looked for.
+
+    Runs once a device, backend and version of posenc and PyTorch, and is kept in the user's cache
+    folder; a difference is warned of. Nothing is run while ``torch.compile`` traces, under
+    transforms of ``torch.func``, or while a CUDA graph is captured.
+    """
+    if torch.compiler.is_compiling() or is_transformed():
+        return None
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return None
+    key = backend.name, _name(device)
+    with _LOCK:
+        if key not in _FOUND:
+            _FOUND[key] = ""  # what the trial itself calls is not tried
+            _FOUND[key] = _stored(backend, definition, device)
+    return Unsupported(_FOUND[key]) if _FOUND[key] else None
+
+
+def _stored(backend: Backend, definition: Backend, device: torch.device) -> str:
+    """The difference as an earlier process found it, or found now."""
+    words = (backend.name, _name(device), torch.__version__, importlib.metadata.version("posenc"))
+    name = hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
+    base = os.environ.get("XDG_CACHE_HOME")
+    path = (Path(base) if base else Path.home() / ".cache") / "posenc" / "trials" / name
+    try:
+        return path.read_text()
+    except OSError:
+        pass
+    found = difference(backend, definition, device)
+    if found:
+        warnings.warn(
+            f"backend {backend.name!r} is put aside: {found}", RuntimeWarning, stacklevel=2
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(found)
+        part.replace(path)
+    except OSError:
+        pass  # tried again by the next process
+    return found
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def difference(backend: Backend, definition: Backend, device: torch.device) -> str:
+    """What is wrong with a backend's outputs or gradients on a device, in words; or nothing."""
+    with torch.inference_mode(False), torch.enable_grad(), without_autocast(device):
+        for number, grid in enumerate(GRIDS):
+            for dtype, tolerance in TOLERANCES.items():
+                tensors = _tensors(number, grid, device, dtype)
+                try:
+                    got = _computed(backend, grid, device, *tensors)
+                except Exception as error:
+                    return f"on {_name(device)} it fails with {type(error).__name__}: {error}"
+                if got is None:
+                    continue
+                wanted = _computed(definition, grid, device, *(x.double() for x in tensors))
+                assert wanted is not None
+                for name, mine, exact in zip(NAMES, got, wanted, strict=True):
+                    off = (mine.double() - exact).abs().max() / exact.abs().max()
+                    if not off <= tolerance:
+                        return (
+                            f"on {_name(device)} its {name} in {dtype} is {off:.1g} off the "
+                            f"definition, relative to the largest"
+                        )
+    return ""
+
+
+NAMES = (
+    "output",
+    "gradient of q",
+    "gradient of k",
+    "gradient of v",
+    *(
+        f"gradient of the {what}"
+        for what in ("bias", "rows of queries", "rows of keys", "rows of values")
+    ),
+)
+
+
+def _tensors(
+    seed: int, grid: Grid, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(HEADS, grid.query), (KEY_HEADS, grid.key), (KEY_HEADS, grid.key)]
+    q, k, v = (
+        torch.randn(2, heads, side.length, WIDTH, generator=generator).to(device, dtype)
+        for heads, side in shapes
+    )
+    return q, k, v
+
+
+def _computed(
+    backend: Backend, grid: Grid, device: torch.device, *tensors: Tensor
+) -> list[Tensor] | None:
+    """Output and all gradients; None where the backend does not support the problem."""
+    generator = torch.Generator().manual_seed(7)
+    encoding = Encoding(score=Bucketed(generator), value=BucketedValues(generator)).to(device)
+    encoding = encoding.to(torch.promote_types(tensors[0].dtype, torch.float32))
+    grid = Grid(grid.query.to(device), grid.key.to(device), grid.causal, grid.window)
+    q, k, v = (x.requires_grad_() for x in tensors)
+    scale = WIDTH**-0.5 / 3
+    lowered = lower(encoding, q, k, grid, scale=scale)
+    plan = backend.plan(Problem(q, k, v, grid, encoding, scale, 0.0, lowered))
+    if not isinstance(plan, Plan):
+        return None
+    output = plan.run(lse=False).output
+    weights = torch.linspace(-1, 1, output.numel(), device=device).view_as(output)
+    learned = [q, k, v, *encoding.parameters()]
+    return [output, *torch.autograd.grad((output * weights).sum(), learned)]

@@ -1,0 +1,98 @@
+"""The trial of a backend on a device: wrong numbers are found, told and kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from posenc import Grid, Layout
+from posenc.attention import dispatch, trial
+from posenc.attention.backends.common.base import Backend, Plan, Problem, Result, Unsupported
+from posenc.attention.call import AttentionCall
+from posenc.attention.dispatch import BACKENDS
+from posenc.encoding import BucketedTerms, Encoding
+
+CPU = torch.device("cpu")
+
+
+class Damaged(Backend):
+    """Tiles whose bias, or output, is wrong; or which fail."""
+
+    on_trial = True
+
+    def __init__(self, kind: str) -> None:
+        self.name, self.kind, self.runs = f"damaged-{kind}", kind, 0
+
+    def plan(self, problem: Problem) -> Plan | Unsupported:
+        if self.kind == "bias" and problem.lowered:
+            first = problem.lowered[0]
+            assert isinstance(first, BucketedTerms)
+            assert first.table is not None
+            terms = (replace(first, table=0.5 * first.table), *problem.lowered[1:])
+            problem = replace(problem, lowered=terms)
+        plan = BACKENDS["tiled"].plan(problem)
+        assert isinstance(plan, Plan)
+
+        def compute(*, lse: bool) -> Result:
+            self.runs += 1
+            if self.kind == "failing":
+                raise RuntimeError("out of shared memory")
+            found = plan.run(lse=lse)
+            return found._replace(output=found.output * (1.2 if self.kind == "output" else 1.0))
+
+        return Plan("damaged", compute)
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(trial, "_FOUND", {})
+
+
+@pytest.mark.parametrize("name", ["tiled", "native"])
+def test_right_backends_pass(name: str) -> None:
+    backend = BACKENDS[name]
+    if backend.unavailable(CPU) is None:
+        assert trial.difference(backend, BACKENDS["reference"], CPU) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("bias", "its output"), ("output", "its output"), ("failing", "out of shared memory")],
+)
+def test_wrong_backends_are_put_aside_once(kind: str, words: str) -> None:
+    backend = Damaged(kind)
+    with pytest.warns(RuntimeWarning, match="is put aside"):
+        found = trial.refusal(backend, BACKENDS["reference"], CPU)
+    assert found is not None
+    assert words in found.reason
+    runs = backend.runs
+    assert trial.refusal(backend, BACKENDS["reference"], CPU) == found
+    trial._FOUND.clear()  # as in another process
+    assert trial.refusal(backend, BACKENDS["reference"], CPU) == found
+    assert backend.runs == runs
+
+
+def test_auto_goes_on_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Damaged("output")
+    monkeypatch.setitem(BACKENDS._read, backend.name, backend)
+    monkeypatch.setattr(
+        dispatch, "preference", lambda device, pose: ("a rule", [backend.name, "reference"])
+    )
+    q = torch.randn(1, 2, 5, 8)
+    call = AttentionCall(q, q, q, Grid.of(Layout.sequence(5)), Encoding())
+    with pytest.warns(RuntimeWarning, match="put aside"):
+        choice = dispatch.choose(call, "auto")
+    assert choice.backend is BACKENDS["reference"]
+    assert "off the definition" in choice.refusals[backend.name]
+
+
+def test_what_the_caller_set_stays() -> None:
+    state = torch.get_rng_state()
+    with torch.inference_mode():
+        assert trial.refusal(BACKENDS["tiled"], BACKENDS["reference"], CPU) is None
+        assert torch.is_inference_mode_enabled()
+    assert torch.equal(torch.get_rng_state(), state)
