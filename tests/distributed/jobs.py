@@ -11,6 +11,7 @@ import torch.distributed as dist
 from examples.long_context.__main__ import options, train
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from posenc import Attention, Cache, Layout, create, distributed
@@ -96,6 +97,38 @@ def model_difference(group: dist.ProcessGroup, name: str, form: str, split: str,
         wanted = torch.zeros_like(one) if one.grad is None else one.grad
         differences.append((mine.grad - wanted).abs().max().item())
     return max(differences)
+
+
+def heads_difference(group: dist.ProcessGroup, name: str) -> float:
+    """Largest difference of logits and gradients with heads on several ranks, and on one."""
+    tokens = torch.randint(VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(2))
+    layout = Layout.padded([LENGTH, LENGTH - 5])
+    alone, model = decoder(name), decoder(name)
+    mesh = DeviceMesh.from_group(group, "cpu")
+    parts = distributed.shard_heads(model, mesh)
+    expected, logits = alone(tokens, layout), model(tokens, layout)
+    for output in (expected, logits):
+        output.sin().sum().backward()
+    distributed.sum_gradients(parts, mesh)
+    differences = [(logits - expected).abs().max().item()]
+    for mine, one in zip(model.parameters(), alone.parameters(), strict=True):
+        found = torch.zeros_like(one) if mine.grad is None else mine.grad
+        found = found.full_tensor() if isinstance(found, DTensor) else found
+        wanted = torch.zeros_like(one) if one.grad is None else one.grad
+        differences.append((found - wanted).abs().max().item())
+    assert [*model.state_dict()] == [*alone.state_dict()]
+    sharded = [p for p in model.parameters() if isinstance(p, DTensor)]
+    assert sum(p.to_local().numel() for p in sharded) < sum(p.numel() for p in sharded)
+    return max(differences)
+
+
+def heads_refusal(group: dist.ProcessGroup, name: str) -> str:
+    """The message with which the heads of a model are not spread."""
+    try:
+        distributed.shard_heads(decoder(name), DeviceMesh.from_group(group, "cpu"))
+    except PosencError as failure:
+        return str(failure)
+    return ""
 
 
 def positions_gradient(group: dist.ProcessGroup, form: str) -> tuple[Tensor, Tensor]:

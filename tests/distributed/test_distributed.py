@@ -56,6 +56,24 @@ def test_models(pool: Pool, name: str, form: str, split: str, how: str) -> None:
     assert max(pool.run(f"{JOBS}:model_difference", 2, **arguments)) < 2e-6
 
 
+@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5", "shaw", "fire", "learned"])
+def test_heads_on_two_ranks_are_those_of_one(pool: Pool, name: str) -> None:
+    assert max(pool.run(f"{JOBS}:heads_difference", 2, name=name)) < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "message"),
+    [
+        ("alibi", 3, "4 heads and 2 key heads"),
+        ("dape", 2, "Dape mixes heads"),
+        ("forgetting", 2, "has signals of the tokens"),
+    ],
+)
+def test_heads_that_cannot_be_spread(pool: Pool, name: str, ranks: int, message: str) -> None:
+    for found in pool.run(f"{JOBS}:heads_refusal", ranks, name=name):
+        assert message in found
+
+
 def test_the_example_trains_alike_on_one_rank_and_two(pool: Pool) -> None:
     arguments = ["--tokens", "96", "--steps", "4", "--checkpoint"]
     alone, both = (

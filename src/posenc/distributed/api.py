@@ -211,8 +211,8 @@ def attend(
     Args:
         q: ``[B, H, L, D]``, k: ``[B, G, K, D]``, v: ``[B, G, K, E]`` of this rank's tokens, as
             for ``posenc.attend``.
-        layout: of this rank's tokens, with the signals that the encoding has observed; the part of
-            ``shard`` or any other.
+        layout: of this rank's tokens, with the signals that the encoding has observed; as ``take``
+            cuts it out of a whole one, or any other.
         encoding: the same on all ranks.
         mesh: the ranks; axis: which axis of a mesh of several.
         causal, window: see ``Grid``.
