@@ -51,8 +51,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "LEAST", 6)  # outgrown on the way
 
 
-def forbid_attend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let only calls of more than one query through to ``attend``."""
+def forbid_attend(layer: Attention, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let only calls of more than one query of a layer through to ``attend``."""
     whole = module.attend
 
     def refuse(q: torch.Tensor, *rest: object, **options: object) -> torch.Tensor:
@@ -60,6 +60,7 @@ def forbid_attend(monkeypatch: pytest.MonkeyPatch) -> None:
         return whole(q, *rest, **options)  # type: ignore[call-overload, no-any-return]
 
     monkeypatch.setattr(module, "attend", refuse)
+    layer.attend = refuse
 
 
 @pytest.mark.usefixtures("small")
@@ -72,7 +73,7 @@ def test_a_token_is_served_as_in_the_whole(
     x = torch.randn(2, LENGTH, 32, dtype=torch.float64)
     with torch.no_grad():
         expected = attention(x, Layout.sequence(LENGTH))
-    forbid_attend(monkeypatch)
+    forbid_attend(attention, monkeypatch)
     torch.testing.assert_close(step_by_step(attention, x), expected)
 
 
