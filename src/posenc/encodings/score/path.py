@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from posenc.arguments import Count, Width, checked
 from posenc.encoding import BlockTransforms, FusedScore, ScoreTerm
 from posenc.encoding.tensors import Features, Keys, Queries, Scores
-from posenc.encodings.common.precision import WideLinear, at_least_single, wide_product
+from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.encodings.common.prefix_sums import Ranks
 from posenc.encodings.common.signals import require_signal
 from posenc.entry import Claims, Entry
@@ -112,7 +112,8 @@ class Path(ScoreTerm):
         signal = require_signal(grid.key, "Path", self.rank + self.heads)
         taps = () if self.taps is None else (self.taps,)
         compute = partial(self._blocks, grid.key, scale, first)
-        return BlockTransforms(q, k, first, (signal, self.wide.weight, *taps), compute)
+        parameters = (signal, *self.wide.parameters(), *taps)
+        return BlockTransforms(q, k, first, parameters, compute)
 
     def _blocks(
         self,
@@ -192,7 +193,7 @@ class Path(ScoreTerm):
     ) -> tuple[Float[Tensor, "b h K D"], Float[Tensor, "b h K"]]:
         latent, logits = signal[..., : self.rank], signal[..., self.rank :][..., heads]
         features = slice(heads.start * self.head_dim, heads.stop * self.head_dim)
-        vectors = wide_product(latent, self.wide.weight[features])
+        vectors = self.wide(latent)[..., features]  # called as a whole, for its hooks and adapters
         if self.taps is not None:
             vectors = _convolve(vectors, self.taps[:, features], real, document)
         vectors = vectors.view(*vectors.shape[:2], -1, self.head_dim).transpose(1, 2)
