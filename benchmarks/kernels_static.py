@@ -333,7 +333,8 @@ def main() -> int:
         table = "\n".join([HEADER, *(row(loop, found) for loop in found)])
         (RESULTS / "kernels_static.md").write_text(f"{INTRODUCTION}\n{table}\n")
     lines = above_limits(found)
-    print("\n".join(lines), file=sys.stderr)
+    for line in lines:
+        print(line, file=sys.stderr)
     return len(lines)
 
 

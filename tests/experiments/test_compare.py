@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -232,7 +233,16 @@ def test_interrupted_while_measuring_does_not_train_again(tmp_path: Path) -> Non
     assert [event.step for event in log.of(RunStarted) if isinstance(event, RunStarted)] == [12]
 
 
-def test_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+@pytest.fixture
+def children() -> Callable[[], list[BaseProcess]]:
+    """Processes that the test has started, without those of other tests that still run."""
+    before = set(multiprocessing.active_children())
+    return lambda: [child for child in multiprocessing.active_children() if child not in before]
+
+
+def test_second_interrupt_ends_at_once(
+    tmp_path: Path, children: Callable[[], list[BaseProcess]]
+) -> None:
     log = Log(Stopping, press_ctrl_c)
     steps = 1_000_000
 
@@ -243,19 +253,19 @@ def test_second_interrupt_ends_at_once(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         compare(small(tmp_path, encodings=("rope",), steps=steps), progress=progress)
-    assert not multiprocessing.active_children()
+    assert not children()
 
 
-def test_killed_worker_is_told(tmp_path: Path) -> None:
+def test_killed_worker_is_told(tmp_path: Path, children: Callable[[], list[BaseProcess]]) -> None:
     def kill() -> None:
-        for child in multiprocessing.active_children():
+        for child in children():
             assert child.pid is not None
             os.kill(child.pid, signal.SIGKILL)
 
     settings = small(tmp_path, encodings=("rope",), steps=1_000_000)
     with pytest.raises(PosencError, match=r"rope.*killed by signal 9.*fewer workers.*--resume"):
         compare(settings, progress=Log(Stepped, kill))
-    assert not multiprocessing.active_children()
+    assert not children()
 
 
 def test_error_of_a_worker_reaches_the_caller_and_stops_the_others(tmp_path: Path) -> None:
