@@ -13,8 +13,8 @@ from tests.distributed.pool import Pool
 
 HERE = "tests.training.spread"
 
-KINDS = [kind for kind in MODELS if MODELS[kind].__module__.startswith("posenc.")]
-"""Models of posenc; examples and tests may have registered more."""
+KINDS = [kind for kind in MODELS if MODELS[kind].__module__.startswith("posenc.models.")]
+"""Those of ``posenc.models``: tasks and examples may have registered more."""
 
 Result = tuple[list[float], dict[str, list[float]]]
 
