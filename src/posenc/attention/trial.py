@@ -132,7 +132,7 @@ def _name(device: torch.device) -> str:
 
 
 def difference(backend: Backend, definition: Backend, device: torch.device) -> str:
-    """What is wrong with a backend's outputs or gradients on a device, in words; or nothing."""
+    """A sentence on the first wrong output or gradient of a backend on a device; "" if none is."""
     with torch.inference_mode(False), torch.enable_grad(), without_autocast(device):
         for number, grid in enumerate(GRIDS):
             for dtype, tolerance in TOLERANCES.items():

@@ -282,7 +282,7 @@ def _differentiating(backend: str | Backend) -> str | Backend:
 
 
 def _signal(held: Sequence[Tensor]) -> Tensor | None:
-    """What comes with keys and values, if anything does."""
+    """The signal that travels with keys and values, if there is one."""
     return held[2] if len(held) > 2 else None
 
 

@@ -1,4 +1,4 @@
-"""Which tokens a rank has, and the layouts of all ranks."""
+"""Indices of a rank's tokens, and the layouts of all ranks."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def far_numbers(numbers, tables, own, at, length, last: tl.constexpr, block: tl.
 def carried_before(
     own, tables, band, y0, precision: tl.constexpr, flip: tl.constexpr, block: tl.constexpr
 ):
-    """What ``tile_logits`` is given for a tile at ``y0`` that has none before it."""
+    """``carried`` of ``tile_logits`` for a tile at ``y0`` that has none before it."""
     carried = tl.zeros([1, 1], tl.float32)
     if tables.x is not None:
         start = window_start(own.start, y0, band.origin, block, flip)
