@@ -62,15 +62,22 @@ def _block_summary(side, b, x0, block: tl.constexpr, granule: tl.constexpr):
 
 
 @triton.jit
-def _meet(mine, theirs, band, causal: tl.constexpr, flip: tl.constexpr):
-    """True if any pair of two sets of tokens may be visible, by their summaries."""
-    meet = (theirs[2] <= mine[3]) & (mine[2] <= theirs[3])
+def _steps_ahead(mine, theirs, flip: tl.constexpr):
+    """Least and most steps that a key of two sets of tokens is ahead of a query."""
     if flip:  # mine are the keys
         nearest = mine[0] - theirs[1]
         farthest = mine[1] - theirs[0]
     else:
         nearest = theirs[0] - mine[1]
         farthest = theirs[1] - mine[0]
+    return nearest, farthest
+
+
+@triton.jit
+def _meet(mine, theirs, band, causal: tl.constexpr, flip: tl.constexpr):
+    """True if any pair of two sets of tokens may be visible, by their summaries."""
+    meet = (theirs[2] <= mine[3]) & (mine[2] <= theirs[3])
+    nearest, farthest = _steps_ahead(mine, theirs, flip)
     if causal:
         meet = meet & (nearest <= 0)
     if band.window is not None:
@@ -82,12 +89,7 @@ def _meet(mine, theirs, band, causal: tl.constexpr, flip: tl.constexpr):
 def _all_visible(mine, theirs, band, causal: tl.constexpr, flip: tl.constexpr):
     """True if all pairs of two sets of tokens are visible, by their summaries."""
     same = (mine[2] == mine[3]) & (theirs[2] == theirs[3]) & (mine[2] == theirs[2])
-    if flip:  # mine are the keys
-        nearest = mine[0] - theirs[1]
-        farthest = mine[1] - theirs[0]
-    else:
-        nearest = theirs[0] - mine[1]
-        farthest = theirs[1] - mine[0]
+    nearest, farthest = _steps_ahead(mine, theirs, flip)
     if causal:
         same = same & (farthest <= 0)
     if band.window is not None:
