@@ -32,6 +32,9 @@ from posenc.distributed.group import Group
 
 FORMS = ("ring", "gather", "heads")
 
+SIZE = "datum.value < 1048576 ? datum.value / 1024 + 'k' : datum.value / 1048576 + 'M'"
+"""A number of tokens on an axis."""
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -183,7 +186,7 @@ def plan() -> None:
         alt.Chart(alt.Data(values=shown))
         .mark_line(point=True)
         .encode(
-            x=alt.X("tokens:Q", scale=alt.Scale(type="log", base=2), axis=alt.Axis(format="s")),
+            x=alt.X("tokens:Q", scale=alt.Scale(type="log", base=2), axis=alt.Axis(labelExpr=SIZE)),
             y=alt.Y("share of time computing:Q", scale=alt.Scale(domain=[0, 1])),
             color="form:N",
             facet=alt.Facet(
