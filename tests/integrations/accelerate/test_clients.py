@@ -28,6 +28,7 @@ from posenc.integrations.transformers.accelerate import accelerate, register, re
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
 from posenc.integrations.transformers.accelerate.masks import attended_keys
 from tests.integrations.accelerate.case import VOCABULARY, texts
+from tests.integrations.accelerate.cases import CASES
 from tests.integrations.accelerate.cases.deberta_v2 import SIZES as DEBERTA
 from tests.integrations.accelerate.cases.t5 import SIZES as T5
 
@@ -247,6 +248,25 @@ def test_every_model_of_the_attention_interface_can_name_posenc() -> None:
     torch.testing.assert_close(found, model(**packed).logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("key", ["mpnet-model", "t5-eager", "t5-sdpa", "umt5-eager"])
+def test_packed_texts(key: str) -> None:
+    """Masks of all pairs, under which two texts in one row do not see each other."""
+    case = CASES[key]
+    model = case.model()
+    same = torch.arange(23).lt(9)
+    same = same == same.unsqueeze(1)
+    added = torch.zeros(1, 1, 23, 23).masked_fill(~same, torch.finfo(torch.float32).min)
+    inputs = {"input_ids": texts()["input_ids"][:1], "attention_mask": added}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    expected = model(**inputs)[0]
+    accelerate(model, shortest=0)
+    torch.testing.assert_close(model(**inputs)[0], expected, rtol=1e-4, atol=1e-5)
+    # As numbers, which eager attention of transformers adds, they would mask nothing.
+    found = model(**inputs | {"attention_mask": same.expand(1, 1, 23, 23)})[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_models_with_nothing_to_gain_are_left_alone() -> None:
     model = LlamaForCausalLM(LlamaConfig(vocab_size=9, hidden_size=32, num_hidden_layers=1))
     report = accelerate(model)
@@ -263,6 +283,15 @@ def test_unknown_models_are_refused_with_the_known_ones() -> None:
         accelerate(xlm)
     with pytest.raises(UnknownNameError, match="nativ"):
         accelerate(deberta(), backend="nativ")
+
+
+def test_a_model_whose_own_outputs_are_not_numbers_is_not_compared() -> None:
+    model = deberta()
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("inf"))
+    with pytest.raises(ArgumentError, match="not finite"):
+        accelerate(model)
+    assert changed(model) == 0
 
 
 def test_a_model_that_was_wrapped_since_is_not_restored() -> None:

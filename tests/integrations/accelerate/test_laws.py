@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ from transformers import PreTrainedModel
 from posenc.attention import api, dispatch
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.accelerate import FAMILIES, Report, accelerate, restore
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, take_over
 from posenc.integrations.transformers.accelerate.families.common import page
 from tests.integrations.accelerate.case import Case
 from tests.integrations.accelerate.cases import CASES
+
+API = "posenc.integrations.transformers.accelerate.api"
 
 FIRST = [next(key for key in CASES if key.startswith(f"{name}-")) for name in FAMILIES]
 """One case of every family."""
@@ -159,14 +162,36 @@ def test_short_inputs_run_as_they_did(case: Case) -> None:
 def test_a_failure_leaves_the_model_as_it_was(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     model = case.model()
     kinds = [type(module) for module in model.modules()]
-    path = "posenc.integrations.transformers.accelerate.api.difference"
-    monkeypatch.setattr(path, lambda *outputs: float("nan"))
+    monkeypatch.setattr(f"{API}.difference", lambda *outputs: float("nan"))
     with pytest.raises(ArgumentError, match="within"):
         accelerate(model)
     assert [type(module) for module in model.modules()] == kinds
     assert not any(
         "config_behind" in type(m.config).__dict__ for m in model.modules() if hasattr(m, "config")
     )
+
+
+@one_a_family
+def test_a_failure_half_way_leaves_the_model_as_it_was(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = case.model()
+    kinds, outputs = [type(module) for module in model.modules()], case.outputs(model)
+    changed: list[Any] = []
+
+    def fail_at_the_second(module: Any, *arguments: Any) -> None:
+        if changed:
+            raise RuntimeError("half-way")
+        changed.append(module)
+        take_over(module, *arguments)
+
+    monkeypatch.setattr(f"{API}.take_over", fail_at_the_second)
+    with pytest.raises(RuntimeError, match="half-way"):
+        accelerate(model)
+    assert changed
+    assert [type(module) for module in model.modules()] == kinds
+    for a, b in zip(case.outputs(model), outputs, strict=True):
+        assert torch.equal(a, b)
 
 
 @one_a_family
@@ -221,3 +246,20 @@ def test_half_precision(case: Case) -> None:
         got = case.outputs(model)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a.float(), b, rtol=0, atol=0.1 * float(b.detach().abs().max()))
+
+
+@one_a_family
+def test_weights_in_half_precision(case: Case) -> None:
+    def narrow(x: Any) -> Any:
+        return x.bfloat16() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    inputs = {name: narrow(x) for name, x in case.inputs().items()}
+    half = replace(case, inputs=lambda: inputs)
+    model = half.model().bfloat16()
+    expected = half.outputs(model)
+    put_under(model)
+    for a, b in zip(half.outputs(model), expected, strict=True):
+        assert a.dtype == b.dtype
+        # Root mean squares, since routers may send a token elsewhere.
+        off, size = (x.detach().float().square().mean().sqrt() for x in (a.float() - b.float(), b))
+        assert off < 0.1 * size
