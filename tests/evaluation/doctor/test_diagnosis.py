@@ -13,16 +13,27 @@ from transformers.utils import is_detectron2_available
 
 from posenc.errors import CheckpointError
 from posenc.evaluation.doctor import diagnose
-from posenc.evaluation.doctor.costs import PeakMemory
+from posenc.evaluation.doctor.costs import LENGTHS, Cost, PeakMemory, _computed
 from posenc.evaluation.doctor.positions import positions_of
+from posenc.integrations.transformers.accelerate import FAMILIES
 from posenc.registry import ENCODINGS
-from tests.integrations.accelerate.cases import layoutlmv2, udop
+from tests.integrations.accelerate.cases import CASES, layoutlmv2, layoutlmv3, udop
 from tests.integrations.accelerate.cases.deberta_v2 import SIZES
+from tests.support.commands import run_command
 
 KNOWN: list[tuple[dict[str, Any], list[tuple[str, int | None]]]] = [
     ({"model_type": "bert", "max_position_embeddings": 512}, [("learned", 513)]),
     ({"model_type": "gpt2", "n_positions": 1024}, [("learned", 1025)]),
-    ({"model_type": "mpnet", "max_position_embeddings": 514}, [("learned", 515), ("t5", None)]),
+    ({"model_type": "mpnet", "max_position_embeddings": 514}, [("learned", 513), ("t5", None)]),
+    (
+        {"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1},
+        [("learned", 513)],
+    ),
+    ({"model_type": "vitdet"}, []),
+    ({"model_type": "vitdet", "use_relative_position_embeddings": True}, [("decomposed2d", None)]),
+    ({"model_type": "sam_vision_model", "use_rel_pos": False}, []),
+    ({"model_type": "wav2vec2-bert"}, [("shaw", None)]),
+    ({"model_type": "wav2vec2-conformer", "position_embeddings_type": "rotary"}, [("rope", None)]),
     ({"model_type": "t5"}, [("t5", None)]),
     ({"model_type": "bloom"}, [("alibi", None)]),
     ({"model_type": "falcon", "alibi": True}, [("alibi", None)]),
@@ -61,6 +72,52 @@ def test_encodings_and_their_limits(
     found = positions_of(config)
     assert [(place.encoding, place.breaks_at) for place in found] == expected
     assert all(place.encoding in ENCODINGS for place in found)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_accelerated_models_have_a_known_encoding(family: str) -> None:
+    case = next(case for key, case in CASES.items() if key.startswith(f"{family}-"))
+    found = positions_of(case.make().config.to_dict())
+    assert found
+    assert all(place.encoding in ENCODINGS for place in found)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "mpnet", "layoutlmv3", "bert", "camembert"])
+def test_models_fail_at_the_length_that_is_told(kind: str) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 60, "hidden_size": 24, "num_attention_heads": 3}
+    sizes |= {"num_hidden_layers": 1, "intermediate_size": 32, "max_position_embeddings": 20}
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    if kind == "layoutlmv3":
+        config = transformers.LayoutLMv3Config(**layoutlmv3.SIZES | {"max_position_embeddings": 20})
+    model = transformers.AutoModel.from_config(config).eval()
+    (place, *_) = positions_of(config.to_dict())
+    assert place.breaks_at is not None
+    model(torch.full((1, place.breaks_at - 1), 7))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(torch.full((1, place.breaks_at), 7))
+
+
+def test_longer_costs_are_computed_by_a_parabola() -> None:
+    def cost(length: int) -> Cost:
+        return Cost(length, 1e-3 * length + 1e-7 * length**2, 9.0 * length, 1e-3 * length, 1, True)
+
+    longer = _computed([cost(length) for length in LENGTHS[:4]])
+    assert [row.length for row in longer] == [32768, 131072]
+    for row in longer:
+        exact = cost(row.length)
+        assert not row.measured
+        assert row.seconds == pytest.approx(exact.seconds)
+        assert row.bytes == pytest.approx(exact.bytes)
+        assert row.accelerated_seconds == pytest.approx(exact.accelerated_seconds)
+
+
+def test_the_command_prints_json(tmp_path: Path) -> None:
+    transformers.DebertaV2Config(**SIZES).save_pretrained(tmp_path)
+    done = run_command("doctor", str(tmp_path), "--seconds", "0.01", "--json")
+    printed = json.loads(done.stdout)
+    assert printed["model_type"] == "deberta-v2"
+    assert printed["positions"][0]["encoding"] == "deberta"
+    assert printed["costs"][0]["length"] == 128
 
 
 def test_costs_are_measured_with_and_without_posenc(tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ ROPE_TYPES = ("default", "proportional", "axial", *SCALED)
 
 TRAINED = "original_max_position_embeddings"
 
-UNSCALED = '"rope_type": "default"'
+AFTER_PADDING = (
+    "roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "layoutlmv3", "data2vec-text",
+)  # fmt: skip
+"""``model_type`` of models whose first position is one after the padding token's id."""
 
 Config = Mapping[str, Any]
 
@@ -50,6 +53,15 @@ def rope_dicts(config: Config) -> dict[str, Mapping[str, Any]]:
 
 def has_rope(config: Config) -> bool:
     return any(config.get(key) for key in ("rope_theta", "rope_parameters", "rope_scaling"))
+
+
+def longest_text(config: Config) -> int | None:
+    """The number of tokens that the table of positions holds; None where the config has none."""
+    longest = config.get("max_position_embeddings") or config.get("n_positions")
+    if longest and config.get("model_type") in AFTER_PADDING:
+        padding = config.get("pad_token_id")
+        return int(longest) - 1 - (1 if padding is None else padding)
+    return int(longest) if longest else None
 
 
 def _base(config: Config) -> Iterator[Finding]:
@@ -195,7 +207,7 @@ def _relative(config: Config) -> Iterator[Finding]:
             "position_embedding_type",
             f"{kind!r} is ignored by transformers 5, whose models of this kind add absolute "
             "positions only",
-            "transformers below 5, or posenc's shaw_keys with the same weights",
+            "transformers below 5, or the score part of posenc's shaw with the same weights",
         )
     if config.get("model_type") in ("deberta", "deberta-v2"):
         if config.get("pos_att_type") and not config.get("relative_attention"):
@@ -215,11 +227,11 @@ def _relative(config: Config) -> Iterator[Finding]:
 
 
 def _lengths(config: Config, tokenizer: Config) -> Iterator[Finding]:
-    longest, cut = config.get("max_position_embeddings"), tokenizer.get("model_max_length")
+    longest, cut = longest_text(config), tokenizer.get("model_max_length")
     if isinstance(cut, int) and longest and longest < cut < 2**40:
         yield Finding(
             "model_max_length",
-            f"the tokenizer lets {cut:,} tokens through, the model has {longest:,} positions",
+            f"the tokenizer lets {cut:,} tokens through, the model has positions for {longest:,}",
             f'"model_max_length": {longest} in tokenizer_config.json',
         )
 

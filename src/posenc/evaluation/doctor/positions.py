@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.evaluation.doctor.config_findings import TRAINED, has_rope, rope_dicts
+from posenc.evaluation.doctor.config_findings import TRAINED, has_rope, longest_text, rope_dicts
 
 
 @dataclass(frozen=True)
@@ -31,25 +31,53 @@ class Positions:
 LEARNED = (
     "bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "gpt2", "opt",
     "bart", "mbart", "clip", "clip_text_model", "layoutlm", "mpnet", "layoutlmv2", "layoutlmv3",
-    "longformer", "biogpt", "gpt_bigcode", "vit", "deit", "beit", "whisper",
+    "longformer", "biogpt", "gpt_bigcode", "vit", "deit", "beit", "whisper", "data2vec-text",
 )  # fmt: skip
 """``model_type`` of models that add a table of absolute positions."""
+
+PATCHES = ("swin", "a table by the offset of two patches")
+DECOMPOSED = ("decomposed2d", "products of queries with a row for each offset along an axis")
 
 RELATIVE: Mapping[str, tuple[str, str]] = {
     "mpnet": ("t5", "T5's buckets up to a distance of 128"),
     "layoutlmv2": ("t5", "buckets of token distances and of box distances"),
     "layoutlmv3": ("t5", "buckets of token distances and of box distances"),
-    "beit": ("swin", "a table by the offset of two patches"),
+    "beit": PATCHES,
+    "data2vec-vision": PATCHES,
+    "sam_vision_model": DECOMPOSED,
+    "sam_hq_vision_model": DECOMPOSED,
+    "vitdet": DECOMPOSED,
     "swin": ("swin", "a table by the offset of two patches of a window"),
     "swinv2": ("swin_v2", "a small network on log offsets of a window"),
     "wavlm": ("t5", "gated buckets of distances"),
-    "wav2vec2-bert": ("shaw_keys", "Shaw's keys, clipped"),
-    "wav2vec2-conformer": ("transformer_xl", "Transformer-XL's products with sinusoids"),
-    "speecht5": ("shaw_keys", "Shaw's keys, clipped"),
+    "speecht5": ("shaw", "Shaw's keys, clipped"),
     "xlnet": ("xlnet", "Transformer-XL's products with sinusoids"),
+    "funnel": ("transformer_xl", "Transformer-XL's products with sinusoids, of pooled tokens too"),
     "transfo-xl": ("transformer_xl", "products with sinusoids"),
 }
 """Relative encodings by ``model_type``."""
+
+SWITCHES: Mapping[str, tuple[str, ...]] = {
+    "beit": ("use_relative_position_bias", "use_shared_relative_position_bias"),
+    "data2vec-vision": ("use_relative_position_bias", "use_shared_relative_position_bias"),
+    "vitdet": ("use_relative_position_embeddings",),
+}
+"""Fields that are false by default, one of which has to be true for the relative encoding."""
+
+SOUNDS: Mapping[str, str] = {
+    "wav2vec2-bert": "relative_key",
+    "wav2vec2-conformer": "relative",
+    "seamless_m4t": "relative",
+    "seamless_m4t_v2": "relative_key",
+}
+"""``position_embeddings_type`` of the encoders of sounds where the config has none."""
+
+SOUND_TYPES: Mapping[str, tuple[str, str]] = {
+    "relative": ("transformer_xl", "Transformer-XL's products with sinusoids"),
+    "relative_key": ("shaw", "Shaw's keys, clipped"),
+    "rotary": ("rope", "RoPE"),
+}
+"""Encodings by ``position_embeddings_type``."""
 
 BUCKETED = ("t5", "mt5", "umt5", "switch_transformers", "longt5", "udop", "pix2struct", "pop2piano")
 ALIBI = ("bloom", "mpt")
@@ -65,7 +93,7 @@ def positions_of(config: Mapping[str, Any]) -> list[Positions]:
     )  # fmt: skip
     everywhere = {None: "all layers", 1: "the layer"}.get(layers, f"all {layers} layers")
     found = []
-    longest = config.get("max_position_embeddings") or config.get("n_positions")
+    longest = longest_text(config)
     if kind in LEARNED and longest and not has_rope(config):
         found.append(
             Positions(
@@ -90,14 +118,21 @@ def positions_of(config: Mapping[str, Any]) -> list[Positions]:
         )  # fmt: skip
     elif kind in ("deberta", "deberta-v2"):
         found.extend(_deberta(config, everywhere))
-    elif kind in RELATIVE:
-        name, described = RELATIVE[kind]
-        found.append(
-            Positions(everywhere, name, described, None, "farther offsets share a row or go on")
-        )
+    elif relative := _relative(config, kind):
+        found.append(Positions(everywhere, *relative, None, "farther offsets share a row or go on"))
     elif has_rope(config):
         found.extend(_rope(config, everywhere))
     return found
+
+
+def _relative(config: Mapping[str, Any], kind: str) -> tuple[str, str] | None:
+    """Name and description of a relative encoding; None for models without one."""
+    if kind in SOUNDS:
+        return SOUND_TYPES.get(config.get("position_embeddings_type", SOUNDS[kind]))
+    switches = SWITCHES.get(kind, ())
+    if switches and not any(config.get(name) for name in switches):
+        return None
+    return None if config.get("use_rel_pos") is False else RELATIVE.get(kind)
 
 
 def _deberta(config: Mapping[str, Any], everywhere: str) -> list[Positions]:
