@@ -16,6 +16,7 @@ from posenc.errors import BackendRefusal
 
 OPTIONS: dict[str, dict[str, int]] = {
     "nope": {},
+    "rope": {"head_dim": 20},
     "kerple": {"heads": 2},
     "shaw": {"head_dim": 20, "max_distance": 5},
     "transformer_xl": {"dim": 32, "heads": 2, "head_dim": 20},

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Problem, Whole
+from posenc.attention.backends.native.rotation import rotate
 from posenc.attention.dropout import KeyedDropout
 from posenc.attention.lowering import lower, reads_tokens, repeat_heads
 from posenc.encoding import Encoding, Rotation
@@ -37,6 +38,7 @@ class AttentionCall:
     whole: Whole | None = None
     keyed: KeyedDropout | None = None
     _transformed: Problem | None = field(default=None, init=False, repr=False)
+    _rotated: Problem | None = field(default=None, init=False, repr=False)
     _fused: tuple[Problem | None] | None = field(default=None, init=False, repr=False)
 
     def autocast(self) -> AttentionCall:
@@ -68,7 +70,17 @@ class AttentionCall:
                 self._fused = (self._fused_problem(),)
             if self._fused[0] is not None:
                 return self._fused[0]
-        return self.transformed()
+        return self.rotated() if backend.rotates_compiled else self.transformed()
+
+    def rotated(self) -> Problem:
+        """The problem with queries and keys transformed, by the compiled kernel where it can."""
+        if self._rotated is None:
+            rotation = self._rotation()
+            if rotation is None:
+                self._rotated = self.transformed()
+            else:
+                self._rotated = self._problem(*rotate(rotation, self.q, self.k), self.v, None)
+        return self._rotated
 
     def transformed(self) -> Problem:
         """The problem with queries and keys transformed."""
@@ -102,6 +114,16 @@ class AttentionCall:
         That is so where the angles need gradients, which kernels do not give, and where score parts
         read rotated queries or keys.
         """
+        rotation = self._rotation()
+        if rotation is None:
+            return None
+        problem = self._problem(self.q, self.k, self.v, rotation)
+        if problem.lowered is None or any(reads_tokens(term) for term in problem.lowered):
+            return None
+        return problem
+
+    def _rotation(self) -> Rotation | None:
+        """What the query_key part does, where it is a rotation by angles without gradients."""
         transform = self.encoding.query_key
         if transform is None:
             return None
@@ -109,12 +131,7 @@ class AttentionCall:
         if graded and any(parameter.requires_grad for parameter in transform.parameters()):
             return None
         rotation = transform.lower(self.q, self.k, self.grid)
-        if rotation is None or (graded and rotation.has_gradient):
-            return None
-        problem = self._problem(self.q, self.k, self.v, rotation)
-        if problem.lowered is None or any(reads_tokens(term) for term in problem.lowered):
-            return None
-        return problem
+        return None if rotation is None or (graded and rotation.has_gradient) else rotation
 
     def _problem(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Problem:
         grid, encoding, scale = self.grid, self.encoding, self.logit_scale()

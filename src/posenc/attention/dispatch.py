@@ -87,7 +87,7 @@ def refusals(call: AttentionCall) -> dict[str, str]:
 
 
 def _choose(call: AttentionCall) -> Choice:
-    rule, order = preference(call.q.device, call.transformed)
+    rule, order = preference(call.q.device, call.rotated)
     refused: dict[str, str] = {}
     for name in order:
         plan = _plan(BACKENDS[name], call)

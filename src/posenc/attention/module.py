@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from posenc.arguments import Count, Length, Probability, Rate, Width, check
 from posenc.attention.api import attend, transformed
 from posenc.attention.backends.common.base import Backend
+from posenc.attention.backends.native.rotation import rotate
 from posenc.attention.cache import LayerCache
 from posenc.attention.decoding import attend_last
 from posenc.attention.validation import require_fit
@@ -247,7 +248,7 @@ class Attention(nn.Module):
         rotation = cache.shared.get("rotation", inputs, lambda: transform.lower(q, k, grid))
         if rotation is None or rotation.has_gradient:
             return transformed(q, k, v, grid, self.encoding)
-        return rotation.apply(q, k)
+        return rotate(rotation, q, k)
 
     def _may_keep_transformed(self, cache: LayerCache) -> bool:
         """True if transformed keys are cached or can be: each depends on its position alone.

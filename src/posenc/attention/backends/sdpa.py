@@ -43,6 +43,7 @@ class Sdpa(Backend):
     """No score part, a constant table over regular layouts, or low rank."""
 
     name = "sdpa"
+    rotates_compiled = True
 
     def plan(self, problem: Problem) -> Plan | Unsupported:
         return _unsupported(problem) or Plan(_description(problem), partial(_run, problem))

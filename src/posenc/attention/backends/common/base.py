@@ -143,6 +143,9 @@ class Backend(ABC):
     fuse_rotations: bool = False
     """True if the backend rotates queries and keys itself."""
 
+    rotates_compiled: bool = False
+    """True if queries and keys may be rotated for it by the compiled kernel of CPUs."""
+
     keyed_dropout: bool = False
     """True if the backend computes problems with ``keyed``."""
 

@@ -48,6 +48,7 @@ class Native(Backend):
     """
 
     name = "native"
+    rotates_compiled = True
     differentiates_parts = True
 
     def unavailable(self, device: torch.device) -> Unsupported | None:

@@ -111,6 +111,20 @@ class Problem(ctypes.Structure):
     ]
 
 
+class Rotation(ctypes.Structure):
+    """Tokens whose pairs of features are multiplied as complex numbers (csrc/rotation.h)."""
+
+    _fields_ = [
+        ("x", Tokens),
+        ("out", Tokens),
+        ("cosine", ctypes.c_void_p),
+        ("sine", ctypes.c_void_p),
+        *_numbers("factor_batch", "factor_head", "factor_token"),
+        *_numbers("batch", "heads", "tokens", "features", "pairs"),
+        *_numbers("adjacent", "conjugate", "threads"),
+    ]
+
+
 class Library:
     """The shared object at ``path``.
 
@@ -125,8 +139,8 @@ class Library:
         if size() != ctypes.sizeof(Problem):
             raise OSError(f"{path} was built of other sources")
 
-    def call(self, name: str, problem: Problem, dtype: torch.dtype) -> None:
-        """Run ``"forward"`` or ``"backward"``, without the interpreter's lock.
+    def call(self, name: str, problem: Problem | Rotation, dtype: torch.dtype) -> None:
+        """Run ``"forward"``, ``"backward"`` or ``"rotate"``, without the interpreter's lock.
 
         Raises:
             MemoryError: where scratch memory cannot be had.

@@ -1,5 +1,6 @@
 // The functions that library.py calls, for one type of number.
 #include "mixing.h"
+#include "rotation.h"
 #define JOIN(a, b) posenc_##a##_##b
 #define EXPAND(a, b) JOIN(a, b)
 #define NAME(x) EXPAND(x, NUMBER)
@@ -44,6 +45,10 @@ int NAME(forward)(const Problem* x) {
 }
 int NAME(backward)(const Problem* x) {
   return x->pairs.kind == MIXING ? in_workers<AllHeads<Backward>>(*x) : in_workers<Backward>(*x);
+}
+int NAME(rotate)(const Rotation* x) {
+  rotate(*x);
+  return 0;
 }
 #ifndef POSENC_DOUBLE
 int64_t posenc_size() { return sizeof(Problem); }

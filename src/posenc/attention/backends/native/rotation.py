@@ -1,0 +1,81 @@
+"""Rotations of queries and keys in one pass over their memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.attention.backends.native import library as arguments
+from posenc.attention.backends.native.build import library, missing
+from posenc.attention.backends.native.library import TYPES, Tokens
+from posenc.encoding import Rotation
+from posenc.runtime import has_values, is_transformed
+
+FEW = 2**13
+"""Numbers in queries or keys up to which a call of the kernel costs more than the definition."""
+
+
+def rotate(
+    rotation: Rotation, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"]
+) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B G K D"]]:
+    """``rotation.apply(q, k)``, by the compiled kernel where it serves.
+
+    A compiled graph fuses the definition by itself, and transforms of ``torch.func`` need it.
+    """
+    if not _serves(rotation, q, k):
+        return rotation.apply(q, k)
+    adjacent = rotation.pairing == "adjacent"
+    turned = (
+        _Rotate.apply(x, *(_rows(factor) for factor in factors), adjacent, False)  # type: ignore[no-untyped-call]
+        for x, factors in ((q, rotation.query), (k, rotation.key))
+    )
+    return tuple(turned)
+
+
+def _serves(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
+    if torch.compiler.is_compiling() or is_transformed() or rotation.has_gradient:
+        return False
+    for x, (cosine, sine) in ((q, rotation.query), (k, rotation.key)):
+        if x.device.type != "cpu" or x.dtype not in TYPES or x.numel() <= FEW or not has_values(x):
+            return False
+        if {cosine.dtype, sine.dtype} != {torch.promote_types(x.dtype, torch.float32)}:
+            return False
+        shape = (*x.shape[:3], cosine.shape[-1])
+        if any(n not in (1, whole) for n, whole in zip(cosine.shape, shape, strict=True)):
+            return False
+    return missing() is None
+
+
+def _rows(factor: Tensor) -> Tensor:
+    return factor.detach().contiguous()
+
+
+class _Rotate(torch.autograd.Function):
+    """One tensor by the kernel; the derivative is the product with the conjugate factors."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor, adjacent: bool, conjugate: bool
+    ) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        ctx.adjacent, ctx.conjugate = adjacent, conjugate
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        out = torch.empty(x.shape, dtype=x.dtype)
+        strides = (
+            0 if n == 1 else step for n, step in zip(cosine.shape, cosine.stride(), strict=True)
+        )
+        problem = arguments.Rotation(
+            *(Tokens.of(x), Tokens.of(out), cosine.data_ptr(), sine.data_ptr()),
+            *tuple(strides)[:3],
+            *(*x.shape, cosine.shape[-1], adjacent, conjugate),
+        )
+        library().call("rotate", problem, cosine.dtype)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        turned = _Rotate.apply(gradient, *ctx.saved_tensors, ctx.adjacent, not ctx.conjugate)  # type: ignore[no-untyped-call]
+        return turned, None, None, None, None

@@ -1,0 +1,103 @@
+"""Queries and keys rotated by the compiled kernel, against the definition."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import Grid, Layout
+from posenc.attention.backends.native import rotation as compiled
+from posenc.attention.backends.native.build import missing
+from posenc.encoding import Pairing, Rotation
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason="the CPU kernels are not built")
+
+TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+@pytest.fixture(autouse=True)
+def kernel_for_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "FEW", 0)
+
+
+def factors(*shape: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    angles = torch.randn(shape, dtype=dtype)
+    return 1.5 * angles.cos(), 1.5 * angles.sin()
+
+
+@pytest.mark.parametrize("pairing", get_args(Pairing))
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shared", [(1, 1), (2, 1), (1, 3), (2, 3)])
+def test_equals_the_definition(
+    pairing: Pairing, dtype: torch.dtype, shared: tuple[int, int]
+) -> None:
+    """Any strides, features beyond the pairs, and more tokens than one thread takes at once."""
+    wide = torch.promote_types(dtype, torch.float32)
+    q = torch.randn(2, 300, 3, 11).to(dtype).transpose(1, 2)
+    k = torch.randn(2, 3, 11, 7).to(dtype).transpose(2, 3)
+    rotation = Rotation(
+        factors(*shared, 300, 5, dtype=wide), factors(*shared, 7, 5, dtype=wide), pairing
+    )
+    for found, expected in zip(compiled.rotate(rotation, q, k), rotation.apply(q, k), strict=True):
+        assert found.dtype == expected.dtype
+        bound = TOLERANCE[dtype]
+        torch.testing.assert_close(found, expected, atol=bound, rtol=bound)
+
+
+@pytest.mark.parametrize("pairing", get_args(Pairing))
+def test_first_and_second_derivatives(pairing: Pairing) -> None:
+    x = torch.randn(1, 2, 3, 8, dtype=torch.float64, requires_grad=True)
+    turn = factors(1, 1, 3, 3, dtype=torch.float64)
+
+    def queries(x: Tensor) -> Tensor:
+        return compiled.rotate(Rotation(turn, turn, pairing), x, x)[0]
+
+    assert torch.autograd.gradcheck(queries, (x,))
+    assert torch.autograd.gradgradcheck(queries, (x,))
+
+
+def test_no_tokens() -> None:
+    turn = factors(1, 1, 0, 4, dtype=torch.float32)
+    q, _ = compiled.rotate(Rotation(turn, turn, "half"), *(torch.ones(1, 2, 0, 8),) * 2)
+    assert q.shape == (1, 2, 0, 8)
+
+
+def test_factors_that_the_kernel_does_not_take() -> None:
+    """Gradients of angles, factors of higher precision, and transforms of torch.func."""
+    x = torch.randn(1, 2, 3, 8)
+    wide = factors(1, 1, 3, 4, dtype=torch.float64)
+    angles = torch.randn(1, 1, 3, 4, requires_grad=True)
+    learned = (angles.cos(), angles.sin())
+    for turn in (wide, learned):
+        rotation = Rotation(turn, turn, "half")
+        torch.testing.assert_close(compiled.rotate(rotation, x, x), rotation.apply(x, x))
+    (gradient,) = torch.autograd.grad(
+        compiled.rotate(Rotation(learned, learned, "half"), x, x)[0].sum(), angles
+    )
+    assert gradient.abs().max() > 0
+    plain = Rotation((wide[0].float(), wide[1].float()), (wide[0].float(), wide[1].float()), "half")
+    batched = torch.func.vmap(lambda x: compiled.rotate(plain, x, x)[0])(torch.stack([x, 2 * x]))
+    torch.testing.assert_close(batched[1], plain.apply(2 * x, x)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("rope", "sdpa"), ("rope", "native"), ("xpos", "auto"), ("rope+deberta", "native")],
+)
+def test_attention_equals_the_reference(name: str, backend: str) -> None:
+    """Values and gradients, where score parts read the rotated queries too."""
+    layout = Layout.sequence(40)
+    encoding = posenc.create(name, dim=32, heads=2, max_length=64, causal=True)
+    for part in encoding.parts():
+        part.attach(*(torch.nn.Linear(32, 32) for _ in range(2)))
+    grid = Grid.of(encoding.observe(torch.randn(2, 40, 32), layout), causal=True)
+    inputs = [torch.randn(2, 2, 40, 16, requires_grad=True) for _ in range(3)]
+    results = []
+    for which in (backend, "reference"):
+        output = posenc.attend(*inputs, grid, encoding, backend=which)
+        results.append([output, *torch.autograd.grad(output.square().sum(), inputs)])
+    torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
