@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from benchmarks.measuring import write_results
-from benchmarks.transformers_models import MODELS
+from benchmarks.transformers_models import MODELS, save_tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -29,12 +29,21 @@ from posenc.integrations.transformers.accelerate import accelerate, restore
 
 Pass = Callable[[], Any]
 
-ENGINES = ("posenc", "onnxruntime", "onnxruntime_int8", "openvino")
+ENGINES = (
+    "posenc",
+    "onnxruntime",
+    "onnxruntime_int8",
+    "openvino",
+    "ctranslate2",
+    "ctranslate2_int8",
+)
 MEMORY = 15 << 30
 """Bytes that a process may take; more counts as out of memory."""
 
 MEMORY_FROM = 2048
 """Size from which on memory is measured, in both directions."""
+
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
 
 SECONDS = 420
 """Time that a process may take."""
@@ -103,7 +112,46 @@ def openvino(model: PreTrainedModel, inputs: dict[str, Tensor], folder: Path) ->
     return lambda: torch.from_numpy(compiled(arrays)[0])
 
 
-def by_turns(own: Pass, other: Pass, before: Pass, after: Pass, rounds: int) -> tuple[float, float]:
+def ctranslate2(
+    model: PreTrainedModel, inputs: dict[str, Tensor], folder: Path, *, int8: bool = False
+) -> Pass:
+    """Log-probabilities of a target by CTranslate2, which has T5 with its decoder only."""
+    import ctranslate2 as engine
+
+    save_tokenizer(folder, model.config.vocab_size)
+    model.save_pretrained(folder)
+    converted = engine.converters.TransformersConverter(str(folder)).convert(
+        str(folder / "converted"), quantization="int8" if int8 else None
+    )
+    kind = "int8" if int8 else "float32"
+    translator = engine.Translator(
+        converted, intra_threads=torch.get_num_threads(), inter_threads=1, compute_type=kind
+    )
+    source = [f"t{number}" for number in inputs["input_ids"][0].tolist()]
+    target = [f"t{number}" for number in inputs["decoder_input_ids"][0, 1:].tolist()]
+
+    def run() -> Tensor:
+        (scores,) = translator.score_batch([source], [target])
+        return torch.tensor(scores.log_probs)
+
+    return run
+
+
+def target_scores(model: PreTrainedModel, inputs: dict[str, Tensor], logits: Tensor) -> Tensor:
+    """Log-probabilities of the target's tokens and of the end, as CTranslate2 gives them."""
+    end = torch.tensor([model.config.eos_token_id])
+    following = torch.cat([inputs["decoder_input_ids"][0, 1:], end])
+    return logits[0].log_softmax(-1).gather(-1, following.unsqueeze(-1))[:, 0]
+
+
+def by_turns(
+    own: Pass,
+    other: Pass,
+    before: Pass,
+    after: Pass,
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[float, float]:
     """Median seconds of two passes that take turns; the first round is not counted."""
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds + 1):
@@ -113,16 +161,18 @@ def by_turns(own: Pass, other: Pass, before: Pass, after: Pass, rounds: int) -> 
         ):
             if prepare is not None:
                 prepare()
-            start = time.perf_counter()
+            start = clock()
             run()
             if turn:
-                seconds.append(time.perf_counter() - start)
+                seconds.append(clock() - start)
             if finish is not None:
                 finish()
     return statistics.median(times[0]), statistics.median(times[1])
 
 
-def measure(name: str, engine: str, size: int, layers: int, direction: str) -> dict[str, Any]:
+def measure(
+    name: str, engine: str, size: int, layers: int, direction: str, clock: Callable[[], float]
+) -> dict[str, Any]:
     """One row: seconds of transformers and of the other engine, and the largest difference."""
     torch.manual_seed(0)
     entry = MODELS[name]
@@ -141,6 +191,7 @@ def measure(name: str, engine: str, size: int, layers: int, direction: str) -> d
                 lambda: accelerate(model, check=False),
                 lambda: restore(model),
                 rounds,
+                clock,
             )
         else:
             path = Path(folder)
@@ -148,10 +199,14 @@ def measure(name: str, engine: str, size: int, layers: int, direction: str) -> d
                 "onnxruntime": lambda: onnxruntime(model, inputs, path),
                 "onnxruntime_int8": lambda: onnxruntime(model, inputs, path, int8=True),
                 "openvino": lambda: openvino(model, inputs, path),
+                "ctranslate2": lambda: ctranslate2(model, inputs, path),
+                "ctranslate2_int8": lambda: ctranslate2(model, inputs, path, int8=True),
             }[engine]()
             found = other()
+            if engine.startswith("ctranslate2"):
+                expected = target_scores(model, inputs, expected)
             nothing: Pass = lambda: None  # noqa: E731
-            seconds = by_turns(lambda: run(model, inputs), other, nothing, nothing, rounds)
+            seconds = by_turns(lambda: run(model, inputs), other, nothing, nothing, rounds, clock)
     off = float((found - expected).abs().max() / expected.abs().max())
     return {"transformers_s": seconds[0], "engine_s": seconds[1], "difference": off}
 
@@ -213,15 +268,22 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=1, help="of each model (1)")
     parser.add_argument("--passes", default="forward,both", help="directions, with commas")
     parser.add_argument("--threads", type=int, default=2, help="of every engine (2)")
+    parser.add_argument(
+        "--clock",
+        default="wall",
+        choices=list(CLOCKS),
+        help="processor time is that of the process: for one thread on a machine that others share",
+    )
     parser.add_argument("--name", default="transformers", help="of the file in results")
-    parser.add_argument("--task", nargs=7, help=argparse.SUPPRESS)
+    parser.add_argument("--task", nargs=8, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task:
-        task, name, engine, size, layers, direction, threads = options.task
+        task, name, engine, size, layers, direction, threads, clock = options.task
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         torch.set_num_threads(int(threads))
-        run = measure if task == "measure" else memory
-        print(json.dumps(run(name, engine, int(size), int(layers), direction)))
+        job = (name, engine, int(size), int(layers), direction)
+        found = measure(*job, CLOCKS[clock]) if task == "measure" else memory(*job)
+        print(json.dumps(found))
         return
     rows = []
     for name in options.models.split(","):
@@ -231,7 +293,10 @@ def main() -> None:
                 for engine in options.engines.split(","):
                     if engine != "posenc" and direction == "both":
                         continue
+                    if engine.startswith("ctranslate2") and name != "t5_scoring":
+                        continue
                     job = (name, engine, size, options.layers, direction, options.threads)
+                    job += (options.clock,)
                     row = {"model": name, "size": size, "pass": direction, "engine": engine}
                     row |= in_process("measure", *job)
                     if engine == "posenc" and direction == "both" and size >= MEMORY_FROM:
@@ -242,7 +307,11 @@ def main() -> None:
                     print(table([row]).splitlines()[-1], flush=True)
                     # After every row, as the next may take minutes.
                     write_results(
-                        options.name, rows, layers=options.layers, threads=options.threads
+                        options.name,
+                        rows,
+                        layers=options.layers,
+                        threads=options.threads,
+                        clock=options.clock,
                     )
 
 

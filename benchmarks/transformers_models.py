@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,6 +75,36 @@ def t5(layers: int) -> PreTrainedModel:
     )
 
 
+def t5_scoring(layers: int) -> PreTrainedModel:
+    """With a decoder of as many layers."""
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=768, d_ff=3072, num_heads=12, num_layers=layers
+    )
+    config.decoder_start_token_id = 0
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def scored(length: int) -> dict[str, Tensor]:
+    """A text, and one token after the decoder's first."""
+    return text(length) | {"decoder_input_ids": torch.tensor([[0, 7]])}
+
+
+def save_tokenizer(folder: Path, size: int) -> None:
+    """Write a tokenizer whose words are ``t0``, ``t1`` … ``t<size - 1>``, in a model's folder."""
+    from tokenizers import Tokenizer, models
+
+    words = Tokenizer(models.WordLevel({f"t{n}": n for n in range(size)}, unk_token="t2"))
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="t0", eos_token="t1", unk_token="t2"
+    ).save_pretrained(folder)
+
+
+def funnel(layers: int) -> PreTrainedModel:
+    """Blocks of as many layers, of which the second and the third pool."""
+    config = transformers.FunnelConfig(vocab_size=VOCABULARY, block_sizes=[layers] * 3)
+    return transformers.FunnelBaseModel(config)
+
+
 def xlnet(layers: int) -> PreTrainedModel:
     config = transformers.XLNetConfig(
         vocab_size=VOCABULARY, d_model=768, n_head=12, d_inner=3072, n_layer=layers
@@ -123,7 +154,9 @@ MODELS: dict[str, Model] = {
     "deberta_v2": Model(deberta, text),
     "mpnet": Model(mpnet, text),
     "t5": Model(t5, text),
+    "t5_scoring": Model(t5_scoring, scored),
     "xlnet": Model(xlnet, text),
+    "funnel": Model(funnel, text),
     "bloom": Model(bloom, text),
     "sam": Model(sam, image, (1024,), "pixels"),
     "vitdet": Model(vitdet, image, (1024,), "pixels"),
