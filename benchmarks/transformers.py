@@ -131,7 +131,7 @@ def ctranslate2(
     target = [f"t{number}" for number in inputs["decoder_input_ids"][0, 1:].tolist()]
 
     def run() -> Tensor:
-        (scores,) = translator.score_batch([source], [target])
+        (scores,) = translator.score_batch([source], [target], max_input_length=0)
         return torch.tensor(scores.log_probs)
 
     return run

@@ -124,7 +124,7 @@ class _Patches(torch.autograd.Function):
         backend: Any,
     ) -> Float[Tensor, "B H P D"]:
         cells = Layout.image(*size, device=q.device)
-        terms = BucketedTerms(partial(_bucket, size=size), table=table)
+        terms = BucketedTerms(partial(cell_bucket, size=size), table=table)
         output, lse = attend(
             q,
             k[:, :, 1:],
@@ -173,8 +173,8 @@ class _Patches(torch.autograd.Function):
         return (*(x.to(kind) for x, kind in zip(found, kinds, strict=False)), None, None, None)
 
 
-def _bucket(offset: Offsets, *, size: tuple[int, int]) -> BucketIndex:
-    """The row of each offset, as transformers computes it."""
+def cell_bucket(offset: Offsets, *, size: tuple[int, int]) -> BucketIndex:
+    """The row of each offset between cells, as transformers computes it."""
     (rows, columns), (down, across) = size, offset.long().unbind(-1)
     span = 2 * columns - 1
     return ((rows - 1 - down) * span + columns - 1 - across).clamp(0, (2 * rows - 1) * span - 1)

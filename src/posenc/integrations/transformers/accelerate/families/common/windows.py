@@ -1,0 +1,76 @@
+"""Attention within the windows of an image, with a number for each head and offset (Swin's)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from posenc.attention import attend
+from posenc.encoding import BucketedTerms
+from posenc.grid import Grid
+from posenc.integrations.transformers.accelerate.accelerated import settings_of
+from posenc.integrations.transformers.accelerate.families.common.image_bias import cell_bucket
+from posenc.integrations.transformers.accelerate.interface import dense_attention
+from posenc.integrations.transformers.accelerate.terms import encoding_of
+from posenc.layout import Layout
+
+
+def attend_windows(
+    module: nn.Module,
+    q: Float[Tensor, "N H L D"],
+    k: Float[Tensor, "N H L D"],
+    v: Float[Tensor, "N H L D"],
+    table: Float[Tensor, "H T"],
+    mask: Float[Tensor, "W L L"] | None,
+    size: tuple[int, int],
+    *,
+    scale: float,
+    dropout: float,
+) -> Float[Tensor, "N L C"]:
+    """Attention of all windows, heads merged.
+
+    Windows that shifting has put together from several parts of the image, the last of each row
+    and column, are computed with the bias written out.
+
+    Args:
+        q, k, v: N windows, those of one image after those of another.
+        table: by the offset of two cells, ``(2Y - 1)(2X - 1)`` of them.
+        mask: added to the logits of the W windows of an image; None: nothing is masked.
+        size: cells along each axis, (Y, X).
+    """
+    table = table.to(q.dtype)
+    cells = Layout.image(*size, device=q.device)
+    grid = Grid(cells, cells)
+    bucket = partial(cell_bucket, size=size)
+
+    def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        encoding = encoding_of(BucketedTerms(bucket, table=table))
+        backend = settings_of(module).backend
+        return attend(q, k, v, grid, encoding, backend=backend, dropout=dropout, scale=scale)
+
+    if mask is None:
+        return whole(q, k, v).transpose(1, 2).flatten(2)
+    free = (mask == 0).flatten(1).all(1)
+    chosen = free.repeat(len(q) // len(mask)).nonzero()[:, 0]
+    others = (~free).repeat(len(q) // len(mask)).nonzero()[:, 0]
+    output = torch.empty_like(v)
+    if len(chosen):
+        output = output.index_copy(0, chosen, whole(*(x[chosen] for x in (q, k, v))).to(v.dtype))
+    if len(others):
+        bias = table[:, bucket(grid.offset)[0]].unsqueeze(0)  # [1, H, L, L]
+        masks = mask[~free].repeat(len(q) // len(mask), 1, 1).unsqueeze(1).to(bias.dtype)
+        part, _ = dense_attention(
+            q[others],
+            k[others],
+            v[others],
+            bias,
+            masks,
+            dropout=dropout,
+            scale=scale,
+            with_weights=False,
+        )
+        output = output.index_copy(0, others, part.to(v.dtype))
+    return output.transpose(1, 2).flatten(2)

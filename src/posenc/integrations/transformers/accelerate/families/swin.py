@@ -1,0 +1,65 @@
+"""Swin: a number for each head and offset between the cells of a window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers.models.swin.modeling_swin import SwinAttention
+
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.families.common.windows import attend_windows
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+from posenc.integrations.transformers.accelerate.interface import wants_weights
+
+FUSED_TO = 4
+"""How many times as many cells as ``shortest`` a window has before posenc computes without
+gradients too: PyTorch's fused kernel, which takes no gradient of the bias, does it elsewhere."""
+
+
+class AcceleratedSwinAttention(Accelerated, SwinAttention):
+    """Attention within windows; as it was in small ones, and in shifted ones inside a graph."""
+
+    original = SwinAttention
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "N L C"],
+        attention_mask: Float[Tensor, "W L L"] | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        table = self.relative_position_bias.relative_position_bias_table
+        trained = torch.is_grad_enabled() and table.requires_grad
+        shortest = settings_of(self).shortest * (1 if trained else FUSED_TO)
+        traced = attention_mask is not None and torch.compiler.is_compiling()
+        if hidden_states.shape[1] < shortest or traced or wants_weights(self, options):
+            own: tuple[Tensor, Tensor | None] = super().forward(
+                hidden_states, attention_mask, **options
+            )
+            return own
+        q, k, v = (
+            projection(hidden_states).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        output = attend_windows(
+            self,
+            q,
+            k,
+            v,
+            table.T,
+            attention_mask,
+            self.relative_position_bias.window_size,
+            scale=self.scaling,
+            dropout=self.attention_dropout if self.training else 0.0,
+        )
+        return self.o_proj(output), None
+
+
+ENTRY = AcceleratedFamily(
+    title="Swin",
+    classes={SwinAttention: AcceleratedSwinAttention},
+    shortest=144,
+    limits="shifted windows outside compiled graphs only",
+)

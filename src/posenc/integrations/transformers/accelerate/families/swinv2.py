@@ -1,0 +1,60 @@
+"""Swin-v2: cosines of queries and keys in windows, and a network's bias by their offset."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import normalize
+from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
+
+from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.families.common.windows import attend_windows
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+
+
+class AcceleratedSwinv2Attention(Accelerated, Swinv2SelfAttention):
+    """Attention within windows; as it was in small ones, and in shifted ones inside a graph."""
+
+    original = Swinv2SelfAttention
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "N L C"],
+        attention_mask: Float[Tensor, "W L L"] | None = None,
+        output_attentions: bool | None = False,
+    ) -> tuple[Tensor, ...]:
+        traced = attention_mask is not None and torch.compiler.is_compiling()
+        if output_attentions or traced or hidden_states.shape[1] < settings_of(self).shortest:
+            own: tuple[Tensor, ...] = super().forward(
+                hidden_states, attention_mask, output_attentions
+            )
+            return own
+        q, k, v = (
+            projection(hidden_states).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
+        factor = torch.clamp(self.logit_scale, max=math.log(1.0 / 0.01)).exp()  # [H, 1, 1]
+        table = self.continuous_position_bias_mlp(self.relative_coords_table).flatten(0, 2)
+        output = attend_windows(
+            self,
+            (normalize(q, dim=-1) * factor).to(v.dtype),
+            normalize(k, dim=-1).to(v.dtype),
+            v,
+            16 * table.T.sigmoid(),
+            None if attention_mask is None else 2 * attention_mask,  # as transformers adds it
+            tuple(self.window_size),
+            scale=1.0,
+            dropout=self.dropout.p if self.training else 0.0,
+        )
+        return (output,)
+
+
+ENTRY = AcceleratedFamily(
+    title="Swin-v2",
+    classes={Swinv2SelfAttention: AcceleratedSwinv2Attention},
+    shortest=144,
+    limits="shifted windows outside compiled graphs only",
+)
