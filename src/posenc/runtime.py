@@ -9,6 +9,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+WITHOUT_FLOAT64 = {"mps"}
+"""Types of devices that have no float64."""
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """float64 where the device has it, else float32."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
 
 def has_values(x: Tensor) -> bool:
     """True if Python may read the values of ``x``.

@@ -23,10 +23,9 @@ from posenc.distributed.group import Group
 from posenc.distributed.shards import Piece, Shards, pieces
 from posenc.distributed.sums import crosses_ties, running_sums
 from posenc.encoding import Encoding
-from posenc.encodings.common.precision import widest
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.runtime import without_autocast
+from posenc.runtime import widest, without_autocast
 
 
 def refusal(call: ShardedCall) -> str | None:

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.errors import ArgumentError
-from posenc.runtime import has_values
+from posenc.runtime import has_values, widest
 
 LARGEST = 2**53
 """All integers up to here are exact in float64."""
@@ -42,7 +42,7 @@ def exact_dtype(
             got=f"{low} to {high}",
             remedy="Subtract a common start, which relative encodings ignore.",
         )
-    if device.type == "mps":
+    if widest(device) != torch.float64:
         raise ArgumentError(
             argument,
             expected="integers up to 2^24 on a device without float64",
@@ -66,7 +66,7 @@ def exact_floats(
     if values.dtype.itemsize <= 2 or not values.numel():
         return values.to(torch.float32)
     if not has_values(values):
-        return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
+        return values.to(widest(values.device))
     low, high = (int(end) for end in values.aminmax())
     return values.to(exact_dtype(low, high, values.device, argument=argument))
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encodings.common.precision import widest
+from posenc.runtime import widest
 
 TURN = 2 * math.pi
 
@@ -21,7 +21,7 @@ def geometric_frequencies(
     Recomputed at each call in float64: a buffer would be cast to bfloat16 with the module, where
     base-10000 frequencies are off by radians at position 2048.
     """
-    device = torch.device("cpu") if like.device.type == "mps" else like.device
+    device = like.device if widest(like.device) == torch.float64 else torch.device("cpu")
     steps = torch.arange(count, dtype=torch.float64, device=device)
     return torch.pow(base, -2.0 * steps / width).to(like)
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.runtime import without_autocast
+from posenc.runtime import widest, without_autocast
 
 
 class WideLinear(nn.Linear):
@@ -51,8 +51,3 @@ def with_zero_gradient(x: Tensor, parameter: Tensor) -> Tensor:
     DistributedDataParallel requires a gradient for every parameter.
     """
     return x + 0.0 * parameter.sum().to(x.dtype)
-
-
-def widest(device: torch.device) -> torch.dtype:
-    """float64 where the device has it, else float32."""
-    return torch.float32 if device.type == "mps" else torch.float64

@@ -13,9 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.encoding.tensors import Scores
-from posenc.encodings.common.precision import widest
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.runtime import widest
 
 
 @dataclass(frozen=True, eq=False)

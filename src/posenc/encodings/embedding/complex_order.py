@@ -12,12 +12,12 @@ from posenc.arguments import Base, EvenWidth, Length, checked
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.frequencies import angles_at
-from posenc.encodings.common.precision import wider, widest
+from posenc.encodings.common.precision import wider
 from posenc.encodings.common.table import real_positions
 from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-from posenc.runtime import has_values
+from posenc.runtime import has_values, widest
 
 Shared = Literal["words", "dimensions", "none"]
 

@@ -16,11 +16,10 @@ from posenc.encodings.common.fusion import fuse
 from posenc.encodings.common.ode.field import Activation
 from posenc.encodings.common.ode.flow import Flow, Gradient, Method, load_solvers, vectors_at
 from posenc.encodings.common.ode.solutions import Solutions, flow_at
-from posenc.encodings.common.precision import widest
 from posenc.encodings.common.table import real_positions
 from posenc.entry import Claims, Entry
 from posenc.layout import Layout
-from posenc.runtime import has_values, is_transformed, without_autocast
+from posenc.runtime import has_values, is_transformed, widest, without_autocast
 
 Start = Literal["sinusoidal", "random"]
 

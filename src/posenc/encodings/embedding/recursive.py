@@ -16,13 +16,12 @@ from posenc.encoding.parts import Hooked
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.frequencies import geometric_frequencies
 from posenc.encodings.common.fusion import fuse
-from posenc.encodings.common.precision import widest
 from posenc.encodings.common.recurrence import gated_at, gated_orbit, linear_at, linear_orbit
 from posenc.encodings.common.table import real_positions
 from posenc.entry import Claims, Entry
 from posenc.errors import LengthError
 from posenc.layout import Layout
-from posenc.runtime import has_values, without_autocast
+from posenc.runtime import has_values, widest, without_autocast
 
 StepKind = Literal["linear", "free", "gru"]
 AngleFunction = Callable[[Tensor], Tensor]

@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc.attention.backends.common.base import Problem, Result, Whole
 from posenc.attention.lowering import repeat_heads
 from posenc.attention.softmax import masked_softmax
+from posenc.runtime import widest
 
 BUDGET = 2**23
 """Logits at a time of which sums are taken, 32 MiB in float32."""
@@ -77,7 +78,7 @@ def _masked_lse(
     shown = logits.masked_fill(~seen, -torch.inf)
     largest = shown.detach().amax(-1, keepdim=True)
     # Both summands are exact to a rounding of their own, which is lost in a sum of their precision.
-    wide = logits.dtype if logits.device.type == "mps" else torch.float64
+    wide = torch.promote_types(logits.dtype, widest(logits.device))
     lse = largest.to(wide).squeeze(-1) + (shown - largest).exp().sum(-1).log()
     return lse.masked_fill(empty, -torch.inf)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from posenc.encodings.common.ode.flow import Flow, vectors_at
 from posenc.encodings.common.ode.runge_kutta import SEGMENT, Stepper
 from posenc.encodings.common.opaque import opaque
-from posenc.encodings.common.precision import widest
+from posenc.runtime import widest
 
 LIMIT = 2**27
 """Largest size in bytes of the states stored without a graph: for one dynamics, and for all
