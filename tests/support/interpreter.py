@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,13 @@ def language_patched_once() -> Iterator[None]:
     anew, compares shapes number by number and checks sums of integers for overflow in its own
     language: all of it takes longer than the computation.
     """
+    with language_patched():
+        yield
+
+
+@contextmanager
+def language_patched() -> Iterator[None]:
+    """The same for a block of code."""
     from triton.language import core, semantic
     from triton.runtime import interpreter
 

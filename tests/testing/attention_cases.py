@@ -17,6 +17,55 @@ MAX_LENGTH = 700
 WRONG = ("heads", "head_dim", "causal", "key_width", "axes", "length", "dtype")
 """Kinds of invalid arguments."""
 
+LAYOUTS = ("sequence", "sequence", "cross", "packed", "padded", "gaps", "times")
+"""Kinds of texts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The values that cases are drawn from.
+
+    Args:
+        longest: bounds of the lengths; None for ``MAX_LENGTH`` in all batch rows together.
+        head_dims, value_dims: widths of heads; None for that of the queries.
+        batches, kv_heads, groups: batch rows, key heads, and query heads of each.
+        dtypes: of the operands.
+        layouts: of texts.
+        images: share of images, where the encoding has two axes.
+        wrong: share of cases with an invalid argument.
+        tiles: sides of the kernels' tiles, where they can be chosen.
+    """
+
+    longest: tuple[int | None, ...] = (3, 20, 80, 80, 300, None)
+    head_dims: tuple[int, ...] = (8, 8, 16, 24)
+    value_dims: tuple[int | None, ...] = (None, None, None, 5, 32)
+    batches: tuple[int, ...] = (1, 1, 2, 3)
+    kv_heads: tuple[int, ...] = (1, 2, 3)
+    groups: tuple[int, ...] = (1, 2, 4)
+    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32)
+    layouts: tuple[str, ...] = LAYOUTS
+    images: float = 0.6
+    wrong: float = 0.15
+    tiles: tuple[int, ...] = (16,)
+
+
+WIDE = Sizes()
+"""For backends that are fast on the CPU."""
+
+INTERPRETED = Sizes(
+    longest=(3, 20, 50, 70, 130),
+    head_dims=(1, 2, 5, 8, 16, 24, 33, 64, 100, 128),
+    value_dims=(None, None, 1, 7, 40, 128),
+    batches=(1, 1, 2),
+    kv_heads=(1, 2),
+    groups=(1, 1, 3),
+    dtypes=(torch.float32, torch.float32, torch.bfloat16),
+    layouts=("sequence", "sequence", "cross", "packed", "packed", "padded", "padded", "gaps"),
+    wrong=0.0,
+    tiles=(16, 32, 64),
+)
+"""For the kernels of the ``triton`` backend, by Triton's interpreter."""
+
 
 @dataclass(frozen=True)
 class AttentionCase:
@@ -32,6 +81,7 @@ class AttentionCase:
         frozen: the encoding's parameters require no gradient.
         memory: memory layout of the operands.
         wrong: the invalid argument, or None.
+        tile: sides of the kernels' tiles, of queries and of keys.
     """
 
     number: int
@@ -49,6 +99,7 @@ class AttentionCase:
     frozen: bool
     memory: str
     wrong: str | None
+    tile: tuple[int, int] = (16, 16)
 
     def __str__(self) -> str:
         wrong = "" if self.wrong is None else f", wrong {self.wrong}"
@@ -56,47 +107,51 @@ class AttentionCase:
             f"case {self.number}: {self.name}, batch {self.batch}, heads {self.heads}/"
             f"{self.kv_heads} of {self.head_dim}/{self.value_dim}, {self.queries.length}×"
             f"{self.keys.length} tokens on {self.keys.axes} axes, causal={self.causal}, "
-            f"window={self.window}, {self.dtype}, frozen={self.frozen}, {self.memory}{wrong}"
+            f"window={self.window}, {self.dtype}, frozen={self.frozen}, {self.memory}, "
+            f"tiles of {self.tile[0]}×{self.tile[1]}{wrong}"
         )
 
 
-def draw(number: int, names: list[str]) -> AttentionCase:
+def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
     """The case with this number."""
     dice = random.Random(number)
     name = dice.choice(names)
     claims = ENCODINGS[name].claims
     axes = dice.choice(claims.axes or (1, 2, 3))
     causal = claims.causal_only or dice.random() < 0.5
-    kv_heads = dice.choice([1, 2, 3])
-    head_dim = dice.choice([8, 8, 16, 24])
-    batch = dice.choice([1, 1, 2, 3])
-    longest = dice.choice([3, 20, 80, 80, 300, MAX_LENGTH // batch])
-    queries, keys = _layouts(dice, batch, longest, axes)
+    kv_heads = dice.choice(sizes.kv_heads)
+    head_dim = dice.choice(sizes.head_dims)
+    batch = dice.choice(sizes.batches)
+    longest = dice.choice(sizes.longest) or MAX_LENGTH // batch
+    queries, keys = _layouts(dice, batch, longest, axes, sizes)
     return AttentionCase(
         number=number,
         name=name,
         batch=batch,
-        heads=kv_heads * dice.choice([1, 2, 4]),
+        heads=kv_heads * dice.choice(sizes.groups),
         kv_heads=kv_heads,
         head_dim=head_dim,
-        value_dim=dice.choice([head_dim, head_dim, head_dim, 5, 32]),
+        value_dim=dice.choice(sizes.value_dims) or head_dim,
         queries=queries,
         keys=keys,
         causal=causal,
         window=dice.choice([None, None, None, 1, 7, 70]),
-        dtype=dice.choice([torch.float64, torch.float32]),
+        dtype=dice.choice(sizes.dtypes),
         frozen=dice.random() < 0.3,
         memory=dice.choice(["contiguous", "transposed", "strided", "offset", "expanded"]),
-        wrong=dice.choice(WRONG) if dice.random() < 0.15 else None,
+        wrong=dice.choice(WRONG) if dice.random() < sizes.wrong else None,
+        tile=(dice.choice(sizes.tiles), dice.choice(sizes.tiles)),
     )
 
 
-def _layouts(dice: random.Random, batch: int, longest: int, axes: int) -> tuple[Layout, Layout]:
+def _layouts(
+    dice: random.Random, batch: int, longest: int, axes: int, sizes: Sizes
+) -> tuple[Layout, Layout]:
     """Layouts of queries and keys as models use them."""
     length = dice.randint(1, longest)
-    if axes == 2 and dice.random() < 0.6:
+    if axes == 2 and dice.random() < sizes.images:
         return _image_layouts(dice, batch, max(1, int(length**0.5)))
-    kind = dice.choice(["sequence", "sequence", "cross", "packed", "padded", "gaps", "times"])
+    kind = dice.choice(sizes.layouts)
     if kind == "cross":
         keys = Layout.sequence(dice.randint(1, longest), start=dice.randint(0, 5))
         queries = Layout.sequence(length, start=dice.randint(0, 9))

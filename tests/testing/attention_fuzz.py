@@ -2,9 +2,11 @@
 
     python -m tests.testing.attention_fuzz --count 2000
     python -m tests.testing.attention_fuzz --first 1234 --count 1
+    TRITON_INTERPRET=1 python -m tests.testing.attention_fuzz --backend triton --count 500
 
 A case is determined by its number. Values and all gradients are compared; in some cases heads,
-widths or axes are invalid, and every backend has to raise ``ArgumentError``.
+widths or axes are invalid, and every backend has to raise ``ArgumentError``. With ``--backend
+triton`` cases are such as its kernels serve, in tiles of random sides.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from posenc.attention import BACKENDS, attend
+from posenc.attention.backends.triton.form import INTERPRETED as HAS_INTERPRETER
 from posenc.encoding import Encoding
 from posenc.entry import CONTEXT
 from posenc.errors import ArgumentError, BackendRefusal, PosencError
@@ -26,12 +31,58 @@ from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS
 from posenc.testing.subject import spread
-from tests.testing.attention_cases import MAX_LENGTH, AttentionCase, draw
+from tests.support.interpreter import language_patched
+from tests.support.tiling import tiles
+from tests.testing.attention_cases import INTERPRETED, MAX_LENGTH, WIDE, AttentionCase, Sizes, draw
 from tests.testing.tolerances import distance, tolerance
 
-FLOOR = {torch.float64: 1e-5, torch.float32: 1e-4}
+FLOOR = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Minimum tolerances: positions are float32 even with float64 features, and sums that cancel are
 exactly 0 only in the definition."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What is run.
+
+    Args:
+        backends: compared with the reference.
+        names: encodings to draw from.
+        sizes: of the cases.
+        tiled: sets the sides of a case's tiles.
+    """
+
+    backends: tuple[str, ...]
+    names: tuple[str, ...]
+    sizes: Sizes
+    tiled: Callable[[AttentionCase], AbstractContextManager[None]] = lambda case: nullcontext()
+
+
+def everywhere(names: list[str] | None = None) -> Scope:
+    """All backends, with encodings that act in attention, or those named."""
+    if names is None:
+        names = [n for n, e in ENCODINGS.items() if e.claims.sites != ("embedding",)]
+    return Scope(backends=("auto", *BACKENDS), names=tuple(names), sizes=WIDE)
+
+
+def interpreted(names: list[str] | None = None) -> Scope:
+    """The kernels of ``triton`` by its interpreter, with encodings that they serve, or those named.
+
+    Triton has to be told of its interpreter before it is imported.
+    """
+    return Scope(
+        backends=("triton",),
+        names=tuple(names or SERVED),
+        sizes=INTERPRETED,
+        tiled=lambda case: tiles(*case.tile),
+    )
+
+
+SERVED = (
+    *("nope", "rope", "p_rope", "rope_pp", "alibi", "t5", "kerple", "sandwich", "shaw"),
+    *("transformer_xl", "deberta", "tupe", "forgetting"),
+)
+"""Encodings in the form that the kernels take."""
 
 
 class Failure(AssertionError):
@@ -91,11 +142,11 @@ Outcome = tuple[list[Tensor], None] | tuple[None, PosencError]
 """Output and gradients, or the error that was raised."""
 
 
-def run(case: AttentionCase) -> list[str]:
-    """Compare every backend with the reference on one case.
+def run(case: AttentionCase, backends: tuple[str, ...]) -> list[str]:
+    """Compare backends with the reference on one case.
 
     Returns:
-        Names of the backends that support it, including ``reference``.
+        Names of the backends that support it.
 
     Raises:
         Failure: if a backend differs.
@@ -108,7 +159,7 @@ def run(case: AttentionCase) -> list[str]:
             return []  # the method does not support these sizes
     call = _call(case, encoding, head_dim)
     if case.wrong is not None:
-        for name in ("auto", *BACKENDS):
+        for name in backends:
             _expect_refusal(case, name, encoding, call)
         return []
     exact, error = _outcome(lambda: call("reference", torch.float64))
@@ -116,7 +167,7 @@ def run(case: AttentionCase) -> list[str]:
     if case.dtype != torch.float64:
         narrow, error = _outcome(lambda: call("reference", case.dtype))
     served = []
-    for name in ("auto", *BACKENDS):
+    for name in backends:
         try:
             got, raised = _outcome(lambda name=name: call(name, case.dtype))  # type: ignore[misc]
         except BackendRefusal:
@@ -261,26 +312,27 @@ def _compare(
 
 
 def fuzz(
-    count: int, *, first: int = 0, names: list[str] | None = None
+    count: int, *, first: int = 0, scope: Scope | None = None
 ) -> Iterator[tuple[AttentionCase, list[str]]]:
     """Run cases ``first`` to ``first + count - 1``; yield each with the backends that support it.
 
     Args:
-        names: encodings to draw from; by default all that act in attention.
+        scope: all backends by default.
 
     Raises:
         Failure: for the first case in which a backend differs.
     """
-    if names is None:
-        names = [n for n, e in ENCODINGS.items() if e.claims.sites != ("embedding",)]
+    scope = everywhere() if scope is None else scope
     for number in range(first, first + count):
-        case = draw(number, names)
+        case = draw(number, list(scope.names), scope.sizes)
         try:
-            yield case, run(case)
+            with scope.tiled(case):
+                served = run(case, scope.backends)
         except Failure:
             raise
         except Exception as error:
             raise Failure(f"{case}\nraised {error!r}") from error
+        yield case, served
 
 
 def main() -> int:
@@ -289,22 +341,33 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=2000, help="cases (2000)")
     parser.add_argument("--first", type=int, default=0, help="number of the first case (0)")
     parser.add_argument("--only", nargs="*", default=None, help="encodings (all)")
+    parser.add_argument("--backend", choices=["triton"], help="by its interpreter; else all")
     parser.add_argument("--all", action="store_true", help="continue after a failure")
     arguments = parser.parse_args()
+    if arguments.backend and not HAS_INTERPRETER:
+        parser.error("--backend triton needs TRITON_INTERPRET=1 in the environment")
+    scope = (interpreted if arguments.backend else everywhere)(arguments.only)
     warnings.simplefilter("error")
-    met: dict[str, int] = {}
+    patched = language_patched() if arguments.backend else nullcontext()
+    numbers = range(arguments.first, arguments.first + arguments.count)
+    with patched:
+        return _report(numbers, scope, go_on=arguments.all)
+
+
+def _report(numbers: range, scope: Scope, *, go_on: bool) -> int:
+    served = Counter[str]()
     failures = 0
-    for number in range(arguments.first, arguments.first + arguments.count):
+    for number in numbers:
         try:
-            for _, served in fuzz(1, first=number, names=arguments.only):
-                for name in served:
-                    met[name] = met.get(name, 0) + 1
+            for _, names in fuzz(1, first=number, scope=scope):
+                served.update(names)
         except Failure as failure:
             failures += 1
             sys.stdout.write(f"{failure}\n")
-            if not arguments.all:
+            sys.stdout.flush()
+            if not go_on:
                 break
-    sys.stdout.write(f"{arguments.count} cases, {failures} failures; served: {met}\n")
+    sys.stdout.write(f"{len(numbers)} cases, {failures} failures; served: {dict(served)}\n")
     return min(failures, 1)
 
 

@@ -8,7 +8,7 @@ import torch
 from posenc.attention.backends.common.base import Plan, Problem, Result, Unsupported
 from posenc.attention.backends.sdpa import Sdpa
 from tests.testing.attention_cases import AttentionCase, draw
-from tests.testing.attention_fuzz import Failure, fuzz
+from tests.testing.attention_fuzz import Failure, everywhere, fuzz
 
 SHARE = 100
 
@@ -42,7 +42,7 @@ def test_a_wrong_backend_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Sdpa, "plan", plan)
     with pytest.raises(Failure, match=r"(auto|sdpa): the output is off"):
-        list(fuzz(60, names=["nope"]))
+        list(fuzz(60, scope=everywhere(["nope"])))
 
 
 def test_a_backend_that_takes_wrong_heads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_a_backend_that_takes_wrong_heads_is_found(monkeypatch: pytest.MonkeyPat
     for check in ("api.validate", "lowering._require_shapes"):
         monkeypatch.setattr(f"posenc.attention.{check}", lambda *given, **options: None)
     with pytest.raises(Failure):
-        list(fuzz(1, first=number, names=["alibi"]))
+        list(fuzz(1, first=number, scope=everywhere(["alibi"])))
 
 
 def _is_wrong(case: AttentionCase) -> bool:
