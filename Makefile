@@ -3,8 +3,6 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
-# Most of the time of tests on a device goes into compiling, on the CPU.
-GPU_WORKERS ?= 8
 BIN := $(VENV)/bin
 # Not compiled while installing: Python compiles what is imported, once, which is far less. That
 # only pays if the compiled files are kept, so the variable that forbids it is not passed on.
@@ -13,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention fuzz-files fuzz-options test-onnx check docs format bench gpu-test gpu-bench wheel lock clean
+.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention fuzz-triton fuzz-files fuzz-options test-onnx check docs format bench gpu-test gpu-bench wheel lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -88,17 +86,20 @@ bench: $(VENV)/.installed-bench $(VENV)/.kernels ## time attention with encoding
 fuzz-attention: $(VENV)/.installed-test ## random calls of attend, every backend against the reference
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.attention_fuzz --count 2000
 
+fuzz-triton: $(VENV)/.installed-test ## random calls of the Triton kernels, interpreted, against the reference
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.attention_fuzz --backend triton --count 550
+
 fuzz-options: $(VENV)/.installed-test ## try random options of every method
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.option_fuzz --samples 50000
 
 test-onnx: $(VENV)/.installed-test ## run every encoding that ONNX can express in ONNX Runtime
 	$(BIN)/python -m pytest -q -n $(WORKERS) tests/testing/test_onnx.py
 
-gpu-test: $(VENV)/.installed-test ## the tests that need a CUDA device
-	$(BIN)/python -m pytest -q -n $(GPU_WORKERS) -m gpu -rs
+gpu-test: $(VENV)/.installed-test ## on a CUDA device: its trial and the tests that need one, 12 minutes
+	$(BIN)/python -m benchmarks.device --steps trial tests
 
-gpu-bench: $(VENV)/.installed-bench $(VENV)/.kernels ## the same on a CUDA device
-	$(BIN)/posenc bench --device cuda --out benchmarks/results
+gpu-bench: $(VENV)/.installed-bench $(VENV)/.kernels ## the same, compiled code, times and memory, 25 minutes
+	$(BIN)/python -m benchmarks.device
 
 wheel: $(VENV)/.installed-test ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build --no-isolation

@@ -1,6 +1,13 @@
-"""Every backend on a CUDA device, against ``reference`` in float64, in memory full of NaN."""
+"""Every backend on a CUDA device, against ``reference`` in float64, in memory full of NaN.
+
+With ``POSENC_TEST_DEVICE=cpu`` and ``TRITON_INTERPRET=1`` what needs no device runs on the CPU.
+"""
 
 from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,16 +19,20 @@ from posenc.attention import BACKENDS, Backend
 from posenc.attention.backends.triton import Triton
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import BackendRefusal
+from tests.support.interpreter import language_patched
+from tests.support.tiling import first_tiles_that_fit
 
-DEVICE = "cuda"
+DEVICE = os.environ.get("POSENC_TEST_DEVICE", "cuda")
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="no CUDA device"),
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # of PyTorch's compiler
 ]
 
-HEADS, KEY_HEADS, WIDTH, LENGTH = 4, 2, 64, 130
+HEADS, KEY_HEADS, WIDTH = 4, 2, 64
+
+LENGTH = 130 if DEVICE == "cuda" else 20
 
 UNFUSED = Triton(fuse_rotations=False)
 
@@ -29,8 +40,8 @@ LONG = 131_072
 
 LAYOUTS = {
     "sequence": Layout.sequence(LENGTH),
-    "padded": Layout.padded([LENGTH, 40, 0], side="left"),
-    "packed": Layout.packed([60, LENGTH - 60]),
+    "padded": Layout.padded([LENGTH, LENGTH // 3, 0], side="left"),
+    "packed": Layout.packed([LENGTH // 2 - 5, LENGTH - (LENGTH // 2 - 5)]),
 }
 
 STRUCTURED = ["nope", "rope", "alibi", "t5", "shaw", "transformer_xl", "deberta", "tupe"]
@@ -38,6 +49,31 @@ STRUCTURED = ["nope", "rope", "alibi", "t5", "shaw", "transformer_xl", "deberta"
 ON_IMAGES = ["swin", "irpe", "rope2d"]
 
 TOLERANCE = {torch.float32: 3e-5, torch.float16: 8e-3, torch.bfloat16: 5e-2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _interpreter() -> Iterator[None]:
+    """Triton's interpreter, where there is no device, without what makes it slow."""
+    if DEVICE == "cuda":
+        yield
+        return
+    with language_patched():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _first_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tiles are not chosen by measurement, which takes most of the time, unless a test asks."""
+    if "measured_tiles" in request.fixturenames:
+        yield
+        return
+    with first_tiles_that_fit():
+        yield
+
+
+@pytest.fixture
+def measured_tiles() -> None:
+    """Tiles are chosen as they are for users."""
 
 
 def created(
@@ -151,7 +187,7 @@ def test_windows_chunks_and_grouped_heads(name: str) -> None:
     for grid in (
         Grid.of(whole, causal=True, window=20),
         Grid.of(whole, window=33),
-        Grid(whole.slice(90, LENGTH), whole, causal=True),
+        Grid(whole.slice(2 * LENGTH // 3, LENGTH), whole, causal=True),
     ):
         check(created(name, causal=grid.causal), grid, inputs(grid))
 
@@ -179,7 +215,10 @@ ROTATIONS = {
 @pytest.mark.parametrize("case", ROTATIONS)
 def test_rotations_in_the_kernels(case: str, layout: str, dtype: torch.dtype) -> None:
     encoding, whole = Encoding(query_key=ROTATIONS[case]), LAYOUTS[layout].to(DEVICE)
-    for grid in (Grid.of(whole, causal=True), Grid(whole.slice(70, LENGTH), whole, causal=True)):
+    for grid in (
+        Grid.of(whole, causal=True),
+        Grid(whole.slice(LENGTH // 2, LENGTH), whole, causal=True),
+    ):
         given = inputs(grid, dtype=dtype)
         assert "as they read them" in str(explain(*given, grid, encoding, backend="triton"))
         check(encoding, grid, given, ("triton", UNFUSED))
@@ -208,12 +247,25 @@ def test_rotations_of_a_cache(case: str, dtype: torch.dtype) -> None:
             agree([got], [wanted], TOLERANCE[dtype], backend)
 
 
+@pytest.mark.skipif(DEVICE != "cuda", reason="its kernels run on CUDA devices")
 def test_flex_serves_tables_and_products_over_few_rows() -> None:
     grid = Grid.of(LAYOUTS["sequence"].to(DEVICE), causal=True)
     for name in ("nope", "rope", "alibi", "t5", "deberta"):
         assert "flex" in serving(inputs(grid), grid, created(name))
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("fla") is None, reason="flash-linear-attention is not installed"
+)
+@pytest.mark.parametrize("name", ["forgetting", "cable", "path"])
+def test_kernels_of_flash_linear_attention(name: str) -> None:
+    layout, encoding = LAYOUTS["sequence"].to(DEVICE), created(name)
+    x = torch.randn(1, LENGTH, HEADS * WIDTH, device=DEVICE)
+    grid = Grid.of(encoding.observe(x, layout), causal=True)
+    check(encoding, grid, inputs(grid, dtype=torch.bfloat16), ("fla",))
+
+
+@pytest.mark.usefixtures("measured_tiles")
 @pytest.mark.parametrize("name", ["t5", "shaw", "deberta"])
 def test_every_run_gives_the_same_bits(name: str) -> None:
     grid, encoding = Grid.of(LAYOUTS["padded"].to(DEVICE), causal=True), created(name)
@@ -281,6 +333,7 @@ def test_decoding(name: str, layout: str) -> None:
     agree([got], [wanted], TOLERANCE[torch.float32], "triton")
 
 
+@pytest.mark.skipif(DEVICE != "cuda", reason="the interpreter would take hours")
 @pytest.mark.parametrize("name", ["alibi", "t5", "shaw"])
 def test_long_sequences_in_one_call(name: str) -> None:
     """The last queries against the definition; memory far below that of all logits."""
@@ -303,6 +356,7 @@ def test_long_sequences_in_one_call(name: str) -> None:
     agree(found, wanted, TOLERANCE[torch.bfloat16], "triton")
 
 
+@pytest.mark.skipif(DEVICE != "cuda", reason="the interpreter would take hours")
 def test_tensors_of_more_than_two_billion_numbers() -> None:
     """Places in memory do not fit in 32 bits: the last head against the definition."""
     if torch.cuda.get_device_properties(0).total_memory < 40 * 2**30:

@@ -81,7 +81,7 @@ def bench(settings: Settings, *, progress: Callable[[Step], None] = lambda step:
     with MemoryMeter(settings.device) as meter:
         for job in jobs:
             progress(Step(title=describe(job), share=done / total))
-            readings += _measure(job, meter)
+            readings += measure(job, meter)
             done += job.work
     verdicts = judge(settings.limits, readings)
     return Report(
@@ -106,7 +106,8 @@ def describe(job: Job) -> str:
     return f"{case.encoding}, {size}{causal}{dtype}: {what}"
 
 
-def _measure(job: Job, meter: MemoryMeter) -> list[Reading]:
+def measure(job: Job, meter: MemoryMeter) -> list[Reading]:
+    """Readings of a job, one of each contender in order."""
     gc.collect()
     call = job.case.build()
     ready: dict[str, Prepared] = {}
