@@ -30,6 +30,9 @@ SITES = {
     "": "nothing, the control",
 }
 PLACES = {"cpu": "on the CPU", "cuda": "on CUDA"}
+OPTIONAL = ("fla",)
+"""Backends of other packages' kernels for a few methods: pages do not say what these are not."""
+
 MADE = "<!-- made by `make docs` from the registry: edit the docstring and the entry instead -->"
 
 
@@ -104,7 +107,9 @@ B batch, H heads, Q queries, K keys, L tokens, D head width, C model width, N bu
 work and memory beside plain attention's; *parameters* are those of {size()};
 what layers share is counted once.
 *On the CPU* and *on CUDA* are the backends that can serve it there, whatever machine made this
-page; a table that needs a gradient can go to fewer. `triton` and `flex` have kernels for CUDA only.
+page; a table that needs a gradient can go to fewer. `triton` and `flex` have kernels for CUDA only,
+and so has `fla`: flash-linear-attention's, where it is installed, for whole causal sequences of
+`forgetting`, `cable`, `grape_additive` and `path` in 16 bits.
 `posenc.explain` says which one `backend="auto"` takes for a call of yours, on your machine.
 
 {costs}
@@ -161,7 +166,7 @@ def refusals(told: Sheet) -> list[str]:
     places: dict[tuple[str, str], list[str]] = {}
     for device, reasons in told.refusals.items():
         for name, reason in reasons.items():
-            if not reason.endswith(f"not on {device}"):
+            if name not in OPTIONAL and not reason.endswith(f"not on {device}"):
                 places.setdefault((name, reason), []).append(PLACES[device])
     return [
         f"Not `{name}` {' or '.join(devices)}: {reason}."

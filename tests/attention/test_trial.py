@@ -59,6 +59,39 @@ def test_right_backends_pass(name: str) -> None:
         assert trial.difference(backend, BACKENDS["reference"], CPU) == ""
 
 
+class Partial(Backend):
+    """Numbers a key and reflections by compiled kernels, which may be given too few keys' worth."""
+
+    on_trial = True
+    name = "partial"
+
+    def __init__(self, *, wrong: bool) -> None:
+        self.wrong, self.seen = wrong, 0
+
+    def plan(self, problem: Problem) -> Plan | Unsupported:
+        if problem.encoding.value is not None:
+            return Unsupported("it has no place for a value part")
+        self.seen += 1
+        if self.wrong and problem.lowered is None:
+            problem = replace(problem, encoding=Encoding(), lowered=())
+        return BACKENDS["reference"].plan(problem)
+
+
+def test_backends_without_the_whole_formula_are_tried_with_its_parts() -> None:
+    right, wrong = Partial(wrong=False), Partial(wrong=True)
+    assert trial.difference(right, BACKENDS["reference"], CPU) == ""
+    assert right.seen == 4
+    assert "its output" in trial.difference(wrong, BACKENDS["reference"], CPU)
+
+
+@pytest.mark.parametrize("name", ["tiled", "native"])
+def test_parts_of_the_formula(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = BACKENDS[name]
+    monkeypatch.setattr(trial, "WHOLE", trial.PARTS)
+    if backend.unavailable(CPU) is None:
+        assert trial.difference(backend, BACKENDS["reference"], CPU, grids=trial.GRIDS[:1]) == ""
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [("bias", "its output"), ("output", "its output"), ("failing", "out of shared memory")],
@@ -66,13 +99,13 @@ def test_right_backends_pass(name: str) -> None:
 def test_wrong_backends_are_put_aside_once(kind: str, words: str) -> None:
     backend = Damaged(kind)
     with pytest.warns(RuntimeWarning, match="is put aside"):
-        found = trial.refusal(backend, BACKENDS["reference"], CPU)
+        found = trial.refusal(backend, BACKENDS["reference"], CPU, torch.bfloat16)
     assert found is not None
     assert words in found.reason
     runs = backend.runs
-    assert trial.refusal(backend, BACKENDS["reference"], CPU) == found
+    assert trial.refusal(backend, BACKENDS["reference"], CPU, torch.bfloat16) == found
     trial._FOUND.clear()  # as in another process
-    assert trial.refusal(backend, BACKENDS["reference"], CPU) == found
+    assert trial.refusal(backend, BACKENDS["reference"], CPU, torch.bfloat16) == found
     assert backend.runs == runs
 
 
@@ -93,6 +126,6 @@ def test_auto_goes_on_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_caller_set_stays() -> None:
     state = torch.get_rng_state()
     with torch.inference_mode():
-        assert trial.refusal(BACKENDS["tiled"], BACKENDS["reference"], CPU) is None
+        assert trial.refusal(BACKENDS["tiled"], BACKENDS["reference"], CPU, torch.float32) is None
         assert torch.is_inference_mode_enabled()
     assert torch.equal(torch.get_rng_state(), state)

@@ -92,8 +92,8 @@ def _choose(call: AttentionCall) -> Choice:
     for name in order:
         plan = _plan(BACKENDS[name], call)
         if isinstance(plan, Plan) and BACKENDS[name].on_trial:
-            differs = trial.refusal(BACKENDS[name], BACKENDS["reference"], call.q.device)
-            plan = differs or plan
+            definition, q = BACKENDS["reference"], call.q
+            plan = trial.refusal(BACKENDS[name], definition, q.device, q.dtype) or plan
         if isinstance(plan, Plan):
             return Choice(BACKENDS[name], plan, rule, refused)
         refused[name] = plan.reason
@@ -135,7 +135,7 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
             it.
     """
     if device.type != "cpu":
-        return "on an accelerator", ["sdpa", "triton", "flex", "tiled", "reference"]
+        return "on an accelerator", ["sdpa", "fla", "triton", "flex", "tiled", "reference"]
     if torch.compiler.is_exporting():
         # A rule that reads sizes would fix them; other runtimes know no operators of ours.
         return "exporting", ["sdpa", "reference"]

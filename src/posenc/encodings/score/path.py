@@ -111,51 +111,10 @@ class Path(ScoreTerm):
             return None
         signal = require_signal(grid.key, "Path", self.rank + self.heads)
         taps = () if self.taps is None else (self.taps,)
-        compute = partial(self._blocks, grid.key, scale, first)
         parameters = (signal, *self.wide.parameters(), *taps)
-        return BlockTransforms(q, k, first, parameters, compute)
-
-    def _blocks(
-        self,
-        key: Layout,
-        scale: float,
-        first: int,
-        q: Queries,
-        k: Keys,
-        heads: slice,
-        tokens: slice,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """``BlockTransforms.compute``, of blocks of keys as they are stored."""
-        size, (queries, keys), width = BlockTransforms.BLOCK, (q.shape[2], k.shape[2]), q.shape[3]
-        directions, strengths = (
-            x.expand(len(q), *x.shape[1:]) for x in self._reflections_of(key, heads, tokens)
-        )
-        wide = torch.promote_types(q.dtype, torch.float32)
-        more = (-width % 16, -keys % size)
-        before = min(max(0, first - tokens.start), keys)
-        here = slice(before, before + queries)
-
-        def blocks(x: Tensor, before: int = 0) -> Tensor:
-            behind = keys + more[1] - before - x.shape[2]
-            x = nn.functional.pad(x.to(wide), (0, more[0], before, behind))
-            return x.view(*x.shape[:2], -1, size, x.shape[3])  # [b, H, blocks, size, width]
-
-        w, key_blocks, query = blocks(directions), blocks(k), blocks(q * scale, before)
-        beta = nn.functional.pad(strengths.to(wide), (0, more[1])).view(w.shape[:-1])
-        along = (w @ w.mT * beta.unsqueeze(-1)).tril(-1)
-        weighted = w * beta.unsqueeze(-1)
-        onto = (weighted @ key_blocks.mT).tril(-1)
-        lost, mixed = torch.linalg.solve_triangular(
-            along, torch.cat([onto, weighted], dim=-1), upper=False, unitriangular=True
-        ).split([size, w.shape[-1]], dim=-1)
-        read = (query @ w.mT).tril()
-        own = query @ key_blocks.mT - read @ lost
-        query, key_blocks = query - read @ mixed, key_blocks - lost.mT @ w
-        return (
-            query.flatten(2, 3)[:, :, here],
-            key_blocks.flatten(2, 3)[:, :, :keys],
-            torch.eye(w.shape[-1], dtype=wide) - w.mT @ mixed,
-            own.flatten(2, 3)[:, :, here],
+        reflections = partial(self._reflections_of, grid.key)
+        return BlockTransforms.of_reflections(
+            q, k, first, parameters, reflections=reflections, scale=scale
         )
 
     def _reflections(

@@ -1,0 +1,140 @@
+"""Kernels of flash-linear-attention (fla) for CUDA devices, where that package is installed.
+
+Its forgetting attention adds ``c_i - c_j`` to the logits, c the running sum of a number a token and
+head: any number a key, since one a query changes no weight. Its PaTH attention has the same
+products of reflections as ``encoding.BlockTransforms`` with ``reflections``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.attention.backends.common.base import Backend, Plan, Problem, Result, Unsupported
+from posenc.attention.backends.common.definition import lse_by_definition
+from posenc.attention.lowering import repeat_heads
+from posenc.encoding import BlockTransforms, BucketedTerms
+from posenc.grid import Grid
+from posenc.runtime import is_transformed
+
+WIDTHS = (16, 32, 64, 128)
+
+DTYPES = (torch.float16, torch.bfloat16)
+
+DEVICE = "cuda"
+
+Reflections = Callable[[], tuple[Tensor, Tensor]]
+
+
+class Fla(Backend):
+    """A number a key, or reflections, over whole causal sequences in 16 bits."""
+
+    name = "fla"
+
+    on_trial = True
+
+    def unavailable(self, device: torch.device) -> Unsupported | None:
+        if importlib.util.find_spec("fla") is None:
+            return Unsupported("flash-linear-attention is not installed")
+        return None
+
+    def plan(self, problem: Problem) -> Plan | Unsupported:
+        refusal = _unsupported(problem)
+        if refusal is not None:
+            return refusal
+        if problem.lowered is not None:
+            column = _column(problem)
+            if column is None:
+                return Unsupported("the score part is no number a key")
+            return Plan("fla's forgetting attention", partial(_forget, problem, column))
+        reflections = _reflections(problem)
+        if reflections is None:
+            return Unsupported("the score part is no product of reflections")
+        return Plan("fla's PaTH attention", partial(_reflect, problem, reflections))
+
+
+def _unsupported(problem: Problem) -> Unsupported | None:
+    q, grid = problem.q, problem.grid
+    if q.device.type != DEVICE:
+        return Unsupported(f"its kernels run on CUDA devices, not on {q.device.type}")
+    if q.dtype not in DTYPES:
+        return Unsupported(f"its kernels are for 16 bits, not for {q.dtype}")
+    if is_transformed() or torch.compiler.is_compiling():
+        return Unsupported("its kernels are unknown to torch.func and torch.compile")
+    if problem.dropout:
+        return Unsupported("it has no dropout")
+    if problem.encoding.value is not None:
+        return Unsupported("it has no place for a value part")
+    if not _whole_and_causal(grid):
+        return Unsupported("it is for whole causal sequences without padding")
+    widths = {q.shape[-1], problem.v.shape[-1]}
+    if not widths <= set(WIDTHS):
+        return Unsupported(f"it takes heads of width {WIDTHS}, not {sorted(widths)}")
+    return None
+
+
+def _whole_and_causal(grid: Grid) -> bool:
+    if not grid.causal or grid.window is not None or grid.segmented:
+        return False
+    return grid.shift == 0 and grid.query.length == grid.key.length
+
+
+def _column(problem: Problem) -> Float[Tensor, "b H K"] | None:
+    """The sum of the terms, if each is a number a key; numbers a query change no output."""
+    found: Tensor | None = None
+    for term in problem.lowered or ():
+        if not isinstance(term, BucketedTerms) or term.column is None:
+            return None
+        if any(x is not None for x in (term.table, term.left, term.right, term.value)):
+            return None
+        found = term.column if found is None else found + term.column
+    return found
+
+
+def _reflections(problem: Problem) -> Reflections | None:
+    """What gives directions and strengths; None where the score part is no such product."""
+    score = problem.encoding.score
+    if score is None:
+        return None
+    k = repeat_heads(problem.k, problem.heads)
+    form = score.fuse(problem.q, k, problem.grid, scale=problem.scale)
+    return form.reflections if isinstance(form, BlockTransforms) else None
+
+
+def decays(column: Float[Tensor, "b H K"]) -> Float[Tensor, "b K H"]:
+    """Addends of the running sum c whose negative is the column, up to a constant."""
+    steps = column[..., :-1] - column[..., 1:]
+    return torch.nn.functional.pad(steps, (1, 0)).mT.float()
+
+
+def _forget(problem: Problem, column: Float[Tensor, "b H K"], *, lse: bool) -> Result:
+    from fla.ops.forgetting_attn import parallel_forgetting_attn
+
+    q, k, v = (x.transpose(1, 2) for x in (problem.q, problem.k, problem.v))
+    steps = decays(column).expand(*q.shape[:3])
+    output: Tensor = parallel_forgetting_attn(q, k, v, steps, scale=problem.scale)
+    return _result(output, problem, lse=lse)
+
+
+def _reflect(problem: Problem, reflections: Reflections, *, lse: bool) -> Result:
+    from fla.ops.path_attn.parallel import parallel_path_attn
+
+    k, v = (repeat_heads(x, problem.heads) for x in (problem.k, problem.v))
+    q, k, v = (x.transpose(1, 2) for x in (problem.q, k, v))
+    directions, strengths = reflections()
+    w = directions.transpose(1, 2).float().expand(k.shape)
+    beta = strengths.mT.float().expand(k.shape[:3])
+    output, _ = parallel_path_attn(q, k, v, w, beta, scale=problem.scale)
+    return _result(output, problem, lse=lse)
+
+
+def _result(output: Tensor, problem: Problem, *, lse: bool) -> Result:
+    return Result(output.transpose(1, 2), lse_by_definition(problem) if lse else None)
+
+
+ENTRY = Fla()
