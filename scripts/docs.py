@@ -109,7 +109,7 @@ what layers share is counted once.
 *On the CPU* and *on CUDA* are the backends that can serve it there, whatever machine made this
 page; a table that needs a gradient can go to fewer. `triton` and `flex` have kernels for CUDA only,
 and so has `fla`: flash-linear-attention's, where it is installed, for whole causal sequences of
-`forgetting`, `cable`, `grape_additive` and `path` in 16 bits.
+`forgetting`, `cable` and `path` in 16 bits.
 `posenc.explain` says which one `backend="auto"` takes for a call of yours, on your machine.
 
 {costs}
