@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -125,12 +124,16 @@ def test_few_logits_under_a_transform_go_by_definition() -> None:
     assert found == [("few logits, under a transform of torch.func", ["reference"])]
 
 
-def test_accelerators_are_not_asked_what_is_there() -> None:
-    def pose() -> Problem:
-        raise AssertionError
-
-    ask: Callable[[], Problem] = pose
-    reason, order = preference(torch.device("cuda"), ask)
-    assert reason == "on an accelerator"
-    assert order[0] == "sdpa"
-    assert order[-1] == "reference"
+@pytest.mark.parametrize("device", ["cuda", "mps", "meta"])
+def test_constant_tables_on_accelerators_go_to_flex(device: str) -> None:
+    learned = replace(TABLE, table=torch.zeros(1, 1, requires_grad=True))
+    for lowered, first in (((TABLE,), "flex"), ((learned,), "fla"), ((), "fla"), (None, "fla")):
+        posed = problem(600, 600, lowered=lowered)
+        reason, order = preference(torch.device(device), lambda posed=posed: posed)  # type: ignore[misc]
+        assert reason.startswith("on an accelerator")
+        assert order[:2] == ["sdpa", first]
+        assert order[-2:] == ["tiled", "reference"]
+        assert "triton" in order
+    with torch.no_grad():
+        _, order = preference(torch.device(device), lambda: problem(9, 9, lowered=(learned,)))
+    assert order[1] == "flex"

@@ -135,6 +135,10 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
             it.
     """
     if device.type != "cpu":
+        lowered = pose().lowered
+        if lowered and all(map(is_constant_table, lowered)):
+            rest = ["flex", "triton", "tiled", "reference"]
+            return "on an accelerator, constant tables", ["sdpa", *rest]
         return "on an accelerator", ["sdpa", "fla", "triton", "flex", "tiled", "reference"]
     if torch.compiler.is_exporting():
         # A rule that reads sizes would fix them; other runtimes know no operators of ours.

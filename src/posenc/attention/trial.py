@@ -89,6 +89,20 @@ class BucketedValues(ValueTerm):
         return BucketedTerms(Bucketed.bucket, value=self.rows, max_distance=FARTHEST)
 
 
+class Biased(ScoreTerm):
+    """The bias alone."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(HEADS, 2 * FARTHEST + 1, generator=generator))
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        return self.bias[:, Bucketed.bucket(grid.offset)].transpose(0, 1)
+
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
+        return (BucketedTerms(Bucketed.bucket, self.bias, max_distance=FARTHEST),)
+
+
 class Columns(ScoreTerm):
     """A number a key."""
 
@@ -144,6 +158,7 @@ Kind = Callable[[torch.Generator], Encoding]
 WHOLE: tuple[Kind, ...] = (lambda g: Encoding(score=Bucketed(g), value=BucketedValues(g)),)
 
 PARTS: tuple[Kind, ...] = (
+    lambda g: Encoding(score=Biased(g)),
     lambda g: Encoding(score=Columns(g)),
     lambda g: Encoding(score=Reflected(g)),
 )

@@ -6,6 +6,7 @@ its tokens in a sequence or an image. Vectors of tokens are multiplied with all 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -35,6 +36,11 @@ MOST_ROWS = 1024
 NARROWEST, WIDEST = 16, 256
 
 DEVICE = "cuda"
+
+KINDS = 256
+"""Kernels that are compiled in a process at most."""
+
+_COMPILE = inspect.signature(torch.compile).parameters
 
 Mod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """The logit of a pair, from the product, its batch row, head, query and key."""
@@ -231,8 +237,11 @@ def _kernels() -> tuple[Callable[..., Any], Callable[..., BlockMask]]:
     """FlexAttention, and what finds the blocks that it skips, both compiled."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    # In one graph: a call that fell back to eager would hold all logits in memory.
-    return torch.compile(flex_attention, fullgraph=True), torch.compile(create_block_mask)
+    # In one graph: a call that fell back to eager would hold all logits in memory. There are more
+    # kinds of calls than the eight that PyTorch compiles by default before it fails.
+    options = {"recompile_limit": KINDS} if "recompile_limit" in _COMPILE else {}
+    compiled = torch.compile(flex_attention, fullgraph=True, **options)
+    return compiled, torch.compile(create_block_mask)
 
 
 _MASKS: WeakKeyDictionary[
