@@ -239,7 +239,7 @@ def _kernels() -> tuple[Callable[..., Any], Callable[..., BlockMask]]:
 
     # In one graph: a call that fell back to eager would hold all logits in memory. There are more
     # kinds of calls than the eight that PyTorch compiles by default before it fails.
-    options = {"recompile_limit": KINDS} if "recompile_limit" in _COMPILE else {}
+    options: dict[str, Any] = {"recompile_limit": KINDS} if "recompile_limit" in _COMPILE else {}
     compiled = torch.compile(flex_attention, fullgraph=True, **options)
     return compiled, torch.compile(create_block_mask)
 
