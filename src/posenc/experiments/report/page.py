@@ -50,7 +50,7 @@ def _number(value: Estimate | None, unit: str = "") -> str:
 def _spread(value: Estimate | None, metric: Metric) -> str:
     if value is None:
         return ""
-    return interval(value, bounds_of(metric), ".1%" if metric.is_share else ".3f")
+    return interval(value, bounds_of(metric), *((".0%", ".1%") if metric.is_share else (".3f",)))
 
 
 def _bytes(value: float | None) -> str:
