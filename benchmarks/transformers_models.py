@@ -136,6 +136,24 @@ def vitdet(layers: int) -> PreTrainedModel:
     return transformers.VitDetModel(config)
 
 
+def swin(layers: int, kind: str = "Swin") -> PreTrainedModel:
+    """The first three stages, each with twice as many layers, every second of them shifted."""
+    config = getattr(transformers, f"{kind}Config")(
+        image_size=256,
+        embed_dim=128,
+        depths=[2 * layers] * 3,
+        num_heads=[4, 8, 16],
+        window_size=16,
+        drop_path_rate=0.0,
+    )
+    model: PreTrainedModel = getattr(transformers, f"{kind}Model")(config)
+    return model
+
+
+def swinv2(layers: int) -> PreTrainedModel:
+    return swin(layers, "Swinv2")
+
+
 def image(side: int) -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(1, 3, side, side)}
 
@@ -160,5 +178,7 @@ MODELS: dict[str, Model] = {
     "bloom": Model(bloom, text),
     "sam": Model(sam, image, (1024,), "pixels"),
     "vitdet": Model(vitdet, image, (1024,), "pixels"),
+    "swin": Model(swin, image, (256,), "pixels"),
+    "swinv2": Model(swinv2, image, (256,), "pixels"),
     "wav2vec2_bert": Model(wav2vec2_bert, frames, (512, 2048), "frames"),
 }
