@@ -160,3 +160,20 @@ def test_padding_holds_anything(monkeypatch: pytest.MonkeyPatch) -> None:
         filled = [x.masked_fill(~PADDED.valid.view(3, 1, 33, 1), fill) for x in given]
         outputs.append(attend(*filled, grid, ENCODINGS["rope"], backend="flex"))
     assert torch.equal(*outputs)
+
+
+def test_many_kinds_of_calls_may_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's limit of eight is reached by one encoding: dtypes, masks, lengths, with LSE or not.
+
+    Beyond it a call in one graph fails.
+    """
+    given: dict[str, object] = {}
+
+    def compile_nothing(function: object, **options: object) -> object:
+        given.update(options)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    flex._kernels.__wrapped__()
+    assert given["fullgraph"] is True
+    assert given.get("recompile_limit", 0) >= 100 or "recompile_limit" not in flex._COMPILE

@@ -55,6 +55,8 @@ class Flex(Backend):
 
     name = "flex"
 
+    on_trial = True
+
     def plan(self, problem: Problem) -> Plan | Unsupported:
         how = "PyTorch's FlexAttention, its terms read pair by pair"
         return _unsupported(problem) or Plan(how, partial(_run, problem))
