@@ -87,7 +87,7 @@ fuzz-attention: $(VENV)/.installed-test ## random calls of attend, every backend
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.attention_fuzz --count 2000
 
 fuzz-triton: $(VENV)/.installed-test ## random calls of the Triton kernels, interpreted, against the reference
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.attention_fuzz --backend triton --count 600
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.attention_fuzz --backend triton --count 640
 
 fuzz-options: $(VENV)/.installed-test ## try random options of every method
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.option_fuzz --samples 50000
