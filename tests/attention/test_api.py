@@ -66,7 +66,7 @@ def test_every_message_has_a_remedy() -> None:
 
 
 def test_unknown_backend_lists_the_known() -> None:
-    with pytest.raises(UnknownNameError, match=r"'sdpa'.*auto, flex, native, reference, sdpa"):
+    with pytest.raises(UnknownNameError, match=r"'sdpa'.*auto, fla, flex, native, reference, sdpa"):
         attend(**GOOD, encoding=Encoding(), backend="sdp")  # type: ignore[arg-type]
 
 
