@@ -150,8 +150,8 @@ def _nothing_to_gain(model: nn.Module) -> str:
         inner = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
         if inner and all(type(module)._can_set_attn_implementation() for module in inner):
             return (
-                "its attention is PyTorch's own, without a bias of its own; there is nothing to "
-                "gain, and nothing was changed."
+                "it has no attention with a bias that posenc knows, only PyTorch's own; there is "
+                "nothing to gain, and nothing was changed."
             )
     titles = ", ".join(family.title for family in FAMILIES.values())
     raise ArgumentError(

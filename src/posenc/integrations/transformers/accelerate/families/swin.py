@@ -61,5 +61,5 @@ ENTRY = AcceleratedFamily(
     title="Swin",
     classes={SwinAttention: AcceleratedSwinAttention},
     shortest=144,
-    limits="shifted windows outside compiled graphs only",
+    limits=f"shifted windows outside compiled graphs only, {FUSED_TO} × the keys without gradients",
 )
