@@ -10,6 +10,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.attention.backends.triton import split_k
 from posenc.attention.backends.triton.decoding import decode
 from posenc.errors import BackendRefusal
 from tests.support.interpreter import language_patched_once
@@ -96,6 +97,18 @@ def test_constants_of_a_query_are_in_the_lse() -> None:
     assert "one query" in str(explain(*given, grid, encoding, backend="triton"))
     got = attend(*given, grid, encoding, backend="triton", return_lse=True)
     expected = attend(*given, grid, encoding, backend="reference", return_lse=True)
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("grid", ["sequence", "window", "padded"])
+def test_many_splits_are_put_together(grid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at a time, of which some hold nothing that is seen."""
+    monkeypatch.setattr(split_k, "PROGRAMS", 64)
+    monkeypatch.setattr(split_k, "COMBINED", 2)
+    given, where = inputs(GRIDS[grid]), GRIDS[grid]
+    got = attend(*given, where, ENCODINGS["t5"], backend="triton", return_lse=True)
+    expected = attend(*given, where, ENCODINGS["t5"], backend="reference", return_lse=True)
     for mine, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-5)
 

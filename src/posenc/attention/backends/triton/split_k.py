@@ -19,6 +19,9 @@ from posenc.attention.backends.triton.kernels.decode import combine_kernel, spli
 
 __all__ = ["attend_split_k"]
 
+COMBINED = 16
+"""Splits that are read at once when they are put together."""
+
 
 def attend_split_k(
     q: Tensor,
@@ -44,6 +47,7 @@ def attend_split_k(
     partial_lse = q.new_empty(batch, heads, splits, dtype=torch.float32)
     precision, _ = precision_of(q.dtype)
     kind = [q.dtype, q.shape[-1], width, ratio, bias is None, value_rows is None]
+    kind += [keys.bit_length(), batch.bit_length(), programs.bit_length(), str(q.device)]
     kind += [] if key_rotary is None else [key_rotary.shape[-1], adjacent]
     split_kernel[(batch * programs * splits,)](
         tokens(q),
@@ -69,6 +73,14 @@ def attend_split_k(
     output = v.new_empty(batch, heads, 1, width)
     lse = q.new_empty(batch, heads, 1, dtype=torch.float32)
     combine_kernel[(batch * heads,)](
-        partial, partial_lse, output, lse, splits, width, padded(width)
+        partial,
+        partial_lse,
+        output,
+        lse,
+        splits,
+        most=triton.next_power_of_2(splits),
+        rows=min(triton.next_power_of_2(splits), COMBINED),
+        width=width,
+        block=padded(width),
     )
     return output, lse

@@ -127,27 +127,40 @@ def split_kernel(
 
 @triton.jit
 def combine_kernel(
-    partial_ptr, partial_lse_ptr, out_ptr, lse_ptr, splits, width: tl.constexpr, block: tl.constexpr
+    partial_ptr,
+    partial_lse_ptr,
+    out_ptr,
+    lse_ptr,
+    splits,
+    most: tl.constexpr,
+    rows: tl.constexpr,
+    width: tl.constexpr,
+    block: tl.constexpr,
 ):
     """The splits of one head ``[splits, width]``, weighted by their LSE (to the base of 2);
-    stores their LSE, too."""
+    stores their LSE, too. ``most`` is ``splits`` rounded up to a power of two, ``rows`` how many
+    are read at once."""
     lane = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, block)
     inside = feature < width
-    output = tl.zeros([block], tl.float32)
-    row_sum = 0.0
-    row_max = float("-inf")
-    for split in range(splits):
+    split = tl.arange(0, most)
+    all_lse = tl.load(
+        partial_lse_ptr + lane * splits + split, mask=split < splits, other=float("-inf")
+    )
+    row_max = tl.max(all_lse, 0)
+    row_max = tl.where(row_max == float("-inf"), 0.0, row_max)
+    row_sum = tl.sum(tl.exp2(all_lse - row_max), 0)
+    output = tl.zeros([rows, block], tl.float32)
+    for start in range(0, splits, rows):
+        split = start + tl.arange(0, rows)
         place = lane * splits + split
-        split_lse = tl.load(partial_lse_ptr + place)
-        new_max = tl.maximum(row_max, split_lse)
-        finite = tl.where(new_max == float("-inf"), 0.0, new_max)
-        more, rescale = tl.exp2(split_lse - finite), tl.exp2(row_max - finite)
-        part = tl.load(partial_ptr + place * width + feature, mask=inside, other=0.0)
-        output = output * rescale + part * more
-        row_sum = row_sum * rescale + more
-        row_max = new_max
-    row_sum = tl.where(row_sum > 0, row_sum, 1.0)
-    output /= row_sum
-    tl.store(lse_ptr + lane, (row_max + tl.log2(row_sum)) / LOG2E)
-    tl.store(out_ptr + lane * width + feature, output.to(out_ptr.dtype.element_ty), mask=inside)
+        split_lse = tl.load(partial_lse_ptr + place, mask=split < splits, other=float("-inf"))
+        mask = (split < splits)[:, None] & inside[None, :]
+        part = tl.load(partial_ptr + place[:, None] * width + feature[None, :], mask, other=0.0)
+        output += part * tl.exp2(split_lse - row_max)[:, None]
+    seen = row_sum > 0
+    row_sum = tl.where(seen, row_sum, 1.0)
+    lse = tl.where(seen, row_max + tl.log2(row_sum), float("-inf"))
+    tl.store(lse_ptr + lane, lse / LOG2E)
+    result = tl.sum(output, 0) / row_sum
+    tl.store(out_ptr + lane * width + feature, result.to(out_ptr.dtype.element_ty), mask=inside)
