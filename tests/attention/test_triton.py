@@ -16,7 +16,8 @@ from posenc import Grid, Layout, attend
 from posenc.attention.backends.triton import Triton
 from posenc.attention.backends.triton.band import Band
 from posenc.attention.backends.triton.form import kernel_form
-from posenc.attention.backends.triton.segments import Spacing, segment_ids_of, spacing
+from posenc.attention.backends.triton.segments import segment_ids_of
+from posenc.attention.spacing import Spacing, spacing
 from posenc.errors import BackendRefusal
 
 HERE = Path(__file__).parent
@@ -140,8 +141,21 @@ def test_positions_with_gradients_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_segment_ids_hide_as_grids_do() -> None:
-    for layout in (Layout.packed([4, 3]), Layout.padded([4, 0, 2], side="left")):
-        grid = Grid.of(layout)
+    packed, order = Layout.packed([4, 3]), torch.arange(7).unsqueeze(0)
+    # Of 64 bits, in no order, and with padding.
+    documents = torch.tensor([[5, 2**40, 5, -(2**62), 2**40 + 2**32, 5, 1], [0, 0, 1, 1, 1, 2, 2]])
+    others = Layout(packed.positions, order, document=documents, valid=documents != 1)
+    grids = [Grid.of(layout) for layout in (packed, Layout.padded([4, 0, 2], side="left"), others)]
+    for grid in [*grids, Grid(others.slice(2, 6), others), Grid(packed, others)]:
         query, key = segment_ids_of(grid)
+        assert query.dtype == key.dtype == torch.int32
         equal = query.unsqueeze(2) == key.unsqueeze(1)
         assert torch.equal(equal.unsqueeze(1), grid.visible)
+        assert segment_ids_of(grid)[0] is query
+
+
+def test_segment_ids_of_evaluation_serve_training() -> None:
+    grid = Grid.of(Layout.packed([4, 3]))
+    with torch.inference_mode():
+        segment_ids_of(grid)
+    assert not segment_ids_of(grid)[0].is_inference()

@@ -378,11 +378,16 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
     line = torch.randn(HEADS, 4, requires_grad=True)
     left, right = torch.randn_like(q), torch.randn(1, HEADS, 40, WIDTH)
     column = torch.randn(1, HEADS, 40)
-    given = (q, k, v, line, left, rows[0], right, rows[1], column, rows[2], *[None] * 6)
+    given = (q, k, v, line, left, rows[0], right, rows[1], column, rows[2], *[None] * 8)
     turns = torch.randn(1, 1, 9, WIDTH), torch.randn(1, 1, 40, WIDTH)
-    numbers = ([8, -40, 3, 0, -1], True, 0.25, 0.0, 0)
+    numbers = (None, [8, -40, 3, 0, -1], True, 0.25, 0.0)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(attention, (*given, *turns, *numbers), test_utils=checks)
+    for heads_first in (True, False):
+        if not heads_first:  # as projections leave them
+            q = q.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+        given = (q, *given[1:])
+        torch.library.opcheck(attention, (*given, *turns, *numbers), test_utils=checks)
+        assert attention(*given, *turns, *numbers)[0].stride() == q.stride()
 
 
 REFUSALS = [

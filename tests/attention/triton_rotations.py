@@ -11,6 +11,7 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention import Backend
+from posenc.attention.backends import triton
 from posenc.attention.backends.triton import Triton
 from posenc.encodings.query_key.rope import Rope
 from posenc.extension import dynamic_ntk
@@ -72,6 +73,14 @@ def test_equals_reference(case: str) -> None:
     encoding, grid, heads, width = CASES[case]
     given = inputs(grid, batch=grid.query.batch, heads=heads, width=width)
     assert FUSED in str(explain(*given, grid, encoding, backend="triton"))
+    check(encoding, grid, given)
+
+
+def test_many_keys_are_rotated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding, grid, heads, width = CASES["some neighbours"]
+    given = inputs(grid, heads=heads, width=width)
+    monkeypatch.setattr(triton, "FUSED_KEYS", grid.key.length - 1)
+    assert FUSED not in str(explain(*given, grid, encoding, backend="triton"))
     check(encoding, grid, given)
 
 

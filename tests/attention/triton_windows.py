@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -41,13 +40,13 @@ def rolled_across(tile_ptr, window_ptr, back_ptr, block: tl.constexpr, flip: tl.
 
 @triton.jit
 def biases(
-    table_ptr, pairs_ptr, singles_ptr, start, count,
+    table_ptr, pairs_ptr, singles_ptr, factor, start, count,
     block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr,
 ):  # fmt: skip
     at = tl.arange(0, block_x)[:, None] * block_y + tl.arange(0, block_y)[None, :]
-    pairs = paired_biases(table_ptr, start, count, block_x, block_y, flip)
+    pairs = paired_biases(table_ptr, factor, start, count, block_x, block_y, flip)
     tl.store(pairs_ptr + at, pairs)
-    singles = single_biases(table_ptr, start, count, block_x, block_y, flip)
+    singles = single_biases(table_ptr, factor, start, count, block_x, block_y, flip)
     tl.store(singles_ptr + at, singles)
 
 
@@ -75,9 +74,9 @@ def test_tiles_are_rolled_into_windows_and_back(kernel: Any, block: int, flip: b
 def test_biases_are_those_of_the_pairs(blocks: tuple[int, int], start: int, flip: bool) -> None:
     count = 37
     table, pairs, singles = torch.randn(count), torch.empty(blocks), torch.empty(blocks)
-    biases[(1,)](table, pairs, singles, start, count, *blocks, flip)
+    biases[(1,)](table, pairs, singles, 0.7, start, count, *blocks, flip)
     x, y = torch.arange(blocks[0])[:, None], torch.arange(blocks[1])
     entry = (x - y + blocks[1] - 1 if flip else y - x + blocks[0] - 1) + start
-    expected = table[entry.clamp(0, count - 1)] / math.log(2)
+    expected = table[entry.clamp(0, count - 1)] * 0.7
     torch.testing.assert_close(pairs, expected)
     assert torch.equal(pairs, singles)

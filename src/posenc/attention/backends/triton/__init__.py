@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,18 +28,22 @@ from posenc.attention.backends.triton.form import (
     rotary_of,
 )
 from posenc.attention.backends.triton.op import attention
-from posenc.attention.backends.triton.segments import segment_ids_of
+from posenc.attention.backends.triton.segments import Marks, marks_of
 from posenc.attention.lowering import add_rows
 from posenc.attention.regular import read_offsets
 
 __all__ = ["Triton"]
 
 
+FUSED_KEYS, FUSED_KEYS_BY_CAPABILITY = 1024, {9: 8192, 10: 8192}
+"""Keys up to which kernels rotate queries and keys as they read them, by major capability."""
+
+
 class Triton(Backend):
     """Structured terms over tokens that are one position apart in each document, in tiles.
 
-    Queries and keys are rotated as they are read, so that rotated ones are never written, if that
-    is all the encoding does with them (RoPE, p-RoPE, axial and M-RoPE, RoPE++, FoPE, and those
+    Queries and few keys are rotated as they are read, so that rotated ones are never written, if
+    that is all the encoding does with them (RoPE, p-RoPE, axial and M-RoPE, RoPE++, FoPE, and those
     stretched), no gradient is wanted of its angles, and no score part reads the rotated ones.
     Grouped key heads have to be rotated alike. ``Triton(fuse_rotations=False)``
     has all rotations done before.
@@ -77,7 +83,7 @@ class Triton(Backend):
                 return form
             how = "kernels with the terms of every offset (memory linear in the length)"
             compute = partial(_attend, problem, form)
-        if problem.rotation is not None:
+        if problem.rotation is not None and not _rotates_once(problem):
             how += ", which rotate queries and keys as they read them"
         elif problem.encoding.query_key is not None:
             how += ", after queries and keys are transformed"
@@ -86,6 +92,9 @@ class Triton(Backend):
 
 def _attend(problem: Problem, form: KernelForm, *, lse: bool) -> Result:
     """Attention for a problem in the form that the kernels take."""
+    if problem.rotation is not None and _rotates_once(problem):
+        q, k = problem.rotation.apply(problem.q, problem.k)
+        problem = replace(problem, q=q, k=k, rotation=None)
     q, band, grid = problem.q, form.band, problem.grid
     terms = read_offsets(form.lowered, band.offsets(), device=q.device)
     factors = [
@@ -98,13 +107,11 @@ def _attend(problem: Problem, form: KernelForm, *, lse: bool) -> Result:
             sides[0] if len(sides) == 1 else torch.cat(sides, dim=-1)
             for sides in zip(*factors, strict=True)
         )
-    labels: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
-    orders: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
+    marks: Sequence[Tensor | None] = [None] * len(Marks._fields)
     causal, window = False, None
     if grid.segmented or not form.ordered:
-        labels = segment_ids_of(grid)
+        marks = marks_of(grid, ordered=form.ordered)
     if not form.ordered:
-        orders = grid.query.order.contiguous(), grid.key.order.contiguous()
         causal, window = grid.causal, grid.window
     query_rotary, key_rotary, adjacent = rotary_of(problem)
     output, row_lse = attention(
@@ -120,17 +127,31 @@ def _attend(problem: Problem, form: KernelForm, *, lse: bool) -> Result:
         _cast(terms.value_rows, q.dtype),
         query_factor,
         key_factor,
-        *labels,
-        *orders,
+        *marks,
         query_rotary,
         key_rotary,
+        torch.randint(2**31 - 1, (1,), device=q.device) if problem.dropout else None,
         [band.origin, band.first, band.last, int(causal), -1 if window is None else window],
         adjacent,
         problem.scale,
         problem.dropout,
-        int(torch.randint(2**31 - 1, ()).item()) if problem.dropout else 0,
     )
     return Result(output, add_rows(row_lse, form.lowered) if lse else None)
+
+
+def _rotates_once(problem: Problem) -> bool:
+    """True if queries and keys are rotated before the kernels, whose tiles would rotate them anew.
+
+    The more keys there are, the more tiles, and without wgmma a tile costs more. From there on, by
+    the model of ``benchmarks/kernels_static.py``, that takes longer than some passes over memory.
+    """
+    if is_single_query(problem):
+        return False
+    device, most = problem.q.device, FUSED_KEYS
+    if device.type == "cuda":
+        major, _ = torch.cuda.get_device_capability(device)
+        most = FUSED_KEYS_BY_CAPABILITY.get(major, most)
+    return problem.grid.key.length > most
 
 
 def _cast(rows: Tensor | None, dtype: torch.dtype) -> Tensor | None:

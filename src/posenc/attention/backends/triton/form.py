@@ -11,12 +11,10 @@ from torch import Tensor
 
 from posenc.attention.backends.common.base import Problem, Unsupported
 from posenc.attention.backends.triton.band import Band
-from posenc.attention.backends.triton.segments import spacing
-from posenc.attention.lowering import lower
 from posenc.attention.regular import max_distance_of, reads_offsets
+from posenc.attention.spacing import find_spacing, lower_on_sequences
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore
 from posenc.grid import Grid
-from posenc.layout import Layout
 from posenc.runtime import is_transformed
 
 __all__ = [
@@ -123,29 +121,15 @@ def _form_by_offset(
     problem: Problem, lowered: tuple[StructuredScore, ...] | None
 ) -> KernelForm | Unsupported:
     """The form where tokens of a document are one position apart, or why there is none."""
-    grid = problem.grid
-    if grid.query.axes != 1:
-        return Unsupported("positions on several axes have no single offset")
-    shift, ordered = grid.shift, grid.shift is not None
-    if shift is None:
-        if _carries_more(grid):
-            return Unsupported("special tokens and signals are no function of the offset")
-        if torch.is_grad_enabled() and any(x.requires_grad for x in _marks(grid)):
-            return Unsupported("an offset bias has no gradients for positions")
-        if torch.compiler.is_compiling():
-            return Unsupported(
-                "inside a compiled graph nothing tells whether tokens are one position apart"
-            )
-        found = spacing(grid)
-        if found is None:
-            return Unsupported("its tokens are not one position apart in each document")
-        shift, ordered = found.shift, found.ordered
+    found = find_spacing(problem.grid)
+    if isinstance(found, str):
+        return Unsupported(found)
     if lowered is None:
-        lowered = _lower_on_sequences(problem, shift)
+        lowered = lower_on_sequences(problem, found.shift)
     if lowered is None:
         return Unsupported("the score or value part has no structured form on this grid")
-    band = _band(problem, shift, max_distance_of(lowered), ordered=ordered)
-    return _fitting(KernelForm(lowered, band, ordered))
+    band = _band(problem, found.shift, max_distance_of(lowered), ordered=found.ordered)
+    return _fitting(KernelForm(lowered, band, found.ordered))
 
 
 def rotary_of(problem: Problem) -> tuple[Tensor | None, Tensor | None, bool]:
@@ -185,24 +169,6 @@ def _marks(grid: Grid) -> list[Tensor]:
     sides = (grid.query, grid.key)
     found = [side.signal for side in sides if side.signal is not None]
     return [*found, *(side.positions for side in sides)]
-
-
-def _carries_more(grid: Grid) -> bool:
-    return any(
-        more is not None for side in (grid.query, grid.key) for more in (side.special, side.signal)
-    )
-
-
-def _lower_on_sequences(problem: Problem, shift: int) -> tuple[StructuredScore, ...] | None:
-    """Terms that have a structured form on plain sequences only; the offsets are the same."""
-    score = problem.encoding.score
-    if score is not None and score.replaces_product:
-        return None
-    whole = problem.grid
-    query = Layout.sequence(whole.query.length, device=whole.query.device)
-    key = Layout.sequence(whole.key.length, shift, device=whole.key.device)
-    grid = Grid(query, key, whole.causal, whole.window)
-    return lower(problem.encoding, problem.q, problem.k, grid, scale=problem.scale)
 
 
 def _fitting(found: KernelForm) -> KernelForm | Unsupported:

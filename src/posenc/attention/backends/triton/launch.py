@@ -23,13 +23,13 @@ from posenc.attention.backends.triton.forms import (
     tokens,
 )
 from posenc.attention.backends.triton.kernels import arguments
-from posenc.attention.backends.triton.kernels.configs import GRANULE, PROGRAMS, diagonal_block, room
+from posenc.attention.backends.triton.kernels.configs import PROGRAMS, SPANS, diagonal_block, room
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
 from posenc.attention.backends.triton.kernels.products import delta_kernel, ends_kernel
-from posenc.attention.backends.triton.operands import TENSORS, Ends, Operands, Options
-from posenc.attention.backends.triton.segments import summary_of
+from posenc.attention.backends.triton.operands import TENSORS, Ends, Operands, Options, empty_as
+from posenc.attention.backends.triton.segments import GRANULE
 
 __all__ = ["Call"]
 
@@ -69,18 +69,18 @@ class Call:
         self.has_first = x.reads_offsets and (beyond[0] or self.single)
         self.has_last = x.reads_offsets and beyond[1] and not self.single
         self.ended = self.has_first or self.has_last
+        unrolled = any(rows is not None for rows in (x.left_rows, x.right_rows, x.value_rows))
+        self.span = SPANS[0] if unrolled else SPANS[1]
         self.left, self.right = self._ends(x.left, x.left_rows), self._ends(x.right, x.right_rows)
         self.second = self._ends(gradient, x.value_rows)
         self.delta = None
         if gradient is not None and output is not None:
             self.delta = _delta(gradient, output)
-        self.query_summary = summary_of(x.query_segment_ids, x.query_order, GRANULE)
-        self.key_summary = summary_of(x.key_segment_ids, x.key_order, GRANULE)
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Output ``[B, H, Q, E]`` and LSE ``[B, H, Q]``."""
         x = self.x
-        output = x.v.new_empty(*x.q.shape[:3], x.v.shape[-1])
+        output = empty_as(x.q, x.v.shape[-1])
         lse = x.q.new_empty(x.q.shape[:3], dtype=torch.float32)
         forward_kernel[_blocks(self.queries, self.batch * self.heads)](
             **self._common(flip=False),
@@ -98,9 +98,12 @@ class Call:
         x = self.x
         main, term, factor = (x.k, x.right, x.key_factor) if flip else (x.q, x.left, x.query_factor)
         length = self.keys if flip else self.queries
-        into, second = _empty(main), _empty(x.v) if flip else None
-        term, factor = (None if each is None else _empty(each) for each in (term, factor))
-        column = _empty(x.column) if flip and x.column is not None else None
+        into = empty_as(main, main.shape[-1])
+        second = empty_as(x.v, x.v.shape[-1]) if flip else None
+        term, factor = (
+            None if each is None else empty_as(each, each.shape[-1]) for each in (term, factor)
+        )
+        column = x.column.new_empty(x.column.shape) if flip and x.column is not None else None
         sums = weights = None
         if self.ended:
             sums = Ends.of(self.batch, self.heads, length, like=x.q)
@@ -116,7 +119,11 @@ class Call:
             *low_and_high(weights, flip=flip),
         )
         gradients_kernel[_blocks(length, into.shape[0] * into.shape[1])](
-            **self._common(flip=flip), into=forms, flip=flip, edged=self._edged(flip=flip)
+            **self._common(flip=flip),
+            into=forms,
+            flip=flip,
+            edged=self._edged(flip=flip),
+            span=self.span,
         )
         if second is not None:
             found = Operands(x.q, into, second, right=term, column=column, key_factor=factor)
@@ -138,6 +145,7 @@ class Call:
         flip = rows in ("left_rows", "value_rows")
         block = diagonal_block(self._room())
         band = self._band(flip=flip)
+        low_steps, high_steps = self._steps(band)
         first, count = self._diagonals(band, flip=flip, block=block)
         shared = given is not None and given.shape[0] == 1
         heads = 1 if shared and not bias_wanted else self.heads
@@ -156,6 +164,9 @@ class Call:
                 rows_ptr=row_sum,
                 first_diagonal=first,
                 diagonals=count,
+                low_steps=low_steps,
+                high_steps=high_steps,
+                span=self.span,
                 heads_apart=heads,
                 splits=splits,
                 width=0 if given is None else given.shape[-1],
@@ -206,7 +217,7 @@ class Call:
             maybe(numbers, self.delta),
             *by_row(x.query_segment_ids),
             *by_row(x.query_order),
-            *by_row(self.query_summary),
+            *by_row(x.query_summary),
             self.queries,
             END,
         )
@@ -224,7 +235,7 @@ class Call:
             None,
             *by_row(x.key_segment_ids),
             *by_row(x.key_order),
-            *by_row(self.key_summary),
+            *by_row(x.key_summary),
             self.keys,
             END,
         )
@@ -249,14 +260,21 @@ class Call:
         band = self._band(flip=flip)
         return bool(band.first > band.origin - ((self.keys if flip else self.queries) - 1))
 
+    def _steps(self, band: arguments.Band) -> tuple[int, int]:
+        """Squares at most, and at least, so many steps apart read one entry alone."""
+        margin = self.span - 1
+        low = (band.low - band.origin - margin) // self.span
+        return low, -((band.origin - band.high - margin) // self.span)
+
     def _diagonals(self, band: arguments.Band, *, flip: bool, block: int) -> tuple[int, int]:
         """The first diagonal of tiles with visible pairs between the ends, and how many."""
-        first, last = max(band.first, band.low + 1), min(band.last, band.high - 1)
         x_length, y_length = (self.keys, self.queries) if flip else (self.queries, self.keys)
-        least = -((band.origin + block - 1 - first) // block)
-        most = (last - band.origin + block - 1) // block
-        least = max(least, 1 - triton.cdiv(x_length, block))
-        most = min(most, triton.cdiv(y_length, block) - 1)
+        low, high = self._steps(band)
+        least = -((band.origin + block - 1 - band.first) // block)
+        most = (band.last - band.origin + block - 1) // block
+        ratio = self.span // block
+        least = max(least, low * ratio + 1, 1 - triton.cdiv(x_length, block))
+        most = min(most, high * ratio - 1, triton.cdiv(y_length, block) - 1)
         return least, max(0, most - least + 1)
 
     def _common(self, *, flip: bool) -> dict[str, Any]:
@@ -278,7 +296,7 @@ class Call:
         if options.dropout:
             threshold = round(options.dropout * DRAWN)
             factor = DRAWN / max(1, DRAWN - threshold)
-            dropout = arguments.Dropout(threshold * DRAWN, factor, options.seed)
+            dropout = arguments.Dropout(threshold * DRAWN, factor, x.seed)
         return {
             "x": own,
             "y": others,
@@ -304,7 +322,7 @@ class Call:
         return room(width, x.q.element_size(), len(vectors) - 2)
 
     def _key(self, precision: str) -> str:
-        """Key of the autotuner: all that the memory of tiles depends on."""
+        """Key of the autotuner: all that the memory of tiles depends on, and rough sizes."""
         found = [str(self.x.q.dtype), precision]
         for name in TENSORS:
             x: Tensor | None = getattr(self.x, name)
@@ -313,11 +331,10 @@ class Call:
                 found.append(f"{name} {padded(x.shape[-1])}" if wide else name)
         options = self.options
         kind = options.causal, options.window is not None, options.dropout > 0, options.adjacent
-        return " ".join([*found, *map(str, kind)])
-
-
-def _empty(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
+        sizes = self.queries, self.keys, self.batch, self.heads
+        found += [str(size.bit_length()) for size in sizes]
+        group = self.heads // self.x.k.shape[1]
+        return " ".join([*found, *map(str, kind), str(group), str(self.x.q.device)])
 
 
 def _blocks(length: int, lanes: int) -> Callable[[dict[str, Any]], tuple[int]]:
@@ -338,7 +355,8 @@ def _joined(sums: Tensor, start: int, entries: int, *, reverse: bool) -> Tensor:
     """Windows ``[splits, h, n, 2 · block, …]`` at steps of a block, added up to ``[h, N, …]``.
 
     Args:
-        start: entry at which the first window begins (the last, where ``reverse``).
+        start: entry at which the first window begins (the last, where ``reverse``). What is before
+            the first entry and beyond the last is theirs.
     """
     windows = sums.sum(0)
     if reverse:
@@ -350,7 +368,8 @@ def _joined(sums: Tensor, start: int, entries: int, *, reverse: bool) -> Tensor:
     whole[:, : count * block] += windows[:, :, :block].flatten(1, 2)
     whole[:, block:] += windows[:, :, block:].flatten(1, 2)
     found = windows.new_zeros(heads, entries, *rest)
-    low, high = max(start, 0), min(start + (count + 1) * block, entries)
-    if count and low < high:
-        found[:, low:high] = whole[:, low - start : high - start]
+    low, high = (min(max(entry - start, 0), whole.shape[1]) for entry in (0, entries))
+    found[:, start + low : start + high] = whole[:, low:high]
+    found[:, 0] += whole[:, :low].sum(1)
+    found[:, -1] += whole[:, high:].sum(1)
     return found

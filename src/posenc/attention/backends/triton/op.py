@@ -17,6 +17,7 @@ from posenc.attention.backends.triton.operands import (
     Ends,
     Operands,
     Options,
+    empty_as,
 )
 
 if TYPE_CHECKING:
@@ -47,13 +48,15 @@ def attention(
     key_segment_ids: Tensor | None,
     query_order: Tensor | None,
     key_order: Tensor | None,
+    query_summary: Tensor | None,
+    key_summary: Tensor | None,
     query_rotary: Tensor | None,
     key_rotary: Tensor | None,
+    seed: Tensor | None,
     band: Sequence[int],
     adjacent: bool,
     scale: float,
     dropout: float,
-    seed: int,
 ) -> tuple[Tensor, Tensor]:
     """Output ``[B, H, Q, E]``, and the logarithms of the sums of weights ``[B, H, Q]``.
 
@@ -65,16 +68,16 @@ def attention(
     x = _ready(
         q, k, v, bias_by_offset, left, left_rows, right, right_rows, column, value_rows,
         query_factor, key_factor, query_segment_ids, key_segment_ids, query_order, key_order,
-        query_rotary, key_rotary,
+        query_summary, key_summary, query_rotary, key_rotary, seed,
     )
     # fmt: on
     with torch.cuda.device(q.get_device()):
-        return Call(x, _options(band, adjacent, scale, dropout, seed)).forward()
+        return Call(x, _options(band, adjacent, scale, dropout)).forward()
 
 
 @attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    output = v.new_empty(*q.shape[:3], v.shape[-1])
+    output = empty_as(q, v.shape[-1])
     return output, q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -88,7 +91,6 @@ def attention_backward(
     adjacent: bool,
     scale: float,
     dropout: float,
-    seed: int,
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """Gradients of those operands that are there, in order.
@@ -105,7 +107,7 @@ def attention_backward(
     with torch.cuda.device(x.q.get_device()):
         call = Call(
             x,
-            _options(band, adjacent, scale, dropout, seed),
+            _options(band, adjacent, scale, dropout),
             gradient=_features_together(gradient),
             output=output,
             lse=lse,
@@ -121,10 +123,15 @@ def _(
 ) -> list[Tensor]:
     wanted = dict(zip(BY_OFFSET, rest[-1], strict=True))
     return [
-        x.new_empty(x.shape) if wanted.get(name, True) else x.new_empty(0)
+        _empty_gradient(name, x) if wanted.get(name, True) else x.new_empty(0)
         for name, x in zip(DIFFERENTIABLE, operands, strict=False)
         if x is not None
     ]
+
+
+def _empty_gradient(name: str, x: Tensor) -> Tensor:
+    of_tokens = name not in (*BY_OFFSET, "column")
+    return empty_as(x, x.shape[-1]) if of_tokens else x.new_empty(x.shape)
 
 
 def _gradients(call: Call, wanted: dict[str, bool]) -> dict[str, Tensor]:
@@ -178,12 +185,10 @@ def _with_ends(rows: Tensor, sums: Ends | None, vectors: Tensor) -> Tensor:
     return rows
 
 
-def _options(
-    band: Sequence[int], adjacent: bool, scale: float, dropout: float, seed: int
-) -> Options:
+def _options(band: Sequence[int], adjacent: bool, scale: float, dropout: float) -> Options:
     origin, first, last, causal, window = band
     chosen = None if window < 0 else window
-    return Options(origin, first, last, bool(causal), chosen, scale, dropout, seed, adjacent)
+    return Options(origin, first, last, bool(causal), chosen, scale, dropout, adjacent)
 
 
 def _ready(*tensors: Tensor | None) -> Operands:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["DIFFERENTIABLE", "TENSORS", "Ends", "Operands", "Options"]
+__all__ = ["DIFFERENTIABLE", "TENSORS", "Ends", "Operands", "Options", "empty_as"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +27,11 @@ class Operands:
         query_segment_ids, key_segment_ids: ``[b, Q]`` and ``[b, K]``; pairs of
             different segments are hidden.
         query_order, key_order: likewise; what causality and windows go by. None: by place.
+        query_summary, key_summary: ``[b, n, 4]`` int64, least and greatest order and segment of
+            each granule of tokens; where there are segments.
         query_rotary: ``[b, h, Q, 2T]``, h = H or 1, cosines and then sines of each pair of features
             of the queries, float32; key_rotary: ``[b, g, K, 2T]``. None: nothing is rotated.
+        seed: ``[1]`` int64, of dropout; on the device, so that each replay of a graph draws anew.
     """
 
     q: Float[Tensor, "B H Q D"]
@@ -47,8 +50,11 @@ class Operands:
     key_segment_ids: Int[Tensor, "b K"] | None = None
     query_order: Int[Tensor, "b Q"] | None = None
     key_order: Int[Tensor, "b K"] | None = None
+    query_summary: Int[Tensor, "b nQ 4"] | None = None
+    key_summary: Int[Tensor, "b nK 4"] | None = None
     query_rotary: Float[Tensor, "b h Q 2*T"] | None = None
     key_rotary: Float[Tensor, "b g K 2*T"] | None = None
+    seed: Int[Tensor, "1"] | None = None
 
     @property
     def entries(self) -> int:
@@ -71,7 +77,7 @@ class Options:
         origin, first, last: as in ``Band``.
         causal, window: where segments or orders are given token by token; False and None otherwise.
         scale: of the product of queries and keys.
-        dropout, seed: of weights.
+        dropout: of weights.
         adjacent: pairs that are rotated are neighbours; else halves apart.
     """
 
@@ -82,7 +88,6 @@ class Options:
     window: int | None
     scale: float
     dropout: float
-    seed: int
     adjacent: bool = False
 
 
@@ -99,6 +104,17 @@ class Ends:
         size = (2, batch, heads, length)
         first, last = like.new_empty(size, dtype=torch.float32).unbind(0)
         return cls(first, last)
+
+
+def empty_as(x: Float[Tensor, "B H L D"], width: int) -> Float[Tensor, "B H L E"]:
+    """Room for vectors of the same tokens, their heads in the order in which ``x`` holds them.
+
+    ``[B, L, H, D]``, transposed, is how projections leave them and take them.
+    """
+    batch, heads, length, _ = x.shape
+    if x.transpose(1, 2).is_contiguous():
+        return x.new_empty(batch, length, heads, width).transpose(1, 2)
+    return x.new_empty(batch, heads, length, width)
 
 
 TENSORS = tuple(field.name for field in fields(Operands))

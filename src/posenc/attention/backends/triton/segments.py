@@ -2,124 +2,111 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from posenc.attention.spacing import Known, document_numbers, once_for
 from posenc.grid import Grid
-from posenc.layout import Layout
 
-__all__ = ["Spacing", "segment_ids_of", "spacing", "summary_of"]
+__all__ = ["GRANULE", "Marks", "marks_of", "segment_ids_of"]
+
+GRANULE = 16
+"""Tokens that are summed up together; divides all tiles."""
 
 
-@dataclass(frozen=True)
-class Spacing:
-    """Spacing of tokens within each document.
+class Marks(NamedTuple):
+    """Segments, orders and summaries of both sides, as in ``Operands``."""
 
-    Args:
-        shift: key position less query position is ``j - i + shift`` for all tokens i and j that
-            share a document.
-        ordered: their orders differ by the same number.
-    """
+    query_segment_ids: Tensor
+    key_segment_ids: Tensor
+    query_order: Tensor | None
+    key_order: Tensor | None
+    query_summary: Tensor
+    key_summary: Tensor
 
-    shift: int
-    ordered: bool
+
+_NUMBERED: Known[tuple[Tensor, Tensor]] = WeakKeyDictionary()
+_MARKED: tuple[Known[Marks], Known[Marks]] = (WeakKeyDictionary(), WeakKeyDictionary())
+
+
+def marks_of(grid: Grid, *, ordered: bool) -> Marks:
+    """Those of a grid, without orders if ``ordered``; once for each pair of layouts."""
+
+    def compute(grid: Grid) -> Marks:
+        query, key = segment_ids_of(grid)
+        with torch.inference_mode(False):  # else no later call could save them for its gradients
+            first, second = (
+                None if ordered else side.order.contiguous() for side in (grid.query, grid.key)
+            )
+            return Marks(query, key, first, second, _summary(query, first), _summary(key, second))
+
+    return compute(grid) if _in_graph(grid) else once_for(grid, _MARKED[ordered], compute)
 
 
 def segment_ids_of(grid: Grid) -> tuple[Tensor, Tensor]:
     """The segment of each token of each side, ``[B|1, L]``: pairs of different numbers are hidden.
 
-    Padding has a number that no token of the other side has.
+    Padding has a number that no token of the other side has. As int32, which kernels compare in
+    half the time, numbered once for each pair of layouts; as they are in graphs, each of whose
+    replays would number them again.
     """
-    least = torch.iinfo(torch.int64).min
-    query, key = (_segment_ids(side, least + i) for i, side in enumerate((grid.query, grid.key)))
-    return query, key
+    if _in_graph(grid):
+        return _segment_ids(grid, *map(document_numbers, (grid.query, grid.key)))
+    return once_for(grid, _NUMBERED, _numbered)
 
 
-def _segment_ids(layout: Layout, padding: int) -> Tensor:
-    labels = torch.zeros_like(layout.order) if layout.document is None else layout.document
-    if layout.valid is not None:
-        labels = labels.masked_fill(~layout.valid, padding)
-    return labels.contiguous()
+def _numbered(grid: Grid) -> tuple[Tensor, Tensor]:
+    sides = document_numbers(grid.query), document_numbers(grid.key)
+    with torch.inference_mode(False):
+        if grid.query.document is None and grid.key.document is None:
+            return _segment_ids(grid, *(side.int() for side in sides))
+        rows = max(map(len, sides))
+        documents = torch.cat([side.expand(rows, -1) for side in sides], dim=1)
+        ascending, places = documents.sort(dim=1)
+        numbers = torch.zeros_like(ascending, dtype=torch.int32)
+        numbers[:, 1:] = ascending.diff(dim=1).ne(0).cumsum(1)
+        numbers = numbers.gather(1, places.argsort(dim=1))
+        return _segment_ids(grid, *numbers.tensor_split([grid.query.length], dim=1))
 
 
-def summary_of(segment_ids: Tensor | None, order: Tensor | None, granule: int) -> Tensor | None:
+def _segment_ids(grid: Grid, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """The same numbers, those of padding replaced."""
+    least = torch.iinfo(query.dtype).min
+    found = []
+    for number, (labels, side) in enumerate(((query, grid.query), (key, grid.key))):
+        if side.valid is not None:
+            labels = labels.masked_fill(~side.valid, least + number)
+        found.append(labels.contiguous())
+    return found[0], found[1]
+
+
+def _in_graph(grid: Grid) -> bool:
+    if torch.compiler.is_compiling():
+        return True
+    return grid.query.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _summary(segment_ids: Tensor, order: Tensor | None) -> Tensor:
     """Least and greatest order and segment of each granule of real tokens: ``[b, n, 4]``.
 
     The two segments of a granule with padding differ, so that it is not taken for one without.
     """
-    if segment_ids is None:
-        return None
     large = 2**60
+    least_label = torch.iinfo(segment_ids.dtype).min
+    segment_ids = segment_ids.long()
     order = torch.zeros_like(segment_ids) if order is None else order
     rows = max(len(segment_ids), len(order))
-    missing = -segment_ids.shape[1] % granule
-    real = torch.nn.functional.pad(segment_ids > torch.iinfo(torch.int64).min + 1, (0, missing))
-    real = real.view(len(real), -1, granule)
+    missing = -segment_ids.shape[1] % GRANULE
+    real = torch.nn.functional.pad(segment_ids > least_label + 1, (0, missing))
+    real = real.view(len(real), -1, GRANULE)
     padded = (~real).any(-1).long()
     found = []
     for values, less in ((order, 0), (segment_ids, padded)):
-        each = torch.nn.functional.pad(values, (0, missing)).view(len(values), -1, granule)
+        each = torch.nn.functional.pad(values, (0, missing)).view(len(values), -1, GRANULE)
         least = each.masked_fill(~real, large).amin(-1) - less
         most = each.masked_fill(~real, -large).amax(-1)
         found += [least.expand(rows, -1), most.expand(rows, -1)]
     return torch.stack(found, dim=-1)
-
-
-_KNOWN: WeakKeyDictionary[Layout, WeakKeyDictionary[Layout, tuple[Spacing | None]]]
-_KNOWN = WeakKeyDictionary()
-
-
-def spacing(grid: Grid) -> Spacing | None:
-    """Spacing of a grid's documents; None where not all tokens of one are one step apart.
-
-    Reads the layouts' values, which waits for the device, once for each pair of layouts.
-    """
-    known = _KNOWN.setdefault(grid.query, WeakKeyDictionary())
-    if grid.key not in known:
-        known[grid.key] = (_spacing(grid),)
-    return known[grid.key][0]
-
-
-def _spacing(grid: Grid) -> Spacing | None:
-    """Compare how far each token is ahead of its place with the other tokens of its document."""
-    rows = max(grid.query.batch, grid.key.batch)
-    sides = [_leads(side, rows) for side in (grid.query, grid.key)]
-    documents = torch.cat([document for document, _ in sides])
-    if not len(documents):
-        return Spacing(0, True)
-    _, number = torch.unique(documents, dim=0, return_inverse=True)
-    parts = number.split([len(document) for document, _ in sides])
-    least, most = [], []
-    for (_, lead), part in zip(sides, parts, strict=True):
-        index = part.unsqueeze(1).expand(-1, 2)
-        edge = lead.new_full((len(documents), 2), torch.inf)
-        least.append(edge.scatter_reduce(0, index, lead, "amin"))
-        most.append((-edge).scatter_reduce(0, index, lead, "amax"))
-    shared = (least[0][:, 0] < torch.inf) & (least[1][:, 0] < torch.inf)
-    lowest = (least[1] - most[0])[shared]
-    highest = (most[1] - least[0])[shared]
-    if not len(lowest):
-        return Spacing(0, True)
-    ends = torch.stack([lowest.amin(0), highest.amax(0)]).tolist()
-    (position, order), (same_position, same_order) = ends
-    if position != same_position or position != int(position):
-        return None
-    return Spacing(int(position), order == same_order == position)
-
-
-def _leads(layout: Layout, rows: int) -> tuple[Tensor, Tensor]:
-    """Row and document of each real token ``[n, 2]``; its position and order less its place."""
-    size = (rows, layout.length)
-    row = torch.arange(rows, device=layout.device).unsqueeze(1).expand(size)
-    document = torch.zeros_like(layout.order) if layout.document is None else layout.document
-    numbers = torch.stack([row, document.expand(size)], dim=-1)
-    seen = torch.stack([layout.positions[..., 0].double(), layout.order.double()], dim=-1)
-    place = torch.arange(layout.length, device=layout.device).unsqueeze(1)
-    leads = (seen.detach() - place).expand(*size, 2)
-    if layout.valid is None:
-        return numbers.flatten(0, 1), leads.flatten(0, 1)
-    valid = layout.valid.expand(size)
-    return numbers[valid], leads[valid]

@@ -150,7 +150,7 @@ class Sizes(NamedTuple):
 
 class Dropout(NamedTuple):
     """Of weights: those whose drawn 32 bits are below ``threshold``, a multiple of 2^16 (the lower
-    half is another pair's); others grow by ``factor``."""
+    half is another pair's); others grow by ``factor``. ``seed`` is a pointer until it is read."""
 
     threshold: Any
     factor: Any
@@ -179,8 +179,9 @@ class Own(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Outputs for the gradients of one side. ``low`` and ``high``: sums of ds over all pairs at
-    both ends of the tables, a token; ``weight_low`` and ``weight_high``: of the weights.
+    """Outputs for the gradients of one side. ``low`` and ``high``: sums of ds over the squares
+    of pairs that read the low or the high entry alone, a token; ``weight_low`` and
+    ``weight_high``: of the weights.
     """
 
     tokens: Any

@@ -36,7 +36,7 @@ def tile_ds(
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
-    """Weights as they met the values, gradients of logits, and places of a tile ``[x, y]``.
+    """Weights as they met the values, and gradients of logits, of a tile ``[x, y]``.
 
     Args:
         own: what the program holds of x; far and second_far: its numbers where the tile reads one
@@ -44,42 +44,48 @@ def tile_ds(
         y_tokens, y_partners, y_second, y_factor: of the tile; carried: as in ``tile_logits``.
     """
     # fmt: off
-    logits, t, carried = tile_logits(
-        own, far, y_tokens, y_partners, y_factor, carried, x, y, tables, band, scale, y0, kind,
-        masked, causal, flip, precision, factor_precision, block_x, block_y,
+    logits, carried = tile_logits(
+        own, y_tokens, y_partners, y_factor, carried, x, y, tables, band, scale, y0, kind, masked,
+        causal, flip, True, precision, factor_precision, block_x, block_y,
     )
     # fmt: on
     y_at = y0 + tl.arange(0, block_y)
     if flip:
-        lse = load_numbers(start_of(y.lse, own.b, own.h), y_at, y.length, float("inf"))
-        lse = tl.where(lse == float("-inf"), float("inf"), lse)[None, :]
+        less = load_numbers(start_of(y.lse, own.b, own.h), y_at, y.length, float("inf"))
+        less = tl.where(less == float("-inf"), float("inf"), less * LOG2E)[None, :]
         delta = load_numbers(start_of(y.delta, own.b, own.h), y_at, y.length, 0.0)[None, :]
     else:
-        lse = tl.where(own.lse == float("-inf"), float("inf"), own.lse)[:, None]
+        less = tl.where(own.lse == float("-inf"), float("inf"), own.lse * LOG2E)[:, None]
         delta = own.delta[:, None]
-    weights = tl.exp2(logits - lse * LOG2E)  # [x, y]
-    dp = product(own.second, tl.trans(y_second), precision)  # [x, y]
-    if tables.value is not None:
-        if kind == NEAR:
-            start = window_start(own.start, y0, band.origin, block_x, flip)
-            if flip:
-                dp += window_of_y(
-                    y_second, tables.value, own.h, start, tables.count, precision, block_x, flip
-                )
-            else:
-                dp += window_of_x(
-                    own.second, tables.value, own.h, start, tables.count, precision, block_x, flip
-                )
-        elif flip:
-            numbers = y.second_low if kind == LOW else y.second_high
-            numbers = load_numbers(start_of(numbers, own.b, own.h), y_at, y.length, 0.0)
-            dp += numbers[None, :]
+    if kind != NEAR:
+        less = less - (far * LOG2E)[:, None]
+    if x.column is not None:
+        less = less - (own.column * LOG2E)[:, None]
+    weights = tl.exp2(logits * (scale * LOG2E) - less)  # [x, y]
+    if tables.value is not None and kind == NEAR:
+        start = window_start(own.start, y0, band.origin, block_x, flip)
+        if flip:
+            dp = window_of_y(
+                y_second, tables.value, own.h, start, tables.count, precision, block_x, flip
+            )
         else:
-            dp += second_far[:, None]
+            dp = window_of_x(
+                own.second, tables.value, own.h, start, tables.count, precision, block_x, flip
+            )
+        dp = product(own.second, tl.trans(y_second), precision, dp)  # [x, y]
+    else:
+        dp = product(own.second, tl.trans(y_second), precision)
+        if tables.value is not None:
+            if flip:
+                numbers = y.second_low if kind == LOW else y.second_high
+                numbers = load_numbers(start_of(numbers, own.b, own.h), y_at, y.length, 0.0)
+                dp += numbers[None, :]
+            else:
+                dp += second_far[:, None]
     used = weights
     if dropout is not None:
         keep = kept(dropout, own.lane, own.start, y0, block_x, block_y, flip)
         dp = tl.where(keep, dp * dropout.factor, 0.0)
         used = tl.where(keep, weights * dropout.factor, 0.0)
     ds = weights * (dp - delta)
-    return used, ds, t, carried
+    return used, ds, carried

@@ -10,10 +10,10 @@ __all__ = [
     "DECODE",
     "DIAGONAL_BLOCKS",
     "FORWARD",
-    "GRANULE",
     "KEYS_PER_SPLIT",
     "OFFSETS",
     "PROGRAMS",
+    "SPANS",
     "TOKENS",
     "diagonal_block",
     "fitting",
@@ -31,14 +31,12 @@ def _config_of_warps(warps: int, stages: int) -> Any:
     return triton.Config({}, num_warps=warps, num_stages=stages)
 
 
-GRANULE = 16
-"""Tokens that are summed up together; divides all tiles."""
-
 if triton.knobs.runtime.interpret:
     # Nothing to be measured; small blocks, so that small tests have many.
     KEYS_PER_SPLIT = 16
     PROGRAMS = 8
     DIAGONAL_BLOCKS = (16, 16)
+    SPANS = (32, 32)
     FORWARD = TOKENS = [_config(16, 16, 4, 1)]
     OFFSETS = [_config_of_warps(4, 1)]
     DECODE = [triton.Config({"block": 16})]
@@ -46,6 +44,7 @@ else:
     KEYS_PER_SPLIT = 256
     PROGRAMS = 1024
     DIAGONAL_BLOCKS = (64, 32)
+    SPANS = (64, 128)
     FORWARD = [
         _config(128, 128, 8, 2),
         _config(128, 64, 4, 3),

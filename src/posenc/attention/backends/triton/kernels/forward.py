@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Own
+from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
 from posenc.attention.backends.triton.kernels.configs import FORWARD, fitting
 from posenc.attention.backends.triton.kernels.logits import (
     HIGH,
@@ -20,6 +20,7 @@ from posenc.attention.backends.triton.kernels.logits import (
 )
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
+    clip,
     load_row,
     load_tokens,
     product,
@@ -78,11 +79,13 @@ def _walk(
         if y.factor is not None:
             factor = load_tokens(y.factor, own.b, own.h, y_at, y.length)
         # fmt: off
-        logits, _, carried = tile_logits(
-            own, far, k, partners, factor, carried, x, y, tables, band, scale, y0, kind, masked,
-            causal, False, precision, factor_precision, block_x, block_y,
+        logits, carried = tile_logits(
+            own, k, partners, factor, carried, x, y, tables, band, scale, y0, kind, masked, causal,
+            False, False, precision, factor_precision, block_x, block_y,
         )
         # fmt: on
+        if kind != NEAR:
+            logits += (far * LOG2E)[:, None]
         new_max = tl.maximum(row_max, tl.max(logits, 1))  # [x]
         finite = tl.where(new_max == float("-inf"), 0.0, new_max)
         weights = tl.exp2(logits - finite[:, None])  # [x, y]
@@ -138,6 +141,8 @@ def forward_kernel(
         edged: tiles with hidden pairs come first, too.
         has_low, has_high: there may be tiles wholly at an end of the tables.
     """
+    if dropout is not None:
+        dropout = Dropout(dropout.threshold, dropout.factor, tl.load(dropout.seed))
     blocks = tl.cdiv(x.length, block_x)
     # Later queries see more where keys are hidden ahead: they go first.
     x0 = (blocks - 1 - tl.program_id(0) % blocks) * block_x
@@ -155,8 +160,10 @@ def forward_kernel(
     own = Own(tokens, partners, None, term, factor, None, None, None, x0, b, h, lane)
     # fmt: off
     begin, clear, near, far, edge, end = visible_tile_ranges(
-        x, y, band, b, x0, causal, False, granule, block_x, block_y
+        x, y, band, b, x0, causal, False, granule, block_x, block_y, block_x, block_y
     )
+    near = clip(near, clear, edge)
+    far = clip(far, near, edge)
     nothing = tl.zeros([block_x], tl.float32)
     state = _State(
         tl.zeros([block_x, y.second.block], tl.float32), nothing, nothing - float("inf"),

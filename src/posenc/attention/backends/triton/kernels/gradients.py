@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Own
+from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
 from posenc.attention.backends.triton.kernels.backward_tile import tile_ds
 from posenc.attention.backends.triton.kernels.configs import TOKENS, fitting
 from posenc.attention.backends.triton.kernels.logits import (
@@ -18,6 +18,7 @@ from posenc.attention.backends.triton.kernels.logits import (
     far_numbers,
 )
 from posenc.attention.backends.triton.kernels.memory import (
+    clip,
     load_numbers,
     load_row,
     load_tokens,
@@ -53,6 +54,8 @@ def _walk(
     state,
     begin,
     end,
+    low_end,
+    high_begin,
     own,
     far,
     second_far,
@@ -74,7 +77,11 @@ def _walk(
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
-    """Tiles ``begin`` to ``end``, all of one kind."""
+    """Tiles ``begin`` to ``end``, all of one kind.
+
+    Of those with hidden pairs (``masked``), some may read one entry alone, too: those before
+    ``low_end`` and from ``high_begin`` on.
+    """
     tokens, partners = state.tokens, state.partners
     second, term = state.second, state.term
     factor, column = state.factor, state.column
@@ -92,7 +99,7 @@ def _walk(
         if y.factor is not None:
             y_factor = load_tokens(y.factor, own.b, own.h, y_at, y.length)
         # fmt: off
-        weights, ds, t, carried = tile_ds(
+        weights, ds, carried = tile_ds(
             own, far, second_far, y_tokens, y_partners, y_second, y_factor, carried, x, y, tables,
             band, dropout, scale, y0, kind, masked, causal, flip, precision, factor_precision,
             block_x, block_y,
@@ -114,21 +121,20 @@ def _walk(
             high += tl.sum(ds, 1)
             weight_high += tl.sum(weights, 1)
         else:
-            if has_low:
-                low += tl.sum(tl.where(t <= band.low, ds, 0.0), 1)
-                weight_low += tl.sum(tl.where(t <= band.low, weights, 0.0), 1)
-            if has_high:
-                high += tl.sum(tl.where(t >= band.high, ds, 0.0), 1)
-                weight_high += tl.sum(tl.where(t >= band.high, weights, 0.0), 1)
+            if masked and has_low:
+                low += tl.where(tile < low_end, tl.sum(ds, 1), 0.0)
+                weight_low += tl.where(tile < low_end, tl.sum(weights, 1), 0.0)
+            if masked and has_high:
+                high += tl.where(tile >= high_begin, tl.sum(ds, 1), 0.0)
+                weight_high += tl.where(tile >= high_begin, tl.sum(weights, 1), 0.0)
             if tables.x is not None:
-                inside = ds
-                if has_low:
-                    inside = tl.where(t <= band.low, 0.0, inside)
-                if has_high:
-                    inside = tl.where(t >= band.high, 0.0, inside)
+                if masked and has_low:
+                    ds = tl.where(tile < low_end, 0.0, ds)
+                if masked and has_high:
+                    ds = tl.where(tile >= high_begin, 0.0, ds)
                 start = window_start(own.start, y0, band.origin, block_x, flip)
                 term += rows_of_x(
-                    inside, tables.x, own.h, start, tables.count, precision, block_x, flip
+                    ds, tables.x, own.h, start, tables.count, precision, block_x, flip
                 )
     # fmt: off
     return _State(
@@ -157,6 +163,7 @@ def gradients_kernel(
     causal: tl.constexpr,
     flip: tl.constexpr,
     granule: tl.constexpr,
+    span: tl.constexpr,
     precision: tl.constexpr,
     factor_precision: tl.constexpr,
     block_x: tl.constexpr,
@@ -168,7 +175,11 @@ def gradients_kernel(
         into: where the gradients go, ``Gradients``.
         edged: tiles with hidden pairs come first, too.
         has_low, has_high: there may be pairs beyond the ends of the tables.
+        span: side of the squares of pairs of which ``Gradients.low`` and ``high`` sum up those
+            that read one entry alone; ``offsets_kernel`` sums up the others. Divided by all tiles.
     """
+    if dropout is not None:
+        dropout = Dropout(dropout.threshold, dropout.factor, tl.load(dropout.seed))
     blocks = tl.cdiv(x.length, block_x)
     # Later queries see more, and earlier keys are seen more, where keys are hidden ahead.
     block = tl.program_id(0) % blocks
@@ -187,10 +198,12 @@ def gradients_kernel(
     tokens, partners = load_side(x, b, x_head, at)
     second = load_tokens(x.second, b, x_head, at, x.length)
     # fmt: off
-    begin, clear, near, far, edge, end = visible_tile_ranges(
-        x, y, band, b, x0, causal, flip, granule, block_x, block_y
+    begin, clear, low_end, high_begin, edge, end = visible_tile_ranges(
+        x, y, band, b, x0, causal, flip, granule, block_x, block_y, span, span
     )
     # fmt: on
+    near = clip(low_end, clear, edge)
+    far = clip(high_begin, near, edge)
     nothing = tl.zeros([block_x], tl.float32)
     dummy = tl.zeros([1], tl.float32)
     partner_sum = dummy
@@ -236,9 +249,9 @@ def gradients_kernel(
         )
         if edged:
             state = _walk(
-                state, begin, clear, own, None, None, x, y, tables, band, y_head, dropout, scale,
-                NEAR, True, has_low, has_high, causal, flip, precision, factor_precision,
-                block_x, block_y,
+                state, begin, clear, low_end, high_begin, own, None, None, x, y, tables, band,
+                y_head, dropout, scale, NEAR, True, has_low, has_high, causal, flip, precision,
+                factor_precision, block_x, block_y,
             )
         if has_low:
             number = far_numbers(x.term_low, tables, own, at, x.length, flip, block_x)
@@ -246,14 +259,14 @@ def gradients_kernel(
             if x.second_low is not None:
                 second_far = load_numbers(start_of(x.second_low, b, h), at, x.length, 0.0)
             state = _walk(
-                state, clear, near, own, number, second_far, x, y, tables, band, y_head, dropout,
-                scale, LOW, False, has_low, has_high, causal, flip, precision, factor_precision,
-                block_x, block_y,
+                state, clear, near, low_end, high_begin, own, number, second_far, x, y, tables,
+                band, y_head, dropout, scale, LOW, False, has_low, has_high, causal, flip,
+                precision, factor_precision, block_x, block_y,
             )
         state = _walk(
-            state, near, far, own, None, None, x, y, tables, band, y_head, dropout, scale,
-            NEAR, False, has_low, has_high, causal, flip, precision, factor_precision,
-            block_x, block_y,
+            state, near, far, low_end, high_begin, own, None, None, x, y, tables, band, y_head,
+            dropout, scale, NEAR, False, has_low, has_high, causal, flip, precision,
+            factor_precision, block_x, block_y,
         )
         if has_high:
             number = far_numbers(x.term_high, tables, own, at, x.length, not flip, block_x)
@@ -261,14 +274,14 @@ def gradients_kernel(
             if x.second_high is not None:
                 second_far = load_numbers(start_of(x.second_high, b, h), at, x.length, 0.0)
             state = _walk(
-                state, far, edge, own, number, second_far, x, y, tables, band, y_head, dropout,
-                scale, HIGH, False, has_low, has_high, causal, flip, precision,
-                factor_precision, block_x, block_y,
+                state, far, edge, low_end, high_begin, own, number, second_far, x, y, tables,
+                band, y_head, dropout, scale, HIGH, False, has_low, has_high, causal, flip,
+                precision, factor_precision, block_x, block_y,
             )
         state = _walk(
-            state, edge, end, own, None, None, x, y, tables, band, y_head, dropout, scale,
-            NEAR, True, has_low, has_high, causal, flip, precision, factor_precision,
-            block_x, block_y,
+            state, edge, end, low_end, high_begin, own, None, None, x, y, tables, band, y_head,
+            dropout, scale, NEAR, True, has_low, has_high, causal, flip, precision,
+            factor_precision, block_x, block_y,
         )
         # fmt: on
         token_sum = state.tokens

@@ -58,9 +58,22 @@ def carried_before(
 
 
 @triton.jit
+def _product(own, y_tokens, y_partners, rotated: tl.constexpr, precision: tl.constexpr, start=None):
+    """Products ``[x, y]`` of queries and keys, added to ``start``."""
+    products = product(own.tokens, tl.trans(y_tokens), precision, start)
+    if rotated:
+        products = product(own.partners, tl.trans(y_partners), precision, products)
+    return products
+
+
+@triton.jit
+def _sum(some, more):
+    return more if some is None else some + more
+
+
+@triton.jit
 def tile_logits(
     own,
-    far,
     y_tokens,
     y_partners,
     y_factor,
@@ -75,34 +88,42 @@ def tile_logits(
     masked: tl.constexpr,
     causal: tl.constexpr,
     flip: tl.constexpr,
+    unscaled: tl.constexpr,
     precision: tl.constexpr,
     factor_precision: tl.constexpr,
     block_x: tl.constexpr,
     block_y: tl.constexpr,
 ):
-    """Logits ``[x, y]`` of one tile to the base of 2, -inf where hidden, and its places.
+    """Logits ``[x, y]`` of one tile, -inf where hidden, without what each token of x adds.
+
+    That is ``far_numbers`` and its column. Logits are to the base of 2, or divided by the scale if
+    ``unscaled``: the sums of products then start with all else, one addition less a pair. The
+    forward pass, which needs their maximum, would gain less by it than it has to move.
 
     Args:
-        own: what the program holds of x; far: its numbers where the tile reads one entry.
+        own: what the program holds of x.
         y_tokens, y_partners, y_factor: of the tile.
         carried: products of x with the half of the window that it shares with the tile before.
 
     Returns those with the half that it shares with the next tile, too.
     """
     y_at = y0 + tl.arange(0, block_y)
-    x_at = own.start + tl.arange(0, block_x)
-    t = y_at[None, :] - x_at[:, None] + band.origin  # [x, y]
-    logits = product(own.tokens, tl.trans(y_tokens), precision)  # [x, y]
-    if x.rotary is not None:
-        logits += product(own.partners, tl.trans(y_partners), precision)
-    logits *= scale * LOG2E
+    logits = None  # [x, y]
+    unit = LOG2E
+    if unscaled:
+        unit = 1 / scale
+    else:
+        logits = _product(own, y_tokens, y_partners, x.rotary is not None, precision)
+        logits *= scale * LOG2E
     if x.factor is not None:
-        logits += product(own.factor, tl.trans(y_factor), factor_precision) * LOG2E
+        products = product(own.factor, tl.trans(y_factor), factor_precision)
+        logits = _sum(logits, products * unit)
     if kind == NEAR:
         start = window_start(own.start, y0, band.origin, block_y if flip else block_x, flip)
         if tables.bias_by_offset is not None:
             biases = tables.bias_by_offset + own.h.to(tl.int64) * tables.bias_head
-            logits += window_of_biases(biases, start, tables.count, block_x, block_y, flip)
+            biases = window_of_biases(biases, unit, start, tables.count, block_x, block_y, flip)
+            logits = _sum(logits, biases)
         if tables.x is not None:
             tl.static_assert(block_x == block_y)
             fresh = half_of_x(
@@ -119,29 +140,29 @@ def tile_logits(
             else:
                 products = unroll_x(carried, fresh, block_x, flip)
             carried = fresh
-            logits += products * LOG2E
+            logits = _sum(logits, products * unit)
         if tables.y is not None:
             tl.static_assert(block_x == block_y)
             y_term = load_tokens(y.term, own.b, own.h, y_at, y.length)
             products = window_of_y(
                 y_term, tables.y, own.h, start, tables.count, precision, block_x, flip
             )
-            logits += products * LOG2E
-    else:
-        logits += (far * LOG2E)[:, None]
-        if tables.y is not None:
-            numbers = y.term_low if kind == LOW else y.term_high
-            numbers = load_numbers(start_of(numbers, own.b, own.h), y_at, y.length, 0.0)
-            logits += (numbers * LOG2E)[None, :]
+            logits = _sum(logits, products * unit)
+    elif tables.y is not None:
+        numbers = y.term_low if kind == LOW else y.term_high
+        numbers = load_numbers(start_of(numbers, own.b, own.h), y_at, y.length, 0.0)
+        logits = _sum(logits, tl.broadcast_to((numbers * unit)[None, :], [block_x, block_y]))
     if y.column is not None:
         column = load_numbers(start_of(y.column, own.b, own.h), y_at, y.length, 0.0)
-        logits += (column * LOG2E)[None, :]
-    if x.column is not None:
-        logits += (own.column * LOG2E)[:, None]
+        logits = _sum(logits, tl.broadcast_to((column * unit)[None, :], [block_x, block_y]))
+    if unscaled:
+        logits = _product(own, y_tokens, y_partners, x.rotary is not None, precision, logits)
     if masked:
+        x_at = own.start + tl.arange(0, block_x)
+        t = y_at[None, :] - x_at[:, None] + band.origin  # [x, y]
         seen = visible(t, x, y, band, own.b, x_at, y_at, causal, flip)
         logits = tl.where(seen, logits, float("-inf"))
-    return logits, t, carried
+    return logits, carried
 
 
 @triton.jit

@@ -11,12 +11,12 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @triton.jit
-def product(a, b, precision: tl.constexpr):
-    """``a @ b``, summed in float32."""
+def product(a, b, precision: tl.constexpr, start=None):
+    """``start + a @ b``, summed in float32; ``start`` is zero by default."""
     if INTERPRETED:  # the interpreter would multiply bfloat16 as if it were integers
         a = a.to(tl.float32)
         b = b.to(tl.float32)
-    return tl.dot(a, b, input_precision=precision)
+    return tl.dot(a, b, start, input_precision=precision)
 
 
 @triton.jit

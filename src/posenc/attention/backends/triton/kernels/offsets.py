@@ -2,8 +2,8 @@
 
 All tiles of a diagonal meet the same window of entries, so that a program sums over batch rows and
 tiles in its registers, and no two programs write to the same memory. Neighbouring windows overlap;
-they are added afterwards. Pairs at an end of the tables are left out where ``gradients_kernel``
-has summed them up already.
+they are added afterwards. Squares of pairs that read one entry alone are left out where
+``gradients_kernel`` has summed them up already.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Own
+from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
 from posenc.attention.backends.triton.kernels.backward_tile import tile_ds
 from posenc.attention.backends.triton.kernels.configs import OFFSETS
 from posenc.attention.backends.triton.kernels.logits import NEAR, carried_before
@@ -39,6 +39,8 @@ def offsets_kernel(
     rows_ptr,
     first_diagonal,
     diagonals,
+    low_steps,
+    high_steps,
     heads_apart,
     splits,
     scale,
@@ -50,6 +52,7 @@ def offsets_kernel(
     causal: tl.constexpr,
     flip: tl.constexpr,
     granule: tl.constexpr,
+    span: tl.constexpr,
     precision: tl.constexpr,
     factor_precision: tl.constexpr,
     block: tl.constexpr,
@@ -61,8 +64,12 @@ def offsets_kernel(
         rows_ptr: ``[splits, heads_apart, diagonals, 2 * block, width]``; of the term of y, or,
             where ``of_values``, of the values, whose tokens are the gradients of the outputs.
         first_diagonal: number of the first, counted in tiles of y less tiles of x.
+        low_steps, high_steps: squares of ``span`` by ``span`` pairs that are at most, and at least,
+            so many apart are summed up by ``gradients_kernel``, where ``has_low``, ``has_high``.
         heads_apart: H, or 1 to sum over the heads.
     """
+    if dropout is not None:
+        dropout = Dropout(dropout.threshold, dropout.factor, tl.load(dropout.seed))
     number = tl.program_id(0) % diagonals
     head = tl.program_id(0) // diagonals % heads_apart
     split = tl.program_id(0) // (diagonals * heads_apart)
@@ -74,6 +81,7 @@ def offsets_kernel(
     each = sizes.heads // heads_apart
     items = sizes.batch * each * tiles
     share = tl.cdiv(items, splits)
+    apart: tl.constexpr = span // block
     bias_sum = tl.zeros([1, 1], tl.float32)
     if bias_ptr is not None:
         bias_sum = tl.zeros([block, block], tl.float32)
@@ -125,7 +133,7 @@ def offsets_kernel(
                 tokens, partners, second, term, x_factor, column, lse, delta, x0, b, h, lane
             )
             carried = carried_before(own, tables, band, y0, precision, flip, block)
-            weights, ds, t, _ = tile_ds(
+            weights, ds, _ = tile_ds(
                 own, None, None, y_tokens, y_partners, y_second, y_factor, carried, x, y, tables,
                 band, dropout, scale, y0, NEAR, True, causal, flip, precision, factor_precision,
                 block, block,
@@ -133,10 +141,13 @@ def offsets_kernel(
             # fmt: on
             source = weights if of_values else ds  # [x, y]
             source = tl.where((x_at < x.length)[:, None], source, 0.0)
-            if has_low:
-                source = tl.where(t <= band.low, 0.0, source)
-            if has_high:
-                source = tl.where(t >= band.high, 0.0, source)
+            if apart > 1:
+                # Tiles of a diagonal may be of squares that are not as far apart.
+                steps = (tile + diagonal) // apart - tile // apart
+                if has_low:
+                    source = tl.where(steps <= low_steps, 0.0, source)
+                if has_high:
+                    source = tl.where(steps >= high_steps, 0.0, source)
             if bias_ptr is not None:
                 bias_sum += source
             if rows_ptr is not None:

@@ -13,11 +13,21 @@ from posenc.attention.backends.triton.kernels.memory import clip
 
 
 @triton.jit
-def tile_ranges(x0, x_length, y_length, band, block_x: tl.constexpr, block_y: tl.constexpr):
+def tile_ranges(
+    x0,
+    x_length,
+    y_length,
+    band,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+    span_x: tl.constexpr,
+    span_y: tl.constexpr,
+):
     """Ranges of the tiles that a block of x meets, by kind.
 
     Six numbers of tiles: those before the second and from the fifth on may hold hidden pairs;
-    between, the third and fourth end those at the low entry and begin those at the high one.
+    those before the third read the low entry alone, those from the fourth on the high one, as does
+    all of the ``span_x`` tokens of x by ``span_y`` of y that they are in.
     """
     start = x0 - band.origin
     last = tl.minimum(x0 + block_x, x_length) - 1 - band.origin
@@ -26,12 +36,12 @@ def tile_ranges(x0, x_length, y_length, band, block_x: tl.constexpr, block_y: tl
     end = tl.maximum((end + block_y - 1) // block_y, begin)
     clear = (tl.maximum(band.first + last, 0) + block_y - 1) // block_y
     edge = tl.minimum(tl.maximum(band.last + start + 1, 0), y_length) // block_y
-    near = tl.maximum(band.low + start + 1, 0) // block_y
-    far = (tl.maximum(band.high + last, 0) + block_y - 1) // block_y
+    start = x0 // span_x * span_x - band.origin
+    near = tl.maximum(band.low + start + 1, 0) // span_y * (span_y // block_y)
+    far = (tl.maximum(band.high + start + span_x - 1, 0) + span_y - 1) // span_y
+    far *= span_y // block_y
     clear = clip(clear, begin, end)
     edge = clip(edge, clear, end)
-    near = clip(near, clear, edge)
-    far = clip(far, near, edge)
     return begin, clear, near, far, edge, end
 
 
@@ -155,17 +165,19 @@ def visible_tile_ranges(
     granule: tl.constexpr,
     block_x: tl.constexpr,
     block_y: tl.constexpr,
+    span_x: tl.constexpr,
+    span_y: tl.constexpr,
 ):
     """``tile_ranges``, without what segments or order hide; they hide nothing within the edges."""
-    begin, clear, near, far, edge, end = tile_ranges(x0, x.length, y.length, band, block_x, block_y)
+    begin, clear, near, far, edge, end = tile_ranges(
+        x0, x.length, y.length, band, block_x, block_y, span_x, span_y
+    )
     if y.segment_ids is not None:
         begin, end, first, last = narrowed(
             begin, end, x, y, band, b, x0, causal, flip, granule, block_x, block_y
         )
         clear = clip(tl.maximum(clear, first), begin, end)
         edge = clip(tl.minimum(edge, last), clear, end)
-        near = clip(near, clear, edge)
-        far = clip(far, clear, edge)
     return begin, clear, near, far, edge, end
 
 

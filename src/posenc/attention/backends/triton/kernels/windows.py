@@ -11,13 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.target_info import cuda_capability_geq
 
-from posenc.attention.backends.triton.kernels.memory import (
-    INTERPRETED,
-    LOG2E,
-    clip,
-    load_entries,
-    product,
-)
+from posenc.attention.backends.triton.kernels.memory import INTERPRETED, clip, load_entries, product
 
 PAIRED = INTERPRETED
 """True to read biases two by two on any device."""
@@ -39,24 +33,24 @@ def _unrolled(values, place, block_x: tl.constexpr, block_y: tl.constexpr):
 
 @triton.jit
 def window_of_biases(
-    biases, start, count, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr
+    biases, factor, start, count, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr
 ):
-    """The tile ``[x, y]`` of what each pair reads of biases, to the base of 2."""
+    """The tile ``[x, y]`` of what each pair reads of biases, times a factor."""
     if PAIRED or (cuda_capability_geq(9, 0) and not cuda_capability_geq(12, 0)):
-        tile = paired_biases(biases, start, count, block_x, block_y, flip)
+        tile = paired_biases(biases, factor, start, count, block_x, block_y, flip)
     else:
-        tile = single_biases(biases, start, count, block_x, block_y, flip)
+        tile = single_biases(biases, factor, start, count, block_x, block_y, flip)
     return tile
 
 
 @triton.jit
 def single_biases(
-    biases, start, count, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr
+    biases, factor, start, count, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr
 ):
     """``window_of_biases``, read one by one."""
     size: tl.constexpr = triton.next_power_of_2(block_x + block_y)
     entry = clip(start + tl.arange(0, size), 0, count - 1)
-    window = tl.load(biases + entry) * LOG2E
+    window = tl.load(biases + entry) * factor
     x = tl.arange(0, block_x)[:, None]
     y = tl.arange(0, block_y)[None, :]
     place = x - y + (block_y - 1) if flip else y - x + (block_x - 1)
@@ -65,7 +59,7 @@ def single_biases(
 
 @triton.jit
 def paired_biases(
-    biases, start, count, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr
+    biases, factor, start, count, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr
 ):
     """``window_of_biases``, those of two neighbours read at once as a number of 64 bits.
 
@@ -74,8 +68,8 @@ def paired_biases(
     """
     size: tl.constexpr = triton.next_power_of_2(block_x + block_y)
     at = start + tl.arange(0, size)
-    even = tl.load(biases + clip(at, 0, count - 1)) * LOG2E
-    odd = tl.load(biases + clip(at - 1 if flip else at + 1, 0, count - 1)) * LOG2E
+    even = tl.load(biases + clip(at, 0, count - 1)) * factor
+    odd = tl.load(biases + clip(at - 1 if flip else at + 1, 0, count - 1)) * factor
     low = even.to(tl.uint32, bitcast=True).to(tl.uint64)
     high = odd.to(tl.uint32, bitcast=True).to(tl.uint64)
     x = tl.arange(0, block_x)[:, None]

@@ -1,0 +1,143 @@
+"""Spacing of the tokens of documents, as the values of layouts tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from posenc.attention.backends.common.base import Problem
+from posenc.attention.lowering import lower
+from posenc.encoding import StructuredScore
+from posenc.grid import Grid
+from posenc.layout import Layout
+
+__all__ = [
+    "Known",
+    "Spacing",
+    "document_numbers",
+    "find_spacing",
+    "lower_on_sequences",
+    "once_for",
+    "spacing",
+]
+
+T = TypeVar("T")
+
+Known = WeakKeyDictionary[Layout, WeakKeyDictionary[Layout, tuple[T]]]
+"""Something of each pair of layouts that has been met."""
+
+
+@dataclass(frozen=True)
+class Spacing:
+    """Spacing of tokens within each document.
+
+    Args:
+        shift: key position less query position is ``j - i + shift`` for all tokens i and j that
+            share a document.
+        ordered: their orders differ by the same number.
+    """
+
+    shift: int
+    ordered: bool
+
+
+def once_for(grid: Grid, known: Known[T], compute: Callable[[Grid], T]) -> T:
+    """What is computed from a pair of layouts, computed once."""
+    of_query = known.setdefault(grid.query, WeakKeyDictionary())
+    if grid.key not in of_query:
+        of_query[grid.key] = (compute(grid),)
+    return of_query[grid.key][0]
+
+
+def document_numbers(layout: Layout) -> Tensor:
+    """The document of each token, ``[B|1, L]``; 0 where there are none."""
+    return torch.zeros_like(layout.order) if layout.document is None else layout.document
+
+
+def find_spacing(grid: Grid) -> Spacing | str:
+    """``spacing`` where offsets are all that depends on positions; otherwise the reason against it.
+
+    Reads the values of layouts with documents or padding, once.
+    """
+    if grid.query.axes != 1:
+        return "positions on several axes have no single offset"
+    if grid.shift is not None:
+        return Spacing(grid.shift, True)
+    sides = (grid.query, grid.key)
+    if any(more is not None for side in sides for more in (side.special, side.signal)):
+        return "special tokens and signals are no function of the offset"
+    if torch.is_grad_enabled() and any(side.positions.requires_grad for side in sides):
+        return "an offset bias has no gradients for positions"
+    if torch.compiler.is_compiling():
+        return "inside a compiled graph nothing tells whether tokens are one position apart"
+    return spacing(grid) or "its tokens are not one position apart in each document"
+
+
+def lower_on_sequences(problem: Problem, shift: int) -> tuple[StructuredScore, ...] | None:
+    """Terms of a problem on plain sequences, as far apart: some parts have a structured form there
+    only. Where ``find_spacing`` found the shift, the offsets are the same."""
+    score = problem.encoding.score
+    if score is not None and score.replaces_product:
+        return None
+    whole = problem.grid
+    query = Layout.sequence(whole.query.length, device=whole.query.device)
+    key = Layout.sequence(whole.key.length, shift, device=whole.key.device)
+    grid = Grid(query, key, whole.causal, whole.window)
+    return lower(problem.encoding, problem.q, problem.k, grid, scale=problem.scale)
+
+
+_SPACINGS: Known[Spacing | None] = WeakKeyDictionary()
+
+
+def spacing(grid: Grid) -> Spacing | None:
+    """Spacing of a grid's documents; None where not all tokens of one are one step apart.
+
+    Reads the layouts' values, which waits for the device, once for each pair of layouts.
+    """
+    return once_for(grid, _SPACINGS, _spacing)
+
+
+def _spacing(grid: Grid) -> Spacing | None:
+    """Compare how far each token is ahead of its place with the other tokens of its document."""
+    rows = max(grid.query.batch, grid.key.batch)
+    sides = [_leads(side, rows) for side in (grid.query, grid.key)]
+    documents = torch.cat([document for document, _ in sides])
+    if not len(documents):
+        return Spacing(0, True)
+    _, number = torch.unique(documents, dim=0, return_inverse=True)
+    parts = number.split([len(document) for document, _ in sides])
+    least, most = [], []
+    for (_, lead), part in zip(sides, parts, strict=True):
+        index = part.unsqueeze(1).expand(-1, 2)
+        edge = lead.new_full((len(documents), 2), torch.inf)
+        least.append(edge.scatter_reduce(0, index, lead, "amin"))
+        most.append((-edge).scatter_reduce(0, index, lead, "amax"))
+    shared = (least[0][:, 0] < torch.inf) & (least[1][:, 0] < torch.inf)
+    lowest = (least[1] - most[0])[shared]
+    highest = (most[1] - least[0])[shared]
+    if not len(lowest):
+        return Spacing(0, True)
+    ends = torch.stack([lowest.amin(0), highest.amax(0)]).tolist()
+    (position, order), (same_position, same_order) = ends
+    if position != same_position or position != int(position):
+        return None
+    return Spacing(int(position), order == same_order == position)
+
+
+def _leads(layout: Layout, rows: int) -> tuple[Tensor, Tensor]:
+    """Row and document of each real token ``[n, 2]``; its position and order less its place."""
+    size = (rows, layout.length)
+    row = torch.arange(rows, device=layout.device).unsqueeze(1).expand(size)
+    numbers = torch.stack([row, document_numbers(layout).expand(size)], dim=-1)
+    seen = torch.stack([layout.positions[..., 0].double(), layout.order.double()], dim=-1)
+    place = torch.arange(layout.length, device=layout.device).unsqueeze(1)
+    leads = (seen.detach() - place).expand(*size, 2)
+    if layout.valid is None:
+        return numbers.flatten(0, 1), leads.flatten(0, 1)
+    valid = layout.valid.expand(size)
+    return numbers[valid], leads[valid]
