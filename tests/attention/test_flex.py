@@ -6,17 +6,19 @@ What it does on a CUDA device is in ``test_gpu.py``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention.backends import flex
 from posenc.attention.backends.common.base import Plan
-from posenc.attention.backends.flex import Flex, refuse_terms
+from posenc.attention.backends.flex import Flex, score_mod
 from posenc.attention.call import AttentionCall
 from posenc.errors import BackendRefusal
 
@@ -77,9 +79,8 @@ def check(encoding: Encoding, grid: Grid) -> None:
             torch.nn.init.normal_(parameter)
     given = inputs(grid)
     problem = AttentionCall(*given, grid, encoding).transformed()
-    assert refuse_terms(problem.lowered, grid) is None
     plan = Flex().plan(problem)
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, Plan), plan
     got, lse = plan.run(lse=True)
     assert lse is not None
     wide = [x.double() for x in given]
@@ -102,8 +103,45 @@ def test_equals_reference(name: str, grid: str) -> None:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.usefixtures("_not_compiled")
 @pytest.mark.parametrize("grid", MARKED)
-def test_documents_padding_and_rows_that_see_nothing(grid: str) -> None:
-    check(ENCODINGS["rope"], MARKED[grid])
+@pytest.mark.parametrize("name", ["rope", "alibi", "t5", "shaw keys", "deberta"])
+def test_documents_padding_and_rows_that_see_nothing(name: str, grid: str) -> None:
+    where = MARKED[grid]
+    check(T5[where.causal] if name == "t5" else ENCODINGS[name], where)
+
+
+@pytest.mark.parametrize("name", ["shaw keys", "deberta"])
+def test_rows_are_read_at_offsets_before_their_products(name: str) -> None:
+    """Pairs then find their product by arithmetic alone."""
+    grid = GRIDS["chunk"]
+    problem = AttentionCall(*inputs(grid), grid, ENCODINGS[name]).transformed()
+    mod = score_mod(problem)
+    assert mod is not None
+    traced = make_fx(mod)(torch.zeros(1), *[torch.tensor([0]) for _ in range(4)]).graph
+    # A tensor of one index a head or a pair: none of an index that was itself looked up.
+    looked_up = [node for node in traced.nodes if node.target == torch.ops.aten.index.Tensor]
+    for node in looked_up:
+        indices = [index for index in node.args[1] if index is not None]
+        assert not set(indices) & set(looked_up)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.usefixtures("_not_compiled")
+def test_kernel_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+
+    def attention(*tensors: Tensor, kernel_options: object, **options: Any) -> Any:
+        given.append(kernel_options)
+        return flex_attention(*tensors, **options)
+
+    monkeypatch.setattr(flex, "_kernels", lambda: (attention, create_block_mask))
+    grid = GRIDS["causal"]
+    for options in (None, {"BLOCK_M": 32}, {"num_stages": 2}):
+        for name in ("nope", "alibi"):
+            backend = Flex(kernel_options=options)
+            attend(*inputs(grid), grid, ENCODINGS[name], backend=backend)
+    one = {"num_stages": 1}
+    fewer = {"BLOCK_M": 32}
+    assert given == [None, one, fewer, one | fewer, {"num_stages": 2}, {"num_stages": 2}]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -117,7 +155,12 @@ REFUSALS = [
     (Encoding(), GRIDS["dense"], "on CUDA devices, not on cpu"),
     (posenc.create("shaw", head_dim=WIDTH), GRIDS["dense"], "no place for a value part"),
     (posenc.create("cope", heads=HEADS, head_dim=WIDTH), GRIDS["causal"], "no structured form"),
-    (T5[False], MARKED["packed"], "a sequence or a whole image"),
+    (T5[False], Grid.of(Layout.at(torch.linspace(0, 9, 33))), "one position apart"),
+    (
+        posenc.create("swin", heads=HEADS, window=(5, 6)),
+        Grid.of(Layout.image(5, 6).slice(1, 9)),
+        "those of a whole image",
+    ),
     (
         posenc.create("transformer_xl", dim=64, heads=HEADS, head_dim=WIDTH),
         Grid.of(Layout.sequence(600)),

@@ -7,8 +7,8 @@ its tokens in a sequence or an image. Vectors of tokens are multiplied with all 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -20,6 +20,7 @@ from torch import Tensor
 from posenc.attention.backends.common.base import Backend, Plan, Problem, Result, Unsupported
 from posenc.attention.lowering import add_rows
 from posenc.attention.regular import reads_offsets
+from posenc.attention.spacing import find_spacing, lower_on_sequences
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -49,17 +50,36 @@ Mod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 class Flex(Backend):
     """Tables, numbers a token, and vectors over few rows, on sequences and whole images.
 
-    Numbers that are read pair by pair are not fetched ahead: PyTorch's own choice of stages would
-    take more shared memory for them than devices have.
+    What depends on no offset is served for any layout, and all of it where tokens are one position
+    apart in each document.
+
+    Args:
+        kernel_options: of ``flex_attention``, such as tile sizes or ``{"BACKEND": "FLASH"}``.
+            Numbers that are read pair by pair are not fetched ahead unless it says otherwise:
+            PyTorch's own choice of stages would take more shared memory than devices have.
     """
 
     name = "flex"
 
     on_trial = True
 
+    def __init__(self, *, kernel_options: Mapping[str, Any] | None = None) -> None:
+        self.kernel_options = dict(kernel_options or {})
+
     def plan(self, problem: Problem) -> Plan | Unsupported:
         how = "PyTorch's FlexAttention, its terms read pair by pair"
-        return _unsupported(problem) or Plan(how, partial(_run, problem))
+        problem = _by_offset_if_needed(problem)
+        return _unsupported(problem) or Plan(how, partial(_run, problem, self.kernel_options))
+
+
+def _by_offset_if_needed(problem: Problem) -> Problem:
+    """The problem with the structured form that it has on sequences, if it has no other."""
+    if problem.lowered is not None or problem.q.device.type != DEVICE or is_transformed():
+        return problem
+    spacing = find_spacing(problem.grid)
+    if isinstance(spacing, str):
+        return problem
+    return replace(problem, lowered=lower_on_sequences(problem, spacing.shift))
 
 
 def _unsupported(problem: Problem) -> Unsupported | None:
@@ -83,10 +103,12 @@ def _unsupported(problem: Problem) -> Unsupported | None:
     return reason
 
 
-def _run(problem: Problem, *, lse: bool) -> Result:
+def _run(problem: Problem, kernel_options: dict[str, Any], *, lse: bool) -> Result:
     from torch.nn.attention.flex_attention import AuxRequest
 
     mod = score_mod(problem)
+    if mod is not None:
+        kernel_options = {"num_stages": 1} | kernel_options
     result = _kernels()[0](
         problem.q,
         problem.k,
@@ -95,7 +117,7 @@ def _run(problem: Problem, *, lse: bool) -> Result:
         block_mask=None if problem.grid.dense else _block_mask(problem.grid),
         scale=problem.scale,
         enable_gqa=problem.q.shape[1] != problem.k.shape[1],
-        kernel_options=None if mod is None else {"num_stages": 1},
+        kernel_options=kernel_options or None,
         return_aux=AuxRequest(lse=True) if lse else None,
     )
     if not lse:
@@ -129,7 +151,10 @@ def refuse_terms(lowered: tuple[StructuredScore, ...] | None, grid: Grid) -> Uns
     if not any(reads_offsets(group) for group in groups):
         return None
     if Entries.of(grid) is None:
-        return Unsupported("its tokens are not known to be a sequence or a whole image")
+        reason = find_spacing(grid)
+        if grid.query.axes > 1 or not isinstance(reason, str):
+            reason = "its tokens are not known to be those of a whole image"
+        return Unsupported(reason)
     products = [part for group in groups for part in (group.left, group.right) if part is not None]
     rows = max((part.rows.shape[1] for part in products), default=0)
     if rows > MOST_ROWS:
@@ -154,10 +179,11 @@ class Entries:
 
     @classmethod
     def of(cls, grid: Grid) -> Entries | None:
-        """Those of a sequence or of whole images; None for other grids."""
+        """Those of sequences, packed and padded ones too, or of whole images; None for others."""
         query, key = grid.query, grid.key
-        if grid.shift is not None:
-            lowest = grid.shift - (query.length - 1)
+        spacing = find_spacing(grid)
+        if not isinstance(spacing, str):
+            lowest = spacing.shift - (query.length - 1)
             return cls((1, query.length), (1, key.length), (lowest,))
         if query.extent is None or key.extent is None:
             return None
@@ -173,6 +199,17 @@ class Entries:
             for low, size in zip(self.lowest, sizes[-len(self.lowest) :], strict=True)
         ]
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
+
+    def varying(self, max_distance: int | None) -> tuple[int, int] | None:
+        """First and last entry of a sequence between which what offsets read changes; None: no
+        such ones are known."""
+        if len(self.lowest) > 1:
+            return None
+        lowest, last = self.lowest[0], self.query[1] + self.key[1] - 2
+        if max_distance is None:
+            return 0, last
+        first = min(max(-max_distance - lowest, 0), last)
+        return first, min(max(max_distance - lowest, first), last)
 
     def entry(self, i: Int[Tensor, "*i"], j: Int[Tensor, "*j"]) -> Int[Tensor, "*ij"]:
         """The entry of pairs of queries and keys."""
@@ -212,21 +249,35 @@ def _by_offset(group: BucketedTerms, entries: Entries, problem: Problem) -> list
     if group.table is not None:
         bias = group.table[:, bucket].float()
         mods.append(lambda score, b, h, i, j: score + bias[h, entries.entry(i, j)])
+    products = [part for part in (group.left, group.right) if part is not None]
+    fewest = min((part.rows.shape[1] for part in products), default=0)
+    span = entries.varying(group.max_distance)
+    by_offset = span is not None and span[1] - span[0] < min(2 * fewest, MOST_ROWS)
+
+    def place(i: Tensor, j: Tensor) -> Tensor:
+        """The column of products that a pair reads."""
+        entry = entries.entry(i, j)
+        if span is None or not by_offset:
+            return bucket[entry]
+        return entry.clamp(*span) - span[0]
+
+    def read(part: TokenTableProduct) -> Tensor:
+        rows = part.rows
+        if span is not None and by_offset:  # in place of a number read for each pair
+            rows = rows[:, bucket[span[0] : span[1] + 1]]
+        return _rows(part.tokens.float() @ rows.float().mT, problem)
+
     if group.left is not None:
-        left = _products(group.left, problem)
-        mods.append(lambda score, b, h, i, j: score + left[b, h, i, bucket[entries.entry(i, j)]])
+        left = read(group.left)
+        mods.append(lambda score, b, h, i, j: score + left[b, h, i, place(i, j)])
     if group.right is not None:
-        right = _products(group.right, problem)
-        mods.append(lambda score, b, h, i, j: score + right[b, h, j, bucket[entries.entry(i, j)]])
+        right = read(group.right)
+        mods.append(lambda score, b, h, i, j: score + right[b, h, j, place(i, j)])
     return mods
 
 
 def _by_key(column: Float[Tensor, "B H K"]) -> Mod:
     return lambda score, b, h, i, j: score + column[b, h, j]
-
-
-def _products(product: TokenTableProduct, problem: Problem) -> Float[Tensor, "B H L N"]:
-    return _rows(product.tokens.float() @ product.rows.float().mT, problem)
 
 
 def _rows(x: Tensor, problem: Problem) -> Tensor:
