@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ import torch
 
 import posenc
 from posenc import Grid, Layout, attend
-from posenc.attention.backends.triton import Triton
+from posenc.attention.backends.triton import Triton, form
 from posenc.attention.backends.triton.band import Band
-from posenc.attention.backends.triton.form import kernel_form
+from posenc.attention.backends.triton.form import KernelForm, kernel_form
 from posenc.attention.backends.triton.segments import segment_ids_of
+from posenc.attention.call import AttentionCall
 from posenc.attention.spacing import Spacing, spacing
 from posenc.errors import BackendRefusal
 
@@ -138,6 +140,18 @@ def test_positions_with_gradients_are_refused(monkeypatch: pytest.MonkeyPatch) -
     given = [torch.randn(1, 2, 5, 16) for _ in range(3)]
     with pytest.raises(BackendRefusal, match="no gradients for positions"):
         attend(*given, grid, posenc.create("t5", heads=2), backend="triton")
+
+
+def test_devices_with_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = Grid.of(Layout.sequence(5))
+    encoding = posenc.create("deberta", heads=2, dim=512, head_dim=256)
+    problem = AttentionCall(*torch.randn(3, 1, 2, 5, 256), grid, encoding).transformed()
+    monkeypatch.setattr(form, "shared_memory", lambda device: 166_912)  # A100
+    assert isinstance(kernel_form(problem), KernelForm)
+    monkeypatch.setattr(form, "shared_memory", lambda device: 101_376)  # RTX 4090
+    assert "162 KiB of shared memory, and the device has 99" in str(kernel_form(problem))
+    plain = replace(problem, lowered=())
+    assert isinstance(kernel_form(plain), KernelForm)
 
 
 def test_segment_ids_hide_as_grids_do() -> None:

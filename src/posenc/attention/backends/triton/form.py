@@ -25,6 +25,8 @@ __all__ = [
     "refuse_machine",
     "refuse_single_query",
     "rotary_of",
+    "shared_memory",
+    "tile_memory",
 ]
 
 INSTALLED = importlib.util.find_spec("triton") is not None
@@ -33,6 +35,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """True if Triton interprets kernels on CPU tensors, slowly, for tests."""
 
 WIDEST = 256
+
+SMALLEST = 16
+"""Tokens of each side of the smallest tiles."""
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -110,7 +115,8 @@ def kernel_form(problem: Problem) -> KernelForm | Unsupported:
     grid, lowered = problem.grid, problem.lowered
     if lowered is None or any(reads_offsets(term) for term in lowered):
         return _form_by_offset(problem, lowered)
-    form = _fitting(KernelForm(lowered, _band(problem, grid.shift, None), _ordered(grid)))
+    band = _band(problem, grid.shift, None)
+    form = _fitting(KernelForm(lowered, band, _ordered(grid)), problem)
     if isinstance(form, Unsupported):
         by_offset = _form_by_offset(problem, None)
         return form if isinstance(by_offset, Unsupported) else by_offset
@@ -129,7 +135,7 @@ def _form_by_offset(
     if lowered is None:
         return Unsupported("the score or value part has no structured form on this grid")
     band = _band(problem, found.shift, max_distance_of(lowered), ordered=found.ordered)
-    return _fitting(KernelForm(lowered, band, found.ordered))
+    return _fitting(KernelForm(lowered, band, found.ordered), problem)
 
 
 def rotary_of(problem: Problem) -> tuple[Tensor | None, Tensor | None, bool]:
@@ -171,8 +177,8 @@ def _marks(grid: Grid) -> list[Tensor]:
     return [*found, *(side.positions for side in sides)]
 
 
-def _fitting(found: KernelForm) -> KernelForm | Unsupported:
-    """The same, if the vectors that its terms multiply are not too wide."""
+def _fitting(found: KernelForm, problem: Problem) -> KernelForm | Unsupported:
+    """The same, if the vectors that its terms multiply are not too wide and tiles fit."""
     groups = [term for term in found.lowered if isinstance(term, BucketedTerms)]
     factors = [term for term in found.lowered if isinstance(term, LowRank)]
     widths = {
@@ -185,4 +191,32 @@ def _fitting(found: KernelForm) -> KernelForm | Unsupported:
             return Unsupported(
                 f"its kernels hold {name} vectors of width {WIDEST} at most, not {width}"
             )
+    values = sum(group.value is not None for group in groups)
+    tables = bool(widths["left"]) + bool(widths["right"]) + bool(values)
+    widest = max(problem.q.shape[-1], problem.v.shape[-1], widths["left"], widths["right"])
+    needed = tile_memory(SMALLEST, widest, problem.q.element_size(), tables)
+    available = shared_memory(problem.q.device)
+    if needed > available:
+        return Unsupported(
+            f"its smallest tiles take {needed >> 10} KiB of shared memory, and the device has "
+            f"{available >> 10}"
+        )
     return found
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may take on a device."""
+    if device.type != "cuda":
+        return 2**31
+    properties = torch.cuda.get_device_properties(device)
+    # Of AMD's devices, whose properties have no more than one program's: all of it.
+    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+
+
+def tile_memory(side: int, width: int, itemsize: int, tables: int) -> int:
+    """Bytes of shared memory that square tiles take at most, with so many unrolled tables.
+
+    Two vectors a token of each side, of each table two rows and a vector, and a window of products.
+    """
+    width = max(16, 1 << (width - 1).bit_length())
+    return side * width * itemsize * (4 + 3 * tables) + 8 * side * side

@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from posenc.attention.backends.triton.band import FAR
+from posenc.attention.backends.triton.form import shared_memory, tile_memory
 from posenc.attention.backends.triton.forms import (
     by_row,
     low_and_high,
@@ -143,7 +144,12 @@ class Call:
         x = self.x
         given: Tensor | None = None if rows is None else getattr(x, rows)
         flip = rows in ("left_rows", "value_rows")
-        block = diagonal_block(self._room())
+        width, itemsize, tables = self._room()
+        shared = shared_memory(x.q.device)
+        block = diagonal_block(
+            room(width, itemsize, tables),
+            lambda side: tile_memory(side, width, itemsize, tables) <= shared,
+        )
         band = self._band(flip=flip)
         low_steps, high_steps = self._steps(band)
         first, count = self._diagonals(band, flip=flip, block=block)
@@ -314,12 +320,13 @@ class Call:
             "factor_precision": of_factors,
         }
 
-    def _room(self) -> int:
+    def _room(self) -> tuple[int, int, int]:
+        """Width and size of the numbers of vectors, and how many tables are unrolled."""
         x = self.x
         tables = (x.left_rows, x.right_rows, x.value_rows)
         vectors = [x.q, x.v, *(each for each in tables if each is not None)]
         width = max(padded(each.shape[-1]) for each in vectors)
-        return room(width, x.q.element_size(), len(vectors) - 2)
+        return width, x.q.element_size(), len(vectors) - 2
 
     def _key(self, precision: str) -> str:
         """Key of the autotuner: all that the memory of tiles depends on, and rough sizes."""

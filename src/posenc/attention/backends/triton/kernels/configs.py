@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import triton
@@ -35,7 +36,7 @@ if triton.knobs.runtime.interpret:
     # Nothing to be measured; small blocks, so that small tests have many.
     KEYS_PER_SPLIT = 16
     PROGRAMS = 8
-    DIAGONAL_BLOCKS = (16, 16)
+    DIAGONAL_BLOCKS: tuple[int, ...] = (16, 16)
     SPANS = (32, 32)
     FORWARD = TOKENS = [_config(16, 16, 4, 1)]
     OFFSETS = [_config_of_warps(4, 1)]
@@ -43,7 +44,7 @@ if triton.knobs.runtime.interpret:
 else:
     KEYS_PER_SPLIT = 256
     PROGRAMS = 1024
-    DIAGONAL_BLOCKS = (64, 32)
+    DIAGONAL_BLOCKS = (64, 32, 16)
     SPANS = (64, 128)
     FORWARD = [
         _config(128, 128, 8, 2),
@@ -104,7 +105,10 @@ def _largest(needed: int, most: int) -> int:
     return 64 if needed <= most else 32
 
 
-def diagonal_block(needed: int) -> int:
-    """Side of the tiles of ``offsets_kernel``."""
-    large, small = DIAGONAL_BLOCKS
-    return large if needed <= 1536 else small
+def diagonal_block(needed: int, fits: Callable[[int], bool]) -> int:
+    """Side of the tiles of ``offsets_kernel``: the largest that ``fits`` the shared memory.
+
+    They hold gradients of twice as many rows in registers.
+    """
+    sides = DIAGONAL_BLOCKS[needed > 1536 :]
+    return next((side for side in sides if fits(side)), sides[-1])
