@@ -70,7 +70,9 @@ def _walk(
     g = own.h // sizes.group
     carried = tl.zeros([1, 1], tl.float32)
     if kind == NEAR:
-        carried = carried_before(own, tables, band, begin * block_y, precision, False, block_x)
+        carried = carried_before(
+            own, tables, band, begin * block_y, False, precision, False, block_x
+        )
     for tile in range(begin, end):
         y0 = tile * block_y
         y_at = y0 + tl.arange(0, block_y)

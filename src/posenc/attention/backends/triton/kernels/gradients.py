@@ -89,7 +89,7 @@ def _walk(
     weight_low, weight_high = state.weight_low, state.weight_high
     carried = tl.zeros([1, 1], tl.float32)
     if kind == NEAR:
-        carried = carried_before(own, tables, band, begin * block_y, precision, flip, block_x)
+        carried = carried_before(own, tables, band, begin * block_y, True, precision, flip, block_x)
     for tile in range(begin, end):
         y0 = tile * block_y
         y_at = y0 + tl.arange(0, block_y)

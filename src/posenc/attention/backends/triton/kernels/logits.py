@@ -22,6 +22,7 @@ from posenc.attention.backends.triton.kernels.windows import (
     half_of_x,
     unroll_x,
     window_of_biases,
+    window_of_x,
     window_of_y,
     window_start,
 )
@@ -45,11 +46,21 @@ def far_numbers(numbers, tables, own, at, length, last: tl.constexpr, block: tl.
 
 @triton.jit
 def carried_before(
-    own, tables, band, y0, precision: tl.constexpr, flip: tl.constexpr, block: tl.constexpr
+    own,
+    tables,
+    band,
+    y0,
+    unscaled: tl.constexpr,
+    precision: tl.constexpr,
+    flip: tl.constexpr,
+    block: tl.constexpr,
 ):
-    """``carried`` of ``tile_logits`` for a tile at ``y0`` that has none before it."""
+    """``carried`` of ``tile_logits`` for a tile at ``y0`` that has none before it.
+
+    Gradients with two tables have no registers to carry it in: products are computed twice.
+    """
     carried = tl.zeros([1, 1], tl.float32)
-    if tables.x is not None:
+    if tables.x is not None and not (unscaled and tables.y is not None):
         start = window_start(own.start, y0, band.origin, block, flip)
         if flip:
             start += block
@@ -126,20 +137,25 @@ def tile_logits(
             logits = _sum(logits, biases)
         if tables.x is not None:
             tl.static_assert(block_x == block_y)
-            fresh = half_of_x(
-                own.term,
-                tables.x,
-                own.h,
-                start if flip else start + block_x,
-                tables.count,
-                precision,
-                block_x,
-            )
-            if flip:
-                products = unroll_x(fresh, carried, block_x, flip)
+            if unscaled and tables.y is not None:
+                products = window_of_x(
+                    own.term, tables.x, own.h, start, tables.count, precision, block_x, flip
+                )
             else:
-                products = unroll_x(carried, fresh, block_x, flip)
-            carried = fresh
+                fresh = half_of_x(
+                    own.term,
+                    tables.x,
+                    own.h,
+                    start if flip else start + block_x,
+                    tables.count,
+                    precision,
+                    block_x,
+                )
+                if flip:
+                    products = unroll_x(fresh, carried, block_x, flip)
+                else:
+                    products = unroll_x(carried, fresh, block_x, flip)
+                carried = fresh
             logits = _sum(logits, products * unit)
         if tables.y is not None:
             tl.static_assert(block_x == block_y)

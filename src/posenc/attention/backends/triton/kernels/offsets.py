@@ -132,7 +132,7 @@ def offsets_kernel(
             own = Own(
                 tokens, partners, second, term, x_factor, column, lse, delta, x0, b, h, lane
             )
-            carried = carried_before(own, tables, band, y0, precision, flip, block)
+            carried = carried_before(own, tables, band, y0, True, precision, flip, block)
             weights, ds, _ = tile_ds(
                 own, None, None, y_tokens, y_partners, y_second, y_factor, carried, x, y, tables,
                 band, dropout, scale, y0, NEAR, True, causal, flip, precision, factor_precision,
