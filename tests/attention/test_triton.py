@@ -149,7 +149,7 @@ def test_devices_with_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(form, "shared_memory", lambda device: 166_912)  # A100
     assert isinstance(kernel_form(problem), KernelForm)
     monkeypatch.setattr(form, "shared_memory", lambda device: 101_376)  # RTX 4090
-    assert "114 KiB of shared memory, and the device has 99" in str(kernel_form(problem))
+    assert "130 KiB of shared memory, and the device has 99" in str(kernel_form(problem))
     plain = replace(problem, lowered=())
     assert isinstance(kernel_form(plain), KernelForm)
 

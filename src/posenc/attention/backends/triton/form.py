@@ -216,8 +216,9 @@ def shared_memory(device: torch.device) -> int:
 def tile_memory(side: int, width: int, itemsize: int, tables: int) -> int:
     """Bytes of shared memory that square tiles take at least, with so many unrolled tables.
 
-    Those of the gradients, by the compiler for 8.0, without loads ahead: five vectors a token and
-    one for each table. A window of products is added to them.
+    Those of the gradients, by the compiler for 8.0, without loads ahead: five vectors a token,
+    six with one table, eight with two. A window of products is added to them.
     """
     width = max(16, 1 << (width - 1).bit_length())
-    return side * width * itemsize * (5 + tables) + 8 * side * side
+    vectors = 5 + tables * (tables + 1) // 2
+    return side * width * itemsize * vectors + 8 * side * side
