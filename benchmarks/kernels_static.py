@@ -2,6 +2,7 @@
 
     python -m benchmarks.kernels_static                 every case; writes results/kernels_static.*
                                                         (backward passes for capability 9.0 only)
+    python -m benchmarks.kernels_static --arch 90       those of one; the others are kept
     python -m benchmarks.kernels_static --limits        the cases that have limits; fails above one
     python -m benchmarks.kernels_static --only shaw --arch 90 --width 64
 
@@ -305,6 +306,27 @@ def cases(only: str | None, architectures: Sequence[int], widths: Sequence[int])
     ]
 
 
+def kept() -> list[Loop]:
+    """Loops of the results as they are."""
+    rows = json.loads((RESULTS / "kernels_static.json").read_text())["loops"]
+    found = []
+    for each in rows:
+        of_case, block = Case(**each.pop("case")), tuple(each.pop("block"))
+        del each["cycles"]
+        found.append(Loop(case=of_case, block=block, **each))
+    return found
+
+
+def write(found: list[Loop]) -> None:
+    """Write the results, by architecture."""
+    found = sorted(found, key=lambda loop: ARCHITECTURES.index(loop.case.architecture))
+    rows = [asdict(loop) | {"cycles": cycles(loop)} for loop in found]
+    made = {"torch": torch.__version__, "triton": triton.__version__, "loops": rows}
+    (RESULTS / "kernels_static.json").write_text(json.dumps(made, indent=1) + "\n")
+    table = "\n".join([HEADER, *(row(loop, found) for loop in found)])
+    (RESULTS / "kernels_static.md").write_text(f"{INTRODUCTION}\n{table}\n")
+
+
 def main() -> int:
     """Compile, print, and compare with the limits."""
     parser = argparse.ArgumentParser(description="What the compiler makes of the Triton kernels.")
@@ -326,12 +348,8 @@ def main() -> int:
         found.extend(loops_of_case)
         for loop in loops_of_case:
             print(row(loop, found), flush=True)
-    if not (options.limits or options.only or options.arch or options.width):
-        rows = [asdict(loop) | {"cycles": cycles(loop)} for loop in found]
-        made = {"torch": torch.__version__, "triton": triton.__version__, "loops": rows}
-        (RESULTS / "kernels_static.json").write_text(json.dumps(made, indent=1) + "\n")
-        table = "\n".join([HEADER, *(row(loop, found) for loop in found)])
-        (RESULTS / "kernels_static.md").write_text(f"{INTRODUCTION}\n{table}\n")
+    if not (options.limits or options.only or options.width):
+        write([loop for loop in kept() if loop.case.architecture not in architectures] + found)
     lines = above_limits(found)
     for line in lines:
         print(line, file=sys.stderr)
