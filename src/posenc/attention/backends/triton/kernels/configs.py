@@ -32,12 +32,14 @@ def _config_of_warps(warps: int, stages: int) -> Any:
     return triton.Config({}, num_warps=warps, num_stages=stages)
 
 
+# SPANS: sides of the squares of pairs that the gradients take apart, with unrolled tables and
+# without; multiples of all tiles' sides.
 if triton.knobs.runtime.interpret:
     # Nothing to be measured; small blocks, so that small tests have many.
     KEYS_PER_SPLIT = 16
     PROGRAMS = 8
     DIAGONAL_BLOCKS: tuple[int, ...] = (16, 16)
-    SPANS = (32, 32)
+    SPANS = (64, 64)
     FORWARD = TOKENS = [_config(16, 16, 4, 1)]
     OFFSETS = [_config_of_warps(4, 1)]
     DECODE = [triton.Config({"block": 16})]
