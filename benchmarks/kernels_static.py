@@ -2,9 +2,8 @@
 
     python -m benchmarks.kernels_static                 every case; writes results/kernels_static.*
                                                         (backward passes for capability 9.0 only)
-    python -m benchmarks.kernels_static --arch 90       those of one; the others are kept
     python -m benchmarks.kernels_static --limits        the cases that have limits; fails above one
-    python -m benchmarks.kernels_static --only shaw --arch 90 --width 64
+    python -m benchmarks.kernels_static --only shaw --arch 90 --width 64    those; others are kept
 
 Each kernel is compiled at the first tile size that ``configs.fitting`` leaves, and its machine code
 is read by the cuobjdump and nvdisasm that come with Triton: registers, bytes a thread spills,
@@ -318,8 +317,9 @@ def kept() -> list[Loop]:
 
 
 def write(found: list[Loop]) -> None:
-    """Write the results, by architecture."""
-    found = sorted(found, key=lambda loop: ARCHITECTURES.index(loop.case.architecture))
+    """Write the results, in the order of ``cases``."""
+    order = cases(None, ARCHITECTURES, WIDTHS)
+    found = sorted(found, key=lambda loop: order.index(loop.case))
     rows = [asdict(loop) | {"cycles": cycles(loop)} for loop in found]
     made = {"torch": torch.__version__, "triton": triton.__version__, "loops": rows}
     (RESULTS / "kernels_static.json").write_text(json.dumps(made, indent=1) + "\n")
@@ -348,8 +348,8 @@ def main() -> int:
         found.extend(loops_of_case)
         for loop in loops_of_case:
             print(row(loop, found), flush=True)
-    if not (options.limits or options.only or options.width):
-        write([loop for loop in kept() if loop.case.architecture not in architectures] + found)
+    if not options.limits:
+        write([loop for loop in kept() if loop.case not in chosen] + found)
     lines = above_limits(found)
     for line in lines:
         print(line, file=sys.stderr)
