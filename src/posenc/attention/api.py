@@ -10,7 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Whole
+from posenc.attention.cache import LayerCache
 from posenc.attention.call import AttentionCall
+from posenc.attention.decoding import refusal_of_last
 from posenc.attention.dispatch import choose, refusals
 from posenc.attention.dropout import KeyedDropout
 from posenc.attention.validation import validate
@@ -29,15 +31,19 @@ class Explanation:
         how: how it computes the call, in a sentence.
         rule: the rule that set the order in which backends were tried.
         refusals: reasons of the backends that cannot; of all of them under ``"auto"``.
+        cached: how the past is kept, and whether its last token attends by one fused query; empty
+            without a cache.
     """
 
     backend: str
     how: str
     rule: str
     refusals: dict[str, str]
+    cached: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.backend} ({self.rule}): {self.how}."]
+        lines += [f"{self.cached}."] if self.cached else []
         lines += [f"Not {name}, because {reason}." for name, reason in self.refusals.items()]
         return "\n".join(lines)
 
@@ -241,19 +247,39 @@ def explain(
     backend: str | Backend = "auto",
     dropout: float = 0.0,
     scale: float | None = None,
+    cache: LayerCache | None = None,
 ) -> Explanation:
     """Explain which backend ``attend`` takes for the same arguments. Computes no attention.
 
+    Args: as ``attend``.
+        cache: that k, v and their layout are the content of, in a layer that decodes with it: one
+            more token may attend without ``attend``. Keys that it keeps transformed are taken so.
+
     Raises: as ``attend``.
     """
+    kept = "untransformed"
+    if cache is not None and cache.transformed:
+        scale = encoding.default_scale(q.shape[-1]) if scale is None else scale
+        encoding, kept = cache.without_transform(encoding), "transformed (rotated once)"
     call = AttentionCall(q, k, v, grid, encoding, dropout, scale)
     validate(call)
+    cached = ""
+    if cache is not None:
+        reason = "a backend was asked for by name" if backend != "auto" else None
+        reason = "weights are dropped" if dropout else reason
+        reason = reason or refusal_of_last(q, k, v, grid, encoding, cache, scale=call.logit_scale())
+        cached = f"The cache keeps keys {kept}"
+        if reason is None:
+            how = "one fused query over the cached keys, terms by offset read once for many tokens"
+            return Explanation("decoding", how, "one more token", {}, cached)
+        cached += f"; no fused query, because {reason}"
     call = call.autocast()
     with without_autocast(q.device):
         call = call.without_padding()
         choice = choose(call, backend)
         refused = choice.refusals | (refusals(call) if backend == "auto" else {})
-        return Explanation(choice.backend.name, choice.plan.describe(), choice.rule, refused)
+        how = choice.plan.describe()
+        return Explanation(choice.backend.name, how, choice.rule, refused, cached)
 
 
 def _empty_result(call: AttentionCall) -> tuple[Tensor, Tensor]:

@@ -36,25 +36,10 @@ def attend_last(
 
     Args: as ``attend``, with the cache that keeps the terms.
     """
+    terms = _served(q, k, v, grid, encoding, cache, scale)
+    if isinstance(terms, str):
+        return None
     keys = k.shape[2]
-    if q.shape[2] != 1 or keys == 1 or q.device.type != "cpu" or torch.is_grad_enabled():
-        return None
-    if torch.compiler.is_compiling() or is_transformed() or torch.is_autocast_enabled("cpu"):
-        return None
-    if encoding.query_key is not None or (grid.window is not None and grid.window < keys):
-        return None
-    sides = (grid.query, grid.key)
-    if not cache.shared.get("last", sides, lambda: _ends_with(grid.key, grid.query)):
-        return None
-    if encoding.score is None and encoding.value is None:
-        return scaled_dot_product_attention(
-            q, k, v, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
-    terms = cache.terms
-    if terms is None or not terms.holds(encoding, keys):
-        terms = cache.terms = read_terms(encoding, q, v, max(LEAST, 2 * keys), scale)
-    if not terms.served:
-        return None
     begin = terms.size - keys
     bias = None if terms.bias is None else terms.bias[:, begin:].unsqueeze(1)  # [h, 1, K]
     if terms.buckets:
@@ -75,6 +60,56 @@ def attend_last(
         sums = weights.new_zeros(*weights.shape[:3], rows.shape[1])
         output = output + sums.index_add_(3, bucket[begin:], weights) @ rows.to(v.dtype)
     return output
+
+
+def refusal_of_last(
+    q: Float[Tensor, "B H Q D"],
+    k: Float[Tensor, "B G K D"],
+    v: Float[Tensor, "B G K E"],
+    grid: Grid,
+    encoding: Encoding,
+    cache: LayerCache,
+    *,
+    scale: float,
+) -> str | None:
+    """Reason for which ``attend_last`` returns None, as the end of "because …"; None if it serves.
+
+    Args: as ``attend_last``.
+    """
+    terms = _served(q, k, v, grid, encoding, cache, scale)
+    if isinstance(terms, str):
+        return terms
+    if terms.buckets and _read_query(terms, q, k, grid, scale, terms.size - k.shape[2]) is None:
+        return "the encoding numbers its buckets anew in every call"
+    return None
+
+
+def _served(
+    q: Tensor, k: Tensor, v: Tensor, grid: Grid, encoding: Encoding, cache: LayerCache, scale: float
+) -> PastTerms | str:
+    """The terms of a call that ``attend_last`` serves, or the reason why it does not."""
+    keys = k.shape[2]
+    if q.shape[2] != 1 or keys == 1:
+        return "the call is not one token after others"
+    if q.device.type != "cpu":
+        return "the tensors are not on a CPU"
+    if torch.is_grad_enabled():
+        return "gradients are enabled"
+    if torch.compiler.is_compiling() or is_transformed() or torch.is_autocast_enabled("cpu"):
+        return "the call is compiled, transformed or under autocast"
+    if encoding.query_key is not None:
+        return "the cached keys have yet to be transformed"
+    if grid.window is not None and grid.window < keys:
+        return "a window hides some of the past"
+    sides = (grid.query, grid.key)
+    if not cache.shared.get("last", sides, lambda: _ends_with(grid.key, grid.query)):
+        return "the past and the token are not one plain sequence"
+    if encoding.score is None and encoding.value is None:
+        return PastTerms(encoding, keys, ())
+    if cache.terms is None or not cache.terms.holds(encoding, keys):
+        cache.terms = read_terms(encoding, q, v, max(LEAST, 2 * keys), scale)
+    served = "the encoding has terms that are not by offset alone"
+    return cache.terms if cache.terms.served else served
 
 
 def _ends_with(past: Layout, last: Layout) -> bool:

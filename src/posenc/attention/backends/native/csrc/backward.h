@@ -5,9 +5,10 @@ namespace posenc::NUMBER {
 class Backward {
  public:
   explicit Backward(const Problem& x)
-      : x_(x), dropout_(x.dropout, x.seed), logits_(x), registers_(logits_.half) {
+      : x_(x), dropout_(x.dropout, x.seed), logits_(x, true), registers_(logits_.parts) {
     ld_ = round_up(std::min(x.keys, KEY_TILE), PANEL) + 16;
     width_ = round_up(x.dim, VL), value_width_ = round_up(x.value_dim, VL);
+    columns_ld_ = round_up(x.keys, PANEL) + VL;
   }
   // Queries [first, last) of the batch rows [begin, end) of one head; part: of the sums of rows.
   void run(index h, Range batch, Range queries, index part, index split) {
@@ -25,36 +26,19 @@ class Backward {
     logits_.begin_head(x_, h);
     const index slot = part * x_.heads + h;
     line_ = x_.line_gradient ? x_.line_gradient + slot * x_.line_count : nullptr;
-    if (x_.left.rows) begin(d_left_, left_width_, x_.left.features, x_.left.rows_gradient, slot);
-    if (x_.right.rows) begin(d_right_, right_width_, x_.right.features, x_.right.rows_gradient, slot);
-    if (x_.value_rows) begin(d_value_, value_width_, x_.value_dim, x_.value_gradient, slot);
+    begin(d_left_, left_width_, x_.left, slot);
+    begin(d_right_, right_width_, x_.right, slot);
+    if (x_.value_rows)
+      d_value_.begin(x_.map.buckets, x_.value_dim, logits_.parts, x_.value_gradient + slot * x_.map.buckets * x_.value_dim);
     if (x_.pairs.kind == DISTANCE) logits_.distance.begin_gradient(x_.pairs, slot);
   }
-  void end_head(index h, index part) {
-    const index slot = part * x_.heads + h;
-    if (x_.left.rows) write(d_left_, left_width_, x_.left.features, x_.left.rows_gradient, slot);
-    if (x_.right.rows) write(d_right_, right_width_, x_.right.features, x_.right.rows_gradient, slot);
-    if (x_.value_rows) write(d_value_, value_width_, x_.value_dim, x_.value_gradient, slot);
+  void end_head(index, index) {
+    if (x_.left.rows) d_left_.write();
+    if (x_.right.rows) d_right_.write();
+    if (x_.value_rows) d_value_.write();
     if (x_.pairs.kind == DISTANCE) logits_.distance.end_gradient();
   }
   Logits& logits() { return logits_; }
-  // Sums of gradients of rows: where they go, if rows are whole vectors.
-  struct RowSums {
-    real* data = nullptr;
-    Scratch scratch;
-  };
-  void begin(RowSums& sums, index& width, index features, real* to, index slot) const {
-    width = round_up(features, VL);
-    const index n = x_.map.buckets * width;
-    sums.data = width == features ? to + slot * n : sums.scratch.of(n);
-    fill(sums.data, 0, n);
-  }
-  void write(const RowSums& sums, index width, index features, real* to, index slot) const {
-    if (width == features) return;
-    to += slot * x_.map.buckets * features;
-    for (index n = 0; n < x_.map.buckets; ++n)
-      std::copy_n(sums.data + n * width, features, to + n * features);
-  }
   void begin_row(index b, index h, index split) {
     dk_ = sums_of(dk_to_, x_.dk, x_.dk_split, b, h, split, width_, dk_scratch_);
     dv_ = sums_of(dv_to_, x_.dv, x_.dv_split, b, h, split, value_width_, dv_scratch_);
@@ -68,10 +52,13 @@ class Backward {
                        right_scratch_);
     else
       right_ = dk_;
-    logits_.begin_row(x_, b, h, true, right_, d_right_.data);
+    logits_.begin_row(x_, b, h, right_, &d_right_);
     if (x_.pairs.kind == BLOCKS) logits_.blocks.begin_gradient(x_, b, h, split);
-    if (logits_.half) {
-      v_strips_ = half_columns(x_.v, b, logits_.group, x_.keys, x_.value_dim, strips_scratch_);
+    if (const index parts = logits_.parts) {
+      k_pairs_ = HeadTokens(x_.k, b, logits_.group, 0, x_.keys, x_.dim, parts).pairs(pairs_scratch_);
+      v_strips_ = HeadTokens(x_.v, b, logits_.group, 0, x_.keys, x_.value_dim, parts).columns(strips_scratch_);
+      fill(dk_columns_ = dk_columns_scratch_.of(width_ * columns_ld_), 0, width_ * columns_ld_);
+      fill(dv_columns_ = dv_columns_scratch_.of(value_width_ * columns_ld_), 0, value_width_ * columns_ld_);
     } else {
       v_panels_.begin(logits_.v, x_.keys, x_.value_dim, x_.pairs.kind != MIXING);
     }
@@ -81,6 +68,10 @@ class Backward {
       logits_.right.finish(x_);
       if (right_ != dk_) write_sums(right_to_, b, h, right_, right_width_, x_.right.features);
     }
+    if (logits_.parts) {
+      add_transpose(dk_columns_, columns_ld_, x_.keys, width_, dk_);
+      add_transpose(dv_columns_, columns_ld_, x_.keys, value_width_, dv_);
+    }
     write_sums(dk_to_, b, h, dk_, width_, x_.dim);
     write_sums(dv_to_, b, h, dv_, value_width_, x_.value_dim);
   }
@@ -89,11 +80,15 @@ class Backward {
     QueryTile& tile = logits_.tile;
     real* s = s_.of(round_up(n, TILE) * ld_);
     real* ds = ds_.of(round_up(n, TILE) * ld_);
-    real* dq = dq_.of(n * width_);
+    real* dq = dq_.of(round_up(n, DEPTH) * width_);
     fill(dq, 0, n * width_);
     const Rows g = read_rows(x_.gradient, b, h, first, n, x_.value_dim, 1, g_scratch_);
     HalfRows g_half;
-    if (logits_.half) g_half = half_rows(x_.gradient, b, h, first, n, x_.value_dim, 1, half_scratch_);
+    if (const index parts = logits_.parts) {
+      g_half = HeadTokens(x_.gradient, b, h, first, n, x_.value_dim, parts).rows(half_scratch_);
+      g_columns_ = half_transpose(g, n, x_.value_dim, parts, g_columns_scratch_);
+      q_columns_ = half_transpose(logits_.q, n, x_.dim, parts, q_columns_scratch_);
+    }
     const Rows out = read_rows(x_.out, b, h, first, n, x_.value_dim, 1, out_scratch_);
     delta_ = delta_scratch_.of(n);
     lse_ = lse_scratch_.of(n);
@@ -105,7 +100,9 @@ class Backward {
     }
     if (x_.left.rows) {
       d_left_tile_.begin(logits_.left_rows, n, logits_.windows);
-      fill(dx_.of(n * left_width_), 0, n * left_width_);
+      fill(dx_.of(round_up(n, TILE) * left_width_), 0, n * left_width_);
+      if (const index parts = logits_.parts_of(x_.left))
+        left_columns_ = half_transpose(logits_.left_tokens, n, x_.left.features, parts, left_columns_scratch_);
     }
     if (x_.value_rows) {
       weights_.begin(logits_.value_rows, n);
@@ -123,19 +120,22 @@ class Backward {
       if (j < live) return;
       if (x_.pairs.sums()) logits_.carry.resume(j / KEY_TILE);
       logits_.multiply(x_, s, ld_);
-      const real* values = logits_.half ? nullptr : v_panels_.at(j);
-      for_panels([&](index at, index, Range m) {
-        if (logits_.half) return logits_.tile_columns(m, at / PANEL, g_half, v_strips_, ds, ld_);
-        gemm(m.size(), PANEL, x_.value_dim, {g.at(m.begin), g.ld, 1}, values + at * x_.value_dim,
-             PANEL, ds + m.begin * ld_ + at, ld_, false);
-      });
-      prepare_buckets(g);
+      const real* values = logits_.parts ? nullptr : v_panels_.at(j);
+      if (logits_.parts)
+        tile.each_part([&](Range panels, Range m) { logits_.tile_columns(m, panels, g_half, v_strips_, ds, ld_); });
+      else
+        for_panels([&](index at, index, Range m) {
+          gemm(m.size(), PANEL, x_.value_dim, {g.at(m.begin), g.ld, 1}, values + at * x_.value_dim, PANEL,
+               ds + m.begin * ld_ + at, ld_, false);
+        });
+      prepare_buckets(g, g_half);
       for (index i = 0; i < n; ++i) row(b, h, i, s + i * ld_, ds + i * ld_);
       if (logits_.given.data) logits_.give_back(ds, ld_);
       if (x_.right.rows) logits_.right.collect(x_, tile, ds, ld_);
       if (x_.pairs.kind == BLOCKS)
         logits_.blocks.collect(j, tile.panels, logits_.k.data, logits_.k.ld, ds, ld_, dq, dk_);
       for_panels([&](index at, index keys, Range m) {
+        if (logits_.parts) return add_by_tiles(at, m, s + at, ds + at, dq);
         const real* p = s + m.begin * ld_ + at;
         if (x_.pairs.kind != BLOCKS) add_products(at, keys, m, ds + m.begin * ld_ + at, ld_, dq);
         gemm(keys, value_width_, m.size(), {p, 1, ld_}, g.at(m.begin), g.ld,
@@ -147,7 +147,10 @@ class Backward {
       if (tile.all_seen(i).size()) column_[tile.all_seen(i).end - 1] -= row_sums_[i];
     if (x_.left.rows) end_left(b, h, first, n);
     write_queries(b, h, first, n);
-    if (x_.value_rows) weights_.transposed_times(g.data, g.ld, d_value_.data, value_width_);
+    if (x_.value_rows && logits_.parts)
+      weights_.pull_back(logits_.value_rows, g_columns_, nullptr, d_value_.columns, d_value_.ld);
+    else if (x_.value_rows)
+      weights_.transposed_times(g.data, g.ld, d_value_.data, value_width_);
   }
   // Gradients of queries and keys from more gradients of the logits of the last tile of queries.
   void add_logit_gradients(index b, index h, index first, index n, const real* ds, index ld) {
@@ -167,14 +170,28 @@ class Backward {
                 index width, Scratch& scratch) const {
     to = gradient;
     to.data += split * stride * (to.type == REAL ? index(sizeof(real)) : 2);
-    real* sums = to.type == REAL && to.token == width ? reinterpret_cast<real*>(row_of(to, b, h, 0))
-                                                      : scratch.of(x_.keys * width);
+    const index rows = logits_.parts ? round_up(x_.keys, TILE) : x_.keys;  // tiles may write whole ones
+    real* sums = to.type == REAL && to.token == width && rows == x_.keys ? reinterpret_cast<real*>(row_of(to, b, h, 0))
+                                                      : scratch.of(rows * width);
     fill(sums, 0, x_.keys * width);
     return sums;
   }
   void write_sums(const Tokens& to, index b, index h, const real* sums, index width, index features) const {
     if (reinterpret_cast<const char*>(sums) == row_of(to, b, h, 0)) return;
     for (index j = 0; j < x_.keys; ++j) write_row(to, row_of(to, b, h, j), sums + j * width, 1, features);
+  }
+  // Gradients of the rows m and of a panel's keys by weights s and gradients ds of logits.
+  void add_by_tiles(index at, Range m, const real* s, const real* ds, real* dq) {
+    const index j = logits_.tile.j0 + at, parts = logits_.parts, first = m.begin / DEPTH * DEPTH;
+    const index count = std::min(logits_.tile.rows, round_up(m.end, DEPTH)) - first, depth = round_up(count, DEPTH);
+    const auto rows_of = [&](const real* x) {
+      return [=](index i, index c) { return load(x + (first + i) * ld_ + c); };
+    };
+    ds_panel_.set(count, parts, true, rows_of(ds));
+    p_panel_.set(count, parts, false, rows_of(s));
+    half_gemm(depth, width_, PANEL, ds_panel_.rows, k_pairs_.at(j, 0), dq + first * width_, width_, true);
+    half_gemm(width_, PANEL, depth, q_columns_.at(0, first), ds_panel_.pairs, dk_columns_ + j, columns_ld_, true);
+    half_gemm(value_width_, PANEL, depth, g_columns_.at(0, first), p_panel_.pairs, dv_columns_ + j, columns_ld_, true);
   }
   // Gradients of the rows m and some keys of a panel, by their product.
   void add_products(index at, index keys, Range m, const real* d, index ld, real* dq) {
@@ -227,13 +244,21 @@ class Backward {
     for (index i = 0; i < n; ++i)
       write_row(to, row_of(to, b, h, first + i), dx + i * left_width_, 1, x_.left.features);
   }
+  void begin(RowSums& sums, index& width, const Term& term, index slot) const {
+    if (!term.rows) return;
+    width = round_up(term.features, VL);
+    sums.begin(x_.map.buckets, term.features, logits_.parts_of(term),
+               term.rows_gradient + slot * x_.map.buckets * term.features);
+  }
   // Gradients of tokens and rows from those of a block's products.
   void add_left(index block) {
+    if (left_columns_.data)
+      return d_left_tile_.pull_back(logits_.left_rows, left_columns_, dx_.of(0), d_left_.columns, d_left_.ld, block);
     d_left_tile_.times_rows(logits_.left_rows, dx_.of(0), left_width_, block);
     d_left_tile_.transposed_times(logits_.left_tokens.data, logits_.left_tokens.ld, d_left_.data,
                                   left_width_, block);
   }
-  void prepare_buckets(Rows g) {
+  void prepare_buckets(Rows g, HalfRows g_half) {
     if (!x_.map.buckets) return;
     logits_.for_blocks(x_, [&](index block, Range n) {
       if (x_.left.rows && !d_left_tile_.holds(block, n)) {
@@ -243,7 +268,7 @@ class Backward {
       if (x_.left.rows) d_left_tile_.clear(block, n);
       if (!x_.value_rows) return;
       weights_.clear(block, n);
-      g_rows_.multiply(logits_.value_rows, {g.data, g.ld, 1}, {}, block, n);
+      g_rows_.multiply(logits_.value_rows, {g.data, g.ld, 1}, g_half, block, n);
     });
   }
   // Weights and gradients of the logits of one row, from logits and gradients of weights.
@@ -318,13 +343,18 @@ class Backward {
   index ld_, width_, value_width_, left_width_ = 0, right_width_ = 0;
   Logits logits_;
   TileRegisters registers_;
-  Strips v_strips_;
+  Strips v_strips_, k_pairs_;
+  HalfRows q_columns_, g_columns_, left_columns_;  // of a tile, transposed
+  HalfPanel ds_panel_, p_panel_;
   BucketTile d_left_tile_, weights_, g_rows_;
   Scratch s_, ds_, dq_, dx_, g_scratch_, out_scratch_, delta_scratch_, lse_scratch_, strips_scratch_;
-  Scratch half_scratch_, dk_scratch_, dv_scratch_, right_scratch_;
+  Scratch half_scratch_, dk_scratch_, dv_scratch_, right_scratch_, pairs_scratch_, left_columns_scratch_;
+  Scratch dk_columns_scratch_, dv_columns_scratch_, q_columns_scratch_, g_columns_scratch_;
   RowSums d_left_, d_right_, d_value_;
   Panels v_panels_;
   real *dk_ = nullptr, *dv_ = nullptr, *right_ = nullptr, *line_ = nullptr;
+  real *dk_columns_ = nullptr, *dv_columns_ = nullptr;  // transposes of sums, of rows columns_ld_
+  index columns_ld_;
   double* column_ = nullptr;
   std::vector<double> row_sums_;  // of the gradients of a tile's logits, which are 0 but for rounding
   real *delta_ = nullptr, *lse_ = nullptr;

@@ -5,14 +5,14 @@ namespace posenc::NUMBER {
 class Forward {
  public:
   explicit Forward(const Problem& x)
-      : x_(x), dropout_(x.dropout, x.seed), logits_(x), registers_(logits_.half) {
+      : x_(x), dropout_(x.dropout, x.seed), logits_(x, false), registers_(logits_.parts) {
     ld_ = round_up(std::min(x.keys, KEY_TILE), PANEL) + 16;
     width_ = round_up(x.value_dim, VL);
   }
   // Queries [first, last) of the batch rows [begin, end) of one head.
   void run(index h, Range batch, Range queries, index part, index split) {
     begin_head(h, part);
-    const index size = tile_of(x_, logits_.windows, x_.queries >= 768 ? 256 : 128);
+    const index size = tile_of(x_, logits_.windows, x_.queries >= 768 && logits_.parts < 2 ? 256 : 128);
     for (index b = batch.begin; b < batch.end; ++b) {
       begin_row(b, h, split);
       for (index i = queries.begin; i < queries.end; i += size)
@@ -21,9 +21,9 @@ class Forward {
   }
   void begin_head(index h, index) { logits_.begin_head(x_, h); }
   void begin_row(index b, index h, index) {
-    logits_.begin_row(x_, b, h, false);
-    if (logits_.half)
-      v_strips_ = half_pairs(x_.v, b, logits_.group, x_.keys, x_.value_dim, strips_scratch_);
+    logits_.begin_row(x_, b, h);
+    if (logits_.parts)
+      v_pairs_ = HeadTokens(x_.v, b, logits_.group, 0, x_.keys, x_.value_dim, logits_.parts).pairs(pairs_scratch_);
   }
   void end_row(index, index, index) {}
   void end_head(index, index) {}
@@ -33,7 +33,10 @@ class Forward {
     QueryTile& tile = logits_.tile;
     real* s = s_.of(round_up(n, TILE) * ld_);
     real* out = out_.of(round_up(n, TILE) * width_);
-    if (logits_.half) p_ = scratch_of<uint16_t>(p_scratch_, round_up(n, TILE) * ld_);
+    if (const index parts = logits_.parts) {
+      const index part = round_up(n, TILE) * ld_;
+      p_ = {scratch_of<uint16_t>(p_scratch_, parts * part), ld_, parts, part};
+    }
     real* row_max = row_max_.of(n);
     real* row_sum = row_sum_.of(n);
     fill(out, 0, n * width_);
@@ -46,7 +49,7 @@ class Forward {
       logits_.multiply(x_, s, ld_);
       if (x_.value_rows) logits_.for_blocks(x_, [&](index block, Range k) { weights_.clear(block, k); });
       for (index i = 0; i < n; ++i) softmax_row(b, h, i, s + i * ld_, row_max[i], row_sum[i], out + i * width_);
-      if (logits_.half) return add_halves(s, out);
+      if (logits_.parts) return add_values(s, out);
       for (index p = tile.panels.begin; p < tile.panels.end; ++p) {
         const Range m = tile.panel_rows[p];
         const index from = p * PANEL, keys = std::min<index>(PANEL, tile.width - from);
@@ -56,7 +59,10 @@ class Forward {
       }
     });
     if (x_.pairs.kind == STICKS) add_rest(b, h, n, out);
-    if (x_.value_rows) weights_.times_rows(logits_.value_rows, out, width_);
+    if (x_.value_rows && logits_.parts)
+      weights_.pull_back(logits_.value_rows, {nullptr, 0, logits_.parts, 0}, out, nullptr, 0);
+    else if (x_.value_rows)
+      weights_.times_rows(logits_.value_rows, out, width_);
     for (index i = 0; i < n; ++i) {
       const bool empty = row_sum[i] == 0;
       write_row(x_.out, row_of(x_.out, b, h, first + i), out + i * width_, empty ? 0 : 1 / row_sum[i],
@@ -67,21 +73,17 @@ class Forward {
   }
 
  private:
-  // out += s · v in bfloat16: panels that the same rows see at once.
-  void add_halves(const real* s, real* out) {
+  // out += s · v by tiles: panels that the same rows see at once.
+  void add_values(const real* s, real* out) {
     const QueryTile& tile = logits_.tile;
     const index from = tile.panels.begin * PANEL, size = tile.panels.end * PANEL - from;
-    for (index i = 0; i < tile.rows; ++i) halve(s + i * ld_ + from, p_ + i * ld_ + from, size);
-    for (index p = tile.panels.begin, end; p < tile.panels.end; p = end) {
-      const Range m = tile.panel_rows[p];
-      for (end = p + 1; end < tile.panels.end; ++end)
-        if (tile.panel_rows[end].begin != m.begin || tile.panel_rows[end].end != m.end) break;
-      const index first = m.begin / TILE * TILE, rows = round_up(m.end, TILE) - first;
-      if (m.size())
-        half_gemm(rows, width_, (end - p) * PANEL, p_ + first * ld_ + p * PANEL, ld_,
-                  {v_strips_.data + (tile.j0 + p * PANEL) / 2 * TILE, v_strips_.ld}, out + first * width_,
-                  width_, true);
-    }
+    for (index i = 0; i < tile.rows; ++i)
+      split_row(s + i * ld_ + from, size, p_.parts, const_cast<uint16_t*>(p_.at(i, from).data), p_.part);
+    tile.each_part([&](Range panels, Range m) {
+      const index first = m.begin / TILE * TILE, rows = round_up(m.end, TILE) - first, p = panels.begin * PANEL;
+      half_gemm(rows, width_, panels.size() * PANEL, p_.at(first, p), v_pairs_.at(tile.j0 + p, 0),
+                out + first * width_, width_, true);
+    });
   }
   void softmax_row(index b, index h, index i, real* s, real& row_max, real& row_sum, real* out) {
     const QueryTile& tile = logits_.tile;
@@ -148,8 +150,8 @@ class Forward {
   Logits logits_;
   TileRegisters registers_;
   BucketTile weights_;
-  Strips v_strips_;
-  uint16_t* p_ = nullptr;
-  Scratch s_, out_, row_max_, row_sum_, p_scratch_, strips_scratch_;
+  Strips v_pairs_;
+  HalfRows p_;  // the weights of a tile
+  Scratch s_, out_, row_max_, row_sum_, p_scratch_, pairs_scratch_;
 };
 }  // namespace posenc

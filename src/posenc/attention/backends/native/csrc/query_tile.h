@@ -96,6 +96,16 @@ class QueryTile {
       if (offsets.begin < offsets.end) run();
     }
   }
+  // Calls f(panels, rows) for panels of the chosen tile that the same rows see, which are any.
+  template <class F>
+  void each_part(F f) const {
+    for (index p = panels.begin, end; p < panels.end; p = end) {
+      const Range rows = panel_rows[p];
+      for (end = p + 1; end < panels.end; ++end)
+        if (panel_rows[end].begin != rows.begin || panel_rows[end].end != rows.end) break;
+      if (rows.size()) f(Range{p, end}, rows);
+    }
+  }
   // The keys that row i sees, from the tile's first.
   Range seen(index i) const {
     return {std::max<index>(0, low_[i] - j0), std::min<index>(width, high_[i] - j0)};

@@ -8,11 +8,10 @@ constexpr index KEPT = index(1) << 21;  // numbers: products of keys with bucket
 // Offsets at the map's ends, where the bucket is constant, add one vector over the keys to a row.
 class RightTerm {
  public:
-  // d_tokens, d_rows: the sums of the gradients, if they are wanted.
-  void begin(const Problem& x, index b, index h, bool half, real* d_tokens, real* d_rows) {
+  // d_tokens, d_rows: the sums of the gradients, if they are wanted; parts: of products by tiles.
+  void begin(const Problem& x, index b, index h, index parts, real* d_tokens, const RowSums* d_rows) {
     keys_ = read_rows(x.right.tokens, b, h, 0, x.keys, x.right.features, 1, keys_scratch_);
-    if (half && halves(x.right.tokens))
-      half_ = half_rows(x.right.tokens, b, h, 0, x.keys, x.right.features, 1, half_scratch_);
+    if (parts) half_ = HeadTokens(x.right.tokens, b, h, 0, x.keys, x.right.features, parts).rows(half_scratch_);
     const index size = KEY_TILE * (round_up(x.map.buckets, PANEL) + VL);
     slots_.resize(std::clamp<index>((x.keys + KEY_TILE - 1) / KEY_TILE, 1, std::max<index>(1, KEPT / size)));
     for (Slot& slot : slots_) slot.tile = -1, slot.used = 0;
@@ -31,14 +30,14 @@ class RightTerm {
     for (Slot& slot : slots_) flush(slot);
     for (int end = 0; end < 2; ++end)
       for (index j = 0; j < x.keys; ++j) {
-        real* to = d_rows_ + (end ? x.map.buckets - 1 : 0) * rows.width();
+        real* to = d_rows_->data + (end ? x.map.buckets - 1 : 0) * rows.width();
         add_scaled(d_tokens_ + j * rows.width(), end_row(x, end), far_sums[end][j], rows.width());
         add_scaled(to, keys_.at(j), far_sums[end][j], rows.width());
       }
   }
   // s[i, j] += right[j, bucket] for the near pairs of a chosen tile.
   void add(const Problem& x, const QueryTile& t, real* s, index ld) {
-    const HalfRows half{half_.data ? half_.at(t.j0) : nullptr, half_.ld};
+    const HalfRows half = half_.data ? half_.at(t.j0) : HalfRows{};
     current_ = nullptr;
     for_blocks(x, t, [&](index p, Range n) {
       if (!current_) choose(x, t.j0 / KEY_TILE);
@@ -117,11 +116,17 @@ class RightTerm {
     current_->product.begin(rows, n);
     if (d_rows_) current_->sums.begin(rows, n);
   }
-  void flush(const Slot& slot) {
+  void flush(Slot& slot) {
     if (!d_rows_ || slot.tile < 0) return;
     const index j = slot.tile * KEY_TILE;
-    slot.sums.times_rows(rows, d_tokens_ + j * rows.width(), rows.width());
-    slot.sums.transposed_times(keys_.at(j), keys_.ld, d_rows_, rows.width());
+    real* d_tokens = d_tokens_ + j * rows.width();
+    if (half_.data) {
+      const Rows keys{keys_.at(j), keys_.ld};
+      const HalfRows columns = half_transpose(keys, slot.sums.size(), rows.features(), half_.parts, columns_scratch_);
+      return slot.sums.pull_back(rows, columns, d_tokens, d_rows_->columns, d_rows_->ld);
+    }
+    slot.sums.times_rows(rows, d_tokens, rows.width());
+    slot.sums.transposed_times(keys_.at(j), keys_.ld, d_rows_->data, rows.width());
   }
   // Calls f(block of keys, its buckets) where a near pair is.
   template <class F>
@@ -165,8 +170,9 @@ class RightTerm {
   std::vector<Slot> slots_;
   Slot* current_ = nullptr;  // of the tile of the last add
   index clock_ = 0;
-  real *d_tokens_ = nullptr, *d_rows_ = nullptr;
-  Scratch keys_scratch_, half_scratch_, strip_, far_[2], far_sums_[2];
+  real* d_tokens_ = nullptr;
+  const RowSums* d_rows_ = nullptr;
+  Scratch keys_scratch_, half_scratch_, columns_scratch_, strip_, far_[2], far_sums_[2];
   Rows keys_;
   HalfRows half_;
 };

@@ -77,7 +77,8 @@ inline void collect(const Map& map, const real* src, index offset, real* dst, in
 // Rows of all buckets of a head, and their transpose in panels.
 class BucketRows {
  public:
-  void set(const real* rows, index buckets, index features, bool half) {
+  // parts: of products by tiles; gradient: whether data are multiplied by the rows too.
+  void set(const real* rows, index buckets, index features, index parts, bool gradient) {
     buckets_ = buckets, features_ = features, width_ = round_up(features, VL);
     const index count = round_up(buckets, PANEL);
     rows_ = rows, copied_ = width_ == features ? buckets / PANEL * PANEL : 0;
@@ -86,18 +87,22 @@ class BucketRows {
       for (index d = 0; d < width_; ++d)
         to[(n - copied_) * width_ + d] = n < buckets && d < features ? rows[n * features + d] : 0;
     copy_ = to;
+    if (parts) {
+      const Tokens x{reinterpret_cast<char*>(const_cast<real*>(rows)), REAL, 0, 0, features};
+      const HeadTokens tokens(x, 0, 0, 0, buckets, features, parts);
+      strips_ = tokens.columns(strips_scratch_);
+      if (gradient) pairs_ = tokens.pairs(pairs_scratch_);
+      return;
+    }
     real* panels = panels_scratch_.of(count * features);
     for (index n = 0; n < count; n += PANEL)
       pack_transposed(row(n), width_, PANEL, features, panels + n * features);
     panels_ = panels;
-    if (!half) return;
-    uint16_t* narrow = scratch_of<uint16_t>(narrow_scratch_, count * width_);
-    for (index n = 0; n < count; n += PANEL) halve(row(n), narrow + n * width_, PANEL * width_);
-    const Tokens tokens{reinterpret_cast<char*>(narrow), BFLOAT16, 0, 0, width_};
-    strips_ = half_columns(tokens, 0, 0, buckets, features, strips_scratch_);
   }
   // The transpose from bucket n on, a multiple of VL, as far as its panel goes.
-  Strips strips(index n) const { return {strips_.data + n / TILE * strips_.ld, strips_.ld}; }
+  Strips strips(index n) const { return strips_.at(0, n); }
+  // The rows from bucket n on, a multiple of PANEL.
+  Strips pairs(index n) const { return pairs_.at(n, 0); }
   const real* columns(index n) const { return panels_ + n / PANEL * features_ * PANEL + n % PANEL; }
   // Rows from n on as far as its panel goes, zero beyond the last.
   const real* row(index n) const {
@@ -109,10 +114,35 @@ class BucketRows {
   index buckets() const { return buckets_; }
 
  private:
-  Scratch rows_scratch_, panels_scratch_, narrow_scratch_, strips_scratch_;
-  Strips strips_;
+  Scratch rows_scratch_, panels_scratch_, pairs_scratch_, strips_scratch_;
+  Strips strips_, pairs_;
   const real *rows_ = nullptr, *copy_ = nullptr, *panels_ = nullptr;
   index buckets_ = 0, features_ = 0, width_ = 0, copied_ = 0;  // copied from there on
+};
+
+// Sums of the gradients of a term's rows [N, features up to a multiple of VL].
+class RowSums {
+ public:
+  // To `to` [N, features], or to what `write` copies there. By tiles the transpose is summed too.
+  void begin(index buckets, index features, bool tiles, real* to) {
+    buckets_ = buckets, features_ = features, width_ = round_up(features, VL), to_ = to;
+    data = width_ == features ? to : scratch_.of(buckets * width_);
+    fill(data, 0, buckets * width_);
+    columns = nullptr, ld = round_up(buckets, PANEL) + VL;
+    if (tiles) fill(columns = columns_.of(width_ * ld), 0, width_ * ld);
+  }
+  void write() const {
+    if (columns) add_transpose(columns, ld, buckets_, width_, data);
+    if (data == to_) return;
+    for (index n = 0; n < buckets_; ++n) std::copy_n(data + n * width_, features_, to_ + n * features_);
+  }
+  real *data = nullptr, *columns = nullptr;  // columns: [width, ld], the transpose of more of them
+  index ld = 0;
+
+ private:
+  Scratch scratch_, columns_;
+  real* to_ = nullptr;
+  index buckets_ = 0, features_ = 0, width_ = 0;
 };
 
 // [tile, buckets] for a tile of tokens: filled where first needed, for a block of tokens and VL
@@ -130,15 +160,15 @@ class BucketTile {
     first_.assign(blocks, 0);
   }
   // The product of a block of x [tile, features] with the rows of the buckets `range`; of `half`
-  // where x is there in bfloat16 too.
+  // where x is there in parts too.
   void multiply(const BucketRows& rows, Left x, HalfRows half, index block, Range range) {
     move(block, range);
     x.a += block * BLOCK * x.rs;
     open(block, range, [&](Range tokens, index n, index count) {
       real* to = row(tokens.begin) + n;
       if (half.data)
-        half_gemm(round_up(tokens.size(), TILE), count, half.ld, half.at(tokens.begin), half.ld,
-                  rows.strips(n), to, ld_, false);
+        half_gemm(round_up(tokens.size(), TILE), count, half.ld, half.at(tokens.begin), rows.strips(n), to,
+                  ld_, false);
       else
         gemm(tokens.size(), count, rows.features(), x, rows.columns(n), PANEL, to, ld_, false);
     });
@@ -190,10 +220,33 @@ class BucketTile {
            out + n * width, width, true);
     });
   }
+  // Both by tiles, where there is one to add to: out [tile up to a multiple of TILE, width] += data ·
+  // rows, and columns [features, buckets] += x · data, x the transpose of tokens [tile, features].
+  void pull_back(const BucketRows& rows, HalfRows x, real* out, real* columns, index ld) {
+    for (index block = 0; block * BLOCK < tile_; ++block) pull_back(rows, x, out, columns, ld, block);
+  }
+  void pull_back(const BucketRows& rows, HalfRows x, real* out, real* columns, index ld, index block) {
+    const Range t = tokens(block);
+    for (index strip = 0; strip < strips_; strip += PANEL / VL) {
+      const char* done = done_.data() + block * strips_ + strip;
+      if (std::none_of(done, done + PANEL / VL, [](char flag) { return flag; })) continue;
+      const index n = first_[block] + strip * VL;
+      panel_.set(t.size(), x.parts, out, [&](index i, index c) {
+        return done[c / VL] ? load(row(t.begin + i) + n + c) : vec{};
+      });
+      if (out)
+        half_gemm(round_up(t.size(), TILE), rows.width(), PANEL, panel_.rows, rows.pairs(n),
+                  out + t.begin * rows.width(), rows.width(), true);
+      if (columns)
+        half_gemm(rows.width(), PANEL, round_up(t.size(), DEPTH), x.at(0, t.begin), panel_.pairs, columns + n, ld,
+                  true);
+    }
+  }
   void scale_row(index i, real by) const {
     const index block = i / BLOCK;
     for_runs(block, 0, strips_, 1, [&](index n, index count) { scale_range(row(i) + n, by, count); });
   }
+  index size() const { return tile_; }
   // Entry n is that of bucket n, if the window has it.
   real* row(index i) const { return data_ + i * ld_ - first_[i / BLOCK]; }
 
@@ -221,6 +274,7 @@ class BucketTile {
     for_runs(block, 0, strips_, 1, [&](index n, index count) { f(tokens(block), n, count); });
   }
   Scratch scratch_;
+  HalfPanel panel_;
   std::vector<char> done_;
   std::vector<index> first_;  // bucket of each block's window
   real* data_ = nullptr;

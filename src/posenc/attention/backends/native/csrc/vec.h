@@ -142,7 +142,7 @@ inline void scale_range(real* x, real by, index n) {
 inline void fill(real* p, real x, index n) { std::fill(p, p + n, x); }
 
 // e^x; 0 where it, times a value, would come near the smallest normal number. NaN for NaN.
-inline vec exponential(vec x) {
+__attribute__((always_inline)) inline vec exponential(vec x) {
 #ifdef POSENC_DOUBLE
   constexpr real shift = 6755399441055744.0, lowest = -708.0;  // 1.5 * 2^52
   constexpr real ln2_high = 6.93145751953125e-1, ln2_low = 1.42860682030941723212e-6;
