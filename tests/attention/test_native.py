@@ -16,7 +16,7 @@ from torch import Tensor
 
 import posenc
 from posenc.attention import attend, explain
-from posenc.attention.backends.native import Native, heads
+from posenc.attention.backends.native import Native, heads, library
 from posenc.attention.backends.native import build as building
 from posenc.attention.backends.native.operands import domain_of, operands
 from posenc.attention.call import AttentionCall
@@ -112,6 +112,21 @@ def _check(
 def test_values_and_gradients(name: str, size: tuple[int, int], causal: bool) -> None:
     keys = Layout.sequence(size[1])
     _check(name, Grid(keys.slice(size[1] - size[0], size[1]), keys, causal=causal))
+
+
+@built
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [(63, 63), (65, 65), (30, 65), (40, 600)])
+@pytest.mark.parametrize("name", METHODS)
+def test_products_of_float32_in_parts(
+    name: str, size: tuple[int, int], causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in long sequences, on processors with AMX."""
+    monkeypatch.setattr(library, "LEAST", 0)
+    monkeypatch.setattr(library, "allows_parts", lambda: True)
+    keys = Layout.sequence(size[1])
+    grid = Grid(keys.slice(size[1] - size[0], size[1]), keys, causal, 33 if causal else None)
+    _check(name, grid)
 
 
 @built

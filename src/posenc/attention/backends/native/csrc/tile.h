@@ -184,11 +184,11 @@ class Logits {
     if (term.rows)
       rows.set(term.rows + h * term.rows_head, x.map.buckets, term.features, parts_of(term), gradient_);
   }
-  // Where they are worth it: of queries that fill tiles, of gradients that memory is there for.
+  // Where they are worth it, and of gradients where there is memory for the factors.
   static index parts_of(const Problem& x, bool gradient) {
     const index parts = NUMBER::parts_of(x.q);
     if (parts != NUMBER::parts_of(x.k) || parts != NUMBER::parts_of(x.v)) return 0;
-    if (parts > 1 && (x.queries < DEPTH || (gradient && x.keys > LONG))) return 0;
+    if (parts > 1 && (std::min(x.queries, x.keys) < x.least || (gradient && x.keys > LONG))) return 0;
     return x.pairs.kind == NONE || (parts > 1 && x.pairs.kind < MIXING) ? parts : 0;
   }
   Line line_;
