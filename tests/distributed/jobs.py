@@ -49,9 +49,10 @@ def dropped(group: dist.ProcessGroup, form: str, name: str, layout: str) -> tupl
     return index, output.detach(), q.grad, k.grad
 
 
-def decoder(name: str) -> Decoder:
+def decoder(name: str, **changes: Any) -> Decoder:
     torch.manual_seed(1)
     shape = {"vocabulary": VOCABULARY, "dim": DIM, "layers": 2, "heads": HEADS, "kv_heads": 2}
+    shape |= changes
     model = Decoder(
         DecoderConfig(**shape, encoding=name, max_length=LENGTH, options=OPTIONS.get(name, {}))
     )
@@ -122,10 +123,10 @@ def heads_difference(group: dist.ProcessGroup, name: str) -> float:
     return max(differences)
 
 
-def heads_refusal(group: dist.ProcessGroup, name: str) -> str:
+def heads_refusal(group: dist.ProcessGroup, name: str, **changes: Any) -> str:
     """The message with which the heads of a model are not spread."""
     try:
-        distributed.shard_heads(decoder(name), DeviceMesh.from_group(group, "cpu"))
+        distributed.shard_heads(decoder(name, **changes), DeviceMesh.from_group(group, "cpu"))
     except PosencError as failure:
         return str(failure)
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,21 +57,27 @@ def test_models(pool: Pool, name: str, form: str, split: str, how: str) -> None:
     assert max(pool.run(f"{JOBS}:model_difference", 2, **arguments)) < 2e-6
 
 
-@pytest.mark.parametrize("name", ["nope", "rope", "alibi", "t5", "shaw", "fire", "learned"])
+@pytest.mark.parametrize(
+    "name",
+    ["nope", "rope", "alibi", "t5", "shaw", "fire", "learned", "forgetting", "deberta", "rope_pp"],
+)
 def test_heads_on_two_ranks_are_those_of_one(pool: Pool, name: str) -> None:
     assert max(pool.run(f"{JOBS}:heads_difference", 2, name=name)) < 2e-6
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "message"),
+    ("ranks", "model", "message"),
     [
-        ("alibi", 3, "4 heads and 2 key heads"),
-        ("dape", 2, "Dape mixes heads"),
-        ("forgetting", 2, "has signals of the tokens"),
+        (3, {"name": "alibi"}, "4 heads and 2 key heads"),
+        (4, {"name": "rope_pp", "kv_heads": 4}, "4 heads share 2 queries"),
+        (2, {"name": "dape"}, "Dape mixes heads"),
+        (2, {"name": "rope", "merged": True}, "one matrix makes queries, keys and values"),
     ],
 )
-def test_heads_that_cannot_be_spread(pool: Pool, name: str, ranks: int, message: str) -> None:
-    for found in pool.run(f"{JOBS}:heads_refusal", ranks, name=name):
+def test_heads_that_cannot_be_spread(
+    pool: Pool, ranks: int, model: dict[str, Any], message: str
+) -> None:
+    for found in pool.run(f"{JOBS}:heads_refusal", ranks, **model):
         assert message in found
 
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from posenc.attention import Attention
+from posenc.attention import Attention, attend
+from posenc.attention.api import attend_block
+from posenc.attention.dropout import KeyedDropout, token_numbers
+from posenc.attention.module import LayerProjection
+from posenc.distributed.collectives import replicated
 from posenc.distributed.group import Group
+from posenc.distributed.session import Session
+from posenc.encoding.heads import HeadRange
 from posenc.encoding.parts import Part
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
+from posenc.layout import Layout
 
 
 def shard_heads(
@@ -25,11 +33,12 @@ def shard_heads(
     Rank r of R has query heads ``r H/R`` to ``(r + 1) H/R`` with their key heads. The weights of
     its projections become shards (``DTensor``), in state dicts too; slopes, tables and buckets of
     encodings are read for its heads alone, and their parameters stay whole. All ranks pass the same
-    tokens and get the same outputs.
+    tokens and get the same outputs. Signals of the tokens are computed on all ranks, and encodings
+    that use the layer's projections use this rank's shards.
 
     Gradients of the model are then those of one process, but for the attention parts of encodings,
-    which have those of this rank's heads. Dropped weights are other ones than those of one process.
-    No KV cache.
+    which have those of this rank's heads. The mask of dropped weights is that of ``attend`` over
+    any number of ranks; features are dropped alike if the ranks' random states are. No KV cache.
 
     Args:
         model: of posenc, or any module with ``posenc.Attention`` in it.
@@ -41,7 +50,7 @@ def shard_heads(
     Raises:
         ArgumentError: for a model without ``Attention``, with heads that the ranks do not divide or
             that are merged in one projection, or with an encoding whose heads cannot be told apart
-            (DAPE mixes them), that has signals of the tokens or uses the layer's projections.
+            (DAPE mixes them).
     """
     group = Group.of(mesh, axis)
     layers = [module for module in model.modules() if isinstance(module, Attention)]
@@ -53,16 +62,23 @@ def shard_heads(
             got=f"one where {reason}",
             remedy="Use another number of ranks or encoding, or spread the sequence (parallelize).",
         )
-    part = mesh if mesh.ndim == 1 else mesh[axis]  # type: ignore[index]
+    shared = mesh if mesh.ndim == 1 else mesh[axis]  # type: ignore[index]
     plan = {name: ColwiseParallel() for name in ("query", "key", "value")}
     for layer in layers:
-        parallelize_module(layer, part, plan | {"output": RowwiseParallel()})
-        first = group.rank * layer.heads // group.size
+        parallelize_module(layer, shared, plan | {"output": RowwiseParallel()})
         layer.heads, layer.queries, layer.kv_heads = (
             number // group.size for number in (layer.heads, layer.queries, layer.kv_heads)
         )
-        layer.attend = SomeHeads(layer.attend, first, first + layer.heads)
-    return nn.ModuleList(dict.fromkeys(part for layer in layers for part in attention_parts(layer)))
+        layer.attend = SomeHeads(layer.attend, group, group.rank * layer.heads)
+        for part in attention_parts(layer):
+            part.attach(
+                HeadsProjection(layer, "query", group, part.heads is not None),
+                HeadsProjection(layer, "key", group, part.heads is not None),
+            )
+    parts = dict.fromkeys(part for layer in layers for part in attention_parts(layer))
+    for part in parts:
+        part.register_forward_pre_hook(ReplicatedInput(group), with_kwargs=True)
+    return nn.ModuleList(parts)
 
 
 def attention_parts(layer: Attention) -> list[Part]:
@@ -78,28 +94,102 @@ def refusal(layer: Attention, ranks: int) -> str | None:
         return "one matrix makes queries, keys and values"
     if layer.heads % ranks or layer.kv_heads % ranks:
         return f"there are {layer.heads} heads and {layer.kv_heads} key heads"
-    if layer.queries != layer.heads:
-        return "heads share queries"
+    if layer.queries % ranks:
+        return f"{layer.heads} heads share {layer.queries} queries"
     for part in attention_parts(layer):
         name = type(part).__name__
         if part.mixes_heads:
             return f"{name} mixes heads"
-        if any(getattr(module, "attached", None) is not None for module in part.modules()):
-            return f"{name} uses the layer's projections"
-        if type(part).observe is not Part.observe:
-            return f"{name} has signals of the tokens"
     return None
 
 
 @dataclass(frozen=True, eq=False)
 class SomeHeads:
-    """Attention by some heads of an encoding, called as ``posenc.attend`` is."""
+    """Attention by this rank's heads of an encoding, called as ``posenc.attend`` is.
+
+    Args:
+        attend: attention of these heads.
+        group: the ranks.
+        first: the first of this rank's query heads.
+    """
 
     attend: Callable[..., Tensor]
-    begin: int
-    end: int
+    group: Group
+    first: int
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, encoding: Any, **options: Any
-    ) -> Tensor:
-        return self.attend(q, k, v, grid, encoding.heads(self.begin, self.end), **options)
+        self,
+        q: Float[Tensor, "B h Q D"],
+        k: Float[Tensor, "B g K D"],
+        v: Float[Tensor, "B g K E"],
+        grid: Grid,
+        encoding: Any,
+        *,
+        dropout: float = 0.0,
+        **options: Any,
+    ) -> Float[Tensor, "B h Q E"]:
+        encoding = encoding.heads(self.first, self.first + q.shape[1])
+        query = self._replicated(grid.query)
+        key = query if grid.key is grid.query else self._replicated(grid.key)
+        grid = Grid(query, key, grid.causal, grid.window)
+        if not dropout or self.attend is not attend:
+            return self.attend(q, k, v, grid, encoding, dropout=dropout, **options)
+        seed = Session.of(self.group).seed(q.device)
+        keyed = KeyedDropout(dropout, seed, token_numbers(query), token_numbers(key), self.first)
+        return attend_block(q, k, v, grid, encoding, dropout=keyed, **options)[0]
+
+    def _replicated(self, layout: Layout) -> Layout:
+        """The layout; gradients of its positions are those of all heads."""
+        if not layout.positions.requires_grad:
+            return layout
+        return replace(layout, positions=replicated(self.group, layout.positions))
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicatedInput:
+    """Hook by which gradients of a part's signals reach the layer's input from all heads."""
+
+    group: Group
+
+    def __call__(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        method = kwargs.get("method")
+        if method is None or method.__name__ != "observe":
+            return None
+        x, layout = args
+        return (replicated(self.group, x), layout), kwargs
+
+
+@dataclass(frozen=True, eq=False)
+class HeadsProjection(LayerProjection):
+    """A sharded layer's projection of queries or keys, for a part of its encoding.
+
+    Gradients of its input are each rank's part of those of one process.
+
+    Args:
+        group: the ranks.
+        filled: return the width of all heads, of which those of other ranks are copies.
+    """
+
+    group: Group
+    filled: bool
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LayerProjection):
+            return NotImplemented
+        return (self.layer, self.name) == (other.layer, other.name)
+
+    __hash__ = LayerProjection.__hash__
+
+    def __call__(self, x: Float[Tensor, "*places C"], /) -> Float[Tensor, "*places HD"]:
+        ranks, rank = self.group.size, self.group.rank
+        if x.requires_grad:
+            x = x.view_as(x)
+            # Sharded layers sum the gradient over the ranks.
+            x.register_hook(lambda gradient: gradient / ranks)  # type: ignore[no-untyped-call]
+        own = super().__call__(x)
+        if not self.filled:
+            return own
+        heads = own.reshape(-1, own.shape[-1] // self.layer.head_dim, self.layer.head_dim)
+        count = heads.shape[1]
+        every = HeadRange(rank * count, (rank + 1) * count, ranks * count).fill(heads)
+        return every.reshape(*own.shape[:-1], -1)
