@@ -33,7 +33,7 @@ def require_inside(layout: Layout, count: int, *, holder: str, remedy: str, axis
         first, last = layout.start, layout.start + layout.length - 1
     elif layout.extent is not None and layout.valid is None:
         first, last = 0, layout.extent[axis] - 1
-    elif not has_values(layout.positions):
+    elif not (layout.positions.numel() and has_values(layout.positions)):
         return
     else:
         positions = real_positions(layout, axis)

@@ -147,8 +147,8 @@ class Seqpe(EmbeddingEncoding):
         visible = (seen & ones.tril()) | torch.eye(length, dtype=torch.bool, device=seen.device)
         for block in self.blocks:
             vectors = block(vectors, visible)
-        read: Tensor = self.output(self.norm(vectors[:, -1]))
-        return read.reshape(*positions.shape[:-1], -1)
+        read: Tensor = self.output(self.norm(vectors[:, -1])).unflatten(0, positions.shape[:-1])
+        return read
 
 
 class _Block(nn.Module):
@@ -166,7 +166,7 @@ class _Block(nn.Module):
         self, x: Float[Tensor, "n L C"], visible: Bool[Tensor, "n L L"]
     ) -> Float[Tensor, "n L C"]:
         parts = self.projection(self.first(x)).chunk(3, dim=-1)
-        q, k, v = (part.reshape(*x.shape[:2], self.heads, -1).transpose(1, 2) for part in parts)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         attended = nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=visible.unsqueeze(1)
         )
