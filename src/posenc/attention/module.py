@@ -191,7 +191,7 @@ class Attention(nn.Module):
                 "cache",
                 expected="None with another attend than posenc's own",
                 got="a cache",
-                remedy="Decode with a model whose tokens are on one rank.",
+                remedy="Decode with a model that is on one rank.",
             )
         x = zero_invalid(x, layout)
         own = context is None

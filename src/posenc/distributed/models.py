@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +13,23 @@ from torch.distributed.device_mesh import DeviceMesh
 from posenc.attention import Attention
 from posenc.distributed.api import ContextParallel
 from posenc.distributed.collectives import gather
+from posenc.distributed.feature_dropout import key_dropout
 from posenc.distributed.group import Group
 from posenc.distributed.session import Session
 from posenc.distributed.shards import Shards
 from posenc.encoding import EmbeddingEncoding
 from posenc.errors import ArgumentError
+from posenc.models import ImageEncoder, SavedModel, SequenceClassifier, Swin, TextClassifier
 from posenc.models.complex_layers import ComplexAttention
 from posenc.models.norm import BatchNorm
 
-UNSUPPORTED = {
+UNSUPPORTED: dict[type[nn.Module], str] = {
     ComplexAttention: "attention of complex numbers, which knows one rank only",
     BatchNorm: "batch norm, whose statistics are of one rank's tokens",
+    TextClassifier: "a TextClassifier, whose mean is over one rank's tokens",
+    SequenceClassifier: "a SequenceClassifier, whose mean is over one rank's tokens",
+    ImageEncoder: "an ImageEncoder, which takes whole images",
+    Swin: "a Swin, which takes whole images",
 }
 
 
@@ -37,7 +44,9 @@ def parallelize(
 
     Each rank then passes its own tokens, with their layout, and gets the output of its own tokens.
     Gradients of the parameters are the part of this rank's loss; see ``sum_gradients``. Embedding
-    parts that read other tokens (a convolution) are computed on the tokens of all ranks.
+    parts that read other tokens (a convolution) are computed on the tokens of all ranks. Masks of
+    dropout, of attention weights and of features, depend on the tokens and on rank 0's random state
+    alone, not on the number of ranks. No KV cache.
 
     Args:
         model: of posenc, or any module with ``posenc.Attention`` in it.
@@ -45,7 +54,7 @@ def parallelize(
 
     Raises:
         ArgumentError: for a model without ``Attention``, or with layers that join tokens in
-            another way.
+            another way; in the calls of a model of posenc, without a layout.
 
     >>> import torch.distributed as dist
     >>> from posenc.models import Decoder, DecoderConfig
@@ -56,7 +65,7 @@ def parallelize(
     """
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     others = [
-        text for m in model.modules() for kind, text in UNSUPPORTED.items() if type(m) is kind
+        text for m in model.modules() for kind, text in UNSUPPORTED.items() if isinstance(m, kind)
     ]
     if not layers or others:
         raise ArgumentError(
@@ -65,15 +74,31 @@ def parallelize(
             got=others[0] if others else "one without it",
             remedy="Use another model, or call posenc.distributed.attend yourself.",
         )
-    attend = ContextParallel(mesh, axis, form)
+    attend, group = ContextParallel(mesh, axis, form), Group.of(mesh, axis)
     for layer in layers:
         layer.attend = attend
-    parts = (part for layer in layers for part in layer.encoding.parts())
-    for part in dict.fromkeys(parts):
+    parts = [part for layer in layers for part in layer.encoding.parts()]
+    for part in dict.fromkeys([*model.modules(), *parts]):
         if isinstance(part, EmbeddingEncoding) and not part.pairwise:
-            hooks = _WholeSequence(Group.of(mesh, axis))
+            hooks = _WholeSequence(group)
             part.register_forward_pre_hook(hooks.gather, with_kwargs=True)
             part.register_forward_hook(hooks.own, with_kwargs=True)
+    key_dropout(model, group)
+    if isinstance(model, SavedModel) and group.size > 1:
+        model.register_forward_pre_hook(_require_layouts, with_kwargs=True)
+
+
+def _require_layouts(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Hook by which a model of posenc refuses tokens whose places it would have to guess."""
+    given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+    for name in inspect.signature(model.forward).parameters:
+        if name.endswith("layout") and given.get(name) is None:
+            raise ArgumentError(
+                name,
+                expected="the layout of this rank's tokens, of a model over ranks",
+                got=None,
+                remedy="Use posenc.distributed.take(layout of all tokens, index of this rank's).",
+            )
 
 
 @dataclass(eq=False)

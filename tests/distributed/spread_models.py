@@ -1,0 +1,179 @@
+"""Jobs that compare models whose tokens are on several ranks with models on one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from posenc import Encoding, Layout, distributed
+from posenc.errors import PosencError
+from posenc.models import (
+    Deberta,
+    DebertaConfig,
+    Decoder,
+    DecoderConfig,
+    EncoderConfig,
+    MaskedLM,
+    Transformer,
+    TransformerConfig,
+    generate,
+)
+from posenc.testing.subject import spread
+from tests.distributed.equality import SPLITS
+from tests.training.spread import build
+
+LENGTHS = 26, 17
+"""Tokens of a target (or of the only text), and of a source."""
+
+VOCABULARY = 11
+
+SHAPE: dict[str, Any] = {"dim": 16, "heads": 4, "kv_heads": 2, "max_length": 32}
+
+
+def model_of(kind: str, encoding: str, dropout: float = 0.0) -> nn.Module:
+    """A small model, the same on every rank."""
+    torch.manual_seed(3)
+    shape = {**SHAPE, "dropout": dropout}
+    model: nn.Module
+    match kind:
+        case "decoder":
+            model = Decoder(
+                DecoderConfig(**shape, vocabulary=VOCABULARY, layers=2, encoding=encoding)
+            )
+        case "masked_lm":
+            model = MaskedLM(
+                EncoderConfig(**shape, vocabulary=VOCABULARY, layers=2, encoding=encoding)
+            )
+        case "deberta":
+            model = Deberta(
+                DebertaConfig(
+                    **{**shape, "kv_heads": 4}, vocabulary=VOCABULARY, layers=2, absolute=encoding
+                )
+            )
+        case "transformer":
+            first, second, cross = encoding.split()
+            model = Transformer(
+                TransformerConfig(
+                    **shape,
+                    source_vocabulary=VOCABULARY,
+                    target_vocabulary=VOCABULARY,
+                    encoder_layers=2,
+                    decoder_layers=2,
+                    encoder_encoding=first,
+                    decoder_encoding=second,
+                    cross_encoding=cross,
+                )
+            )
+    for part in [module for module in model.modules() if isinstance(module, Encoding)]:
+        spread(part)
+    return model.double()
+
+
+def texts() -> list[tuple[Tensor, Layout]]:
+    """Tokens and layouts of target and source, with padding."""
+    generator = torch.Generator().manual_seed(2)
+    return [
+        (
+            torch.randint(VOCABULARY, (2, length), generator=generator),
+            Layout.padded([length, length - 6]),
+        )
+        for length in LENGTHS
+    ]
+
+
+def outputs(model: nn.Module, kind: str, parts: list[tuple[Tensor, Layout]]) -> Tensor:
+    """Logits of real tokens, of others zero."""
+    (tokens, layout), (source, source_layout) = parts
+    if kind == "transformer":
+        logits = model(source, tokens, target_layout=layout, source_layout=source_layout)
+    else:
+        logits = model(tokens, layout)
+    assert layout.valid is not None
+    found: Tensor = logits * layout.valid.unsqueeze(-1)
+    return found
+
+
+def shard(group: dist.ProcessGroup, split: str) -> list[tuple[Tensor, tuple[Tensor, Layout]]]:
+    """Indices of this rank's tokens, and the tokens with their layout, of target and source."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    found = []
+    for length, (tokens, layout) in zip(LENGTHS, texts(), strict=True):
+        of_target = length == LENGTHS[0]
+        index = (
+            SPLITS[split](ranks, rank)
+            if of_target
+            else distributed.contiguous(length, ranks, ranks - 1 - rank)
+        )
+        found.append((index, (tokens[:, index], distributed.take(layout, index))))
+    return found
+
+
+def difference(group: dist.ProcessGroup, kind: str, encoding: str, form: str, split: str) -> float:
+    """Largest difference of logits and gradients between several ranks and one."""
+    alone, model = model_of(kind, encoding), model_of(kind, encoding)
+    expected = outputs(alone, kind, texts())
+    expected.sin().sum().backward()  # type: ignore[no-untyped-call]
+    distributed.parallelize(model, group, form=form)
+    (index, _), _ = parts = shard(group, split)
+    found = outputs(model, kind, [part for _, part in parts])
+    found.sin().sum().backward()  # type: ignore[no-untyped-call]
+    distributed.sum_gradients(model, group)
+    off = [(found - expected[:, index]).abs().max().item() if len(index) else 0.0]
+    for mine, one in zip(model.parameters(), alone.parameters(), strict=True):
+        assert mine.grad is not None
+        wanted = torch.zeros_like(one) if one.grad is None else one.grad
+        off.append((mine.grad - wanted).abs().max().item() / max(1.0, wanted.abs().max().item()))
+    return max(off)
+
+
+def dropped(group: dist.ProcessGroup, kind: str, encoding: str) -> tuple[Tensor, ...]:
+    """Indices of this rank's tokens and the logits of two steps with dropout; all gradients."""
+    model = model_of(kind, encoding, dropout=0.3).train()
+    distributed.parallelize(model, group)
+    (index, _), _ = parts = shard(group, "balanced")
+    torch.manual_seed(100 + dist.get_rank(group))
+    steps = []
+    for _ in range(2):
+        found = outputs(model, kind, [part for _, part in parts])
+        found.sin().sum().backward()  # type: ignore[no-untyped-call]
+        steps.append(found.detach())
+    distributed.sum_gradients(model, group)
+    gradients = [x.grad.flatten() for x in model.parameters() if x.grad is not None]
+    return index, torch.cat(steps, dim=-1), torch.cat(gradients)
+
+
+def refusals(group: dist.ProcessGroup) -> dict[str, str]:
+    """Messages with which models and calls are refused."""
+    tokens, layout = texts()[0]
+    decoder = model_of("decoder", "rope")
+    distributed.parallelize(decoder, group)
+    dropping = model_of("transformer", "rope rope nope", 0.3).train()
+    distributed.parallelize(dropping, group)
+    dropping_inside = model_of("decoder", "seqpe", 0.3).train()
+    distributed.parallelize(dropping_inside, group)
+    by_heads = model_of("decoder", "t5")
+    distributed.shard_heads(by_heads, DeviceMesh.from_group(group, "cpu"))
+    calls = {
+        kind: partial(distributed.parallelize, build(kind), group)
+        for kind in ("text_classifier", "sequence_classifier", "vision_transformer", "swin")
+    }
+    calls |= {
+        "layout": partial(decoder, tokens),
+        "dropout of an encoding": partial(dropping_inside, tokens, layout),
+        "given": partial(dropping.given, tokens, layout),  # type: ignore[arg-type]
+        "cache": partial(generate, decoder, tokens, max_new_tokens=2),  # type: ignore[arg-type]
+        "cache of heads": partial(generate, by_heads, tokens, max_new_tokens=2),  # type: ignore[arg-type]
+    }
+    messages = {}
+    for name, call in calls.items():
+        try:
+            call()
+            messages[name] = ""
+        except PosencError as refusal:
+            messages[name] = str(refusal)
+    return messages
