@@ -8,9 +8,13 @@ import pytest
 
 from tests.distributed.pool import Pool
 
+POOLS: list[Pool] = []
+"""The one that has been made, if any: folders that import the fixture share it."""
+
 
 @pytest.fixture(scope="session")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    made = Pool(tmp_path_factory.mktemp("pool"))
-    yield made
-    made.close()
+    if not POOLS:
+        POOLS.append(Pool(tmp_path_factory.mktemp("pool")))
+    yield POOLS[0]
+    POOLS[0].close()

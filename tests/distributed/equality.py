@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -84,6 +85,11 @@ class Case:
     causal: bool = True
     backend: str = "auto"
 
+    @property
+    def problem(self) -> Problem:
+        """Its problem for one process."""
+        return Problem(self.name, self.layout, self.window, self.dtype, self.causal)
+
 
 def encoding_of(name: str, dtype: torch.dtype) -> Encoding:
     with torch.random.fork_rng(devices=[]):
@@ -92,6 +98,9 @@ def encoding_of(name: str, dtype: torch.dtype) -> Encoding:
         encoding = subject.make()
         spread(encoding)
     return encoding.to(dtype)
+
+
+kept_encoding = lru_cache(maxsize=256)(encoding_of)
 
 
 def tensors(dtype: torch.dtype) -> list[Tensor]:
@@ -122,26 +131,53 @@ def run(encoding: Encoding, parts: list[Tensor], layout: Layout, compute: Attend
     return [output.detach(), *gradients, *of_parameters]
 
 
-@lru_cache(maxsize=256)
-def expected(
-    name: str, layout: str, window: int | None, dtype: torch.dtype, causal: bool
-) -> tuple[Encoding, Layout, list[Tensor]]:
-    """The encoding, the whole layout and the results of one process."""
-    encoding = encoding_of(name, dtype)
-    place = Subject.of_entry(name, ENCODINGS[name]).place(LAYOUTS[layout]())
+@dataclass(frozen=True)
+class Problem:
+    """What one process computes; fields as of ``Case``."""
 
-    def compute(q: Tensor, k: Tensor, v: Tensor, layout: Layout, encoding: Encoding) -> Tensor:
-        return attend(q, k, v, Grid.of(layout, causal=causal, window=window), encoding)
+    name: str
+    layout: str
+    window: int | None
+    dtype: torch.dtype
+    causal: bool
 
-    return encoding, place, run(encoding, tensors(dtype), place, compute)
+    @property
+    def encoding(self) -> Encoding:
+        """The same at every call."""
+        return kept_encoding(self.name, self.dtype)
+
+    def whole(self) -> Layout:
+        """The layout of all tokens."""
+        return Subject.of_entry(self.name, ENCODINGS[self.name]).place(LAYOUTS[self.layout]())
+
+    def results(self) -> list[Tensor]:
+        """As ``run`` returns them."""
+
+        def compute(q: Tensor, k: Tensor, v: Tensor, layout: Layout, encoding: Encoding) -> Tensor:
+            grid = Grid.of(layout, causal=self.causal, window=self.window)
+            return attend(q, k, v, grid, encoding)
+
+        return run(self.encoding, tensors(self.dtype), self.whole(), compute)
 
 
-def difference(group: dist.ProcessGroup, case: Case) -> str:
-    """Run a case on the ranks of a group; "" if it agrees with one process."""
+KNOWN: dict[Problem, list[Tensor]] = {}
+"""Results of one process that this process has computed."""
+
+
+def expected(group: dist.ProcessGroup, problems: list[Problem]) -> dict[Problem, list[Tensor]]:
+    """Results of one process; each problem is computed by one rank, and sent to the others."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    encoding, whole, results = expected(
-        case.name, case.layout, case.window, case.dtype, case.causal
-    )
+    own = problems[rank::ranks]
+    KNOWN.update({problem: problem.results() for problem in own if problem not in KNOWN})
+    every: list[Any] = [None] * ranks
+    dist.all_gather_object(every, {problem: KNOWN[problem] for problem in own}, group=group)
+    return {problem: results for part in every for problem, results in part.items()}
+
+
+def difference(group: dist.ProcessGroup, case: Case, results: list[Tensor]) -> str:
+    """Run a case on the ranks of a group; "" if it agrees with one process's results."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    encoding, whole = case.problem.encoding, case.problem.whole()
     index = SPLITS[case.split](ranks, rank)
     layout = distributed.take(whole, index)
 
@@ -172,9 +208,10 @@ def difference(group: dist.ProcessGroup, case: Case) -> str:
 def differences(group: dist.ProcessGroup, cases: list[Case]) -> list[str]:
     """The cases that differ from one process, each with its difference."""
     found = []
+    known = expected(group, list(dict.fromkeys(case.problem for case in cases)))
     for case in cases:
         try:
-            found.append(difference(group, case))
+            found.append(difference(group, case, known[case.problem]))
         except Exception:
             found.append(f"{case}: {traceback.format_exc(limit=-6)}")
     return [text for text in found if text]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from posenc.errors import OutputError
 from posenc.experiments import claims as module
 from posenc.experiments.claims import HEARTBEAT, Claims, at_rest, make_folders
+from tests.support.processes import forking
 
 
 @pytest.fixture
@@ -76,11 +76,17 @@ def test_end_of_the_block_returns_what_is_held(rest: Path) -> None:
     assert names(rest) == ["seed-0"]
 
 
+def take_and_die(rest: Path) -> None:
+    """Claim the folder and end without returning it."""
+    os._exit(3 if Claims().take(rest) else 1)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only the lease tells")
 def test_folder_of_a_dead_process_of_this_machine_is_taken_at_once(rest: Path) -> None:
-    code = "import sys; from pathlib import Path; from posenc.experiments.claims import Claims; "
-    code += "import os; Claims().take(Path(sys.argv[1])); os._exit(0)"
-    subprocess.run([sys.executable, "-c", code, str(rest)], check=True)
+    owner = forking().Process(target=take_and_die, args=(rest,))  # type: ignore[attr-defined]
+    owner.start()
+    owner.join()
+    assert owner.exitcode == 3
     assert names(rest) != ["seed-0"]
     with Claims() as claims:
         assert claims.take(rest)
