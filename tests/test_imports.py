@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": MODELS,
     "integrations": MODELS | {"models"},
     "distributed": MODELS | {"models"},
-    "training": MODELS | {"models"},
+    "training": MODELS | {"models", "distributed"},
     "visualization": FOUNDATION | {"registry", "attention", "encodings", "models", "storage"},
     "experiments": MODELS | {"codec", "transforms", "models", "training", "visualization"},
     "evaluation": MODELS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from datetime import timedelta
 from typing import Any
 
@@ -10,15 +11,19 @@ import torch
 import torch.distributed as dist
 from examples.long_context.__main__ import options, train
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from posenc import Attention, Cache, Layout, create, distributed
+from posenc.distributed.group import Group
 from posenc.errors import PosencError, RankError
 from posenc.models import Decoder, DecoderConfig
 from posenc.testing.subject import spread
+from posenc.training import Watch, fit
+from posenc.training.ranks import Ranks
 from tests.distributed.equality import LAYOUTS, LENGTH, SPLITS, encoding_of, tensors
+from tests.training.spread import Learning, build, plan
 
 DIM, HEADS, VOCABULARY = 24, 4, 11
 
@@ -159,6 +164,18 @@ def error(group: dist.ProcessGroup, name: str, form: str, *, other: str | None =
     return ""
 
 
+def several_axes(group: dist.ProcessGroup) -> list[str]:
+    """The messages with which a mesh of two axes is refused."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "tokens"))
+    messages = []
+    for refuse in (Group.of, Ranks):
+        try:
+            refuse(mesh)
+        except PosencError as failure:
+            messages.append(str(failure))
+    return messages
+
+
 def explanation(group: dist.ProcessGroup, name: str) -> str:
     """Which form ``auto`` takes."""
     index = place(group, "contiguous")
@@ -179,22 +196,33 @@ def cached(group: dist.ProcessGroup) -> str:
     return ""
 
 
-def dying(rank: int, ranks: int, store: str, results: Any) -> None:
-    """The last of several processes ends before its call; the others send their errors."""
+def dying(of: str, rank: int, ranks: int, store: str, results: Any) -> None:
+    """The last of several processes is killed; the others send their errors.
+
+    Args:
+        of: ``"attention"``, killed before its call, or ``"training"``, killed in its third step.
+    """
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", f"file://{store}", rank=rank, world_size=ranks, timeout=timedelta(seconds=10)
-    )
-    dist.barrier()
-    if rank == ranks - 1:
-        os._exit(1)
-    q = torch.zeros(1, 2, 3, 4)
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=ranks)
+    group = dist.new_group(timeout=timedelta(seconds=4))
+    dist.barrier(group)
+
+    def reached(step: int) -> None:
+        if step == 3 and rank == ranks - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     try:
-        distributed.attend(
-            *(q, q, q, Layout.sequence(3, 3 * rank), create("nope")), mesh=dist.group.WORLD
-        )
+        if of == "attention":
+            reached(3)
+            q = torch.zeros(1, 2, 3, 4)
+            layout = Layout.sequence(3, 3 * rank)
+            distributed.attend(q, q, q, layout, create("nope"), mesh=group)
+        else:
+            watch = Watch(stepped=lambda step, loss, speed: reached(step))
+            mesh = DeviceMesh.from_group(group, "cpu")
+            fit(build("decoder"), Learning("decoder"), plan("decoder", 6), watch, mesh=mesh)
     except RankError as failure:
-        results.put((rank, str(failure)))
+        results.put((of, rank, str(failure)))
         os._exit(0)
     os._exit(2)
 

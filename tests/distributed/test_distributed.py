@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,16 @@ def test_ranks_with_other_encodings(pool: Pool) -> None:
         assert "others on rank 2 than on rank 0" in found
 
 
+def test_mesh_of_several_axes(pool: Pool) -> None:
+    for found in pool.run(f"{JOBS}:several_axes", 4):
+        assert found == [
+            "axis: expected one of the mesh's 2 axes, ('rows', 'tokens'), got None. Name the axis "
+            "that the sequence is spread over, or pass mesh[name].",
+            "mesh: expected a mesh of one axis, got 2 axes, ('rows', 'tokens'). Pass the axis that "
+            "the batch is split over, mesh[name].",
+        ]
+
+
 def test_explanations(pool: Pool) -> None:
     (text, *_) = pool.run(f"{JOBS}:explanation", 2, name="cope")
     assert text.startswith("gather: keys and values of all ranks are gathered")
@@ -125,19 +136,22 @@ def test_no_cache_over_ranks(pool: Pool) -> None:
 
 
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
-    context = forking()
+    """Both that of a call of attention and that of a training, which run side by side."""
+    context, ranks = forking(), 3
     results = context.SimpleQueue()  # type: ignore[attr-defined]
     processes = [
-        context.Process(target=jobs.dying, args=(rank, 3, str(tmp_path / "store"), results))  # type: ignore[attr-defined]
-        for rank in range(3)
+        context.Process(target=jobs.dying, args=(of, rank, ranks, str(tmp_path / of), results))  # type: ignore[attr-defined]
+        for of in ("attention", "training")
+        for rank in range(ranks)
     ]
     for process in processes:
         process.start()
     for process in processes:
         process.join(60)
-    assert not any(process.is_alive() for process in processes)
-    found = [results.get() for process in processes[:2] if process.exitcode == 0]
-    assert [rank for rank, text in sorted(found) if "no answer of rank 2" in text] == [0, 1], found
+    assert [process.exitcode for process in processes] == 2 * [0, 0, -signal.SIGKILL]
+    for _ in range(4):
+        of, rank, text = results.get()
+        assert "no answer of rank 2 for 9 s" in text, (of, rank, text)
 
 
 def test_shards_hold_every_token_once() -> None:

@@ -207,6 +207,19 @@ def killed(group: dist.ProcessGroup, at: int, kind: str, **settings: Any) -> int
     return done[0]
 
 
+def refused_differing(group: dist.ProcessGroup, what: str, folder: str) -> str:
+    """The error of a training in which the last rank differs from the others."""
+    last = dist.get_rank(group) == dist.get_world_size(group) - 1
+    settings: dict[str, Any] = {}
+    if what == "folder":
+        own = Path(folder) / str(int(last))
+        own.mkdir(exist_ok=True)
+        settings["folder"] = str(own)
+    elif last:
+        settings = {"accumulate": 2} if what == "plan" else {"encoding": "rope"}
+    return refused(group, "decoder", **settings)
+
+
 def refused(group: dist.ProcessGroup, kind: str, **settings: Any) -> str:
     """The error of a training that cannot be."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 
 from posenc.models import MODELS
 from tests.distributed.pool import Pool
+from tests.support.processes import forking
+from tests.training import elastic
 
 HERE = "tests.training.spread"
 
@@ -83,9 +86,41 @@ def test_killed_ranks_lose_the_steps_since_the_checkpoint(pool: Pool, tmp_path: 
     assert resumed == unbroken
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked from a server")
+def test_rank_killed_under_torchrun(pool: Pool, tmp_path: Path) -> None:
+    """The agent of torchrun starts all ranks again, and they end with the bits of no kill."""
+    job: dict[str, Any] = {"kind": "decoder", "strategy": "fsdp", "steps": elastic.STEPS}
+    (unbroken, _) = pool.run(f"{HERE}:trained", 2, **job)
+    context = forking()
+    results = context.SimpleQueue()  # type: ignore[attr-defined]
+    agent = context.Process(target=elastic.launch, args=("decoder", str(tmp_path), 3, results))  # type: ignore[attr-defined]
+    agent.start()
+    agent.join(60)
+    exitcode = agent.exitcode
+    agent.kill()
+    assert exitcode == 0
+    begun, losses, weights = results.get()[0]
+    assert begun == 2  # the step after the last checkpoint is trained again
+    assert (losses, weights) == unbroken
+
+
 def test_too_few_rows_are_refused(pool: Pool) -> None:
     for message in pool.run(f"{HERE}:refused", 2, kind="decoder", accumulate=3):
         assert "batch: expected at least 6 rows, for 2 ranks of 3 parts, got 5" in message
+
+
+@pytest.mark.parametrize("what", ["plan", "model"])
+def test_ranks_with_other_plans(pool: Pool, tmp_path: Path, what: str) -> None:
+    job = {"what": what, "folder": str(tmp_path)}
+    for message in pool.run(f"{HERE}:refused_differing", 3, **job):
+        assert "others on rank 2 than on rank 0" in message
+
+
+def test_folder_that_is_not_shared(pool: Pool, tmp_path: Path) -> None:
+    job = {"what": "folder", "folder": str(tmp_path)}
+    for message in pool.run(f"{HERE}:refused_differing", 3, **job):
+        assert "in which rank 2 does not find what rank 0 wrote" in message
+    assert not [*tmp_path.glob("*/*"), *tmp_path.glob("*/.*")]
 
 
 def test_settings_that_are_none_are_refused(pool: Pool) -> None:

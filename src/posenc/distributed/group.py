@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from time import monotonic, sleep
 
 import torch
 import torch.distributed as dist
@@ -15,7 +17,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from posenc.errors import ArgumentError, RankError
 
 ROLL_CALL = timedelta(seconds=5)
-"""Time that the other ranks have to report after a collective has failed."""
+"""Time that ranks have to report after their own collective has failed or timed out."""
+
+LONGEST_WAIT = timedelta(minutes=1)
+"""Longest time for which ranks are waited for whose collective has not timed out yet."""
+
+POLL = 0.1
+"""Seconds between looks at the store."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +127,13 @@ class Group:
             dist.all_reduce(x, group=self.handle)
         return x
 
+    def differing(self, text: str, device: torch.device | str) -> list[int]:
+        """Ranks whose text is not that of the first."""
+        print_ = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+        own = torch.tensor([print_], dtype=torch.int64, device=device)
+        prints = self.gather(own, [1] * self.size).tolist()
+        return [rank for rank, other in enumerate(prints) if other != prints[0]]
+
     @contextmanager
     def failures_named(self) -> Iterator[None]:
         """Name the ranks that do not answer when a collective fails.
@@ -129,28 +144,42 @@ class Group:
         try:
             yield
         except (RuntimeError, ValueError) as error:
-            missing = self._missing()
-            names = ", ".join(map(str, missing)) if missing else "none, but its connection failed"
-            raise RankError(
-                "mesh",
-                expected=f"an answer of all {self.size} ranks",
-                got=f"no answer of rank {names}",
-                remedy=f"See that rank's own output. The backend's error: {error}",
-            ) from error
+            raise self.unanswered(error) from error
 
-    def _missing(self) -> list[int]:
-        """Ranks of the group that do not report in the store within ``ROLL_CALL``."""
-        ranks = dist.get_process_group_ranks(self.handle)
-        try:
+    def unanswered(self, error: Exception) -> RankError:
+        """The error that names the ranks that do not answer after a collective has failed."""
+        seconds = self._patience().total_seconds()
+        missing = self._missing(seconds)
+        names = ", ".join(map(str, missing))
+        got = f"{names} for {seconds:g} s" if missing else "none, but its connection failed"
+        return RankError(
+            "mesh",
+            expected=f"an answer of all {self.size} ranks",
+            got=f"no answer of rank {got}",
+            remedy=f"See that rank's own output. The backend's error: {error}",
+        )
+
+    def _patience(self) -> timedelta:
+        """Time in which all ranks that live report: some collectives end by the timeout alone."""
+        backends = [self.handle._get_backend(device) for device in self.handle._device_types]
+        timeout = max(backend.options._timeout for backend in backends)
+        return min(timeout, LONGEST_WAIT) + ROLL_CALL
+
+    def _missing(self, seconds: float) -> list[int]:
+        """Ranks of the group that do not report in the store within a time of the first report."""
+        end = monotonic() + seconds
+        missing = [0]  # the process that holds the store, if it does not answer
+        with suppress(RuntimeError):
+            ranks = dist.get_process_group_ranks(self.handle)
             store = dist.distributed_c10d._get_default_store()
             key = f"posenc/failed/{self.handle.group_name}"
             store.set(f"{key}/{ranks[self.rank]}", "1")
-        except RuntimeError:
-            return [0]  # the process that holds the store
-        missing = []
-        for rank in ranks:
-            try:
-                store.wait([f"{key}/{rank}"], ROLL_CALL)
-            except RuntimeError:
-                missing.append(rank)
+            over = False
+            while not over:
+                over = monotonic() > end or store.check([f"{key}/over"])
+                missing = [rank for rank in ranks if not store.check([f"{key}/{rank}"])]
+                if not missing:
+                    return missing
+                sleep(POLL)
+            store.set(f"{key}/over", "1")  # the others then name the same ranks
         return missing

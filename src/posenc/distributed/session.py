@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import ClassVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -79,10 +78,7 @@ class Session:
             return
         shapes = [f"{name}{list(x.shape)}{x.dtype}" for name, x in encoding.named_parameters()]
         text = f"{encoding!r} {shapes} {settings}"
-        print_ = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-        prints = self._exchange([print_], device)[:, 0].tolist()
-        others = [rank for rank, other in enumerate(prints) if other != prints[0]]
-        if others:
+        if others := self.group.differing(text, device):
             raise ArgumentError(
                 "encoding",
                 expected="the same encoding and options of attend on all ranks",

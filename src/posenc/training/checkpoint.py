@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,12 @@ class TrainingPlan:
     schedule: Callable[[int, int], float] = warmup_cosine
     strategy: Strategy = "ddp"
     accumulate: int = 1
+
+    def shared(self) -> dict[str, Any]:
+        """What is the same on all ranks."""
+        own = ("device", "folder", "schedule")
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {n: x for n, x in values.items() if n not in own} | {"saves": bool(self.folder)}
 
     @property
     def checkpoint(self) -> Path | None:

@@ -104,14 +104,17 @@ def fit(
         mesh: of one axis, over the ranks that train together; None: this process alone.
 
     Raises:
-        ArgumentError: for a mesh of several axes, or batches of fewer rows than ranks and parts.
+        ArgumentError: for a mesh of several axes, batches of fewer rows than ranks and parts, or
+            ranks with different models, objectives or plans.
         Interrupted: after ``watch.stop`` returned True; the state is saved.
         CheckpointError: when the checkpoint is damaged or of another run.
-        OutputError: when the checkpoint cannot be written.
+        OutputError: when the checkpoint cannot be written, or ranks do not share ``plan.folder``.
+        RankError: when a rank does not answer within the group's timeout.
     """
     device = torch.device(plan.device)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        return _fit(model, objective, plan, watch or Watch(), device, Ranks(mesh))
+    ranks = Ranks(mesh)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), ranks.failures_named():
+        return _fit(model, objective, plan, watch or Watch(), device, ranks)
 
 
 def _fit(
@@ -130,6 +133,8 @@ def _fit(
         precision=plan.precision,  # type: ignore[arg-type]
         plugins=[LightningEnvironment()],  # not torchrun's: the mesh says who takes part
     )
+    shapes = {name: (tuple(x.shape), x.dtype) for name, x in bare.named_parameters()}
+    ranks.require_same(f"{objective.fingerprint} {plan.shared()} {shapes}")
     spread = ranks.spread(bare.to(device), plan.strategy)
     model = fabric.setup_module(spread)
     inner = AdamW(

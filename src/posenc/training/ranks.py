@@ -15,8 +15,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from posenc.distributed.group import Group
 from posenc.encoding import Encoding
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError, PosencError, UnknownNameError
 
 Strategy = Literal["ddp", "fsdp"]
 
@@ -40,10 +41,41 @@ class Ranks:
                 remedy="Pass the axis that the batch is split over, mesh[name].",
             )
         self.mesh = mesh
-        self.group = None if mesh is None else mesh.get_group()
-        self.rank = 0 if mesh is None else mesh.get_local_rank()
-        self.size = 1 if mesh is None else mesh.size()
+        self.peers = None if mesh is None else Group.of(mesh)
+        self.group = None if self.peers is None else self.peers.handle
+        self.rank = 0 if self.peers is None else self.peers.rank
+        self.size = 1 if self.peers is None else self.peers.size
         self.device = "cpu" if mesh is None else mesh.device_type
+
+    def require_same(self, text: str) -> None:
+        """Compare descriptions of the training between ranks.
+
+        Raises:
+            ArgumentError: on every rank, with the ranks that differ from rank 0.
+        """
+        others = [] if self.peers is None else self.peers.differing(text, self.device)
+        if others:
+            raise ArgumentError(
+                "model, objective, plan",
+                expected="the same on all ranks, but for the device",
+                got=f"others on rank {', '.join(map(str, others))} than on rank 0; here {text}",
+                remedy="Build them from one configuration, and run one program on all ranks.",
+            )
+
+    @contextmanager
+    def failures_named(self) -> Iterator[None]:
+        """Name the ranks that do not answer when a collective fails.
+
+        Raises:
+            RankError: in place of the backend's error; other errors propagate.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            failed = isinstance(error, dist.DistError) or "gloo" in str(error)
+            if self.peers is None or not failed or isinstance(error, PosencError):
+                raise
+            raise self.peers.unanswered(error) from error
 
     def spread(self, model: nn.Module, strategy: Strategy) -> nn.Module:
         """The model to call, which sums gradients over the ranks; itself for a process alone.

@@ -1,13 +1,16 @@
 """Training states of several ranks: folders of shards, by ``torch.distributed.checkpoint``.
 
 A folder is complete when it has its name, ``checkpoint-STEP``. Any number of ranks reads it. Its
-metadata is a pickle: read no folder from a source that you do not trust.
+metadata is a pickle, which runs code when it is read: read no folder from a source that you do not
+trust.
 """
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from posenc.errors import CheckpointError, PosencError
+from posenc.errors import CheckpointError, OutputError, PosencError
 from posenc.storage import RESTORE, WRITTEN, Shapes, read_json, unwritable, write_json
 from posenc.training.ranks import Ranks
 
@@ -61,8 +64,41 @@ def save_shards(
         raise unwritable(final, error) from error
 
 
+def require_shared(folder: Path, ranks: Ranks) -> None:
+    """Check that all ranks see what the first writes in a folder.
+
+    Raises:
+        OutputError: on every rank, with those that do not.
+    """
+    name = [f".{secrets.token_hex(8)}.partial"]
+    dist.broadcast_object_list(name, group=ranks.group, group_src=0)
+    mark = folder / name[0]  # a new name, which no file system answers from its memory
+    with suppress(OSError):
+        if ranks.rank == 0:
+            mark.touch()
+    ranks.wait()
+    seen = mark.exists()
+    blind = ranks.any(*(rank == ranks.rank and not seen for rank in range(ranks.size)))
+    with suppress(OSError):
+        if ranks.rank == 0:
+            mark.unlink(missing_ok=True)
+    if any(blind):
+        names = ", ".join(str(rank) for rank, is_blind in enumerate(blind) if is_blind)
+        raise OutputError(
+            "folder",
+            expected="one that all ranks share and rank 0 can write",
+            got=f"{folder}, in which rank {names} does not find what rank 0 wrote",
+            remedy="Make it on a file system that all nodes share.",
+        )
+
+
 def newest(folder: Path, ranks: Ranks) -> Path | None:
-    """The latest complete state in a folder, as the first rank sees it."""
+    """The latest complete state in a folder, as the first rank sees it.
+
+    Raises:
+        OutputError: if the ranks do not share the folder.
+    """
+    require_shared(folder, ranks)
     found: list[str | None] = [max((p.name for p in folder.glob(f"{PREFIX}*")), default=None)]
     dist.broadcast_object_list(found, group=ranks.group, group_src=0)
     return None if found[0] is None else folder / found[0]
