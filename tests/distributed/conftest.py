@@ -9,7 +9,7 @@ import pytest
 from tests.distributed.pool import Pool
 
 POOLS: list[Pool] = []
-"""The one that has been made, if any: folders that import the fixture share it."""
+"""At most one, shared by the folders that import the fixture."""
 
 
 @pytest.fixture(scope="session")

@@ -133,7 +133,7 @@ def run(encoding: Encoding, parts: list[Tensor], layout: Layout, compute: Attend
 
 @dataclass(frozen=True)
 class Problem:
-    """What one process computes; fields as of ``Case``."""
+    """Arguments of attention on one process; fields as of ``Case``."""
 
     name: str
     layout: str

@@ -229,7 +229,7 @@ def attend(
     Raises:
         ArgumentError: on arguments that do not fit together, on one rank or between ranks.
         BackendRefusal: when the form that was asked for cannot serve the call.
-        RankError: when a rank does not answer within the group's timeout.
+        RankError: when a rank dies, or does not answer within the group's timeout.
         UnknownNameError: when there is no form of that name.
     """
     grid = Grid(layout, layout if key_layout is None else key_layout, causal, window)

@@ -69,7 +69,7 @@ class TrainingPlan:
     accumulate: int = 1
 
     def shared(self) -> dict[str, Any]:
-        """What is the same on all ranks."""
+        """Fields that are the same on all ranks, by name, and whether there is a folder."""
         own = ("device", "folder", "schedule")
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {n: x for n, x in values.items() if n not in own} | {"saves": bool(self.folder)}

@@ -109,7 +109,7 @@ def fit(
         Interrupted: after ``watch.stop`` returned True; the state is saved.
         CheckpointError: when the checkpoint is damaged or of another run.
         OutputError: when the checkpoint cannot be written, or ranks do not share ``plan.folder``.
-        RankError: when a rank does not answer within the group's timeout.
+        RankError: when a rank dies, or does not answer within the group's timeout.
     """
     device = torch.device(plan.device)
     ranks = Ranks(mesh)
