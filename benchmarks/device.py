@@ -135,7 +135,9 @@ class Worker:
 
 def _environment(more: dict[str, str]) -> dict[str, str]:
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    return os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)} | more
+    # Tests started within a test of pytest-xdist are not its worker's.
+    own = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    return own | {"PYTHONPATH": path.rstrip(os.pathsep)} | more
 
 
 def _end(process: subprocess.Popen[Any]) -> None:

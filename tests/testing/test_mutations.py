@@ -15,7 +15,6 @@ from posenc.attention import LayerCache
 from posenc.attention.backends import sdpa
 from posenc.attention.backends.common.base import Unsupported
 from posenc.encoding import Rotation
-from posenc.encodings.common import rotation
 from posenc.encodings.common.rotation import Rotary
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
 from posenc.encodings.query_key import rope as rope_file
@@ -176,10 +175,14 @@ def _bfloat_angles(original: Callable[..., Tensor], rope: Rope, layout: Layout) 
     return original(rope, coarse)
 
 
-def _query_only(
-    original: Callable[..., tuple[Tensor, Tensor]], rope: Rope, q: Tensor, k: Tensor, grid: Grid
-) -> tuple[Tensor, Tensor]:
-    return original(rope, q, k, grid)[0], k
+def _query_only(found: Rotation) -> Rotation:
+    cosine, sine = found.key
+    return replace(found, key=(torch.ones_like(cosine), torch.zeros_like(sine)))
+
+
+def _keys_backwards(found: Rotation) -> Rotation:
+    cosine, sine = found.key
+    return replace(found, key=(cosine, -sine))
 
 
 BUGS = [
@@ -211,19 +214,12 @@ BUGS = [
     ),
     Bug(
         "rope turns queries only",
-        _wrap(Rope, "forward", _query_only),
+        _wrap(Rope, "lower", lambda f, *given: _query_only(f(*given))),
         law("shift_is_as_claimed", "rope"),
     ),
     Bug(
         "rope turns keys backwards",
-        _wrap(
-            Rope,
-            "forward",
-            lambda f, s, q, k, g: (
-                f(s, q, k, g)[0],
-                rotation.rotate(k, -s.angles(g.key), s.pairing),
-            ),
-        ),
+        _wrap(Rope, "lower", lambda f, *given: _keys_backwards(f(*given))),
         rope_oracle,
     ),
     Bug(

@@ -152,7 +152,7 @@ MUTATIONS = [
         preference,
         'device.type != "cpu"',
         "False",
-        test_dispatch.test_accelerators_are_not_asked_what_is_there,
+        partial(test_dispatch.test_constant_tables_on_accelerators_go_to_flex, "cuda"),
     ),
     # The definition.
     Mutation(

@@ -152,10 +152,16 @@ MUTATIONS = [
         own_frequencies("dynamic_ntk", -1),
     ),
     Mutation(
-        VaryingRope.forward,
-        "self._angles(grid.key, key_lengths)",
-        "self._angles(grid.key, key_lengths * 0)",
+        VaryingRope.lower,
+        "self._angles(*side)",
+        "self._angles(side[0], side[1] * 0)",
         own_frequencies("dynamic_ntk", 1),
+    ),
+    Mutation(
+        VaryingRope.forward,
+        "self._angles(grid.query, query_lengths)",
+        "self._angles(grid.query, query_lengths * 0)",
+        partial(test_lengths.test_the_boundary_is_past_the_trained_length, "dynamic_ntk"),
     ),
     Mutation(
         log_n.log_factor,

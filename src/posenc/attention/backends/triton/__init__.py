@@ -148,7 +148,7 @@ def _rotates_once(problem: Problem) -> bool:
     if is_single_query(problem):
         return False
     device, most = problem.q.device, FUSED_KEYS
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.cuda.is_available():
         major, _ = torch.cuda.get_device_capability(device)
         most = FUSED_KEYS_BY_CAPABILITY.get(major, most)
     return problem.grid.key.length > most

@@ -205,8 +205,8 @@ def _fitting(found: KernelForm, problem: Problem) -> KernelForm | Unsupported:
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may take on a device."""
-    if device.type != "cuda":
+    """Bytes of shared memory that a program may take on a device; many where there is none."""
+    if device.type != "cuda" or not torch.cuda.is_available():
         return 2**31
     properties = torch.cuda.get_device_properties(device)
     # Of AMD's devices, whose properties have no more than one program's: all of it.
