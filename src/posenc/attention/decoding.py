@@ -108,8 +108,9 @@ def _served(
         return PastTerms(encoding, keys, ())
     if cache.terms is None or not cache.terms.holds(encoding, keys):
         cache.terms = read_terms(encoding, q, v, max(LEAST, 2 * keys), scale)
-    served = "the encoding has terms that are not by offset alone"
-    return cache.terms if cache.terms.served else served
+    if not cache.terms.served:
+        return "the encoding has terms that are not by offset alone"
+    return cache.terms
 
 
 def _ends_with(past: Layout, last: Layout) -> bool:

@@ -129,10 +129,10 @@ class Group:
 
     def differing(self, text: str, device: torch.device | str) -> list[int]:
         """Ranks whose text is not that of the first."""
-        print_ = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-        own = torch.tensor([print_], dtype=torch.int64, device=device)
-        prints = self.gather(own, [1] * self.size).tolist()
-        return [rank for rank, other in enumerate(prints) if other != prints[0]]
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+        own = torch.tensor([digest], dtype=torch.int64, device=device)
+        digests = self.gather(own, [1] * self.size).tolist()
+        return [rank for rank, other in enumerate(digests) if other != digests[0]]
 
     @contextmanager
     def failures_named(self) -> Iterator[None]:
