@@ -51,6 +51,8 @@ def train(kind: str, folder: str, at: int) -> tuple[int, list[float], dict[str, 
 
 def launch(kind: str, folder: str, at: int, results: Any) -> None:
     """Run ``train`` as torchrun does, with one restart; send what each rank returns."""
+    # A store shared by both lives has addresses of killed ranks, which others may connect to.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
