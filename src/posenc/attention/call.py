@@ -123,7 +123,7 @@ class AttentionCall:
         return problem
 
     def _rotation(self) -> Rotation | None:
-        """What the query_key part does, where it is a rotation by angles without gradients."""
+        """The query_key part's rotation; None without one, or where its angles have gradients."""
         transform = self.encoding.query_key
         if transform is None:
             return None

@@ -47,7 +47,7 @@ class Spacing:
 
 
 def once_for(grid: Grid, known: Known[T], compute: Callable[[Grid], T]) -> T:
-    """What is computed from a pair of layouts, computed once."""
+    """The result of ``compute`` for a grid's pair of layouts, computed once."""
     of_query = known.setdefault(grid.query, WeakKeyDictionary())
     if grid.key not in of_query:
         of_query[grid.key] = (compute(grid),)

@@ -97,7 +97,7 @@ def _column(problem: Problem) -> Float[Tensor, "b H K"] | None:
 
 
 def _reflections(problem: Problem) -> Reflections | None:
-    """What gives directions and strengths; None where the score part is no such product."""
+    """The function of directions and strengths; None where the score part is no such product."""
     score = problem.encoding.score
     if score is None:
         return None
