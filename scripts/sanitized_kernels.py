@@ -10,7 +10,6 @@ import torch
 import posenc
 from posenc import Grid, Layout
 from posenc.attention import attend
-from posenc.attention.backends.native import library
 from posenc.attention.backends.native.build import build
 from posenc.encoding import Encoding
 from posenc.errors import BackendRefusal
@@ -55,8 +54,6 @@ def run(
 
 
 def main() -> None:
-    torch.set_float32_matmul_precision("high")
-    library.LEAST = 0  # products of float32 in parts at every length
     build()
     for name, options in OPTIONS.items():
         encoding = posenc.create(name, **options)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import posenc
 from posenc.attention import attend, explain
-from posenc.attention.backends.native import Native, heads, library
+from posenc.attention.backends.native import Native, heads
 from posenc.attention.backends.native import build as building
 from posenc.attention.backends.native.operands import domain_of, operands
 from posenc.attention.call import AttentionCall
@@ -118,15 +118,11 @@ def test_values_and_gradients(name: str, size: tuple[int, int], causal: bool) ->
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", [(63, 63), (65, 65), (30, 65), (40, 600)])
 @pytest.mark.parametrize("name", METHODS)
-def test_products_of_float32_in_parts(
-    name: str, size: tuple[int, int], causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in long sequences, on processors with AMX."""
-    monkeypatch.setattr(library, "LEAST", 0)
-    monkeypatch.setattr(library, "allows_parts", lambda: True)
+def test_bfloat16_within_windows(name: str, size: tuple[int, int], causal: bool) -> None:
+    """By AMX where the processor has it."""
     keys = Layout.sequence(size[1])
     grid = Grid(keys.slice(size[1] - size[0], size[1]), keys, causal, 33 if causal else None)
-    _check(name, grid)
+    _check(name, grid, dtype=torch.bfloat16, tolerance=0.06)
 
 
 @built

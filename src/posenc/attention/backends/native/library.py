@@ -13,21 +13,6 @@ from torch import Tensor
 PAD = 64
 """Entries of a bucket map that kernels may read before and after it."""
 
-LEAST = 1024
-"""Queries and keys from which AMX tiles multiply float32, as sums of three numbers in bfloat16.
-
-Where PyTorch is allowed to as well: ``torch.set_float32_matmul_precision("high")``. The sums are as
-exact as float32's own. Faster on a core of one's own, slower beside a busy hyperthread; in shorter
-calls the parts cost more than they save.
-"""
-
-
-def allows_parts() -> bool:
-    """True if PyTorch may multiply float32 by lower precision."""
-    precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
-    return precision in ("tf32", "bf16")
-
-
 _PROCESS = os.getpid()
 
 TYPES = {torch.float32: 0, torch.float64: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -102,7 +87,7 @@ class Problem(ctypes.Structure):
         *_numbers("threads", "chunks", "splits"),
         ("scale", ctypes.c_double),
         ("dropout", ctypes.c_double),
-        *_numbers("seed", "part", "least"),
+        *_numbers("seed", "part"),
         *((name, Tokens) for name in ("q", "k", "v", "out")),
         *((name, ctypes.c_void_p) for name in ("lse", "low", "high", "base")),
         *_numbers("rows_batch"),
@@ -163,7 +148,6 @@ class Library:
         # OpenMP's threads do not survive a fork: a child computes on its own thread alone.
         forked = os.getpid() != _PROCESS
         problem.threads = 1 if forked else torch.get_num_threads()
-        problem.least = LEAST if allows_parts() else 2**62
         kind = "float64" if dtype == torch.float64 else "float32"
         function: Callable[[object], int] = getattr(self._loaded, f"posenc_{name}_{kind}")
         if function(ctypes.byref(problem)):

@@ -5,7 +5,7 @@ namespace posenc::NUMBER {
 class Backward {
  public:
   explicit Backward(const Problem& x)
-      : x_(x), dropout_(x.dropout, x.seed), logits_(x, true), registers_(logits_.parts) {
+      : x_(x), dropout_(x.dropout, x.seed), logits_(x, true), registers_(logits_.halves) {
     ld_ = round_up(std::min(x.keys, KEY_TILE), PANEL) + 16;
     width_ = round_up(x.dim, VL), value_width_ = round_up(x.value_dim, VL);
     columns_ld_ = round_up(x.keys, PANEL) + VL;
@@ -29,7 +29,7 @@ class Backward {
     begin(d_left_, left_width_, x_.left, slot);
     begin(d_right_, right_width_, x_.right, slot);
     if (x_.value_rows)
-      d_value_.begin(x_.map.buckets, x_.value_dim, logits_.parts, x_.value_gradient + slot * x_.map.buckets * x_.value_dim);
+      d_value_.begin(x_.map.buckets, x_.value_dim, logits_.halves, x_.value_gradient + slot * x_.map.buckets * x_.value_dim);
     if (x_.pairs.kind == DISTANCE) logits_.distance.begin_gradient(x_.pairs, slot);
   }
   void end_head(index, index) {
@@ -54,9 +54,9 @@ class Backward {
       right_ = dk_;
     logits_.begin_row(x_, b, h, right_, &d_right_);
     if (x_.pairs.kind == BLOCKS) logits_.blocks.begin_gradient(x_, b, h, split);
-    if (const index parts = logits_.parts) {
-      k_pairs_ = HeadTokens(x_.k, b, logits_.group, 0, x_.keys, x_.dim, parts).pairs(pairs_scratch_);
-      v_strips_ = HeadTokens(x_.v, b, logits_.group, 0, x_.keys, x_.value_dim, parts).columns(strips_scratch_);
+    if (logits_.halves) {
+      k_pairs_ = HeadTokens(x_.k, b, logits_.group, 0, x_.keys, x_.dim).pairs(pairs_scratch_);
+      v_strips_ = HeadTokens(x_.v, b, logits_.group, 0, x_.keys, x_.value_dim).columns(strips_scratch_);
       fill(dk_columns_ = dk_columns_scratch_.of(width_ * columns_ld_), 0, width_ * columns_ld_);
       fill(dv_columns_ = dv_columns_scratch_.of(value_width_ * columns_ld_), 0, value_width_ * columns_ld_);
     } else {
@@ -68,7 +68,7 @@ class Backward {
       logits_.right.finish(x_);
       if (right_ != dk_) write_sums(right_to_, b, h, right_, right_width_, x_.right.features);
     }
-    if (logits_.parts) {
+    if (logits_.halves) {
       add_transpose(dk_columns_, columns_ld_, x_.keys, width_, dk_);
       add_transpose(dv_columns_, columns_ld_, x_.keys, value_width_, dv_);
     }
@@ -84,10 +84,10 @@ class Backward {
     fill(dq, 0, n * width_);
     const Rows g = read_rows(x_.gradient, b, h, first, n, x_.value_dim, 1, g_scratch_);
     HalfRows g_half;
-    if (const index parts = logits_.parts) {
-      g_half = HeadTokens(x_.gradient, b, h, first, n, x_.value_dim, parts).rows(half_scratch_);
-      g_columns_ = half_transpose(g, n, x_.value_dim, parts, g_columns_scratch_);
-      q_columns_ = half_transpose(logits_.q, n, x_.dim, parts, q_columns_scratch_);
+    if (logits_.halves) {
+      g_half = HeadTokens(x_.gradient, b, h, first, n, x_.value_dim).rows(half_scratch_);
+      g_columns_ = half_transpose(g, n, x_.value_dim, g_columns_scratch_);
+      q_columns_ = half_transpose(logits_.q, n, x_.dim, q_columns_scratch_);
     }
     const Rows out = read_rows(x_.out, b, h, first, n, x_.value_dim, 1, out_scratch_);
     delta_ = delta_scratch_.of(n);
@@ -101,8 +101,8 @@ class Backward {
     if (x_.left.rows) {
       d_left_tile_.begin(logits_.left_rows, n, logits_.windows);
       fill(dx_.of(round_up(n, TILE) * left_width_), 0, n * left_width_);
-      if (const index parts = logits_.parts_of(x_.left))
-        left_columns_ = half_transpose(logits_.left_tokens, n, x_.left.features, parts, left_columns_scratch_);
+      if (logits_.halves)
+        left_columns_ = half_transpose(logits_.left_tokens, n, x_.left.features, left_columns_scratch_);
     }
     if (x_.value_rows) {
       weights_.begin(logits_.value_rows, n);
@@ -120,8 +120,8 @@ class Backward {
       if (j < live) return;
       if (x_.pairs.sums()) logits_.carry.resume(j / KEY_TILE);
       logits_.multiply(x_, s, ld_);
-      const real* values = logits_.parts ? nullptr : v_panels_.at(j);
-      if (logits_.parts)
+      const real* values = logits_.halves ? nullptr : v_panels_.at(j);
+      if (logits_.halves)
         tile.each_part([&](Range panels, Range m) { logits_.tile_columns(m, panels, g_half, v_strips_, ds, ld_); });
       else
         for_panels([&](index at, index, Range m) {
@@ -135,7 +135,7 @@ class Backward {
       if (x_.pairs.kind == BLOCKS)
         logits_.blocks.collect(j, tile.panels, logits_.k.data, logits_.k.ld, ds, ld_, dq, dk_);
       for_panels([&](index at, index keys, Range m) {
-        if (logits_.parts) return add_by_tiles(at, m, s + at, ds + at, dq);
+        if (logits_.halves) return add_by_tiles(at, m, s + at, ds + at, dq);
         const real* p = s + m.begin * ld_ + at;
         if (x_.pairs.kind != BLOCKS) add_products(at, keys, m, ds + m.begin * ld_ + at, ld_, dq);
         gemm(keys, value_width_, m.size(), {p, 1, ld_}, g.at(m.begin), g.ld,
@@ -147,7 +147,7 @@ class Backward {
       if (tile.all_seen(i).size()) column_[tile.all_seen(i).end - 1] -= row_sums_[i];
     if (x_.left.rows) end_left(b, h, first, n);
     write_queries(b, h, first, n);
-    if (x_.value_rows && logits_.parts)
+    if (x_.value_rows && logits_.halves)
       weights_.pull_back(logits_.value_rows, g_columns_, nullptr, d_value_.columns, d_value_.ld);
     else if (x_.value_rows)
       weights_.transposed_times(g.data, g.ld, d_value_.data, value_width_);
@@ -170,7 +170,7 @@ class Backward {
                 index width, Scratch& scratch) const {
     to = gradient;
     to.data += split * stride * (to.type == REAL ? index(sizeof(real)) : 2);
-    const index rows = logits_.parts ? round_up(x_.keys, TILE) : x_.keys;  // tiles may write whole ones
+    const index rows = logits_.halves ? round_up(x_.keys, TILE) : x_.keys;  // tiles may write whole ones
     real* sums = to.type == REAL && to.token == width && rows == x_.keys ? reinterpret_cast<real*>(row_of(to, b, h, 0))
                                                       : scratch.of(rows * width);
     fill(sums, 0, x_.keys * width);
@@ -182,13 +182,13 @@ class Backward {
   }
   // Gradients of the rows m and of a panel's keys by weights s and gradients ds of logits.
   void add_by_tiles(index at, Range m, const real* s, const real* ds, real* dq) {
-    const index j = logits_.tile.j0 + at, parts = logits_.parts, first = m.begin / DEPTH * DEPTH;
+    const index j = logits_.tile.j0 + at, first = m.begin / DEPTH * DEPTH;
     const index count = std::min(logits_.tile.rows, round_up(m.end, DEPTH)) - first, depth = round_up(count, DEPTH);
     const auto rows_of = [&](const real* x) {
       return [=](index i, index c) { return load(x + (first + i) * ld_ + c); };
     };
-    ds_panel_.set(count, parts, true, rows_of(ds));
-    p_panel_.set(count, parts, false, rows_of(s));
+    ds_panel_.set(count, true, rows_of(ds));
+    p_panel_.set(count, false, rows_of(s));
     half_gemm(depth, width_, PANEL, ds_panel_.rows, k_pairs_.at(j, 0), dq + first * width_, width_, true);
     half_gemm(width_, PANEL, depth, q_columns_.at(0, first), ds_panel_.pairs, dk_columns_ + j, columns_ld_, true);
     half_gemm(value_width_, PANEL, depth, g_columns_.at(0, first), p_panel_.pairs, dv_columns_ + j, columns_ld_, true);
@@ -247,7 +247,7 @@ class Backward {
   void begin(RowSums& sums, index& width, const Term& term, index slot) const {
     if (!term.rows) return;
     width = round_up(term.features, VL);
-    sums.begin(x_.map.buckets, term.features, logits_.parts_of(term),
+    sums.begin(x_.map.buckets, term.features, logits_.halves,
                term.rows_gradient + slot * x_.map.buckets * term.features);
   }
   // Gradients of tokens and rows from those of a block's products.

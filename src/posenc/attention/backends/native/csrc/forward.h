@@ -5,14 +5,14 @@ namespace posenc::NUMBER {
 class Forward {
  public:
   explicit Forward(const Problem& x)
-      : x_(x), dropout_(x.dropout, x.seed), logits_(x, false), registers_(logits_.parts) {
+      : x_(x), dropout_(x.dropout, x.seed), logits_(x, false), registers_(logits_.halves) {
     ld_ = round_up(std::min(x.keys, KEY_TILE), PANEL) + 16;
     width_ = round_up(x.value_dim, VL);
   }
   // Queries [first, last) of the batch rows [begin, end) of one head.
   void run(index h, Range batch, Range queries, index part, index split) {
     begin_head(h, part);
-    const index size = tile_of(x_, logits_.windows, x_.queries >= 768 && logits_.parts < 2 ? 256 : 128);
+    const index size = tile_of(x_, logits_.windows, x_.queries >= 768 ? 256 : 128);
     for (index b = batch.begin; b < batch.end; ++b) {
       begin_row(b, h, split);
       for (index i = queries.begin; i < queries.end; i += size)
@@ -22,8 +22,8 @@ class Forward {
   void begin_head(index h, index) { logits_.begin_head(x_, h); }
   void begin_row(index b, index h, index) {
     logits_.begin_row(x_, b, h);
-    if (logits_.parts)
-      v_pairs_ = HeadTokens(x_.v, b, logits_.group, 0, x_.keys, x_.value_dim, logits_.parts).pairs(pairs_scratch_);
+    if (logits_.halves)
+      v_pairs_ = HeadTokens(x_.v, b, logits_.group, 0, x_.keys, x_.value_dim).pairs(pairs_scratch_);
   }
   void end_row(index, index, index) {}
   void end_head(index, index) {}
@@ -33,10 +33,7 @@ class Forward {
     QueryTile& tile = logits_.tile;
     real* s = s_.of(round_up(n, TILE) * ld_);
     real* out = out_.of(round_up(n, TILE) * width_);
-    if (const index parts = logits_.parts) {
-      const index part = round_up(n, TILE) * ld_;
-      p_ = {scratch_of<uint16_t>(p_scratch_, parts * part), ld_, parts, part};
-    }
+    if (logits_.halves) p_ = scratch_of<uint16_t>(p_scratch_, round_up(n, TILE) * ld_);
     real* row_max = row_max_.of(n);
     real* row_sum = row_sum_.of(n);
     fill(out, 0, n * width_);
@@ -49,7 +46,7 @@ class Forward {
       logits_.multiply(x_, s, ld_);
       if (x_.value_rows) logits_.for_blocks(x_, [&](index block, Range k) { weights_.clear(block, k); });
       for (index i = 0; i < n; ++i) softmax_row(b, h, i, s + i * ld_, row_max[i], row_sum[i], out + i * width_);
-      if (logits_.parts) return add_values(s, out);
+      if (logits_.halves) return add_values(s, out);
       for (index p = tile.panels.begin; p < tile.panels.end; ++p) {
         const Range m = tile.panel_rows[p];
         const index from = p * PANEL, keys = std::min<index>(PANEL, tile.width - from);
@@ -59,8 +56,8 @@ class Forward {
       }
     });
     if (x_.pairs.kind == STICKS) add_rest(b, h, n, out);
-    if (x_.value_rows && logits_.parts)
-      weights_.pull_back(logits_.value_rows, {nullptr, 0, logits_.parts, 0}, out, nullptr, 0);
+    if (x_.value_rows && logits_.halves)
+      weights_.pull_back(logits_.value_rows, {}, out, nullptr, 0);
     else if (x_.value_rows)
       weights_.times_rows(logits_.value_rows, out, width_);
     for (index i = 0; i < n; ++i) {
@@ -78,10 +75,10 @@ class Forward {
     const QueryTile& tile = logits_.tile;
     const index from = tile.panels.begin * PANEL, size = tile.panels.end * PANEL - from;
     for (index i = 0; i < tile.rows; ++i)
-      split_row(s + i * ld_ + from, size, p_.parts, const_cast<uint16_t*>(p_.at(i, from).data), p_.part);
+      halve_row(s + i * ld_ + from, size, p_ + i * ld_ + from);
     tile.each_part([&](Range panels, Range m) {
       const index first = m.begin / TILE * TILE, rows = round_up(m.end, TILE) - first, p = panels.begin * PANEL;
-      half_gemm(rows, width_, panels.size() * PANEL, p_.at(first, p), v_pairs_.at(tile.j0 + p, 0),
+      half_gemm(rows, width_, panels.size() * PANEL, HalfRows{p_, ld_}.at(first, p), v_pairs_.at(tile.j0 + p, 0),
                 out + first * width_, width_, true);
     });
   }
@@ -151,7 +148,7 @@ class Forward {
   TileRegisters registers_;
   BucketTile weights_;
   Strips v_pairs_;
-  HalfRows p_;  // the weights of a tile
+  uint16_t* p_ = nullptr;  // the weights of a tile
   Scratch s_, out_, row_max_, row_sum_, p_scratch_, pairs_scratch_;
 };
 }  // namespace posenc

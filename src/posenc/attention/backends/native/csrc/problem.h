@@ -56,7 +56,6 @@ struct Problem {
   index threads, chunks, splits;
   double scale, dropout;
   index seed, part;  // part: output and lse are over more keys than these
-  index least;       // queries and keys from which float32 is multiplied in parts
   Tokens q, k, v, out;
   double* lse;          // [B, H, Q]
   const int32_t* low;   // [B|1, Q]: the keys low … high - 1 are visible,

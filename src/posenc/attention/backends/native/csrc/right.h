@@ -8,10 +8,10 @@ constexpr index KEPT = index(1) << 21;  // numbers: products of keys with bucket
 // Offsets at the map's ends, where the bucket is constant, add one vector over the keys to a row.
 class RightTerm {
  public:
-  // d_tokens, d_rows: the sums of the gradients, if they are wanted; parts: of products by tiles.
-  void begin(const Problem& x, index b, index h, index parts, real* d_tokens, const RowSums* d_rows) {
+  // d_tokens, d_rows: the sums of the gradients, if they are wanted; halves: products are by tiles.
+  void begin(const Problem& x, index b, index h, bool halves, real* d_tokens, const RowSums* d_rows) {
     keys_ = read_rows(x.right.tokens, b, h, 0, x.keys, x.right.features, 1, keys_scratch_);
-    if (parts) half_ = HeadTokens(x.right.tokens, b, h, 0, x.keys, x.right.features, parts).rows(half_scratch_);
+    if (halves) half_ = HeadTokens(x.right.tokens, b, h, 0, x.keys, x.right.features).rows(half_scratch_);
     const index size = KEY_TILE * (round_up(x.map.buckets, PANEL) + VL);
     slots_.resize(std::clamp<index>((x.keys + KEY_TILE - 1) / KEY_TILE, 1, std::max<index>(1, KEPT / size)));
     for (Slot& slot : slots_) slot.tile = -1, slot.used = 0;
@@ -122,7 +122,7 @@ class RightTerm {
     real* d_tokens = d_tokens_ + j * rows.width();
     if (half_.data) {
       const Rows keys{keys_.at(j), keys_.ld};
-      const HalfRows columns = half_transpose(keys, slot.sums.size(), rows.features(), half_.parts, columns_scratch_);
+      const HalfRows columns = half_transpose(keys, slot.sums.size(), rows.features(), columns_scratch_);
       return slot.sums.pull_back(rows, columns, d_tokens, d_rows_->columns, d_rows_->ld);
     }
     slot.sums.times_rows(rows, d_tokens, rows.width());

@@ -77,8 +77,8 @@ inline void collect(const Map& map, const real* src, index offset, real* dst, in
 // Rows of all buckets of a head, and their transpose in panels.
 class BucketRows {
  public:
-  // parts: of products by tiles; gradient: whether data are multiplied by the rows too.
-  void set(const real* rows, index buckets, index features, index parts, bool gradient) {
+  // halves: for products by tiles; gradient: whether data are multiplied by the rows too.
+  void set(const real* rows, index buckets, index features, bool halves, bool gradient) {
     buckets_ = buckets, features_ = features, width_ = round_up(features, VL);
     const index count = round_up(buckets, PANEL);
     rows_ = rows, copied_ = width_ == features ? buckets / PANEL * PANEL : 0;
@@ -87,9 +87,9 @@ class BucketRows {
       for (index d = 0; d < width_; ++d)
         to[(n - copied_) * width_ + d] = n < buckets && d < features ? rows[n * features + d] : 0;
     copy_ = to;
-    if (parts) {
+    if (halves) {
       const Tokens x{reinterpret_cast<char*>(const_cast<real*>(rows)), REAL, 0, 0, features};
-      const HeadTokens tokens(x, 0, 0, 0, buckets, features, parts);
+      const HeadTokens tokens(x, 0, 0, 0, buckets, features);
       strips_ = tokens.columns(strips_scratch_);
       if (gradient) pairs_ = tokens.pairs(pairs_scratch_);
       return;
@@ -160,7 +160,7 @@ class BucketTile {
     first_.assign(blocks, 0);
   }
   // The product of a block of x [tile, features] with the rows of the buckets `range`; of `half`
-  // where x is there in parts too.
+  // where x is there in bfloat16 too.
   void multiply(const BucketRows& rows, Left x, HalfRows half, index block, Range range) {
     move(block, range);
     x.a += block * BLOCK * x.rs;
@@ -231,7 +231,7 @@ class BucketTile {
       const char* done = done_.data() + block * strips_ + strip;
       if (std::none_of(done, done + PANEL / VL, [](char flag) { return flag; })) continue;
       const index n = first_[block] + strip * VL;
-      panel_.set(t.size(), x.parts, out, [&](index i, index c) {
+      panel_.set(t.size(), out, [&](index i, index c) {
         return done[c / VL] ? load(row(t.begin + i) + n + c) : vec{};
       });
       if (out)

@@ -5,20 +5,18 @@
 #include "right.h"
 #include "sums.h"
 namespace posenc::NUMBER {
-constexpr index LONG = 8192;  // keys of which factors of gradients are kept in parts, at most
-
 // What forward and backward share: the operands of one head, and the logits of a tile.
 class Logits {
  public:
-  Logits(const Problem& x, bool gradient) : parts(parts_of(x, gradient)), windows(windowed(x)), gradient_(gradient) {
+  Logits(const Problem& x, bool gradient) : halves(takes_halves(x)), windows(windowed(x)), gradient_(gradient) {
     int exponent;
-    exact_ = parts > 1 || std::frexp(x.scale, &exponent) == 0.5;
+    exact_ = std::frexp(x.scale, &exponent) == 0.5;
   }
   void begin_head(const Problem& x, index h) {
     set(left_rows, x.left, x, h);
     set(right.rows, x.right, x, h);
     if (x.value_rows)
-      value_rows.set(x.value_rows + h * x.value_head, x.map.buckets, x.value_dim, parts, true);
+      value_rows.set(x.value_rows + h * x.value_head, x.map.buckets, x.value_dim, halves, true);
     if (x.line) line_.set(x, x.line_head ? h : 0);
     if (x.pairs.kind == DISTANCE) distance.begin_head(x.pairs, h);
     if (x.pairs.kind == COUNTS) counts.begin(x.map);
@@ -26,30 +24,30 @@ class Logits {
   void begin_row(const Problem& x, index b, index h, real* d_right = nullptr,
                  const RowSums* d_right_rows = nullptr) {
     group = h / (x.heads / x.groups);
-    if (parts)
-      k_strips_ = HeadTokens(x.k, b, group, 0, x.keys, x.dim, parts).columns(strips_);
+    if (halves)
+      k_strips_ = HeadTokens(x.k, b, group, 0, x.keys, x.dim).columns(strips_);
     else
       k = read_rows(x.k, b, group, 0, x.keys, x.dim, 1, k_scratch_);
-    if (!parts || x.pairs.kind == STICKS) v = read_rows(x.v, b, group, 0, x.keys, x.value_dim, 1, v_scratch_);
-    if (!parts) k_panels.begin(k, x.keys, x.dim, x.pairs.kind != MIXING);
-    if (x.right.rows) right.begin(x, b, h, parts_of(x.right), d_right, d_right_rows);
+    if (!halves) v = read_rows(x.v, b, group, 0, x.keys, x.value_dim, 1, v_scratch_);
+    if (!halves) k_panels.begin(k, x.keys, x.dim, x.pairs.kind != MIXING);
+    if (x.right.rows) right.begin(x, b, h, halves, d_right, d_right_rows);
     if (x.pairs.kind == BLOCKS) blocks.begin_row(x, b, h);
     if (x.column) column.begin(x.column + b * x.column_batch + h * x.column_head, x.keys);
   }
   void begin_tile(const Problem& x, index b, index h, index first, index rows) {
     tile.set(x, b, first, rows);
     row_ = (b * x.heads + h) * x.queries + first;
-    if (!parts || gradient_) q = read_rows(x.q, b, h, first, rows, x.dim, real(x.scale), q_scratch_);
-    if (parts)
-      q_half_ = HeadTokens(x.q, b, h, first, rows, x.dim, parts, exact_ ? real(x.scale) : 1).rows(half_scratch_);
+    if (!halves || gradient_) q = read_rows(x.q, b, h, first, rows, x.dim, real(x.scale), q_scratch_);
+    if (halves)
+      q_half_ = HeadTokens(x.q, b, h, first, rows, x.dim, exact_ ? real(x.scale) : 1).rows(half_scratch_);
     if (x.pairs.kind == DISTANCE) distance.begin_tile(x, b, h, first, rows);
     if (x.pairs.kind == BLOCKS)
       blocks.begin_tile(x, b, h, first, rows, tile.base, q.data, q.ld, gradient_);
     if (x.left.rows) {
       left_tokens = read_rows(x.left.tokens, b, h, first, rows, x.left.features, 1, left_scratch_);
       left.begin(left_rows, rows, windows);
-      if (const index n = parts_of(x.left))
-        left_half_ = HeadTokens(x.left.tokens, b, h, first, rows, x.left.features, n).rows(left_half_scratch_);
+      if (halves)
+        left_half_ = HeadTokens(x.left.tokens, b, h, first, rows, x.left.features).rows(left_half_scratch_);
     }
   }
   // Calls f(block of queries, buckets of its visible pairs) for the chosen tile.
@@ -62,16 +60,16 @@ class Logits {
   void multiply(const Problem& x, real* s, index ld) {
     if (given.data) return take(s, ld);
     if (x.pairs.kind == BLOCKS) return blocks.products(tile.j0, tile.panels, k_panels.at(tile.j0), s, ld);
-    if (parts)
+    if (halves)
       tile.each_part([&](Range panels, Range m) { tile_columns(m, panels, q_half_, k_strips_, s, ld); });
-    const real* keys = parts ? nullptr : k_panels.at(tile.j0);
-    for (index p = tile.panels.begin; p < tile.panels.end && !parts; ++p) {
+    const real* keys = halves ? nullptr : k_panels.at(tile.j0);
+    for (index p = tile.panels.begin; p < tile.panels.end && !halves; ++p) {
       const Range m = tile.panel_rows[p];
       if (m.size())
         gemm(m.size(), PANEL, x.dim, {q.at(m.begin), q.ld, 1}, keys + p * PANEL * x.dim,
              PANEL, s + m.begin * ld + p * PANEL, ld, false);
     }
-    if (parts && !exact_)
+    if (halves && !exact_)
       for (index i = 0; i < tile.rows; ++i)
         scale_range(s + i * ld + tile.panels.begin * PANEL, real(x.scale),
                     (tile.panels.end - tile.panels.begin) * PANEL);
@@ -81,8 +79,6 @@ class Logits {
         left.multiply(left_rows, {left_tokens.data, left_tokens.ld, 1}, left_half_, block, n);
       });
   }
-  // Parts of the tokens of a term, if its products are by tiles.
-  index parts_of(const Term& term) const { return parts ? NUMBER::parts_of(term.tokens) : 0; }
   // The products of the rows m with the keys of panels, by tiles.
   void tile_columns(Range m, Range panels, HalfRows x, Strips keys, real* to, index ld) const {
     const index first = m.begin / TILE * TILE, rows = round_up(m.end, TILE) - first, from = panels.begin * PANEL;
@@ -163,7 +159,7 @@ class Logits {
     index ld = 0;
   };
   Given given;  // logits of a tile of queries and all keys that are there already
-  const index parts;  // of numbers in products by tiles; 0: products are of `real`
+  const bool halves;  // products are by tiles of bfloat16
   const bool windows;  // of the buckets of left
   QueryTile tile;
   index group = 0;
@@ -182,14 +178,12 @@ class Logits {
  private:
   void set(BucketRows& rows, const Term& term, const Problem& x, index h) const {
     if (term.rows)
-      rows.set(term.rows + h * term.rows_head, x.map.buckets, term.features, parts_of(term), gradient_);
+      rows.set(term.rows + h * term.rows_head, x.map.buckets, term.features, halves, gradient_);
   }
-  // Where they are worth it, and of gradients where there is memory for the factors.
-  static index parts_of(const Problem& x, bool gradient) {
-    const index parts = NUMBER::parts_of(x.q);
-    if (parts != NUMBER::parts_of(x.k) || parts != NUMBER::parts_of(x.v)) return 0;
-    if (parts > 1 && (std::min(x.queries, x.keys) < x.least || (gradient && x.keys > LONG))) return 0;
-    return x.pairs.kind == NONE || (parts > 1 && x.pairs.kind < MIXING) ? parts : 0;
+  static bool takes_halves(const Problem& x) {
+    for (const Tokens* tokens : {&x.q, &x.k, &x.v})
+      if (tokens->type != BFLOAT16) return false;
+    return x.pairs.kind == NONE && has_tiles();
   }
   Line line_;
   index row_ = 0;  // of the tile's first query in [B, H, Q]
