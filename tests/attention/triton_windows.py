@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from posenc.attention.backends.triton.kernels.logits import philox
 from posenc.attention.backends.triton.kernels.windows import (
     paired_biases,
     roll_x,
@@ -41,10 +42,10 @@ def rolled_across(tile_ptr, window_ptr, back_ptr, block: tl.constexpr, flip: tl.
 @triton.jit
 def biases(
     table_ptr, pairs_ptr, singles_ptr, factor, start, count,
-    block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr,
+    block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr, twice: tl.constexpr,
 ):  # fmt: skip
     at = tl.arange(0, block_x)[:, None] * block_y + tl.arange(0, block_y)[None, :]
-    pairs = paired_biases(table_ptr, factor, start, count, block_x, block_y, flip)
+    pairs = paired_biases(table_ptr, factor, start, count, block_x, block_y, flip, twice)
     tl.store(pairs_ptr + at, pairs)
     singles = single_biases(table_ptr, factor, start, count, block_x, block_y, flip)
     tl.store(singles_ptr + at, singles)
@@ -68,15 +69,36 @@ def test_tiles_are_rolled_into_windows_and_back(kernel: Any, block: int, flip: b
     assert torch.equal(back, tile)
 
 
+@pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("start", [-40, -9, 0, 3, 50])
 @pytest.mark.parametrize("blocks", [(16, 16), (32, 16), (16, 64)])
-def test_biases_are_those_of_the_pairs(blocks: tuple[int, int], start: int, flip: bool) -> None:
+def test_biases_are_those_of_the_pairs(
+    blocks: tuple[int, int], start: int, flip: bool, twice: bool
+) -> None:
     count = 37
     table, pairs, singles = torch.randn(count), torch.empty(blocks), torch.empty(blocks)
-    biases[(1,)](table, pairs, singles, 0.7, start, count, *blocks, flip)
+    biases[(1,)](table, pairs, singles, 0.7, start, count, *blocks, flip, twice)
     x, y = torch.arange(blocks[0])[:, None], torch.arange(blocks[1])
     entry = (x - y + blocks[1] - 1 if flip else y - x + blocks[0] - 1) + start
     expected = table[entry.clamp(0, count - 1)] * 0.7
     torch.testing.assert_close(pairs, expected)
     assert torch.equal(pairs, singles)
+
+
+@triton.jit
+def drawn(words_ptr, others_ptr, seed_ptr, count: tl.constexpr):
+    at, seed = tl.arange(0, count), tl.load(seed_ptr)
+    words = philox(seed, at, 3 * at + 1, 7 - at)
+    others = tl.philox(seed, at, 3 * at + 1, 7 - at, tl.zeros_like(at), n_rounds=7)
+    for number in tl.static_range(4):
+        tl.store(words_ptr + number * count + at, words[number].to(tl.int64))
+        tl.store(others_ptr + number * count + at, others[number].to(tl.int64))
+
+
+@pytest.mark.parametrize("seed", [0, 5, 2**31 - 2, 2**40 + 3])
+def test_words_are_drawn_as_triton_draws_them(seed: int) -> None:
+    words, others = torch.zeros(2, 4, 32, dtype=torch.int64)
+    drawn[(1,)](words, others, torch.tensor([seed]), 32)
+    assert words.any()
+    assert torch.equal(words, others)

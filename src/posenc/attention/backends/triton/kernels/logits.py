@@ -133,7 +133,11 @@ def tile_logits(
         start = window_start(own.start, y0, band.origin, block_y if flip else block_x, flip)
         if tables.bias_by_offset is not None:
             biases = tables.bias_by_offset + own.h.to(tl.int64) * tables.bias_head
-            biases = window_of_biases(biases, unit, start, tables.count, block_x, block_y, flip)
+            # Keys' gradients have as many copies either way, and no registers left.
+            twice: tl.constexpr = unscaled and not flip
+            biases = window_of_biases(
+                biases, unit, start, tables.count, block_x, block_y, flip, twice
+            )
             logits = _sum(logits, biases)
         if tables.x is not None:
             tl.static_assert(block_x == block_y)
@@ -182,6 +186,31 @@ def tile_logits(
 
 
 @triton.jit
+def philox(seed, first, second, third):
+    """Four random words of 32 bits for each counter ``(first, second, third, 0)``.
+
+    Philox-4x32 of Salmon et al. (2011), in the seven rounds that are the fewest to pass all of
+    their tests. Triton's own computes both halves of a product apart.
+    """
+    key_low = (seed & 0xFFFFFFFF).to(tl.uint32)
+    key_high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    a = first.to(tl.uint32)
+    b = second.to(tl.uint32)
+    c = third.to(tl.uint32)
+    d = tl.zeros_like(a)
+    for _ in tl.static_range(7):
+        left = a.to(tl.uint64) * 0xD2511F53
+        right = c.to(tl.uint64) * 0xCD9E8D57
+        a = (right >> 32).to(tl.uint32) ^ b ^ key_low
+        b = right.to(tl.uint32)
+        c = (left >> 32).to(tl.uint32) ^ d ^ key_high
+        d = left.to(tl.uint32)
+        key_low = tl.add(key_low, 0x9E3779B9, sanitize_overflow=False)
+        key_high = tl.add(key_high, 0xBB67AE85, sanitize_overflow=False)
+    return a, b, c, d
+
+
+@triton.jit
 def kept(dropout, lane, x0, y0, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr):
     """Mask ``[x, y]`` of the pairs that dropout keeps: the same for a pair in whatever tile it is.
 
@@ -204,11 +233,8 @@ def kept(dropout, lane, x0, y0, block_x: tl.constexpr, block_y: tl.constexpr, fl
         zero = tl.zeros([queries // 2, keys // 4], tl.int32)
         query = query[:, None] + zero
         key = key[None, :] + zero
-    # Seven rounds are the fewest that pass all tests of randomness (Salmon et al. 2011).
-    a, b, c, d = tl.philox(dropout.seed, key, query, lane + zero, zero, n_rounds=7)
-    words = tl.join(tl.join(a, b), tl.join(c, d)).to(
-        tl.uint32
-    )  # keys one apart, then queries eight apart
+    a, b, c, d = philox(dropout.seed, key, query, lane + zero)
+    words = tl.join(tl.join(a, b), tl.join(c, d))  # keys one apart, then queries eight apart
     bits = tl.join(words << 16, words)  # keys eight apart: the upper 16 bits of each
     if flip:
         bits = tl.reshape(bits, [keys // 16, 4, queries // 16, 8, 2, 2, 2])

@@ -33,11 +33,18 @@ def _unrolled(values, place, block_x: tl.constexpr, block_y: tl.constexpr):
 
 @triton.jit
 def window_of_biases(
-    biases, factor, start, count, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr
+    biases,
+    factor,
+    start,
+    count,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+    flip: tl.constexpr,
+    twice: tl.constexpr,
 ):
     """The tile ``[x, y]`` of what each pair reads of biases, times a factor."""
     if PAIRED or (cuda_capability_geq(9, 0) and not cuda_capability_geq(12, 0)):
-        tile = paired_biases(biases, factor, start, count, block_x, block_y, flip)
+        tile = paired_biases(biases, factor, start, count, block_x, block_y, flip, twice)
     else:
         tile = single_biases(biases, factor, start, count, block_x, block_y, flip)
     return tile
@@ -59,12 +66,20 @@ def single_biases(
 
 @triton.jit
 def paired_biases(
-    biases, factor, start, count, block_x: tl.constexpr, block_y: tl.constexpr, flip: tl.constexpr
+    biases,
+    factor,
+    start,
+    count,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+    flip: tl.constexpr,
+    twice: tl.constexpr,
 ):
     """``window_of_biases``, those of two neighbours read at once as a number of 64 bits.
 
     Registers of compute capability 9 and 10 hold neighbours together; elsewhere they would have to
-    be moved.
+    be moved. So would those that products are added to, as a thread holds numbers of x and x + 8:
+    read ``twice``, from two windows, they need not be copied.
     """
     size: tl.constexpr = triton.next_power_of_2(block_x + block_y)
     at = start + tl.arange(0, size)
@@ -75,7 +90,11 @@ def paired_biases(
     x = tl.arange(0, block_x)[:, None]
     y = 2 * tl.arange(0, block_y // 2)[None, :]
     place = x - y + (block_y - 1) if flip else y - x + (block_x - 1)
-    both = _unrolled(low | (high << 32), place, block_x, block_y // 2)
+    window = low | (high << 32)
+    if twice:
+        window = tl.reshape(tl.permute(tl.join(window, window), (1, 0)), [2 * size])
+        place += x // 8 % 2 * size
+    both = _unrolled(window, place, block_x, block_y // 2)
     first = both.to(tl.uint32).to(tl.float32, bitcast=True)
     second = (both >> 32).to(tl.uint32).to(tl.float32, bitcast=True)
     return tl.reshape(tl.join(first, second), [block_x, block_y])
