@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 WITHOUT_FLOAT64 = {"mps"}
 """Types of devices that have no float64."""
@@ -25,6 +27,19 @@ def has_values(x: Tensor) -> bool:
     reading would break the graph.
     """
     return not (torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor))
+
+
+def needs_dispatch(*tensors: Tensor | None) -> bool:
+    """True where an operator on these tensors has to go through PyTorch's dispatcher.
+
+    While a graph is traced, in a dispatch mode (counters of operations, selective checkpointing),
+    for subclasses of tensors, and for views whose sign is yet to be changed in memory.
+    """
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        return True
+    return any(
+        x is not None and (type(x) not in (Tensor, Parameter) or x.is_neg()) for x in tensors
+    )
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.attention import dispatch
 from posenc.attention.dispatch import SMALL
 from posenc.errors import BackendRefusal
 
@@ -181,11 +182,14 @@ def test_explain_says_why() -> None:
         assert "torch.func can transform" in explain(q, k, v, grid, encoding, backend="tiled").how
 
 
-def test_second_derivatives_of_the_tiles_are_refused() -> None:
+@pytest.mark.parametrize("backend", ["native", "tiled"])
+def test_second_derivatives_of_tiles_are_refused(backend: str) -> None:
     """An error of autograd's, not zeros."""
+    if dispatch.BACKENDS[backend].unavailable(torch.device("cpu")):
+        pytest.skip("kernels are not built")
     grid, encoding = where("shaw", 40), make("shaw")
     q, k, v, _ = (x.requires_grad_() for x in draw(40))
-    output = attend(q, k, v, grid, encoding, backend="tiled")
+    output = attend(q, k, v, grid, encoding, backend=backend)
     first = torch.autograd.grad(output.sin().sum(), q, create_graph=True)[0]
     with pytest.raises(RuntimeError):
         torch.autograd.grad(first.sum(), q)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 from posenc.attention import attend, explain
@@ -413,3 +414,23 @@ def test_buckets_reach_the_pairs_that_are_hidden(groups: int, window: int | None
     assert read.bucket is not None
     assert len(read.bucket) == 643
     _check("deberta", grid)
+
+
+def test_modes_see_the_operator() -> None:
+    """Calls that nothing observes skip PyTorch's dispatcher; those in a mode go through it."""
+    seen: list[str] = []
+
+    class Names(TorchDispatchMode):
+        """Keeps the names of all operators."""
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    call = _inputs(300, 300), Grid.of(Layout.sequence(300)), _encoding("alibi"), "native"
+    plain = _both(*call)
+    with Names():
+        observed = _both(*call)
+    assert {"posenc::native", "posenc::native_backward"} <= set(seen)
+    for one, other in zip(plain, observed, strict=True):
+        assert torch.equal(one, other)

@@ -16,7 +16,7 @@ from posenc.attention.backends.native.heads import (
     takes_blocks_apart,
     takes_rows_apart,
 )
-from posenc.attention.backends.native.op import ITEMS, NativePart, native
+from posenc.attention.backends.native.op import ITEMS, NativeAttention, NativePart, native
 from posenc.attention.backends.native.operands import (
     Operands,
     domain_of,
@@ -30,7 +30,7 @@ from posenc.attention.images import serves_axes, serves_images
 from posenc.attention.lowering import add_rows, repeat_heads, without_rows
 from posenc.attention.runs import run_intervals
 from posenc.encoding import BlockTransforms, DistanceFunction, FusedScore, StructuredScore
-from posenc.runtime import is_transformed
+from posenc.runtime import is_transformed, needs_dispatch
 
 __all__ = ["Native"]
 
@@ -187,7 +187,10 @@ def _run(
             problem.whole.output.contiguous(), sums, *tensors, *rest, *of_pairs
         )
         return Result(given, None)
-    return _result(problem, native(*tensors, list(of_pairs), *rest), terms, lse=lse)
+    if needs_dispatch(*tensors, *of_pairs):
+        return _result(problem, native(*tensors, list(of_pairs), *rest), terms, lse=lse)
+    found = NativeAttention.apply(*tensors, *rest, *of_pairs)  # type: ignore[no-untyped-call]
+    return _result(problem, found, terms, lse=lse)
 
 
 def _attend_rows_apart(problem: Problem, domain: tuple[int, int], *, lse: bool) -> Result:

@@ -32,8 +32,9 @@ class Tokens(ctypes.Structure):
     @classmethod
     def of(cls, x: Tensor) -> Tokens:
         """Of a tensor of that shape; dimensions of one element are read again and again."""
-        strides = (0 if n == 1 else stride for n, stride in zip(x.shape, x.stride(), strict=True))
-        return cls(x.data_ptr(), TYPES[x.dtype], *tuple(strides)[:3])
+        shape, strides = x.shape, x.stride()
+        read = [stride if n > 1 else 0 for n, stride in zip(shape[:3], strides[:3], strict=True)]
+        return cls(x.data_ptr(), TYPES[x.dtype], *read)
 
 
 class Map(ctypes.Structure):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from posenc.attention.backends.native.build import library
 from posenc.attention.backends.native.library import PAD, Map, Problem, Tokens
@@ -31,8 +32,7 @@ PARTS, ITEMS = 32, 8
 work. They depend on the shape alone: results are the same for any number of threads."""
 
 
-@torch.library.custom_op("posenc::native", mutates_args=())
-def native(
+def compute_output(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -91,14 +91,16 @@ def native(
     return out, lse
 
 
+native = torch.library.custom_op("posenc::native", mutates_args=())(compute_output)
+
+
 @native.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     lse = q.new_empty(q.shape[:3], dtype=torch.float64)
     return v.new_empty(*q.shape[:3], v.shape[-1]), lse
 
 
-@torch.library.custom_op("posenc::native_backward", mutates_args=())
-def native_backward(
+def compute_gradients(
     gradient: Tensor,
     out: Tensor,
     lse: Tensor,
@@ -204,6 +206,11 @@ def _summed(name: str, partial: Tensor, like: Tensor, spans: Spans | None) -> Te
     if name.endswith("rows") and spans is not None and not _is_whole(spans, like):
         summed = torch.zeros(like.shape, dtype=summed.dtype).index_add_(1, spans.buckets, summed)
     return summed.to(like.dtype)
+
+
+native_backward = torch.library.custom_op("posenc::native_backward", mutates_args=())(
+    compute_gradients
+)
 
 
 @native_backward.register_fake
@@ -367,11 +374,16 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(
-    ctx: Any, gradient: Tensor, _: Tensor | None, *, part: bool = False
+    ctx: Any,
+    gradient: Tensor,
+    _: Tensor | None = None,
+    *,
+    compute: Callable[..., list[Tensor]] = native_backward,
+    part: bool = False,
 ) -> tuple[Any, ...]:
     kept = ctx.saved_tensors
     pairs, wants = kept[16:], ctx.rest[-2]
-    found = iter(native_backward(gradient, *kept[:16], pairs, *ctx.rest, part))
+    found = iter(compute(gradient, *kept[:16], pairs, *ctx.rest, part))
     gradients = [None if tensor is None else next(found) for tensor in kept[2:14]]
     for at, wanted in zip((5, 6), wants, strict=True):
         if not wanted:
@@ -382,17 +394,36 @@ def _differentiate(
 native.register_autograd(_differentiate, setup_context=_keep)
 
 
+class NativeAttention(torch.autograd.Function):
+    """``native`` for autograd alone, which costs less than the dispatch of an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        """Output and LSE; ``inputs`` are those of ``native``, but with the pairs last."""
+        given = (*inputs[:14], inputs[20:], *inputs[14:20])
+        output = compute_output(*given)
+        _keep(ctx, given, output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Any:
+        given = gradient.resolve_neg()
+        *gradients, pairs = _differentiate(ctx, given, compute=compute_gradients)[:15]
+        return *gradients, *(None for _ in ctx.rest), *pairs
+
+
 class NativePart(torch.autograd.Function):
     """``native`` with output and LSE over more keys given: only its backward pass is computed."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, lse: Tensor, *inputs: Any) -> Tensor:
-        """The given output; ``inputs`` are those of ``native``, but with the pairs last."""
+        """The given output; ``inputs`` are those of ``NativeAttention``."""
         tensors, ctx.rest = inputs[:14], inputs[14:20]
         ctx.save_for_backward(output, lse, *tensors, *inputs[20:])
         return output.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        *gradients, pairs = _differentiate(ctx, gradient, None, part=True)[:15]
+        *gradients, pairs = _differentiate(ctx, gradient, part=True)[:15]
         return None, None, *gradients, *(None for _ in ctx.rest), *pairs
