@@ -38,7 +38,7 @@ SIZE = "datum.value < 1048576 ? datum.value / 1024 + 'k' : datum.value / 1048576
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device and its link do.
+    """Rates of a device and its link.
 
     Args:
         compute: operations a second, of attention.

@@ -51,7 +51,7 @@ DRY_TESTS = "test_half_precision and alibi and dtype1"
 
 @dataclass
 class Step:
-    """What came out of a step.
+    """The outcome of a step.
 
     Args:
         state: ``"complete"``, ``"out of time"``, or the reason why it failed.

@@ -178,7 +178,7 @@ def _driver() -> str | None:
 
 
 def tried(name: str) -> dict[str, Any]:
-    """What ``auto`` finds before it takes a backend."""
+    """The comparison that ``auto`` makes before it takes a backend."""
     backend, device = BACKENDS[name], torch.device(DEVICE)
     unavailable = backend.unavailable(device)
     if unavailable is not None:
@@ -188,7 +188,7 @@ def tried(name: str) -> dict[str, Any]:
 
 
 def static(item: str) -> dict[str, Any]:
-    """What the compiler makes of one case."""
+    """The compiled code of one case."""
     from benchmarks import kernels_static as table
 
     case = _static_cases()[item]

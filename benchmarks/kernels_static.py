@@ -1,4 +1,4 @@
-"""What the compiler makes of the Triton kernels, for devices that need not be there.
+"""Compiled code of the Triton kernels, for devices that need not be there.
 
     python -m benchmarks.kernels_static                 every case; writes results/kernels_static.*
                                                         (backward passes for capability 9.0 only)
@@ -93,7 +93,7 @@ methods that are told of."""
 
 @dataclass(frozen=True)
 class Case:
-    """What is compiled.
+    """One compilation.
 
     Args:
         architecture: compute capability, 90 for 9.0.

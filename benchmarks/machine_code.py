@@ -39,7 +39,7 @@ GROUPS = {
 
 
 class AbsentDevices:
-    """What Triton asks of a driver, for one device of each architecture, none of which is there."""
+    """The driver that Triton needs, for one device of each architecture, none of which is there."""
 
     current = 0
 

@@ -1,4 +1,4 @@
-"""What is shipped, what it needs, and that the locks pin all of it."""
+"""The shipped files, their dependencies, and the locks that pin all of them."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_locks_pin_exactly_and_leave_the_build_of_torch_open() -> None:
 
 
 def needs_of(extras: set[str]) -> list[Requirement]:
-    """What posenc needs with these extras, those they name in turn included."""
+    """Dependencies of posenc with these extras, those they name in turn included."""
     texts = list(PROJECT["dependencies"])
     for extra in extras:
         texts += PROJECT["optional-dependencies"][extra]
@@ -166,7 +166,7 @@ def test_what_is_timed_against_is_pinned_beside_the_tests() -> None:
 
 
 def test_pins_are_closed() -> None:
-    """What a pinned package needs on this machine is pinned too."""
+    """Dependencies of a pinned package on this machine are pinned too."""
     available = all_pins()
     queue = [(requirement.name, requirement.extras) for requirement in needs_of({"all", "test"})]
     seen = set()

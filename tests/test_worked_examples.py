@@ -26,7 +26,7 @@ SECTIONS = sections()
 
 
 def run(title: str, names: dict[str, object]) -> str:
-    """What differs from the page in a section, or nothing."""
+    """The differences between a section and the page, or nothing."""
     examples = doctest.DocTestParser().get_doctest(SECTIONS[title], names, title, str(PAGE), 0)
     assert examples.examples
     told: list[str] = []

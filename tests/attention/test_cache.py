@@ -1,4 +1,4 @@
-"""What the cache keeps, re-orders and forgets."""
+"""The cache's contents: kept, re-ordered and forgotten."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def falling(by: float) -> Encoding:
 
 
 def both_ways(grid: Grid, encoding: Encoding, *, dtype: torch.dtype) -> list[Tensor]:
-    """What equal logits but for the encoding give: the values are 1, and 0 for the last token."""
+    """The output where logits differ by the encoding alone; values are 1, the last token's 0."""
     q, k, v = (torch.zeros_like(x, dtype=dtype).detach() for x in inputs(grid))
     v[:, :, :-1] = 1
     return [attend(q, k, v, grid, encoding, backend=way) for way in ("sdpa", "reference")]

@@ -1,4 +1,4 @@
-"""What the tiled backend keeps for its next call, and how a tile lies in memory."""
+"""Buffers that the tiled backend keeps for its next call, and the layout of a tile in memory."""
 
 from __future__ import annotations
 

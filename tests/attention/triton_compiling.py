@@ -29,7 +29,7 @@ WIDTH = 16
 
 
 class Absent:
-    """What Triton asks of a driver, for a device of compute capability 8.0."""
+    """The driver that Triton needs, for a device of compute capability 8.0."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 80, 32)

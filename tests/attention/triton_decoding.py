@@ -61,7 +61,7 @@ def _poisoned() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _learned() -> None:
-    """What starts at zero would hide mistakes."""
+    """Random parameters: those that start at zero would hide mistakes."""
     torch.manual_seed(0)
     for encoding in ENCODINGS.values():
         for parameter in encoding.parameters():

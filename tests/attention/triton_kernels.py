@@ -323,7 +323,7 @@ def test_strided_inputs() -> None:
 
 
 def test_hidden_tiles_are_not_read() -> None:
-    """What lies in tiles that nobody sees may be NaN."""
+    """Tiles that nobody sees may hold NaN."""
     grid = Grid(Layout.sequence(16), Layout.sequence(64), causal=True)
     q, k, v = (x.detach() for x in inputs(grid))
     clean = attend(q, k, v, grid, T5[grid.causal], backend="triton")

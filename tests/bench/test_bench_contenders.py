@@ -1,4 +1,4 @@
-"""Who takes part in a bench: cases, ways to compute them, and how exact these are."""
+"""Contenders of a bench: cases, ways to compute them, and their errors."""
 
 from __future__ import annotations
 

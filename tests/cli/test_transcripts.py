@@ -1,4 +1,4 @@
-"""What every command prints, held to approved transcripts at 80 columns without colour."""
+"""The output of every command, held to approved transcripts at 80 columns without colour."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MASKS = {
     "show": ((r"^(on (?:the CPU|CUDA) +).*", r"\1BACKENDS"),),
     "bench": ((r"^cpu \([^.]*(\.[^.]+)*?minutes\.", "MACHINE"), (r" *\d+\.\d+|\de-\d\d", " #")),
 }
-"""What differs from machine to machine and from time to time, and what stands for it: in all
+"""Patterns of text that differs between machines and runs, and their replacements: in all
 transcripts, and in those of a command."""
 
 SIZES = "--encodings nope --quick --heads 2 --head-dim 8 --rounds 1 --threads 1"

@@ -1,4 +1,4 @@
-"""What the command line prints: names as they are, and its own words."""
+"""The words of the command line: names as they are, and its own."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def several_axes(group: dist.ProcessGroup) -> list[str]:
 
 
 def explanation(group: dist.ProcessGroup, name: str) -> str:
-    """Which form ``auto`` takes."""
+    """The form that ``auto`` takes."""
     index = place(group, "contiguous")
     encoding = encoding_of(name, torch.float32)
     q, k, v, x, _ = (x[:, :, index] for x in tensors(torch.float32))

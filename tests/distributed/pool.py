@@ -42,7 +42,7 @@ class Pool:
             process.start()
 
     def run(self, job: str, ranks: int, **arguments: Any) -> list[Any]:
-        """What ``job`` returns on each of the first ``ranks`` ranks.
+        """The results of ``job`` on each of the first ``ranks`` ranks.
 
         Args:
             job: ``module:function``; the function takes the process group and ``arguments``.

@@ -58,7 +58,7 @@ def computed(layer: Layer, sample: Sample, subject: Subject) -> tuple[Tensor, Te
 
 
 def difference(group: dist.ProcessGroup, sample: Sample) -> str:
-    """Where a layer on several ranks differs from one; "" nowhere; or why it is refused."""
+    """The place where a layer on several ranks differs from one, "" if nowhere, or its refusal."""
     subject = Subject.of_entry(sample.name, ENCODINGS[sample.name], **sample.options)
     alone, layer = subject.layer(), subject.layer()
     try:
@@ -85,7 +85,7 @@ def difference(group: dist.ProcessGroup, sample: Sample) -> str:
 
 
 def differences(group: dist.ProcessGroup, samples: list[Sample]) -> list[str]:
-    """What ``difference`` returns for each sample."""
+    """The results of ``difference`` for each sample."""
     found = []
     for sample in samples:
         try:

@@ -1,4 +1,4 @@
-"""What a study advises, and how sure it says that is."""
+"""The advice of a study and its stated certainty."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_needles_that_a_window_loses_are_a_gain_at_its_loss() -> None:
 
 
 def test_the_reason_does_not_deny_the_table() -> None:
-    """What has less loss and cannot be written is named."""
+    """A method with less loss that cannot be written is named."""
     found = study(**BASE, segments=reading(2.0), ntk=reading(2.3), yarn=reading(2.35))
     key, why = choose(found, tuned=False)
     assert key == "ntk"

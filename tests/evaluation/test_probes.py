@@ -62,7 +62,7 @@ def test_copying_by_looking_back_is_all_right_and_guessing_is_not() -> None:
     whole, answers = copying(WINDOWS, letters(), generator(3))
 
     def back(tokens: Tensor) -> Tensor:
-        """What followed when a token stood a word earlier."""
+        """The token that followed where this one stood a word earlier."""
         return torch.nn.functional.one_hot(tokens.roll(WORD - 1, 1), 128).float()
 
     assert share_right(back, whole, answers, whole=False) == 1.0

@@ -1,4 +1,4 @@
-"""Where tokens are, when that is drawn."""
+"""Positions of tokens that are drawn at random."""
 
 from __future__ import annotations
 

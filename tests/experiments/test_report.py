@@ -1,4 +1,4 @@
-"""What a report writes, and that it writes all of it or nothing."""
+"""A report's files, of which all are written or none."""
 
 from __future__ import annotations
 

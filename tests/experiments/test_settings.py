@@ -1,4 +1,4 @@
-"""What a comparison may be asked to do."""
+"""Settings of a comparison, allowed and refused."""
 
 from __future__ import annotations
 

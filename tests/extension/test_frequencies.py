@@ -209,7 +209,7 @@ def test_yarn_tells_of_short_lengths() -> None:
 
 
 def test_advice_is_true() -> None:
-    """What it says stays, stays."""
+    """Frequencies that it promises to keep stay the same."""
     told = advice(rope(), "llama3", factor=4, length=64)[0]
     assert told.startswith("Of 8 pairs 1 turn 4 times or more")
     divisors = stretched("llama3").divisors

@@ -1,4 +1,4 @@
-"""What every encoding keeps, every stretched one keeps too, across the trained length."""
+"""Laws of every encoding hold for every stretched one, across the trained length."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TRACED = ("compiles_once", "exports", "runs_without_values")
 
 
 def claims(method: str, name: str) -> Claims:
-    """What the stretched encoding promises: as the encoding, but for what the method says."""
+    """The stretched encoding's claims: the encoding's, but for those that the method changes."""
     claimed = ENCODINGS[name].claims
     exceptions = dict(claimed.exceptions)
     relative = claimed.relative

@@ -44,7 +44,7 @@ VALUES = (
     '{"a": {"b": []}}',
     f"[{', '.join(['1'] * 3000)}]",
 )
-"""What stands for a value of a JSON file."""
+"""Values that replace one of a JSON file."""
 
 
 @dataclass(frozen=True)

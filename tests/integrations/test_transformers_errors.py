@@ -1,4 +1,4 @@
-"""What is no checkpoint, or not a whole one, is refused by name, and nothing is loaded."""
+"""Folders that are no checkpoint, or not a whole one, are refused by name; nothing is loaded."""
 
 from __future__ import annotations
 

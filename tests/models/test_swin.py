@@ -77,7 +77,7 @@ def test_what_shares_a_row_and_what_sees_each_other() -> None:
 def test_windows_equal_documents_over_the_whole_image(
     name: str, extent: tuple[int, int], window: int
 ) -> None:
-    """What is folded into rows is what one row with a document a window computes."""
+    """Windows folded into rows compute what one row with a document a window does."""
     torch.manual_seed(0)
     shape = StackConfig(dim=16, heads=2, activation="gelu", norm="layer", bias=True)
     options = {o: (window, window) for o in ("window", "size") if o in ENCODINGS[name].options()}

@@ -47,7 +47,7 @@ left is rounding of the summands, however large they are."""
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What is run.
+    """The cases to run.
 
     Args:
         backends: compared with the reference.

@@ -32,7 +32,7 @@ def made(name: str) -> Encoding:
 
 
 def alone_and_among_others(name: str) -> tuple[list[Tensor], list[Tensor]]:
-    """What the parts make of some tokens alone, and of the same where more tokens come after.
+    """Results of the parts for some tokens alone, and for the same where more tokens come after.
 
     Embeddings, products of transformed queries and keys, and scores.
     """

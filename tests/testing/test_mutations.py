@@ -101,7 +101,7 @@ def nope_oracle() -> None:
 
 @dataclass(frozen=True)
 class Bug:
-    """What is broken, and who has to notice."""
+    """A planted bug, and the check that has to find it."""
 
     name: str
     plant: Plant

@@ -1,4 +1,4 @@
-"""What an implementation is allowed to be off."""
+"""The error that an implementation is allowed."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def _saved_bytes(length: int) -> int:
 
 
 def test_memory_is_linear() -> None:
-    """What is kept for the backward pass doubles with the length, and does not quadruple."""
+    """Memory kept for the backward pass doubles with the length, and does not quadruple."""
     assert _saved_bytes(2048) < 2.1 * _saved_bytes(1024)
 
 

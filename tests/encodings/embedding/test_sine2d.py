@@ -81,7 +81,7 @@ def test_a_padded_image_worked_by_hand() -> None:
 
 
 def test_padding_does_not_move_an_image() -> None:
-    """What is real gets what it gets alone, in whatever frame."""
+    """Real cells get what they get alone, in any frame."""
     encoding = Sine2d(dim=12)
     alone = table(encoding, Layout.image(2, 3))
     layout = Layout.image(5, 4, valid=framed(5, 4, [(2, 3)]))

@@ -74,7 +74,7 @@ def test_equals_qwen(arrangement: str) -> None:
 
 @pytest.mark.parametrize("arrangement", AXES)
 def test_texts_are_rope(arrangement: str) -> None:
-    """Where the three numbers agree, M-RoPE is RoPE."""
+    """M-RoPE with three equal positions is RoPE."""
     rope = Mrope(head_dim=16, base=1e4, arrangement=arrangement)  # type: ignore[arg-type]
     q, k = torch.randn(1, 2, 6, 16), torch.randn(1, 2, 6, 16)
     same = Layout.at(torch.arange(6.0).reshape(1, 6, 1).expand(1, 6, 3))

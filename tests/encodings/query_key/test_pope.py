@@ -62,7 +62,7 @@ def test_a_product_by_hand() -> None:
 
 
 def test_content_does_not_move_the_peak() -> None:
-    """What a key holds changes how strong it is, not at which distance: the paper's complaint."""
+    """A key's content changes its strength, not its distance, as the paper asks."""
     pope = Pope(heads=1, head_dim=16)
     with torch.no_grad():
         pope.phase.fill_(-0.7)

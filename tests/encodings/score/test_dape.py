@@ -85,7 +85,7 @@ def test_with_a_silent_network_it_is_the_bias(bias: str) -> None:
 
 
 def test_the_same_distance_may_weigh_differently() -> None:
-    """What a bias of the offset alone cannot do."""
+    """A result that a bias of the offset alone cannot give."""
     dape = make()
     grid = Grid(Layout.sequence(1, start=1), Layout.sequence(1), causal=True)
     one = torch.ones(1, 3, 1, 2, dtype=torch.float64)

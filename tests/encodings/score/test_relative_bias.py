@@ -47,7 +47,7 @@ def test_a_number_by_hand(placement: Placement, logit: float) -> None:
 
 
 def test_unclipped_it_is_shaws_of_constant_queries() -> None:
-    """Where all queries are one vector, Shaw's keys are a bias inside the scale."""
+    """Shaw's keys are a bias inside the scale if all queries are one vector."""
     grid, query = Grid.of(Layout.sequence(7)), torch.randn(8)
     shaw = posenc.create("shaw", head_dim=8, max_distance=4).score
     part = RelativeBias(heads=1, max_distance=4, placement="inside")
