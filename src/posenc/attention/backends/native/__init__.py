@@ -16,7 +16,8 @@ from posenc.attention.backends.native.heads import (
     takes_blocks_apart,
     takes_rows_apart,
 )
-from posenc.attention.backends.native.op import ITEMS, NativeAttention, NativePart, native
+from posenc.attention.backends.native.kernel_call import ITEMS
+from posenc.attention.backends.native.op import NativeAttention, NativePart, native
 from posenc.attention.backends.native.operands import (
     Operands,
     domain_of,
