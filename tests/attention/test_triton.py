@@ -19,7 +19,7 @@ from posenc.attention.backends.triton.band import Band
 from posenc.attention.backends.triton.form import KernelForm, kernel_form
 from posenc.attention.backends.triton.segments import segment_ids_of
 from posenc.attention.call import AttentionCall
-from posenc.attention.spacing import Spacing, spacing
+from posenc.attention.spacing import Spacing, find_spacing, spacing
 from posenc.errors import BackendRefusal
 
 HERE = Path(__file__).parent
@@ -133,6 +133,23 @@ def test_spacing() -> None:
     shuffled = Layout(packed.positions, packed.order.flip(1), document=packed.document)
     assert spacing(Grid.of(shuffled)) == Spacing(0, False)
     assert spacing(Grid.of(Layout.padded([0, 0]), causal=True)) == Spacing(0, True)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout.packed([2, 1, 4]), *(Layout.padded([4, 7], side=s) for s in ("left", "right"))],
+)
+def test_spacing_of_consecutive_tokens_is_not_read(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in (layout, layout.slice(1, 6), layout.select(torch.tensor([0]))):
+        assert spacing(Grid.of(part)) == find_spacing(Grid.of(part)) == Spacing(0, True)
+        assert isinstance(find_spacing(Grid.of(part.to("meta"))), Spacing)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert isinstance(find_spacing(Grid.of(layout)), Spacing)
+    moved = layout.with_positions(2 * layout.positions)
+    for grid in (Grid.of(moved), Grid(layout.slice(1, 2), layout)):
+        assert "inside a compiled graph" in str(find_spacing(grid))
 
 
 def test_spacing_is_found_once() -> None:

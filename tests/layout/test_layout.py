@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from posenc import Grid, Layout
+from posenc.distributed.shards import take
 from posenc.errors import ArgumentError
 
 
@@ -77,6 +78,22 @@ def test_integers_that_no_float_holds_are_refused(value: int) -> None:
     for make in (lambda: Layout.at(torch.tensor([value])), lambda: Layout.sequence(2, value)):
         with pytest.raises(ArgumentError, match=r"up to 2\^53.*Subtract"):
             make()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout.packed([2, 1, 4]), *(Layout.padded([4, 7], side=s) for s in ("left", "right"))],
+)
+def test_documents_are_known_to_be_consecutive(layout: Layout) -> None:
+    rows = torch.tensor([0])
+    for same in (layout, layout.slice(1, 6), layout.select(rows), layout.to("meta")):
+        assert same.consecutive
+    for changed in (
+        layout.with_positions(2 * layout.positions),
+        take(layout, torch.tensor([0, 3])),
+    ):
+        assert not changed.consecutive
+    assert not layout.concat(layout).consecutive
 
 
 def test_slices_of_regular_layouts_are_regular() -> None:

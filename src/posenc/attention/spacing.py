@@ -62,7 +62,8 @@ def document_numbers(layout: Layout) -> Tensor:
 def find_spacing(grid: Grid) -> Spacing | str:
     """``spacing`` where offsets are all that depends on positions; otherwise the reason against it.
 
-    Reads the values of layouts with documents or padding, once.
+    Reads the values of layouts with documents or padding, once, unless they are known to be
+    consecutive.
     """
     if grid.query.axes != 1:
         return "positions on several axes have no single offset"
@@ -73,6 +74,8 @@ def find_spacing(grid: Grid) -> Spacing | str:
         return "special tokens and signals are no function of the offset"
     if torch.is_grad_enabled() and any(side.positions.requires_grad for side in sides):
         return "an offset bias has no gradients for positions"
+    if grid.query is grid.key and grid.query.consecutive:
+        return Spacing(0, True)
     if torch.compiler.is_compiling():
         return "inside a compiled graph nothing tells whether tokens are one position apart"
     return spacing(grid) or "its tokens are not one position apart in each document"

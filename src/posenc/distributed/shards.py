@@ -85,7 +85,8 @@ def _require_rank(length: int, ranks: int, rank: int) -> None:
 def take(layout: Layout, index: Int[Tensor, " n"]) -> Layout:
     """The layout of some tokens, such as a rank's shard; positions and order go with them."""
     tensors = {name: tensor[:, index] for name, tensor in layout._tensors().items()}
-    return _with_start(replace(layout._with(tensors), start=None, extent=None))
+    taken = replace(layout._with(tensors), start=None, extent=None, consecutive=False)
+    return _with_start(taken)
 
 
 @dataclass(frozen=True, eq=False)

@@ -157,7 +157,8 @@ def _sampled(layout: Any) -> Any:
     names = ("positions", "order", "document", "valid")
     parts = {n: getattr(layout, n) for n in names}
     chosen = {n: None if part is None else part[:, at] for n, part in parts.items()}
-    return replace(layout, **chosen, special=None, signal=None, start=None, extent=None)
+    chosen |= dict.fromkeys(("special", "signal", "start", "extent"))
+    return replace(layout, **chosen, consecutive=False)
 
 
 def _evenly(length: int, most: int = CELLS) -> list[int]:

@@ -61,6 +61,8 @@ class Layout:
             fast paths recognise a regular layout without reading the device.
         extent: set only if positions are the cells of a whole ``(height, width)`` grid in raster
             order, after any special tokens.
+        consecutive: set only if positions and orders of the real tokens of a document are both as
+            far apart as the tokens are in their row; likewise.
 
     Raises:
         ArgumentError: for inconsistent ranks, lengths or dtypes, or positions that are not finite
@@ -75,6 +77,7 @@ class Layout:
     signal: Float[Tensor, "b L S"] | None = None
     start: int | None = None
     extent: tuple[int, int] | None = None
+    consecutive: bool = False
 
     def __post_init__(self) -> None:
         token_fields = {name: getattr(self, name) for name in TOKEN_FIELDS}
@@ -119,6 +122,7 @@ class Layout:
             positions.to(torch.float32).reshape(1, -1, 1),
             order.unsqueeze(0),
             document=document.unsqueeze(0),
+            consecutive=True,
         )
 
     @classmethod
@@ -148,7 +152,8 @@ class Layout:
         else:
             order = order.expand(len(lengths), total)
             valid = order < real
-        tokens = cls(order.to(torch.float32).unsqueeze(-1), order, valid=valid)
+        positions = order.to(torch.float32).unsqueeze(-1)
+        tokens = cls(positions, order, valid=valid, consecutive=True)
         return tokens._after(prefix, -prefix)
 
     @classmethod
@@ -321,7 +326,7 @@ class Layout:
 
     def with_positions(self, positions: Float[Tensor, "b L A"]) -> Layout:
         """The same tokens, order and documents with other positions."""
-        return replace(self, positions=positions, start=None, extent=None)
+        return replace(self, positions=positions, start=None, extent=None, consecutive=False)
 
     def concat(self, other: Layout) -> Layout:
         """This layout's tokens followed by those of ``other``, in every row.

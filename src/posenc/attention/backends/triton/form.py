@@ -109,8 +109,8 @@ def refuse_single_query(problem: Problem) -> Unsupported | None:
 def kernel_form(problem: Problem) -> KernelForm | Unsupported:
     """The problem as the kernels take it, or why they cannot.
 
-    Reads the values of a layout with documents or padding, once, where terms depend on the offset:
-    nothing else tells whether tokens of a document are one position apart.
+    Reads the values of a layout with documents or padding, once, where terms depend on the offset
+    and nothing else tells whether tokens of a document are one position apart.
     """
     grid, lowered = problem.grid, problem.lowered
     if lowered is None or any(reads_offsets(term) for term in lowered):
