@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -34,15 +35,15 @@ from posenc.testing.subject import spread
 from tests.support.interpreter import language_patched
 from tests.support.tiling import tiles
 from tests.testing.attention_cases import INTERPRETED, MAX_LENGTH, WIDE, AttentionCase, Sizes, draw
+from tests.testing.rounding import rounded_logits
 from tests.testing.tolerances import distance, tolerance
 
 FLOOR = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Minimum tolerances: positions are float32 even with float64 features, and sums that cancel are
 exactly 0 only in the definition."""
 
-VANISHED = 10.0
-"""Factor of these for gradients that are 0 throughout, as where each query sees one key: what is
-left is rounding of the summands, however large they are."""
+ROUNDINGS = 32.0
+"""Allowed multiple of an error in float64, or of rounding where terms cancel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +171,8 @@ def run(case: AttentionCase, backends: tuple[str, ...]) -> list[str]:
     narrow = exact
     if case.dtype != torch.float64:
         narrow, error = _outcome(lambda: call("reference", case.dtype))
+    exactly = cache(lambda: _exactly(case, encoding, head_dim))
+    rounded = cache(lambda: _rounded(case, encoding, head_dim))
     served = []
     for name in backends:
         try:
@@ -180,7 +183,7 @@ def run(case: AttentionCase, backends: tuple[str, ...]) -> list[str]:
             raise Failure(f"{case}\n{name}: {raised!r}, but the reference: {error!r}")
         if got is None or exact is None or narrow is None:
             continue
-        _compare(case, name, got, narrow, exact, lambda: _exactly(case, encoding, head_dim))
+        _compare(case, name, got, narrow, exact, exactly, rounded)
         served.append(name)
     return served
 
@@ -288,6 +291,12 @@ def _exactly(case: AttentionCase, encoding: Encoding, head_dim: int) -> list[Ten
     return _call(wide, encoding, head_dim)("reference", torch.float64)
 
 
+def _rounded(case: AttentionCase, encoding: Encoding, head_dim: int) -> list[Tensor]:
+    """The definition in float64, its gradients of logits rounded as the case's dtype rounds."""
+    with rounded_logits(case.dtype, case.number):
+        return _call(case, encoding, head_dim)("reference", torch.float64)
+
+
 def _compare(
     case: AttentionCase,
     name: str,
@@ -295,26 +304,28 @@ def _compare(
     narrow: list[Tensor],
     exact: list[Tensor],
     exactly: Callable[[], list[Tensor]],
+    rounded: Callable[[], list[Tensor]],
 ) -> None:
     """Require output and gradients as exact as the definition in the same dtype.
 
     Positions are float32: ``exact`` may be off where sums over many pairs cancel. Then what is
-    nearer than that to the definition with float64 positions is right.
+    nearer than that to the definition with float64 positions is right. Where gradients of logits
+    cancel, what is left of them is rounding, which the definition may be without.
     """
     for index, (mine, reference, truth) in enumerate(zip(got, narrow, exact, strict=True)):
         largest = truth.abs().max().item() if truth.numel() else 0.0
         allowed = max(
-            tolerance(reference, truth, factor=32.0), FLOOR[case.dtype] * max(1.0, largest)
+            tolerance(reference, truth, factor=ROUNDINGS), FLOOR[case.dtype] * max(1.0, largest)
         )
-        if not truth.any():
-            allowed = max(allowed, VANISHED * FLOOR[case.dtype])
         off = distance(mine, truth)
-        if not off <= allowed:
-            truth = exactly()[index]
-            if distance(mine, truth) <= distance(reference, truth):
-                continue
-            label = "the output" if index == 0 else f"gradient {index - 1}"
-            raise Failure(f"{case}\n{name}: {label} is off by {off:.3g}, more than {allowed:.3g}")
+        if off <= allowed:
+            continue
+        allowed = max(allowed, ROUNDINGS * distance(rounded()[index], truth))
+        truth = exactly()[index]
+        if off <= allowed or distance(mine, truth) <= distance(reference, truth):
+            continue
+        label = "the output" if index == 0 else f"gradient {index - 1}"
+        raise Failure(f"{case}\n{name}: {label} is off by {off:.3g}, more than {allowed:.3g}")
 
 
 def fuzz(
