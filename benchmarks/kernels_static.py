@@ -3,7 +3,8 @@
     python -m benchmarks.kernels_static                 every case; writes results/kernels_static.*
                                                         (backward passes for capability 9.0 only)
     python -m benchmarks.kernels_static --limits        cases that have limits; fails above one
-    python -m benchmarks.kernels_static --only shaw --arch 90 --width 64    those; others are kept
+    python -m benchmarks.kernels_static --only shaw --tiles near --arch 90 --width 64
+                                                        those; others are kept
 
 Each kernel is compiled at the first tile size that ``configs.fitting`` leaves, and its machine code
 is read by the cuobjdump and nvdisasm that come with Triton: registers, bytes a thread spills,
@@ -302,7 +303,12 @@ HEADER = (
 )
 
 
-def cases(only: str | None, architectures: Sequence[int], widths: Sequence[int]) -> list[Case]:
+def cases(
+    only: str | None,
+    architectures: Sequence[int],
+    widths: Sequence[int],
+    kinds: Sequence[str] = tuple(KINDS),
+) -> list[Case]:
     """All cases, those without an encoding first."""
     return [
         Case(architecture, width, method, kind)
@@ -310,7 +316,7 @@ def cases(only: str | None, architectures: Sequence[int], widths: Sequence[int])
         for width in widths
         for kind, methods in KINDS.items()
         for method in methods
-        if only in (None, method) or (method, kind) == ("none", "near")
+        if (only in (None, method) and kind in kinds) or (method, kind) == ("none", "near")
     ]
 
 
@@ -341,11 +347,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="What the compiler makes of the Triton kernels.")
     parser.add_argument("--limits", action="store_true", help="what has limits")
     parser.add_argument("--only", choices=METHODS, help="one method beside none")
+    parser.add_argument("--tiles", choices=KINDS, nargs="+")
     parser.add_argument("--arch", type=int, choices=ARCHITECTURES, nargs="+")
     parser.add_argument("--width", type=int, choices=WIDTHS, nargs="+")
     options = parser.parse_args()
     architectures = options.arch or ((90,) if options.limits else ARCHITECTURES)
-    chosen = cases(options.only, architectures, options.width or WIDTHS)
+    kinds = options.tiles or tuple(KINDS)
+    chosen = cases(options.only, architectures, options.width or WIDTHS, kinds)
     if options.limits:
         limited = {key[:2] + key[3:] for key in LIMITS} | {("none", "near", w) for w in WIDTHS}
         chosen = [case for case in chosen if (case.method, case.kind, case.width) in limited]
