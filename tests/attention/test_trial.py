@@ -84,6 +84,17 @@ def test_backends_without_the_whole_formula_are_tried_with_its_parts() -> None:
     assert "its output" in trial.difference(wrong, BACKENDS["reference"], CPU)
 
 
+def test_tile_sizes_are_measured_where_the_first_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend, large = Partial(wrong=False), Damaged("failing")
+    monkeypatch.setattr(backend, "untuned", lambda: large)
+    monkeypatch.setattr(trial, "WHOLE", trial.PARTS[:1])
+    grids = [Grid.of(Layout.sequence(9), causal=True)]
+    assert trial.difference(backend, BACKENDS["reference"], CPU, grids=grids) == ""
+    assert backend.seen == large.runs == 2
+
+
 @pytest.mark.parametrize("name", ["tiled", "native"])
 def test_parts_of_the_formula(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = BACKENDS[name]

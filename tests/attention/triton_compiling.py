@@ -14,11 +14,12 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.backends.triton import form, launch
+from posenc.attention.backends.triton import Triton, form, launch
 from posenc.attention.backends.triton.kernels import configs
 from posenc.attention.backends.triton.kernels.decode import split_kernel
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
@@ -88,6 +89,26 @@ def test_training(compiled: dict[str, int]) -> None:
     expected = {"forward_kernel", "gradients_kernel", "offsets_kernel"}
     assert expected | {"delta_kernel", "ends_kernel"} == set(compiled)
     assert max(compiled.values()) < 99 * 1024  # what the smallest devices of 8.0 and up have
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+def test_tile_sizes_are_measured_unless_on_trial(
+    tuned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = dict[str, int]()
+
+    def count(tuner: Any, *given: Any, **named: Any) -> None:
+        tuner.nargs = dict(zip(tuner.arg_names, given, strict=False))
+        counts[tuner.base_fn.__name__] = len(tuner.prune_configs(named))
+
+    monkeypatch.setattr(Autotuner, "run", count)
+    monkeypatch.setattr(JITFunction, "run", lambda *given, **named: None)
+    monkeypatch.setattr(form, "INTERPRETED", True)
+    backend = Triton() if tuned else Triton().untuned()
+    grid = Grid.of(Layout.packed([20, 13]), causal=True)
+    attend(*inputs(33, 33, learned=True), grid, whole(), backend=backend).sum().backward()
+    assert set(counts) == {"forward_kernel", "gradients_kernel", "offsets_kernel"}
+    assert min(counts.values()) > 1 if tuned else set(counts.values()) == {1}
 
 
 def test_decoding(compiled: dict[str, int]) -> None:

@@ -390,7 +390,7 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
     column = torch.randn(1, HEADS, 40)
     given = (q, k, v, line, left, rows[0], right, rows[1], column, rows[2], *[None] * 8)
     turns = torch.randn(1, 1, 9, WIDTH), torch.randn(1, 1, 40, WIDTH)
-    numbers = (None, [8, -40, 3, 0, -1], True, 0.25, 0.0)
+    numbers = (None, [8, -40, 3, 0, -1], True, 0.25, 0.0, True)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     for heads_first in (True, False):
         if not heads_first:  # as projections leave them

@@ -155,6 +155,10 @@ class Backend(ABC):
     differentiates_parts: bool = False
     """True if the backend computes problems with ``whole``."""
 
+    def untuned(self) -> Backend:
+        """The same without measurements of its own before the first call, as for a trial."""
+        return self
+
     def unavailable(self, device: torch.device) -> Unsupported | None:
         """The reason why this machine cannot run it on ``device``; None if it can.
 

@@ -51,7 +51,7 @@ class Triton(Backend):
     What depends on no offset is served for any layout, and so is one query without gradients.
     Memory is linear in the length. Gradients of everything, dropout included; no second
     derivatives. The same bits at every call, as long as the tiles are the same: their sizes are
-    chosen by measurement, once a process and kind of problem.
+    chosen by measurement, once a process and kind of problem, unless ``tuned`` is False.
 
     Tested by Triton's interpreter, on the CPU, by compiling for devices that are not there, and on
     one H100 (``benchmarks/results/gpu_tests.md``).
@@ -59,9 +59,12 @@ class Triton(Backend):
 
     on_trial = True
 
-    def __init__(self, *, fuse_rotations: bool = True) -> None:
-        self.fuse_rotations = fuse_rotations
+    def __init__(self, *, fuse_rotations: bool = True, tuned: bool = True) -> None:
+        self.fuse_rotations, self.tuned = fuse_rotations, tuned
         self.name = "triton" if fuse_rotations else "triton-unfused"
+
+    def untuned(self) -> Triton:
+        return Triton(fuse_rotations=self.fuse_rotations, tuned=False)
 
     def unavailable(self, device: torch.device) -> Unsupported | None:
         return refuse_machine(device)
@@ -82,7 +85,7 @@ class Triton(Backend):
             if isinstance(form, Unsupported):
                 return form
             how = "kernels with the terms of every offset (memory linear in the length)"
-            compute = partial(_attend, problem, form)
+            compute = partial(_attend, problem, form, tuned=self.tuned)
         if problem.rotation is not None and not _rotates_once(problem):
             how += ", which rotate queries and keys as they read them"
         elif problem.encoding.query_key is not None:
@@ -90,7 +93,7 @@ class Triton(Backend):
         return Plan(how, compute)
 
 
-def _attend(problem: Problem, form: KernelForm, *, lse: bool) -> Result:
+def _attend(problem: Problem, form: KernelForm, *, tuned: bool, lse: bool) -> Result:
     """Attention for a problem in the form that the kernels take."""
     if problem.rotation is not None and _rotates_once(problem):
         q, k = problem.rotation.apply(problem.q, problem.k)
@@ -135,6 +138,7 @@ def _attend(problem: Problem, form: KernelForm, *, lse: bool) -> Result:
         adjacent,
         problem.scale,
         problem.dropout,
+        tuned,
     )
     return Result(output, add_rows(row_lse, form.lowered) if lse else None)
 

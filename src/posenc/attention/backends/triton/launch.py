@@ -24,7 +24,13 @@ from posenc.attention.backends.triton.forms import (
     tokens,
 )
 from posenc.attention.backends.triton.kernels import arguments
-from posenc.attention.backends.triton.kernels.configs import PROGRAMS, SPANS, diagonal_block, room
+from posenc.attention.backends.triton.kernels.configs import (
+    PROGRAMS,
+    SPANS,
+    UNTUNED,
+    diagonal_block,
+    room,
+)
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
@@ -330,7 +336,8 @@ class Call:
 
     def _key(self, precision: str) -> str:
         """Key of the autotuner: all that the memory of tiles depends on, and rough sizes."""
-        found = [str(self.x.q.dtype), precision]
+        found = [] if self.options.tuned else [UNTUNED]
+        found += [str(self.x.q.dtype), precision]
         for name in TENSORS:
             x: Tensor | None = getattr(self.x, name)
             if x is not None:

@@ -57,6 +57,7 @@ def attention(
     adjacent: bool,
     scale: float,
     dropout: float,
+    tuned: bool,
 ) -> tuple[Tensor, Tensor]:
     """Output ``[B, H, Q, E]``, and the logarithms of the sums of weights ``[B, H, Q]``.
 
@@ -72,7 +73,7 @@ def attention(
     )
     # fmt: on
     with torch.cuda.device(q.get_device()):
-        return Call(x, _options(band, adjacent, scale, dropout)).forward()
+        return Call(x, _options(band, adjacent, scale, dropout, tuned)).forward()
 
 
 @attention.register_fake
@@ -91,6 +92,7 @@ def attention_backward(
     adjacent: bool,
     scale: float,
     dropout: float,
+    tuned: bool,
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """Gradients of those operands that are there, in order.
@@ -107,7 +109,7 @@ def attention_backward(
     with torch.cuda.device(x.q.get_device()):
         call = Call(
             x,
-            _options(band, adjacent, scale, dropout),
+            _options(band, adjacent, scale, dropout, tuned),
             gradient=_features_together(gradient),
             output=output,
             lse=lse,
@@ -185,10 +187,12 @@ def _with_ends(rows: Tensor, sums: Ends | None, vectors: Tensor) -> Tensor:
     return rows
 
 
-def _options(band: Sequence[int], adjacent: bool, scale: float, dropout: float) -> Options:
+def _options(
+    band: Sequence[int], adjacent: bool, scale: float, dropout: float, tuned: bool
+) -> Options:
     origin, first, last, causal, window = band
     chosen = None if window < 0 else window
-    return Options(origin, first, last, bool(causal), chosen, scale, dropout, adjacent)
+    return Options(origin, first, last, bool(causal), chosen, scale, dropout, adjacent, tuned)
 
 
 def _ready(*tensors: Tensor | None) -> Operands:

@@ -79,6 +79,7 @@ class Options:
         scale: of the product of queries and keys.
         dropout: of weights.
         adjacent: pairs that are rotated are neighbours; else halves apart.
+        tuned: tile sizes are measured; else the first that may fit are taken.
     """
 
     origin: int
@@ -89,6 +90,7 @@ class Options:
     scale: float
     dropout: float
     adjacent: bool = False
+    tuned: bool = True
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,10 +16,16 @@ __all__ = [
     "PROGRAMS",
     "SPANS",
     "TOKENS",
+    "UNTUNED",
+    "all_or_first",
     "diagonal_block",
     "fitting",
     "room",
 ]
+
+
+UNTUNED = "untuned"
+"""Begins the keys of problems that take the first tile sizes, unmeasured."""
 
 
 def _config(block_x: int, block_y: int, warps: int, stages: int) -> Any:
@@ -82,11 +88,18 @@ def fitting(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]
     # Gradients are held beside the tokens they are of.
     largest = _largest(needed, 1536 if "into" in whole else 2560)
     sides = [(each.kwargs["block_x"], each.kwargs["block_y"]) for each in configs]
-    return [
+    found = [
         each
         for each, (x, y) in zip(configs, sides, strict=True)
         if len(configs) == 1 or ((x == y or not unrolled) and _smallest(needed) <= x <= largest)
     ]
+    return all_or_first(found, whole)
+
+
+def all_or_first(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
+    """The first alone for problems that are not tuned."""
+    key = {**given, **more}["key"]
+    return configs[:1] if key.startswith(UNTUNED) else configs
 
 
 def room(width: int, itemsize: int, unrolled: int) -> int:

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
 from posenc.attention.backends.triton.kernels.backward_tile import tile_ds
-from posenc.attention.backends.triton.kernels.configs import OFFSETS
+from posenc.attention.backends.triton.kernels.configs import OFFSETS, all_or_first
 from posenc.attention.backends.triton.kernels.logits import NEAR, carried_before
 from posenc.attention.backends.triton.kernels.memory import (
     load_numbers,
@@ -26,7 +26,9 @@ from posenc.attention.backends.triton.kernels.visibility import tiles_meet
 from posenc.attention.backends.triton.kernels.windows import roll_x, roll_y
 
 
-@triton.autotune(configs=OFFSETS, key=["key"])
+@triton.autotune(
+    configs=OFFSETS, key=["key"], prune_configs_by={"early_config_prune": all_or_first}
+)
 @triton.jit
 def offsets_kernel(
     x,
