@@ -6,21 +6,40 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from posenc.distributed.group import Group
 
 
-def gather(group: Group, lengths: Sequence[int], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def gather(
+    group: Group,
+    lengths: Sequence[int],
+    tensors: Sequence[Tensor],
+    arrangement: Int[Tensor, " K"] | None = None,
+) -> tuple[Tensor, ...]:
     """Tensors ``[L, …]`` of all ranks, concatenated; their gradients are summed and scattered.
 
     All go through one node of the graph, so that every rank calls the collectives of the backward
     pass in the same order.
+
+    Args:
+        arrangement: index by which the rows of all ranks are reordered.
     """
     gathered: tuple[Tensor, ...] = _Gather.apply(  # type: ignore[no-untyped-call]
-        group, tuple(lengths), *tensors
+        group, tuple(lengths), arrangement, *tensors
     )
     return gathered
+
+
+def beginnings(x: Float[Tensor, "B H K D"], lengths: Sequence[int]) -> tuple[Tensor, ...]:
+    """The first tokens of ``x``, in several lengths, of which the last is all of them.
+
+    Their gradients are summed in that of the last, without a copy of ``x`` for each.
+    """
+    parts: tuple[Tensor, ...] = _Beginnings.apply(x, tuple(lengths))  # type: ignore[no-untyped-call]
+    return parts
 
 
 def exchange(group: Group, x: Tensor, sends: Sequence[int], receives: Sequence[int]) -> Tensor:
@@ -67,13 +86,41 @@ class _Total(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, group: Group, lengths: tuple[int, ...], *tensors: Tensor) -> Any:
+    def forward(
+        ctx: Any,
+        group: Group,
+        lengths: tuple[int, ...],
+        arrangement: Tensor | None,
+        *tensors: Tensor,
+    ) -> Any:
         ctx.group, ctx.lengths = group, lengths
-        return tuple(group.gather(x, lengths) for x in tensors)
+        ctx.inverse = None if arrangement is None else arrangement.argsort()
+        return tuple(_arranged(group.gather(x, lengths), arrangement) for x in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return None, None, *(ctx.group.reduce_scatter(g, ctx.lengths) for g in gradients)
+        restored = (_arranged(g, ctx.inverse) for g in gradients)  # one at a time
+        return None, None, None, *(ctx.group.reduce_scatter(g, ctx.lengths) for g in restored)
+
+
+def _arranged(x: Tensor, index: Tensor | None) -> Tensor:
+    return x if index is None else x[index]
+
+
+class _Beginnings(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, lengths: tuple[int, ...]) -> Any:
+        return tuple(x[:, :, :length] for length in lengths)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        *parts, total = gradients
+        if total.untyped_storage().nbytes() < total.nbytes:  # expanded
+            total = total.clone()
+        for part in parts:
+            total[:, :, : part.shape[2]].add_(part)
+        return total, None
 
 
 class _Exchange(torch.autograd.Function):

@@ -10,36 +10,47 @@ from torch import Tensor
 
 from posenc.attention.api import attend_block
 from posenc.distributed.call import ShardedCall
-from posenc.distributed.collectives import gather
-from posenc.distributed.shards import pieces
+from posenc.distributed.collectives import beginnings, gather
+from posenc.distributed.shards import Piece, pieces
 from posenc.grid import Grid
+from posenc.layout import Layout
 
 
 def attend_gathered(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     """Attention of this rank's queries; gradients of keys and values go back to their ranks."""
-    shards = call.shards()
+    shards, grid = call.shards(), call.grid
     tensors = [call.k.permute(2, 0, 1, 3), call.v.permute(2, 0, 1, 3)]  # [L, B, G, D]
-    signal = call.grid.key.signal
+    signal = grid.key.signal
     if signal is not None:
         tensors.append(signal.transpose(0, 1))  # [L, B, S]
-    gathered = gather(call.session.group, shards.lengths, tensors)
-    k, v = (shards.arrange(x).permute(1, 2, 0, 3) for x in gathered[:2])
+    k, v, *signals = gather(call.session.group, shards.lengths, tensors, shards.arrangement)
     key = shards.sorted
-    if signal is not None:
-        key = replace(key, signal=shards.arrange(gathered[2]).transpose(0, 1))
-    outputs = [
-        attend_block(
+    if signals:
+        key = replace(key, signal=signals[0].transpose(0, 1))
+    own = pieces(grid.query)
+    visible = _visible(call, own, key)
+    outputs = []
+    keys, values = (beginnings(x.permute(1, 2, 0, 3), visible) for x in (k, v))
+    for piece, length, k, v in zip(own, visible, keys, values, strict=True):
+        seen = key if length == key.length else key.slice(0, length)
+        output, _ = attend_block(
             call.q[:, :, piece.begin : piece.end],
             k,
             v,
-            Grid(
-                piece.with_signal(call.grid.query.signal), key, call.grid.causal, call.grid.window
-            ),
+            Grid(piece.with_signal(grid.query.signal), seen, grid.causal, grid.window),
             call.encoding,
             backend=call.backend,
             scale=call.scale,
-            dropout=call.keyed_dropout(piece.layout, key),
-        )[0]
-        for piece in pieces(call.grid.query)
-    ]
+            dropout=call.keyed_dropout(piece.layout, seen),
+        )
+        outputs.append(output)
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+
+
+def _visible(call: ShardedCall, own: list[Piece], key: Layout) -> list[int]:
+    """How many of the sorted keys each piece reads; the last reads all."""
+    parts = [part for part in call.encoding.parts() if part is not call.encoding.embedding]
+    if not call.grid.causal or key.order.shape[0] > 1 or not all(x.pairwise for x in parts):
+        return [key.length] * len(own)
+    last = torch.tensor([piece.orders[1] for piece in own[:-1]], device=key.device)
+    return [*torch.searchsorted(key.order[0], last, right=True).tolist(), key.length]

@@ -78,5 +78,6 @@ def _whole(group: Group, shards: Shards, layout: Layout) -> Layout:
     """The layout of all tokens, sorted, with their signals."""
     if layout.signal is None:
         return shards.sorted
-    (signal,) = gather(group, shards.lengths, [layout.signal.transpose(0, 1)])
-    return replace(shards.sorted, signal=shards.arrange(signal).transpose(0, 1))
+    signals = [layout.signal.transpose(0, 1)]
+    (signal,) = gather(group, shards.lengths, signals, shards.arrangement)
+    return replace(shards.sorted, signal=signal.transpose(0, 1))

@@ -19,6 +19,7 @@ from posenc.attention.api import attend_block, attend_part
 from posenc.attention.backends.common.base import Backend, Whole
 from posenc.attention.dispatch import BACKENDS
 from posenc.distributed.call import ShardedCall
+from posenc.distributed.gathered import attend_gathered
 from posenc.distributed.group import Group
 from posenc.distributed.shards import Piece, Shards, pieces
 from posenc.distributed.sums import crosses_ties, running_sums
@@ -51,6 +52,8 @@ def refusal(call: ShardedCall) -> str | None:
 
 def attend_in_ring(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     """Attention of this rank's queries, one block of keys after the other."""
+    if call.session.group.size == 1:
+        return attend_gathered(call)
     shards, group, encoding, grid = call.shards(), call.session.group, call.encoding, call.grid
     query, key = grid.query.signal, grid.key.signal
     if _summed(encoding):
@@ -171,7 +174,7 @@ def _forward(
         if step + 1 < len(turns):
             arrive = ring.group.shift(held, ring.like(held, turns[step + 1]))
         for rows, columns, grid in ring.pairs(block, query_signal, _signal(held)):
-            part, part_lse = attend_block(
+            found = attend_block(
                 q[:, :, rows],
                 held[0][:, :, columns],
                 held[1][:, :, columns],
@@ -182,19 +185,20 @@ def _forward(
                 dropout=ring.call.keyed_dropout(grid.query, grid.key),
                 return_lse=True,
             )
-            assert part_lse is not None  # it was asked for
-            _join(output[:, :, rows], lse[:, :, rows], part, part_lse)
+            _join(output[:, :, rows], lse[:, :, rows], *found)
+            del found  # before the next is computed
         if arrive is not None:
             held = arrive()
     return output, lse
 
 
-def _join(output: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
+def _join(output: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor | None) -> None:
     """Add attention over more keys to ``output`` and ``lse``, in place."""
+    assert more_lse is not None  # it was asked for
     joined = torch.logaddexp(lse, more_lse)
     finite = joined.masked_fill(joined.isneginf(), 0.0)
     output.mul_((lse - finite).exp().unsqueeze(-1).to(output.dtype))
-    output.add_(more * (more_lse - finite).exp().unsqueeze(-1).to(output.dtype))
+    output.addcmul_(more, (more_lse - finite).exp().unsqueeze(-1).to(output.dtype))
     lse.copy_(joined)
 
 
@@ -225,13 +229,10 @@ def _backward(
             into = [dq[:, :, rows], *(x[:, :, columns] for x in found[:2])]
             if dquery is not None:
                 into += [dquery[:, rows], found[2][:, columns]]
-            gradients = _part(ring, operands, grid, whole, gradient[:, :, rows], parameters)
-            for total, more in zip([*into, *of_parameters], gradients, strict=True):
-                if more is not None:
-                    total.add_(more)
+            into += of_parameters
+            _add_part(ring, operands, grid, whole, gradient[:, :, rows], parameters, into)
         if summed is not None:
-            for mine, others in zip(found, summed(), strict=True):
-                mine.add_(others)
+            _add(found, summed())
         # The sums go on with their block; those that come are of the block that comes.
         summed = ring.group.shift(found, ring.like(found, turns[(step + 1) % len(turns)]))
         if arrive is not None:
@@ -243,15 +244,16 @@ def _backward(
     return [*made, *(g.to(p.dtype) for g, p in zip(of_parameters, parameters, strict=True))]
 
 
-def _part(
+def _add_part(
     ring: Ring,
     operands: Sequence[Tensor],
     grid: Grid,
     whole: Whole,
     gradient: Tensor,
     parameters: Sequence[Tensor],
-) -> tuple[Tensor | None, ...]:
-    """Gradients through one block, of q, k, v, the signals and the parameters."""
+    into: Sequence[Tensor],
+) -> None:
+    """Add the gradients through one block, of q, k, v, the signals and the parameters."""
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in operands)
         signals = [side.signal for side in (grid.query, grid.key)]
@@ -269,9 +271,14 @@ def _part(
             scale=ring.call.scale,
             dropout=ring.call.keyed_dropout(grid.query, grid.key),
         )
-        return torch.autograd.grad(
-            output, [q, k, v, *given, *parameters], gradient, allow_unused=True
-        )
+        inputs = [q, k, v, *given, *parameters]
+        _add(into, torch.autograd.grad(output, inputs, gradient, allow_unused=True))
+
+
+def _add(totals: Sequence[Tensor], more: Sequence[Tensor | None]) -> None:
+    for total, term in zip(totals, more, strict=True):
+        if term is not None:
+            total.add_(term)
 
 
 def _differentiating(backend: str | Backend) -> str | Backend:
