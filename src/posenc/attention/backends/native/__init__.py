@@ -185,7 +185,7 @@ def _run(
     if problem.whole is not None:
         sums = without_rows(problem.whole.lse, terms).double().contiguous()
         given = NativePart.apply(  # type: ignore[no-untyped-call]
-            problem.whole.output.contiguous(), sums, *tensors, *rest, *of_pairs
+            problem.whole.output, sums, *tensors, *rest, *of_pairs
         )
         return Result(given, None)
     if needs_dispatch(*tensors, *of_pairs):

@@ -139,7 +139,7 @@ def compute_gradients(
     )
     call.add_terms(left, left_rows, right, right_rows, value_rows)
     call.add_pairs(kind, pairs)
-    x, gradient = call.problem, call.keep(contiguous_rows(gradient))
+    x, gradient, out = call.problem, *(call.keep(contiguous_rows(t)) for t in (gradient, out))
     x.part = part
     batch, heads, groups, splits = x.batch, x.heads, x.groups, call.splits
     x.gradient, x.out, x.lse, x.splits = Tokens.of(gradient), Tokens.of(out), lse.data_ptr(), splits
@@ -284,10 +284,10 @@ class NativePart(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, lse: Tensor, *inputs: Any) -> Tensor:
-        """The given output; ``inputs`` are those of ``NativeAttention``."""
+        """Zeros for the given output; ``inputs`` are those of ``NativeAttention``."""
         tensors, ctx.rest = inputs[:14], inputs[14:20]
         ctx.save_for_backward(output, lse, *tensors, *inputs[20:])
-        return output.clone()
+        return output.new_zeros(()).expand(output.shape)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
