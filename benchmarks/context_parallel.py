@@ -2,7 +2,7 @@
 
 python benchmarks/context_parallel.py plan      # 8k … 4M tokens on 1 … 4,096 devices, and the chart
 python benchmarks/context_parallel.py measure   # predictions beside 2 and 4 gloo processes here
-python benchmarks/context_parallel.py memory    # peak memory of a rank, 16k tokens, 1, 2, 4
+python benchmarks/context_parallel.py memory    # memory of a rank, 16k tokens, 1, 2, 4 processes
 
 Writes ``benchmarks/results/context_parallel_*.json`` and ``context_parallel.svg``. Published rates:
 989 TFLOP/s of an H100's dense bfloat16 products and 400 Gbit/s InfiniBand a GPU (NVIDIA's H100 and
@@ -13,12 +13,12 @@ https://arxiv.org/abs/2407.08608). posenc's own kernels have not been timed on G
 from __future__ import annotations
 
 import argparse
-import resource
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,10 @@ from measuring import RESULTS, write_results
 from torch.multiprocessing.spawn import start_processes
 
 from posenc import Layout, create, distributed
+from posenc.attention.backends.tiled.memory import release
+from posenc.bench.memory import SEPARATE_BLOCKS
 from posenc.distributed.group import Group
+from posenc.training.machine import PeakMemory
 
 FORMS = ("ring", "gather", "heads")
 
@@ -90,7 +93,8 @@ class Cost:
         seconds: from the first rank's begin to the last one's end.
         compute: seconds of them in which it computes.
         sent: bytes that it sends.
-        memory: bytes that it needs at once, without its parameters.
+        memory: bytes that it needs at once: queries, keys, values, outputs, all gradients and what
+            travels, without parameters and the kernels' own buffers.
     """
 
     seconds: float
@@ -126,7 +130,7 @@ def cost(layer: Layer, ranks: int, form: str, rates: Rates) -> Cost | None:
     pairs = layer.tokens**2 / 2 / ranks
     share = layer.tokens / ranks
     compute = [layer.operations(pairs, backward=b) / rates.compute for b in (False, True)]
-    own = layer.queries(share) + layer.keys(share)
+    own = 2 * (layer.queries(share) + layer.keys(share))
     if form == "gather":
         sent = 2 * layer.keys(share) * (ranks - 1)
         seconds = sum(compute) + sent / rates.link + 2 * (ranks > 1) * rates.latency * ranks
@@ -199,8 +203,12 @@ def plan() -> None:
     (RESULTS / "context_parallel.svg").write_text(svg)
 
 
-def attend_once(group: dist.ProcessGroup, layer: Layer, form: str) -> float:
-    """Seconds of a forward and a backward pass of T5's bias over this rank's tokens."""
+def attend_once(group: dist.ProcessGroup, layer: Layer, form: str) -> tuple[float, int, int]:
+    """A forward and a backward pass of T5's bias over this rank's tokens.
+
+    Returns:
+        seconds, bytes of the inputs and the output's gradient, and the peak of bytes beside them.
+    """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     torch.manual_seed(rank)
     index = distributed.balanced(layer.tokens, ranks, rank)
@@ -208,12 +216,15 @@ def attend_once(group: dist.ProcessGroup, layer: Layer, form: str) -> float:
     encoding = create("t5", heads=layer.heads, causal=True)
     counts = (layer.heads, layer.kv_heads, layer.kv_heads)
     q, k, v = (torch.randn(1, n, len(index), layer.head_dim).requires_grad_() for n in counts)
+    gradient = torch.randn_like(q)
+    release()
+    peak = PeakMemory(q.device)
     dist.barrier(group)
     begin = time.perf_counter()
     output = distributed.attend(q, k, v, layout, encoding, mesh=group, causal=True, form=form)
-    output.sum().backward()  # type: ignore[no-untyped-call]
+    torch.autograd.grad(output, [q, k, v, *encoding.parameters()], gradient)
     dist.barrier(group)
-    return time.perf_counter() - begin
+    return time.perf_counter() - begin, sum(x.nbytes for x in (q, k, v, gradient)), peak.used()
 
 
 def link_of(group: dist.ProcessGroup) -> tuple[float, float]:
@@ -230,41 +241,48 @@ def link_of(group: dist.ProcessGroup) -> tuple[float, float]:
     return 4 * 2**22 / max(found[1] - found[0], 1e-9), found[0]
 
 
-def worker(rank: int, ranks: int, store: str, task: str, tokens: int, form: str) -> None:
+ROUNDS = 2
+"""Measurements of one kind, in the same processes."""
+
+
+def worker(rank: int, ranks: int, store: str, layer: Layer, form: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{store}/store", rank=rank, world_size=ranks)
-    group, layer = dist.group.WORLD, Layer(tokens, 4, 2, 64, 4)
+    group = dist.group.WORLD
     assert group is not None  # it was made above
-    attend_once(group, Layer(256, 4, 2, 64, 4), form)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    times = [attend_once(group, layer, form) for _ in range(3 if task == "measure" else 1)]
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    attend_once(group, replace(layer, tokens=256 * ranks), form)
+    rounds = [attend_once(group, layer, form) for _ in range(ROUNDS)]
     link = link_of(group) if ranks > 1 else (0.0, 0.0)
     everyone: list[Any] = [None] * ranks
-    dist.all_gather_object(everyone, grown)
+    dist.all_gather_object(everyone, rounds)
     if rank == 0:
-        torch.save((statistics.median(times), max(everyone), *link), f"{store}/result")
+        torch.save((everyone, link), f"{store}/result")
     dist.destroy_process_group()
 
 
-def on(ranks: int, task: str, tokens: int, form: str) -> tuple[float, float, float, float]:
-    """Seconds, the largest growth of a rank's memory, and rates of the link."""
+def on(ranks: int, layer: Layer, form: str) -> tuple[list[Any], tuple[float, float]]:
+    """What ``attend_once`` returned on every rank in every round, and rates of the link."""
     with tempfile.TemporaryDirectory() as store:
-        start_processes(worker, (ranks, store, task, tokens, form), ranks, start_method="spawn")  # type: ignore[no-untyped-call]
-        result: tuple[float, float, float, float] = torch.load(Path(store) / "result")
+        start_processes(worker, (ranks, store, layer, form), ranks, start_method="spawn")  # type: ignore[no-untyped-call]
+        result: tuple[list[Any], tuple[float, float]] = torch.load(Path(store) / "result")
     return result
+
+
+def median_seconds(rounds: list[Any]) -> float:
+    return statistics.median(seconds for seconds, *_ in rounds[0])
 
 
 def measure(tokens: int, cores: int) -> None:
     """Predictions beside measurements; the rate of computing is that of one process."""
     rows: list[dict[str, object]] = []
     layer = Layer(tokens, 4, 2, 64, 4)
-    alone, *_ = on(1, "measure", tokens, "gather")
+    alone = median_seconds(on(1, layer, "gather")[0])
     pairs = tokens**2 / 2
     rate = sum(layer.operations(pairs, backward=b) for b in (False, True)) / alone
     for ranks in (2, 4):
         for form in FORMS:
-            seconds, _, link, latency = on(ranks, "measure", tokens, form)
+            rounds, (link, latency) = on(ranks, layer, form)
+            seconds = median_seconds(rounds)
             rates = Rates(rate * min(1.0, cores / ranks), link, latency)
             predicted = cost(layer, ranks, form, rates)
             assert predicted is not None  # four heads divide
@@ -275,14 +293,31 @@ def measure(tokens: int, cores: int) -> None:
 
 
 def memory(tokens: int) -> None:
-    """Peak memory of a rank over what it had before."""
+    """Memory of the rank that needs most, in MiB: its inputs, and the peak beside them."""
+    os.environ |= SEPARATE_BLOCKS  # of the processes that are started
     rows: list[dict[str, object]] = []
+    layer = Layer(tokens, 8, 2, 64, 4)
     for form in FORMS:
         for ranks in (1, 2, 4):
-            _, grown, *_ = on(ranks, "memory", tokens, form)
-            rows.append({"form": form, "ranks": ranks, "mebibytes": grown / 2**20})
-            print(rows[-1])
-    print(write_results("context_parallel_memory", rows, tokens=tokens))
+            everyone, _ = on(ranks, layer, form)
+            rounds = [
+                max(peak for _, _, peak in several) for several in zip(*everyone, strict=True)
+            ]
+            inputs = max(size for several in everyone for _, size, _ in several)
+            predicted = cost(layer, ranks, form, H100)
+            assert predicted is not None  # eight heads divide
+            found = {
+                "inputs": inputs,
+                "beside": statistics.median(rounds),
+                "least": min(rounds),
+                "most": max(rounds),
+                "predicted": predicted.memory - inputs,
+            }
+            rows.append({"form": form, "ranks": ranks} | {k: x / 2**20 for k, x in found.items()})
+            print(rows[-1], flush=True)
+            settings = {"tokens": tokens, "rounds": ROUNDS, "layer": str(layer)}
+            path = write_results("context_parallel_memory", rows, **settings)
+    print(path)
 
 
 if __name__ == "__main__":
