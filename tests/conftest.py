@@ -30,10 +30,11 @@ def imported() -> set[str]:
 def _from_scratch(imported: set[str]) -> Iterator[None]:
     """Each test starts from the same seed, and leaves no compiled code behind.
 
-    Objects of imported modules are frozen: every measurement of memory collects garbage first,
-    which takes most of a second where it goes through all that large libraries hold.
+    Objects of imported modules are frozen, many modules at a time: every measurement of memory
+    collects garbage first, which takes most of a second where it goes through all that large
+    libraries hold.
     """
-    if len(sys.modules) > len(imported):
+    if len(sys.modules) > len(imported) + 50:
         imported.update(sys.modules)
         gc.collect()
         gc.freeze()
