@@ -145,14 +145,14 @@ def test_the_path_is_continuous_where_steps_meet(step: float) -> None:
 
 def test_times_before_0_are_solved_backwards() -> None:
     """From p(-2) the equation leads to p(0)."""
-    encoding = make(method="dopri5", tolerance=1e-9)
+    encoding = make(method="dopri5", tolerance=1e-8)
     earlier = encoding.path(torch.tensor([[-2.0]])).flatten()
 
     def field(time: Tensor, p: Tensor) -> Tensor:
         return torch.tensor(equation(encoding, time.item(), p.tolist()), dtype=torch.float64)
 
     times = torch.tensor([-2.0, 0.0], dtype=torch.float64)
-    end = torchdiffeq.odeint(field, earlier.detach(), times, rtol=1e-9, atol=1e-9)[-1]
+    end = torchdiffeq.odeint(field, earlier.detach(), times, rtol=1e-8, atol=1e-8)[-1]
     torch.testing.assert_close(end, encoding.start.detach(), rtol=1e-6, atol=1e-6)
 
 
@@ -188,7 +188,7 @@ def test_adjoint_gradients_are_the_direct_ones(method: Method) -> None:
 
 @pytest.mark.parametrize("start", ["sinusoidal", "random"])
 def test_time_carries_a_gradient(start: str) -> None:
-    encoding = make(start=start, method="dopri5", tolerance=1e-9)
+    encoding = make(start=start, method="dopri5", tolerance=1e-6)
     times = torch.tensor([[0.0, 2.5, 2.5]], dtype=torch.float64, requires_grad=True)
     path = encoding.path(times)
     path.sum().backward()
