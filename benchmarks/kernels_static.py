@@ -44,6 +44,7 @@ from benchmarks.machine_code import (
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
+from posenc.attention.backends.triton import FUSED_KEYS
 
 RESULTS = Path(__file__).parent / "results"
 WIDTHS = (64, 128)
@@ -145,9 +146,11 @@ class Loop:
 
 def measured(case: Case, *, training: bool) -> list[Loop]:
     """The loops of all launches of a case, forward first."""
-    layout = Layout.packed([LENGTH // 2] * 2) if case.kind == "packed" else Layout.sequence(LENGTH)
+    # More keys than these are rotated before the kernels.
+    length = FUSED_KEYS if case.method == "rope" else LENGTH
+    layout = Layout.packed([length // 2] * 2) if case.kind == "packed" else Layout.sequence(length)
     q, k, v = (
-        torch.zeros(1, HEADS, LENGTH, case.width, dtype=torch.bfloat16, requires_grad=training)
+        torch.zeros(1, HEADS, length, case.width, dtype=torch.bfloat16, requires_grad=training)
         for _ in range(3)
     )
     dropout = 0.1 if case.kind == "dropout" else 0.0

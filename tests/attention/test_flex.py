@@ -109,6 +109,20 @@ def test_documents_padding_and_rows_that_see_nothing(name: str, grid: str) -> No
     check(T5[where.causal] if name == "t5" else ENCODINGS[name], where)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.usefixtures("_not_compiled")
+def test_documents_in_one_graph() -> None:
+    grid = Grid.of(Layout.packed([20, 13]), causal=True)
+    given = inputs(grid)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, grid, ENCODINGS["alibi"], backend="flex")
+
+    compiled = torch.compile(run, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*given), run(*given))
+
+
 @pytest.mark.parametrize("name", ["shaw keys", "deberta"])
 def test_rows_are_read_at_offsets_before_their_products(name: str) -> None:
     """Pairs then find their product by arithmetic alone."""

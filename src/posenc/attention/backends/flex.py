@@ -200,7 +200,7 @@ def refuse_terms(lowered: tuple[StructuredScore, ...] | None, grid: Grid) -> Uns
             reason = "its tokens are not known to be those of a whole image"
         return Unsupported(reason)
     products = [part for group in groups for part in (group.left, group.right) if part is not None]
-    rows = max((part.rows.shape[1] for part in products), default=0)
+    rows = max([0, *(part.rows.shape[1] for part in products)])
     if rows > MOST_ROWS:
         return Unsupported(
             f"vectors of tokens would be multiplied with {rows} rows, more than {MOST_ROWS}"
@@ -294,7 +294,7 @@ def _by_offset(group: BucketedTerms, entries: Entries, problem: Problem) -> list
         bias = group.table[:, bucket].float()
         mods.append(lambda score, b, h, i, j: score + bias[h, entries.entry(i, j)])
     products = [part for part in (group.left, group.right) if part is not None]
-    fewest = min((part.rows.shape[1] for part in products), default=0)
+    fewest = min([MOST_ROWS, *(part.rows.shape[1] for part in products)])
     span = entries.varying(group.max_distance)
     by_offset = span is not None and span[1] - span[0] < min(2 * fewest, MOST_ROWS)
 
