@@ -116,7 +116,10 @@ def operands(
 ) -> Operands:
     """The terms at the offsets of ``domain``; buckets go on beyond it, as far as ``reach``."""
     first, last = domain
+    factors = tuple(term for term in terms if isinstance(term, LowRank))
     groups = [term for term in terms if isinstance(term, BucketedTerms)]
+    if not groups:
+        return Operands(first=first, factors=factors)
     device = problem.q.device
     dtype = exact_dtype(first, last, device)
     offsets = torch.arange(first, last + 1, device=device).to(dtype).unsqueeze(-1)
@@ -131,7 +134,6 @@ def operands(
         bucket = maps[0] if shared else torch.arange(last - first + 1, device=device)
     read = [None if shared else n for n in maps]
     pairs = list(zip(rowed, read, strict=True))
-    factors = tuple(term for term in terms if isinstance(term, LowRank))
     own = (None, None) if factors else (problem.q, problem.k)  # factors join queries and keys
     left, left_rows = _stacked([(g.left, at) for g, at in pairs], size, problem.q.dtype, own[0])
     right, right_rows = _stacked([(g.right, at) for g, at in pairs], size, problem.q.dtype, own[1])
