@@ -74,6 +74,7 @@ class Case:
         dtype: of features and parameters.
         causal: of the grid.
         backend: of both.
+        device: of all tensors, ``"cuda"`` for each process's own.
     """
 
     name: str
@@ -84,34 +85,37 @@ class Case:
     dtype: torch.dtype = torch.float32
     causal: bool = True
     backend: str = "auto"
+    device: str = "cpu"
 
     @property
     def problem(self) -> Problem:
         """Its problem for one process."""
-        return Problem(self.name, self.layout, self.window, self.dtype, self.causal)
+        of_one = (self.name, self.layout, self.window, self.dtype, self.causal, self.device)
+        return Problem(*of_one)
 
 
-def encoding_of(name: str, dtype: torch.dtype) -> Encoding:
+def encoding_of(name: str, dtype: torch.dtype, device: str = "cpu") -> Encoding:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         subject = Subject.of_entry(name, ENCODINGS[name])
         encoding = subject.make()
         spread(encoding)
-    return encoding.to(dtype)
+    return encoding.to(device, dtype)
 
 
 kept_encoding = lru_cache(maxsize=256)(encoding_of)
 
 
-def tensors(dtype: torch.dtype) -> list[Tensor]:
+def tensors(dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
     """q, k, v, the layer's input and the output's gradient, with tokens in dimension 2."""
     generator = torch.Generator().manual_seed(3)
     shapes = [(HEADS, HEAD_DIM), (KV_HEADS, HEAD_DIM), (KV_HEADS, HEAD_DIM), (1, DIM)]
     shapes.append((HEADS, HEAD_DIM))
-    return [
-        torch.randn(ROWS, heads, LENGTH, width, generator=generator, dtype=torch.float64).to(dtype)
+    drawn = (
+        torch.randn(ROWS, heads, LENGTH, width, generator=generator, dtype=torch.float64)
         for heads, width in shapes
-    ]
+    )
+    return [x.to(device, dtype) for x in drawn]
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, Layout, Encoding], Tensor]
@@ -140,15 +144,17 @@ class Problem:
     window: int | None
     dtype: torch.dtype
     causal: bool
+    device: str
 
     @property
     def encoding(self) -> Encoding:
         """The same at every call."""
-        return kept_encoding(self.name, self.dtype)
+        return kept_encoding(self.name, self.dtype, self.device)
 
     def whole(self) -> Layout:
         """The layout of all tokens."""
-        return Subject.of_entry(self.name, ENCODINGS[self.name]).place(LAYOUTS[self.layout]())
+        subject = Subject.of_entry(self.name, ENCODINGS[self.name])
+        return subject.place(LAYOUTS[self.layout]()).to(self.device)
 
     def results(self) -> list[Tensor]:
         """As ``run`` returns them."""
@@ -157,7 +163,8 @@ class Problem:
             grid = Grid.of(layout, causal=self.causal, window=self.window)
             return attend(q, k, v, grid, encoding)
 
-        return run(self.encoding, tensors(self.dtype), self.whole(), compute)
+        found = run(self.encoding, tensors(self.dtype, self.device), self.whole(), compute)
+        return [x.cpu() for x in found]
 
 
 KNOWN: dict[Problem, list[Tensor]] = {}
@@ -178,7 +185,7 @@ def difference(group: dist.ProcessGroup, case: Case, results: list[Tensor]) -> s
     """Run a case on the ranks of a group; "" if it agrees with one process's results."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     encoding, whole = case.problem.encoding, case.problem.whole()
-    index = SPLITS[case.split](ranks, rank)
+    index = SPLITS[case.split](ranks, rank).to(case.device)
     layout = distributed.take(whole, index)
 
     def compute(q: Tensor, k: Tensor, v: Tensor, layout: Layout, encoding: Encoding) -> Tensor:
@@ -191,9 +198,11 @@ def difference(group: dist.ProcessGroup, case: Case, results: list[Tensor]) -> s
             backend=case.backend,
         )
 
-    found = run(encoding, [part[:, :, index] for part in tensors(case.dtype)], layout, compute)
+    own = [part[:, :, index] for part in tensors(case.dtype, case.device)]
+    found = run(encoding, own, layout, compute)
     for gradient in found[5:]:
         dist.all_reduce(gradient, group=group)
+    found, index = [x.cpu() for x in found], index.cpu()
     wanted = [result[:, :, index] for result in results[:5]] + results[5:]
     labels = ["output", *(f"gradient of {name}" for name in ("q", "k", "v", "x"))]
     labels += [f"gradient of {name}" for name, _ in encoding.named_parameters()]

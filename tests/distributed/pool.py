@@ -15,26 +15,30 @@ import torch.distributed as dist
 from tests.support.processes import forking
 
 MOST = 4
-"""Processes of the pool."""
+"""Processes of a pool on the CPU."""
 
 SECONDS = 60
 """Longest job."""
 
 
 class Pool:
-    """``MOST`` processes with a gloo group of each number of ranks from 1 to ``MOST``.
+    """Processes with a group of each number of ranks.
 
     Args:
         folder: an empty one, for the processes to meet in.
+        backend: of the groups; with ``"nccl"`` each process has the CUDA device of its rank.
+        most: processes.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, backend: str = "gloo", most: int = MOST) -> None:
         context = forking()
-        self.jobs: list[Queue[Any]] = [context.Queue() for _ in range(MOST)]  # type: ignore[attr-defined]
+        self.jobs: list[Queue[Any]] = [context.Queue() for _ in range(most)]  # type: ignore[attr-defined]
         self.results: Queue[Any] = context.Queue()  # type: ignore[attr-defined]
         self.processes = [
             context.Process(  # type: ignore[attr-defined]
-                target=work, args=(rank, str(folder / "store"), jobs, self.results), daemon=True
+                target=work,
+                args=(rank, most, backend, str(folder / "store"), jobs, self.results),
+                daemon=True,
             )
             for rank, jobs in enumerate(self.jobs)
         ]
@@ -73,13 +77,17 @@ class Pool:
                 process.kill()
 
 
-def work(rank: int, store: str, jobs: Queue[Any], results: Queue[Any]) -> None:
+def work(
+    rank: int, most: int, backend: str, store: str, jobs: Queue[Any], results: Queue[Any]
+) -> None:
     """Run jobs until there is none."""
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     torch.set_num_threads(1)
     patience = timedelta(seconds=20)
     address = f"file://{store}"
-    dist.init_process_group("gloo", address, rank=rank, world_size=MOST, timeout=patience)
-    groups = {n: dist.new_group(list(range(n)), timeout=patience) for n in range(1, MOST + 1)}
+    dist.init_process_group(backend, address, rank=rank, world_size=most, timeout=patience)
+    groups = {n: dist.new_group(list(range(n)), timeout=patience) for n in range(1, most + 1)}
     while (job := jobs.get()) is not None:
         name, ranks, arguments = job
         module, function = name.split(":")
