@@ -218,9 +218,35 @@ def test_small_gates_are_carried_over_many_tiles(name: str) -> None:
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", METHODS)
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
-    # That of DAPE's output bias is zero but for the rounding of the outputs.
-    tolerance = 0.1 if name.startswith("dape") else 0.04
+    # Those of their output biases are zero but for the rounding of the outputs.
+    tolerance = 0.1 if name.startswith(("dape", "fire")) else 0.04
     _check(name, Grid.of(Layout.sequence(65), causal=True), dtype=dtype, tolerance=tolerance)
+
+
+@built
+@pytest.mark.parametrize("name", METHODS)
+def test_bfloat16_of_any_shape(name: str) -> None:
+    """By AMX where the processor has it."""
+    keys, bound = Layout.sequence(600), 0.1 if name.startswith(("dape", "fire")) else 0.06
+    for grid in (
+        Grid(keys.slice(567, 600), keys, causal=True),
+        Grid.of(Layout.sequence(150), causal=True, window=20),
+        Grid.of(Layout.packed([20, 1, 44]), causal=True),
+        Grid.of(Layout.padded([65, 20], side="left"), causal=True),
+    ):
+        _check(name, grid, dtype=torch.bfloat16, tolerance=bound)
+
+
+@built
+@pytest.mark.parametrize("count", [1, 6, 12, 13])
+def test_networks_of_any_number_of_heads(count: int) -> None:
+    encoding, grid = posenc.create("dape", heads=count, hidden=7), Grid.of(Layout.sequence(70))
+    for parameter in encoding.double().parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    q, k, v = (x.detach().double() for x in _inputs(70, 70, heads=count, groups=count))
+    inputs = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+    expected = _both(inputs, grid, encoding, "reference")
+    _agree(_both(inputs, grid, encoding, "native"), expected, 1e-6)
 
 
 @built

@@ -60,7 +60,7 @@ class Backward {
       fill(dk_columns_ = dk_columns_scratch_.of(width_ * columns_ld_), 0, width_ * columns_ld_);
       fill(dv_columns_ = dv_columns_scratch_.of(value_width_ * columns_ld_), 0, value_width_ * columns_ld_);
     } else {
-      v_panels_.begin(logits_.v, x_.keys, x_.value_dim, x_.pairs.kind != MIXING);
+      v_panels_.begin(logits_.v, x_.keys, x_.value_dim, Logits::keeps_panels(x_));
     }
   }
   void end_row(index b, index h, index split) {
@@ -135,9 +135,9 @@ class Backward {
       if (x_.pairs.kind == BLOCKS)
         logits_.blocks.collect(j, tile.panels, logits_.k.data, logits_.k.ld, ds, ld_, dq, dk_);
       for_panels([&](index at, index keys, Range m) {
-        if (logits_.halves) return add_by_tiles(at, m, s + at, ds + at, dq);
+        if (x_.pairs.kind < MIXING) add_products(at, keys, m, ds + at, ld_, dq);
+        if (logits_.halves) return add_values(at, m, s + at);
         const real* p = s + m.begin * ld_ + at;
-        if (x_.pairs.kind != BLOCKS) add_products(at, keys, m, ds + m.begin * ld_ + at, ld_, dq);
         gemm(keys, value_width_, m.size(), {p, 1, ld_}, g.at(m.begin), g.ld,
              dv_ + (j + at) * value_width_, value_width_, true);
       });
@@ -146,19 +146,19 @@ class Backward {
     for (index i = 0; i < n && column_ && !x_.part; ++i)
       if (tile.all_seen(i).size()) column_[tile.all_seen(i).end - 1] -= row_sums_[i];
     if (x_.left.rows) end_left(b, h, first, n);
-    write_queries(b, h, first, n);
+    if (x_.pairs.kind != MIXING) write_queries(b, h, first, n);
     if (x_.value_rows && logits_.halves)
       weights_.pull_back(logits_.value_rows, g_columns_, nullptr, d_value_.columns, d_value_.ld);
     else if (x_.value_rows)
       weights_.transposed_times(g.data, g.ld, d_value_.data, value_width_);
   }
-  // Gradients of queries and keys from more gradients of the logits of the last tile of queries.
+  // Gradients of queries and keys from those of the logits of the last tile of queries.
   void add_logit_gradients(index b, index h, index first, index n, const real* ds, index ld) {
     real* dq = dq_.of(0);
     logits_.tile.each(x_, false, [&] {
       const index j = logits_.tile.j0;
       for_panels([&](index at, index keys, Range m) {
-        add_products(at, keys, m, ds + m.begin * ld + j + at, ld, dq);
+        add_products(at, keys, m, ds + j + at, ld, dq);
       });
     });
     write_queries(b, h, first, n);
@@ -180,22 +180,28 @@ class Backward {
     if (reinterpret_cast<const char*>(sums) == row_of(to, b, h, 0)) return;
     for (index j = 0; j < x_.keys; ++j) write_row(to, row_of(to, b, h, j), sums + j * width, 1, features);
   }
-  // Gradients of the rows m and of a panel's keys by weights s and gradients ds of logits.
-  void add_by_tiles(index at, Range m, const real* s, const real* ds, real* dq) {
-    const index j = logits_.tile.j0 + at, first = m.begin / DEPTH * DEPTH;
-    const index count = std::min(logits_.tile.rows, round_up(m.end, DEPTH)) - first, depth = round_up(count, DEPTH);
-    const auto rows_of = [&](const real* x) {
-      return [=](index i, index c) { return load(x + (first + i) * ld_ + c); };
-    };
-    ds_panel_.set(count, true, rows_of(ds));
-    p_panel_.set(count, false, rows_of(s));
-    half_gemm(depth, width_, PANEL, ds_panel_.rows, k_pairs_.at(j, 0), dq + first * width_, width_, true);
-    half_gemm(width_, PANEL, depth, q_columns_.at(0, first), ds_panel_.pairs, dk_columns_ + j, columns_ld_, true);
-    half_gemm(value_width_, PANEL, depth, g_columns_.at(0, first), p_panel_.pairs, dv_columns_ + j, columns_ld_, true);
+  // A panel of x [rows, ld] in bfloat16, of the rows m and those beside them; the first of them.
+  index set_panel(const real* x, index ld, Range m, bool both) {
+    const index first = m.begin / DEPTH * DEPTH;
+    panel_.set(std::min(logits_.tile.rows, round_up(m.end, DEPTH)) - first, both,
+               [=](index i, index c) { return load(x + (first + i) * ld + c); });
+    return first;
+  }
+  // Gradients of a panel's values by the weights s of the rows m.
+  void add_values(index at, Range m, const real* s) {
+    const index first = set_panel(s, ld_, m, false);
+    half_gemm(value_width_, PANEL, round_up(m.end - first, DEPTH), g_columns_.at(0, first), panel_.pairs,
+              dv_columns_ + logits_.tile.j0 + at, columns_ld_, true);
   }
   // Gradients of the rows m and some keys of a panel, by their product.
   void add_products(index at, index keys, Range m, const real* d, index ld, real* dq) {
     const index j = logits_.tile.j0 + at;
+    if (logits_.halves) {
+      const index first = set_panel(d, ld, m, true), depth = round_up(m.end - first, DEPTH);
+      half_gemm(depth, width_, PANEL, panel_.rows, k_pairs_.at(j, 0), dq + first * width_, width_, true);
+      return half_gemm(width_, PANEL, depth, q_columns_.at(0, first), panel_.pairs, dk_columns_ + j, columns_ld_, true);
+    }
+    d += m.begin * ld;
     gemm(m.size(), width_, keys, {d, ld, 1}, logits_.k.at(j), logits_.k.ld, dq + m.begin * width_, width_,
          true);
     gemm(keys, width_, m.size(), {d, 1, ld}, logits_.q.at(m.begin), logits_.q.ld, dk_ + j * width_, width_,
@@ -345,7 +351,7 @@ class Backward {
   TileRegisters registers_;
   Strips v_strips_, k_pairs_;
   HalfRows q_columns_, g_columns_, left_columns_;  // of a tile, transposed
-  HalfPanel ds_panel_, p_panel_;
+  HalfPanel panel_;
   BucketTile d_left_tile_, weights_, g_rows_;
   Scratch s_, ds_, dq_, dx_, g_scratch_, out_scratch_, delta_scratch_, lse_scratch_, strips_scratch_;
   Scratch half_scratch_, dk_scratch_, dv_scratch_, right_scratch_, pairs_scratch_, left_columns_scratch_;

@@ -14,17 +14,29 @@ int in_workers(const Problem& x) {
   const index heads = x.pairs.kind == MIXING ? 1 : x.heads, items = heads * x.chunks * splits;
   const index rows = round_up((x.queries + splits - 1) / splits, 256);
   int failed = 0;
+  const auto run = [&](Worker& worker, index item) {
+    const index split = item % splits, chunk = item / splits % x.chunks, h = item / splits / x.chunks;
+    const Range batch{x.batch * chunk / x.chunks, x.batch * (chunk + 1) / x.chunks};
+    const Range queries{std::min(x.queries, split * rows), std::min(x.queries, (split + 1) * rows)};
+    worker.run(h, batch, queries, chunk * splits + split, split);
+  };
+  if (items == 1) {  // within a region, even of one thread, OpenMP starts new threads for each inner one
+    try {
+      Worker worker(x);
+      run(worker, 0);
+    } catch (const std::bad_alloc&) {
+      failed = 1;
+    }
+    return failed;
+  }
 #pragma omp parallel num_threads(int(std::min(items, x.threads)))
   {
     try {
       Worker worker(x);
 #pragma omp for schedule(dynamic, 1)
       for (index item = 0; item < items; ++item) {
-        const index split = item % splits, chunk = item / splits % x.chunks, h = item / splits / x.chunks;
-        const Range batch{x.batch * chunk / x.chunks, x.batch * (chunk + 1) / x.chunks};
-        const Range queries{std::min(x.queries, split * rows), std::min(x.queries, (split + 1) * rows)};
         try {
-          worker.run(h, batch, queries, chunk * splits + split, split);
+          run(worker, item);
         } catch (const std::bad_alloc&) {
 #pragma omp atomic write
           failed = 1;

@@ -19,6 +19,14 @@ class Mixing {
     for (Scratch* sums : {&dw1_, &dw2_}) fill(sums->of(units_ * heads_ * VL), 0, units_ * heads_ * VL);
     fill(db2_.of(heads_ * VL), 0, heads_ * VL);
     stride_ = count_ + 2 * PAD;
+    // By unit, of as many heads as `correct` takes, the missing ones zero.
+    padded_ = round_up(heads_, 4);
+    real *w1 = w1_.of(units_ * padded_), *w2 = w2_.of(units_ * padded_);
+    for (index u = 0; u < units_; ++u)
+      for (index h = 0; h < padded_; ++h) {
+        w1[u * padded_ + h] = h < heads_ ? x.pairs.data[0][u * heads_ + h] : 0;
+        w2[u * padded_ + h] = h < heads_ ? x.pairs.data[2][h * units_ + u] : 0;
+      }
   }
   // The rows x, with readable entries before and after each.
   static const real* pad_rows(const Problem& x, Scratch& scratch) {
@@ -30,24 +38,29 @@ class Mixing {
   }
   void begin(const real* rows) { rows_ = rows; }
   void begin_gradient() { fill(dx_.of(units_ * stride_), 0, units_ * stride_); }
-  // s: [H, rows, ld] logits of a tile of queries and all keys; of the rows given.
-  void apply(const QueryTile& tile, Range rows, real* s, index ld) {
+  // s: logits of a tile of queries and all keys, `size` numbers a head and ld a row; of the rows given.
+  void apply(const QueryTile& tile, Range rows, real* s, index size, index ld) {
     each_chunk(tile, rows, [&](index i, index t, index n, index at, Range see) {
-      read(s_, s + i * ld, tile.rows * ld, t, n, see);
+      switch (padded_) {
+        case 4: return correct<4>(s + i * ld + t, size, n, at);
+        case 8: return correct<8>(s + i * ld + t, size, n, at);
+        case 12: return correct<12>(s + i * ld + t, size, n, at);
+      }
+      read(s_, s + i * ld, size, t, n, see);
       hidden(at, n);
       gemm(heads_, n, units_, {x_.pairs.data[2], units_, 1}, z_.of(0), CHUNK, out_.of(0), CHUNK, false);
       for (index h = 0; h < heads_; ++h) {
-        real* to = s + (h * tile.rows + i) * ld + t;
+        real* to = s + h * size + i * ld + t;
         for (index l = 0; l < n; l += VL)
           store(to + l, load(to + l) + load(out_.of(0) + h * CHUNK + l) + x_.pairs.data[3][h]);
       }
     });
   }
-  // ds: gradients of the corrected logits become those of the correction's inputs.
-  void differentiate(const QueryTile& tile, Range rows, const real* s, real* ds, index ld) {
+  // ds: gradients of the corrected logits become those of the logits.
+  void differentiate(const QueryTile& tile, Range rows, const real* s, real* ds, index size, index ld) {
     each_chunk(tile, rows, [&](index i, index t, index n, index at, Range see) {
-      read(s_, s + i * ld, tile.rows * ld, t, n, see);
-      read(ds_, ds + i * ld, tile.rows * ld, t, n, see);
+      read(s_, s + i * ld, size, t, n, see);
+      read(ds_, ds + i * ld, size, t, n, see);
       real *z = z_.of(0), *dz = dz_.of(0), *d = ds_.of(0);
       gemm(units_, n, heads_, {x_.pairs.data[2], 1, units_}, d, CHUNK, dz, CHUNK, false);
       hidden(at, n, dz);
@@ -57,7 +70,7 @@ class Mixing {
       for (index u = 0; u < units_; ++u) add_range(dx_.of(0) + u * stride_ + PAD + at, dz + u * CHUNK, n);
       gemm(heads_, n, units_, {x_.pairs.data[0], 1, heads_}, dz, CHUNK, out_.of(0), CHUNK, false);
       for (index h = 0; h < heads_; ++h)
-        std::copy_n(out_.of(0) + h * CHUNK, n, ds + (h * tile.rows + i) * ld + t);
+        add_range(ds + h * size + i * ld + t, out_.of(0) + h * CHUNK, n);
     });
   }
   void end_gradient(index part) {
@@ -95,14 +108,36 @@ class Mixing {
   // The hidden layer; dz, if given, becomes the gradient before the activation.
   void hidden(index at, index n, real* dz = nullptr) {
     real* z = z_.of(0);
-    for (index u = 0; u < units_; ++u) std::copy_n(rows_ + u * stride_ + PAD + at, n, z + u * CHUNK);
-    gemm(units_, n, heads_, {x_.pairs.data[0], heads_, 1}, s_.of(0), CHUNK, z, CHUNK, true);
-    for (index u = 0; u < units_; ++u)
-      for (index l = u * CHUNK; l < u * CHUNK + n; l += VL) {
-        const vec v = load(z + l);
+    gemm(units_, n, heads_, {x_.pairs.data[0], heads_, 1}, s_.of(0), CHUNK, z, CHUNK, false);
+    for (const real* x = rows_ + PAD + at; x < rows_ + units_ * stride_; x += stride_, z += CHUNK) {
+      for (index l = 0; l < n; l += VL) {
+        const vec v = load(z + l) + load(x + l);
         store(z + l, v > 0 ? v : v * SLOPE);
         if (dz) store(dz + l, v > 0 ? load(dz + l) : load(dz + l) * SLOPE);
       }
+      if (dz) dz += CHUNK;
+    }
+  }
+  // The logits s [padded heads, size] of n keys in one row, corrected.
+  template <int H>
+  void correct(real* s, index size, index n, index at) {
+    for (index l = 0; l < n; l += VL) {
+      vec in[H], out[H];
+      for (int h = 0; h < H; ++h) {
+        in[h] = h < heads_ ? load(s + h * size + l) : vec{};
+        out[h] = h < heads_ ? in[h] + x_.pairs.data[3][h] : vec{};
+      }
+      const real *x = rows_ + PAD + at + l, *w1 = w1_.of(0), *w2 = w2_.of(0);
+      for (index u = 0; u < units_; ++u, x += stride_, w1 += H, w2 += H) {
+        vec z = load(x);
+#pragma GCC unroll 12
+        for (int h = 0; h < H; ++h) z += in[h] * w1[h];
+        z = z > 0 ? z : z * SLOPE;
+#pragma GCC unroll 12
+        for (int h = 0; h < H; ++h) out[h] += z * w2[h];
+      }
+      for (int h = 0; h < H && h < heads_; ++h) store(s + h * size + l, out[h]);
+    }
   }
   static void add(real* sums, const real* x, index n) {
     vec total = load(sums);
@@ -140,9 +175,9 @@ class Mixing {
 
   static constexpr real SLOPE = real(0.01);
   const Problem& x_;
-  index heads_, units_, count_, stride_;
+  index heads_, units_, count_, stride_, padded_;
   const real* rows_ = nullptr;
-  Scratch s_, ds_, out_, z_, dz_, dw1_, dw2_, db2_, dx_;
+  Scratch w1_, w2_, s_, ds_, out_, z_, dz_, dw1_, dw2_, db2_, dx_;
 };
 
 // Forward or Backward of all heads, a tile of queries at a time.
@@ -174,26 +209,29 @@ class AllHeads {
  private:
   static constexpr bool BACKWARD = std::is_same_v<Worker, Backward>;
   void run_tile(index b, index first, index n) {
-    const index size = n * ld_;
+    const index size = round_up(n, TILE) * ld_;
     real* s = s_.of(x_.heads * size);
     each([&](Worker& head, index h) { head.logits().all_products(x_, b, h, first, n, s + h * size, ld_); });
     real* mixed = s;
     if (BACKWARD) mixed = std::copy_n(s, x_.heads * size, mixed_.of(x_.heads * size)) - x_.heads * size;
-    each_part(n, [&](Mixing& mixing, const QueryTile& tile, Range rows) { mixing.apply(tile, rows, mixed, ld_); });
+    each_part(n, [&](Mixing& mixing, const QueryTile& tile, Range rows) { mixing.apply(tile, rows, mixed, size, ld_); });
     each([&](Worker& head, index h) {
       head.logits().given = {mixed + h * size, ld_};
       head.run_tile(b, h, first, n);
     });
     if constexpr (BACKWARD) {
       each_part(n, [&](Mixing& mixing, const QueryTile& tile, Range rows) {
-        mixing.differentiate(tile, rows, s, mixed, ld_);
+        mixing.differentiate(tile, rows, s, mixed, size, ld_);
       });
       each([&](Worker& head, index h) { head.add_logit_gradients(b, h, first, n, mixed + h * size, ld_); });
     }
   }
   template <class F>
   void each(F f) {
-    in_parallel(x_.threads, x_.heads, [&](index h) { f(*heads_[h], h); });
+    in_parallel(x_.threads, x_.heads, [&](index h) {
+      TileRegisters registers(heads_[h]->logits().halves);  // of this thread
+      f(*heads_[h], h);
+    });
   }
   template <class F>
   void each_part(index rows, F f) {

@@ -28,8 +28,8 @@ class Logits {
       k_strips_ = HeadTokens(x.k, b, group, 0, x.keys, x.dim).columns(strips_);
     else
       k = read_rows(x.k, b, group, 0, x.keys, x.dim, 1, k_scratch_);
-    if (!halves) v = read_rows(x.v, b, group, 0, x.keys, x.value_dim, 1, v_scratch_);
-    if (!halves) k_panels.begin(k, x.keys, x.dim, x.pairs.kind != MIXING);
+    if (!halves || x.pairs.kind == STICKS) v = read_rows(x.v, b, group, 0, x.keys, x.value_dim, 1, v_scratch_);
+    if (!halves) k_panels.begin(k, x.keys, x.dim, keeps_panels(x));
     if (x.right.rows) right.begin(x, b, h, halves, d_right, d_right_rows);
     if (x.pairs.kind == BLOCKS) blocks.begin_row(x, b, h);
     if (x.column) column.begin(x.column + b * x.column_batch + h * x.column_head, x.keys);
@@ -154,6 +154,10 @@ class Logits {
     for (index i = 0; i < tile.rows; ++i)
       std::copy_n(ds + i * ld + from, n, given.data + i * given.ld + tile.j0 + from);
   }
+  // Whether what is packed of all keys is kept: of all heads at once, it may be too much.
+  static bool keeps_panels(const Problem& x) {
+    return x.pairs.kind != MIXING || x.heads * x.keys * x.dim <= KEPT;
+  }
   struct Given {
     real* data = nullptr;
     index ld = 0;
@@ -183,7 +187,7 @@ class Logits {
   static bool takes_halves(const Problem& x) {
     for (const Tokens* tokens : {&x.q, &x.k, &x.v})
       if (tokens->type != BFLOAT16) return false;
-    return x.pairs.kind == NONE && has_tiles();
+    return x.pairs.kind != BLOCKS && keeps_panels(x) && has_tiles();
   }
   Line line_;
   index row_ = 0;  // of the tile's first query in [B, H, Q]
