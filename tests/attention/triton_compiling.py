@@ -19,21 +19,30 @@ from triton.runtime.jit import JITFunction
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.backends.triton import Triton, form, launch
+from posenc.attention.backends.triton import Triton, form, launch, sums_launch
 from posenc.attention.backends.triton.kernels import configs
 from posenc.attention.backends.triton.kernels.decode import split_kernel
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
 from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
+from posenc.attention.backends.triton.kernels.sums_forward import (
+    carries_kernel,
+    sums_forward_kernel,
+)
+from posenc.attention.backends.triton.kernels.sums_keys import sums_keys_kernel
+from posenc.attention.backends.triton.kernels.sums_queries import sums_queries_kernel
 
 WIDTH = 16
 
 
 class Absent:
-    """The driver that Triton needs, for a device of compute capability 8.0."""
+    """The driver that Triton needs, for a device of a compute capability."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 80, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -55,11 +64,17 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         return result
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
-    monkeypatch.setattr(driver, "_active", Absent())
+    monkeypatch.setattr(driver, "_active", Absent(80))
     monkeypatch.setattr(form, "INTERPRETED", True)
     monkeypatch.setattr(configs, "DIAGONAL_BLOCKS", (32, 32))
     small = triton.Config({"block_x": 32, "block_y": 32}, num_warps=4, num_stages=1)
     for kernel in (forward_kernel, gradients_kernel):
+        monkeypatch.setattr(kernel, "configs", [small])
+    smallest = triton.Config({"block_x": 16, "block_y": 16}, num_warps=4, num_stages=1)
+    monkeypatch.setattr(sums_forward_kernel, "configs", [smallest])
+    monkeypatch.setattr(sums_launch, "SUM_KEYS", (16, 16))
+    small = triton.Config({"block_q": 16}, num_warps=4, num_stages=1)
+    for kernel in (carries_kernel, sums_queries_kernel, sums_keys_kernel):
         monkeypatch.setattr(kernel, "configs", [small])
     for kernel in (offsets_kernel, split_kernel):
         monkeypatch.setattr(kernel, "configs", kernel.configs[:1])
@@ -142,3 +157,23 @@ def test_rotating_while_decoding(compiled: dict[str, int], pairing: str, width: 
         attend(*given, grid, encoding, backend="triton")
     assert set(compiled) == {"split_kernel", "combine_kernel"}
     assert max(compiled.values()) < 227 * 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "dropout"), [("stick_breaking", 80, 0.1), ("cope", 90, 0.0)]
+)
+def test_sums(
+    compiled: dict[str, int],
+    name: str,
+    capability: int,
+    dropout: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver, "_active", Absent(capability))
+    encoding = posenc.create(name, **({"head_dim": WIDTH} if name == "cope" else {}))
+    grid = Grid.of(Layout.packed([100, 130]), causal=True)
+    given = inputs(230, 230, learned=True)
+    attend(*given, grid, encoding, backend="triton", dropout=dropout).sum().backward()
+    kernels = {"sums_forward_kernel", "carries_kernel", "sums_queries_kernel", "sums_keys_kernel"}
+    assert kernels == set(compiled) - {"delta_kernel"}
+    assert max(compiled.values()) < 99 * 1024

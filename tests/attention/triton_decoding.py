@@ -12,6 +12,8 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.triton import split_k
 from posenc.attention.backends.triton.decoding import decode
+from posenc.encoding import ScoreTerm
+from posenc.encodings.score.stick_breaking import StickBreaking
 from posenc.errors import BackendRefusal
 from tests.support.interpreter import language_patched_once
 
@@ -140,7 +142,8 @@ def test_gradients_take_the_other_kernels() -> None:
         assert "every offset" in str(explain(*given, grid, Encoding(), backend="triton"))
 
 
-def test_refuses_what_replaces_the_product() -> None:
+def test_refuses_what_replaces_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StickBreaking, "fuse", ScoreTerm.fuse)
     grid = GRIDS["sequence"]
     with pytest.raises(BackendRefusal, match="replaces the product"):
         attend(*inputs(grid), grid, posenc.create("stick_breaking"), backend="triton")

@@ -93,7 +93,8 @@ def _choose(call: AttentionCall) -> Choice:
         plan = _plan(BACKENDS[name], call)
         if isinstance(plan, Plan) and BACKENDS[name].on_trial:
             definition, q = BACKENDS["reference"], call.q
-            plan = trial.refusal(BACKENDS[name], definition, q.device, q.dtype) or plan
+            refused_by = trial.refusal(BACKENDS[name], definition, q.device, q.dtype, plan.kernels)
+            plan = refused_by or plan
         if isinstance(plan, Plan):
             return Choice(BACKENDS[name], plan, rule, refused)
         refused[name] = plan.reason

@@ -21,7 +21,9 @@ from posenc.encoding import (
     BucketedTerms,
     Encoding,
     FusedScore,
+    GateCounts,
     ScoreTerm,
+    StickWeights,
     TokenTableProduct,
     ValueTerm,
 )
@@ -151,6 +153,50 @@ class Reflected(ScoreTerm):
         )
 
 
+def _sums_from(values: Tensor) -> Tensor:
+    """Sums over each key and those stored after it."""
+    return values.flip(-1).cumsum(-1).flip(-1)
+
+
+class Counted(ScoreTerm):
+    """Vectors at sums of gates of the keys from a key on."""
+
+    causal_only = True
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(FARTHEST, WIDTH, generator=generator))
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        gates = (q @ k.mT * scale).sigmoid().masked_fill(~grid.visible, 0.0)
+        count = _sums_from(gates).clamp(max=FARTHEST - 1)
+        low = count.detach().floor().clamp(max=FARTHEST - 2)
+        products = q @ self.rows.mT.to(q.dtype)
+        first, second = (products.gather(-1, low.long() + step) for step in (0, 1))
+        return first + (count - low) * (second - first)
+
+    def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
+        return GateCounts(TokenTableProduct(q, self.rows[None]))
+
+
+class Broken(ScoreTerm):
+    """Shares of what later keys have left, in place of the softmax."""
+
+    causal_only = True
+    replaces_product = True
+    replaces_softmax = True
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        logits, own = q @ k.mT * scale, grid.key.order.unsqueeze(1) == grid.query.order.unsqueeze(2)
+        before = grid.visible & ~own.unsqueeze(1)
+        left = nn.functional.logsigmoid(-logits).masked_fill(~before, 0.0)
+        taken = nn.functional.logsigmoid(logits) + _sums_from(left) - left
+        return taken.where(before, left.sum(-1, keepdim=True))
+
+    def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
+        return StickWeights(rest_to_self=True)
+
+
 Kind = Callable[[torch.Generator], Encoding]
 
 WHOLE: tuple[Kind, ...] = (lambda g: Encoding(score=Bucketed(g), value=BucketedValues(g)),)
@@ -161,35 +207,53 @@ PARTS: tuple[Kind, ...] = (
     lambda g: Encoding(score=Reflected(g)),
 )
 
+KERNELS: dict[str, Kind] = {
+    "counts": lambda g: Encoding(score=Counted(g)),
+    "sticks": lambda g: Encoding(score=Broken()),
+}
+"""Of kernels apart from those of the formula, by ``Plan.kernels``."""
+
 _LOCK = RLock()
-_FOUND: dict[tuple[str, str, str], str] = {}
+_FOUND: dict[tuple[str, ...], str] = {}
 
 
 def refusal(
-    backend: Backend, definition: Backend, device: torch.device, dtype: torch.dtype
+    backend: Backend,
+    definition: Backend,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: str = "",
 ) -> Unsupported | None:
     """The difference that a backend showed on a device; None if none, or if none can be looked for.
 
-    Runs once a device, dtype, backend and version of posenc and PyTorch, and is kept in the user's
-    cache folder; a difference is warned of. Nothing is run while ``torch.compile`` traces, under
-    transforms of ``torch.func``, or while a CUDA graph is captured.
+    Runs once a device, dtype, backend, set of its kernels, and version of posenc and PyTorch, and
+    is kept in the user's cache folder; a difference is warned of. Nothing is run
+    while ``torch.compile`` traces, under transforms of ``torch.func``, or while a CUDA graph is
+    captured.
     """
     if torch.compiler.is_compiling() or is_transformed():
         return None
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
-    key = backend.name, _name(device), str(dtype)
+    key = backend.name, _name(device), str(dtype), *([kernels] if kernels else [])
     with _LOCK:
         if key not in _FOUND:
             _FOUND[key] = ""  # what the trial itself calls is not tried
-            _FOUND[key] = _stored(backend, definition, device, dtype)
+            _FOUND[key] = _stored(key, backend, definition, device, dtype, kernels)
     return Unsupported(_FOUND[key]) if _FOUND[key] else None
 
 
-def _stored(backend: Backend, definition: Backend, device: torch.device, dtype: torch.dtype) -> str:
+def _stored(
+    key: tuple[str, ...],
+    backend: Backend,
+    definition: Backend,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: str,
+) -> str:
     """The difference as an earlier process found it, or found now."""
     versions = torch.__version__, importlib.metadata.version("posenc")
-    words = (backend.name, _name(device), str(dtype), *versions)
+    words = (*key, *versions)
     name = hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
     base = os.environ.get("XDG_CACHE_HOME")
     path = (Path(base) if base else Path.home() / ".cache") / "posenc" / "trials" / name
@@ -197,7 +261,7 @@ def _stored(backend: Backend, definition: Backend, device: torch.device, dtype: 
         return path.read_text()
     except OSError:
         pass
-    found = difference(backend, definition, device, dtypes=(dtype,))
+    found = difference(backend, definition, device, dtypes=(dtype,), kernels=kernels)
     if found:
         warnings.warn(
             f"backend {backend.name!r} is put aside: {found}", RuntimeWarning, stacklevel=2
@@ -223,13 +287,18 @@ def difference(
     *,
     grids: Sequence[Grid] = GRIDS,
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16),
+    kernels: str = "",
 ) -> str:
     """A sentence on the first wrong output or gradient of a backend on a device; "" if none is.
 
     On the last grid; backends without the whole formula are tried with parts of it, on the first.
+    ``kernels`` apart from the formula are tried with their own kind.
     """
+    sets = [(WHOLE, grids[-1]), (PARTS, grids[0])]
+    if kernels:
+        sets = [((KERNELS[kernels],), grids[-1])]
     with torch.inference_mode(False), torch.enable_grad(), without_autocast(device):
-        for kinds, grid in ((WHOLE, grids[-1]), (PARTS, grids[0])):
+        for kinds, grid in sets:
             served = False
             for kind, dtype in product(kinds, dtypes):
                 found = _compare(backend, definition, kind, grid, dtype, device)

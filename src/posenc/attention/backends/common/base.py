@@ -99,10 +99,12 @@ class Plan:
     Args:
         description: how it is computed, in a sentence without a full stop.
         compute: the computation, with the problem bound to it.
+        kernels: a name in ``trial.KERNELS``, of kernels that are tried on a device by themselves.
     """
 
     description: str
     compute: Compute
+    kernels: str = ""
 
     def describe(self) -> str:
         """Description of the computation, in a sentence without a full stop."""

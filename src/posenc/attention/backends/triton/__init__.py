@@ -29,6 +29,7 @@ from posenc.attention.backends.triton.form import (
 )
 from posenc.attention.backends.triton.op import attention
 from posenc.attention.backends.triton.segments import Marks, marks_of
+from posenc.attention.backends.triton.sums import NAMES, attend_with_sums, sums_form
 from posenc.attention.lowering import add_rows
 from posenc.attention.regular import read_offsets
 
@@ -37,6 +38,9 @@ __all__ = ["Triton"]
 
 FUSED_KEYS, FUSED_KEYS_BY_CAPABILITY = 1024, {9: 8192, 10: 8192}
 """Keys up to which kernels rotate queries and keys as they read them, by major capability."""
+
+
+NOT_SINGLE = Unsupported("there are many queries, gradients or dropout")
 
 
 class Triton(Backend):
@@ -49,6 +53,7 @@ class Triton(Backend):
     has all rotations done before.
 
     What depends on no offset is served for any layout, and so is one query without gradients.
+    Stick breaking and contextual positions have kernels of their own.
     Memory is linear in the length. Gradients of everything, dropout included; no second
     derivatives. The same bits at every call, as long as the tiles are the same: their sizes are
     chosen by measurement, once a process and kind of problem, unless ``tuned`` is False.
@@ -74,12 +79,18 @@ class Triton(Backend):
         if refusal is not None:
             return refusal
         compute: Compute
-        if is_single_query(problem):
-            refusal = refuse_single_query(problem)
-            if refusal is not None:
-                return refusal
+        single = refuse_single_query(problem) if is_single_query(problem) else NOT_SINGLE
+        sums = None if single is None else sums_form(problem)
+        if isinstance(sums, Unsupported):
+            return sums
+        if sums is not None:
+            how = "kernels that carry sums from key to key (memory linear in the length)"
+            compute = partial(attend_with_sums, problem, sums, tuned=self.tuned)
+        elif single is None:
             how = "a kernel for one query, the keys split"
             compute = partial(attend_single_query, problem)
+        elif single is not NOT_SINGLE:
+            return single
         else:
             form = kernel_form(problem)
             if isinstance(form, Unsupported):
@@ -90,7 +101,7 @@ class Triton(Backend):
             how += ", which rotate queries and keys as they read them"
         elif problem.encoding.query_key is not None:
             how += ", after queries and keys are transformed"
-        return Plan(how, compute)
+        return Plan(how, compute, "" if sums is None else NAMES[type(sums)])
 
 
 def _attend(problem: Problem, form: KernelForm, *, tuned: bool, lse: bool) -> Result:

@@ -38,7 +38,7 @@ from posenc.attention.backends.triton.kernels.products import delta_kernel, ends
 from posenc.attention.backends.triton.operands import TENSORS, Ends, Operands, Options, empty_as
 from posenc.attention.backends.triton.segments import GRANULE
 
-__all__ = ["Call"]
+__all__ = ["Call", "blocks"]
 
 PRODUCTS_BLOCK = 64
 
@@ -89,8 +89,8 @@ class Call:
         x = self.x
         output = empty_as(x.q, x.v.shape[-1])
         lse = x.q.new_empty(x.q.shape[:3], dtype=torch.float32)
-        forward_kernel[_blocks(self.queries, self.batch * self.heads)](
-            **self._common(flip=False),
+        forward_kernel[blocks(self.queries, self.batch * self.heads)](
+            **self.common(flip=False),
             output=tokens(output),
             lse=numbers(lse),
             edged=self._edged(flip=False),
@@ -125,8 +125,8 @@ class Call:
             *low_and_high(sums, flip=flip),
             *low_and_high(weights, flip=flip),
         )
-        gradients_kernel[_blocks(length, into.shape[0] * into.shape[1])](
-            **self._common(flip=flip),
+        gradients_kernel[blocks(length, into.shape[0] * into.shape[1])](
+            **self.common(flip=flip),
             into=forms,
             flip=flip,
             edged=self._edged(flip=flip),
@@ -168,7 +168,7 @@ class Call:
         if given is not None:
             row_sum = x.q.new_empty(*size, given.shape[-1], dtype=torch.float32)
         if count:
-            common = self._common(flip=flip)
+            common = self.common(flip=flip)
             common["key"] += f" {rows} {bias_wanted}"
             offsets_kernel[(count * heads * splits,)](
                 **common,
@@ -289,8 +289,8 @@ class Call:
         most = min(most, high * ratio - 1, triton.cdiv(y_length, block) - 1)
         return least, max(0, most - least + 1)
 
-    def _common(self, *, flip: bool) -> dict[str, Any]:
-        """Arguments that all of the large kernels take."""
+    def common(self, *, flip: bool) -> dict[str, Any]:
+        """Arguments of the large kernels."""
         x, options = self.x, self.options
         own, others = self._sides(flip=flip)
         band = self._band(flip=flip)
@@ -351,8 +351,11 @@ class Call:
         return " ".join([*found, *map(str, kind), str(group), str(self.x.q.device)])
 
 
-def _blocks(length: int, lanes: int) -> Callable[[dict[str, Any]], tuple[int]]:
-    return lambda chosen: (triton.cdiv(length, chosen["block_x"]) * lanes,)
+def blocks(
+    length: int, lanes: int, side: str = "block_x"
+) -> Callable[[dict[str, Any]], tuple[int]]:
+    """The grid of programs that own a block of tokens each."""
+    return lambda chosen: (triton.cdiv(length, chosen[side]) * lanes,)
 
 
 def _delta(a: Tensor, b: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ They take ``band = [origin, first, last, causal, window]``, as in ``Options``, -
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +23,7 @@ from posenc.attention.backends.triton.operands import (
 if TYPE_CHECKING:
     from posenc.attention.backends.triton.launch import Call
 
-__all__ = ["attention"]
+__all__ = ["attention", "features_together", "keeping"]
 
 COUNT = len(TENSORS)
 
@@ -110,7 +110,7 @@ def attention_backward(
         call = Call(
             x,
             _options(band, adjacent, scale, dropout, tuned),
-            gradient=_features_together(gradient),
+            gradient=features_together(gradient),
             output=output,
             lse=lse,
         )
@@ -202,20 +202,26 @@ def _ready(*tensors: Tensor | None) -> Operands:
         if x is None:
             found[name] = None
         elif x.dim() == 4 or name == "column":
-            found[name] = _features_together(x)
+            found[name] = features_together(x)
         else:
             found[name] = x.contiguous()
     return Operands(**found)
 
 
-def _features_together(x: Tensor) -> Tensor:
+def features_together(x: Tensor) -> Tensor:
+    """The tensor in a memory order that the kernels can read."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:COUNT], *output)
-    ctx.rest = inputs[COUNT:]
-    ctx.mark_non_differentiable(output[1])
+def keeping(count: int) -> Callable[[Any, tuple[Any, ...], tuple[Tensor, ...]], None]:
+    """A function that keeps results and arguments, the first ``count`` of which are tensors."""
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs[:count], *output)
+        ctx.rest = inputs[count:]
+        ctx.mark_non_differentiable(output[1])
+
+    return keep
 
 
 def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -231,4 +237,4 @@ def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tenso
     return (*gradients, *[None for _ in ctx.rest])
 
 
-attention.register_autograd(_differentiate, setup_context=_keep)
+attention.register_autograd(_differentiate, setup_context=keeping(COUNT))

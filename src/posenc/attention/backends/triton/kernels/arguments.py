@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "Band",
+    "Carries",
     "Dropout",
     "Gradients",
     "Numbers",
@@ -20,6 +21,7 @@ __all__ = [
     "Rotary",
     "Side",
     "Sizes",
+    "SumGradients",
     "Table",
     "Tables",
     "Tokens",
@@ -193,3 +195,24 @@ class Gradients(NamedTuple):
     high: Any
     weight_low: Any
     weight_high: Any
+
+
+class Carries(NamedTuple):
+    """Of each tile of keys, ``[lane, tile, query]``: the sums of the keys after it, and of the
+    gradients of the keys before it. There are sums from ``first_tiles [lane, query]`` on; before,
+    all are at their limit."""
+
+    sums: Any
+    left: Any
+    first_tiles: Any
+
+
+class SumGradients(NamedTuple):
+    """Outputs for the gradients of queries. Of contextual positions also sums of the gradients of
+    logits with counts of at least n, ``total [lane, query, n]``; of their fractions' shares,
+    ``part``; and of those at the limit that are not in either, ``far [lane, query]``."""
+
+    tokens: Any
+    total: Any
+    part: Any
+    far: Any

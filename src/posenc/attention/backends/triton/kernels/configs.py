@@ -15,11 +15,15 @@ __all__ = [
     "OFFSETS",
     "PROGRAMS",
     "SPANS",
+    "SUMS",
+    "SUMS_FORWARD",
+    "SUM_KEYS",
     "TOKENS",
     "UNTUNED",
     "all_or_first",
     "diagonal_block",
     "fitting",
+    "fitting_sums",
     "room",
 ]
 
@@ -38,6 +42,7 @@ def _config_of_warps(warps: int, stages: int) -> Any:
     return triton.Config({}, num_warps=warps, num_stages=stages)
 
 
+# SUM_KEYS: keys of the tiles between which sums are carried, of narrow heads and of wide ones.
 # SPANS: sides of the squares of pairs that the gradients take apart, with unrolled tables and
 # without; multiples of all tiles' sides.
 if triton.knobs.runtime.interpret:
@@ -46,9 +51,11 @@ if triton.knobs.runtime.interpret:
     PROGRAMS = 8
     DIAGONAL_BLOCKS: tuple[int, ...] = (16, 16)
     SPANS = (64, 64)
-    FORWARD = TOKENS = [_config(16, 16, 4, 1)]
+    FORWARD = SUMS_FORWARD = TOKENS = [_config(16, 16, 4, 1)]
     OFFSETS = [_config_of_warps(4, 1)]
     DECODE = [triton.Config({"block": 16})]
+    SUM_KEYS = (16, 16)
+    SUMS = [triton.Config({"block_q": 16})]
 else:
     KEYS_PER_SPLIT = 256
     PROGRAMS = 1024
@@ -71,6 +78,19 @@ else:
         _config(16, 16, 4, 1),
     ]
     OFFSETS = [_config_of_warps(4, 2), _config_of_warps(8, 1), _config_of_warps(8, 2)]
+    SUM_KEYS = (64, 32)
+    SUMS_FORWARD = [
+        _config(64, 64, 4, 2),
+        _config(128, 64, 8, 2),
+        _config(32, 32, 4, 1),
+        _config(16, 16, 4, 1),
+    ]
+    SUMS = [
+        triton.Config({"block_q": 64}, num_warps=4, num_stages=2),
+        triton.Config({"block_q": 64}, num_warps=8, num_stages=1),
+        triton.Config({"block_q": 32}, num_warps=4, num_stages=1),
+        triton.Config({"block_q": 16}, num_warps=4, num_stages=1),
+    ]
     DECODE = [triton.Config({"block": block}, num_stages=3) for block in (32, 64, 128)]
     DECODE.append(triton.Config({"block": 16}, num_stages=1))  # fits wherever others do not
 
@@ -100,6 +120,15 @@ def all_or_first(configs: list[Any], given: dict[str, Any], **more: Any) -> list
     """The first alone for problems that are not tuned."""
     key = {**given, **more}["key"]
     return configs[:1] if key.startswith(UNTUNED) else configs
+
+
+def fitting_sums(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
+    """The first two for narrow heads, the others for wide ones: each takes long to compile."""
+    whole = {**given, **more}
+    x, y = whole["x"], whole["y"]
+    width = max(each.block.value for each in (x.tokens, y.tokens, y.second))
+    wide = room(width, x.tokens.pointer.element_size(), 0) > 1024
+    return all_or_first(configs[2:] or configs if wide else configs[:2], whole)
 
 
 def room(width: int, itemsize: int, unrolled: int) -> int:

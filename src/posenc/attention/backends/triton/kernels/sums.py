@@ -1,0 +1,293 @@
+"""Sums over the keys of a row from each key on, within a tile.
+
+Stick breaking (``sticks``) sums ``log2(1 + 2^s)``, s the logits to the base of 2. Contextual
+positions sum gates, as whole numbers of ``2^-bits``: their sums are exact, so that every kernel
+finds the same, and that of the next key is one subtraction away.
+
+``keys`` is the axis of a tile that the keys are on.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from posenc.attention.backends.triton.kernels.logits import kept
+from posenc.attention.backends.triton.kernels.memory import LOG2E, product
+from posenc.attention.backends.triton.kernels.visibility import visible
+
+EXACT = tl.constexpr(22)
+"""Bits of a gate, half of them a number of 16 bits each: products sum them up exactly."""
+
+GONE = tl.constexpr(100.0)
+"""Binary logarithm of the share of a stick below which nothing is left of it."""
+
+ONE = tl.constexpr(0x3F800000)
+"""The bits of 1.0, of which the lowest 23 are the fraction."""
+
+
+@triton.jit
+def binary_logits(x_tokens, y_tokens, scale, precision: tl.constexpr):
+    """Logits ``[x, y]`` to the base of 2."""
+    return product(x_tokens, tl.trans(y_tokens), precision) * (scale * LOG2E)
+
+
+@triton.jit
+def seen_pairs(
+    x, y, band, b, x0, y0, flip: tl.constexpr, block_x: tl.constexpr, block_y: tl.constexpr
+):
+    """Mask ``[x, y]`` of the visible pairs of a tile."""
+    x_at = x0 + tl.arange(0, block_x)
+    y_at = y0 + tl.arange(0, block_y)
+    t = y_at[None, :] - x_at[:, None] + band.origin
+    return visible(t, x, y, band, b, x_at, y_at, False, flip)
+
+
+@triton.jit
+def log2_of_one_plus(e):
+    """``log2(1 + e)`` for e from 0 to 1, with a relative error of 3e-7."""
+    p = e * -0.012077020271935144 + 0.06274843358154066
+    p = p * e - 0.15415200644816163
+    p = p * e + 0.25517634922634863
+    p = p * e - 0.3530963533461743
+    p = p * e + 0.48001246079621496
+    p = p * e - 0.7213067574280757
+    return (p * e + 1.4426947245903459) * e
+
+
+@triton.jit
+def softplus(logits):
+    return tl.maximum(logits, 0.0) + log2_of_one_plus(tl.exp2(-tl.abs(logits)))
+
+
+@triton.jit
+def gates_of(logits):
+    """The logistic function of logits, and its derivative."""
+    e = tl.exp2(-tl.abs(logits))
+    inverse = 1 / (1 + e)
+    rest = e * inverse
+    return tl.where(logits < 0, rest, inverse), rest * inverse
+
+
+@triton.jit
+def whole(gates, bits: tl.constexpr):
+    """Gates as whole numbers of ``2^-bits``."""
+    found = (gates + 1).to(tl.int32, bitcast=True) - ONE
+    return (found + (1 << (22 - bits))) >> (23 - bits)
+
+
+@triton.jit
+def fraction(counts, bits: tl.constexpr):
+    """What counts of ``2^-bits`` are above whole ones."""
+    found = (counts << (23 - bits)) & 0x7FFFFF
+    return (found | ONE).to(tl.float32, bitcast=True) - 1
+
+
+@triton.jit
+def triangle(size: tl.constexpr, lower: tl.constexpr):
+    """A matrix of ones on and below (or above) the diagonal."""
+    row = tl.arange(0, size)[:, None]
+    column = tl.arange(0, size)[None, :]
+    return tl.where(row >= column if lower else row <= column, 1.0, 0.0).to(tl.float16)
+
+
+@triton.jit
+def _times(part, ones, found, keys: tl.constexpr):
+    left, right = (part, ones) if keys == 1 else (ones, part)
+    return product(left, right, "ieee", found)
+
+
+@triton.jit
+def sums_after(added, ones, sticks: tl.constexpr, keys: tl.constexpr):
+    """Sums of a tile's addends over each key and those after it, by products with 16-bit numbers.
+
+    Args:
+        added: as of ``addends``.
+        ones: a ``triangle``, lower if keys are on axis 1, else upper.
+    """
+    if sticks:
+        first = tl.minimum(added, 60000.0).to(tl.float16)
+        second = (added - first.to(tl.float32)).to(tl.float16)
+        sums = _times(first, ones, _times(second, ones, None, keys), keys)
+    else:
+        # Halves of whole numbers: what is summed up is below 2^24.
+        first = _times((added >> 11).to(tl.float32).to(tl.float16), ones, None, keys)
+        second = _times((added & 2047).to(tl.float32).to(tl.float16), ones, None, keys)
+        sums = (first.to(tl.int32) << 11) + second.to(tl.int32)
+    return sums
+
+
+@triton.jit
+def sums_until(values, ones, terms: tl.constexpr, keys: tl.constexpr):
+    """Sums of a tile's values over each key and those before it.
+
+    Args:
+        ones: a ``triangle`` in bfloat16, upper if keys are on axis 1, else lower.
+        terms: numbers of 16 bits that values are split into, of 8 significant bits each.
+    """
+    sums = None
+    for _ in tl.static_range(terms):
+        part = values.to(tl.bfloat16)
+        sums = _times(part, ones, sums, keys)
+        values -= part.to(tl.float32)
+    return sums
+
+
+@triton.jit
+def addends(logits, seen, sticks: tl.constexpr, masked: tl.constexpr, bits: tl.constexpr):
+    """What is summed up, 0 where hidden."""
+    if sticks:
+        found = softplus(logits)
+    else:
+        gates, _ = gates_of(logits)
+        found = whole(gates, bits)
+    if masked:
+        found = tl.where(seen, found, 0)
+    return found
+
+
+@triton.jit
+def entries(pairs, counts, bits: tl.constexpr):
+    """Products with the vectors at counts, and how they rise with the count, both times log2(e).
+
+    Args:
+        pairs: pointers to each query's pairs of numbers of 32 bits.
+        counts: at most the last pair's.
+    """
+    both = tl.load(pairs + (counts >> bits))
+    first = both.to(tl.uint32).to(tl.float32, bitcast=True)
+    rise = (both >> 32).to(tl.uint32).to(tl.float32, bitcast=True)
+    return first + fraction(counts, bits) * rise, rise
+
+
+@triton.jit
+def pairs_of(pairs, at, length, lane, width: tl.constexpr):
+    """Pointers to the pairs of the queries ``at``, which may be beyond their length."""
+    row = lane.to(tl.int64) * length + tl.minimum(at, length - 1)
+    return pairs + row * width
+
+
+@triton.jit
+def last_entries(pairs, width: tl.constexpr):
+    """What all pairs with the highest count add, times log2(e)."""
+    return tl.load(pairs + (width - 1)).to(tl.uint32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def tile_gradients(
+    logits,
+    dp,
+    seen,
+    pairs,
+    carried,
+    left,
+    lse,
+    delta,
+    limit,
+    after_ones,
+    until_ones,
+    sticks: tl.constexpr,
+    masked: tl.constexpr,
+    bits: tl.constexpr,
+    terms: tl.constexpr,
+    keys: tl.constexpr,
+):
+    """Weights, gradients of logits, and what else queries sum up, of one tile.
+
+    Args:
+        dp: gradients of weights; carried: sums before the tile; left: those of gradients.
+        after_ones, until_ones: as of ``sums_after`` and ``sums_until``.
+        keys: the tile's axis of keys; numbers a query are along the other.
+
+    Returns:
+        Weights and gradients; sums of gradients over each row; gradients by the sums, sums, and
+        sums of the next keys, of contextual positions.
+    """
+    if sticks:
+        added = softplus(logits)
+        share = tl.exp2(logits - added)
+        if masked:
+            added = tl.where(seen, added, 0.0)
+        sums = sums_after(added, after_ones, sticks, keys) + carried
+        weights = tl.exp2(logits - sums)
+        if masked:
+            weights = tl.where(seen, weights, 0.0)
+        summand = weights * dp
+        ds = summand
+        dz = summand - share * (sums_until(summand, until_ones, terms, keys) + left)
+        after = sums
+    else:
+        gates, slope = gates_of(logits)
+        added = whole(gates, bits)
+        if masked:
+            added = tl.where(seen, added, 0)
+        sums = sums_after(added, after_ones, sticks, keys) + carried
+        after = tl.minimum(sums - added, limit)
+        sums = tl.minimum(sums, limit)
+        more, rise = entries(pairs, sums, bits)
+        weights = tl.exp2(logits + more - lse)
+        if masked:
+            weights = tl.where(seen, weights, 0.0)
+        ds = weights * (dp - delta)
+        summand = ds * rise / LOG2E
+        dz = ds + slope * (sums_until(summand, until_ones, terms, keys) + left)
+    if masked:
+        dz = tl.where(seen, dz, 0.0)
+    return weights, dz, tl.sum(summand, keys), ds, sums, after
+
+
+@triton.jit
+def own_weights(
+    x,
+    y,
+    band,
+    dropout,
+    b,
+    lane,
+    x0,
+    query_start,
+    flip: tl.constexpr,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+):
+    """Factors ``[x]`` of the pairs of each token with itself: 0 where hidden or dropped."""
+    at = x0 + tl.arange(0, block_x)
+    other = at - band.origin
+    seen = (at < x.length) & (other >= 0) & (other < y.length)
+    if x.segment_ids is not None:
+        mine = tl.load(x.segment_ids + b * x.segment_ids_row + at, mask=seen, other=0)
+        theirs = tl.load(y.segment_ids + b * y.segment_ids_row + other, mask=seen, other=0)
+        seen = seen & (mine == theirs)
+    factor = tl.where(seen, 1.0, 0.0)
+    if dropout is not None:
+        found = tl.zeros([block_x], tl.float32)
+        first = tl.maximum(x0 - band.origin, 0)
+        end = tl.minimum(tl.maximum(x0 - band.origin + block_x, 0), y.length)
+        for tile in range(first // block_y, tl.cdiv(end, block_y)):
+            y_at = tile * block_y + tl.arange(0, block_y)
+            keep = kept_pairs(
+                dropout, lane, x0, tile * block_y, query_start, flip, block_x, block_y
+            )
+            same = keep & (y_at[None, :] == other[:, None])
+            found += tl.sum(tl.where(same, dropout.factor, 0.0), 1)
+        factor *= found
+    return factor
+
+
+@triton.jit
+def kept_pairs(
+    dropout,
+    lane,
+    x0,
+    y0,
+    query_start,
+    flip: tl.constexpr,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+):
+    """Mask ``[x, y]`` of the pairs that dropout keeps, of queries from ``query_start`` on."""
+    if flip:
+        y0 += query_start
+    else:
+        x0 += query_start
+    return kept(dropout, lane, x0, y0, block_x, block_y, flip)

@@ -1,0 +1,304 @@
+"""Attention with sums carried from the last key to the first; and the sums before each tile."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
+from posenc.attention.backends.triton.kernels.configs import SUMS, SUMS_FORWARD, fitting_sums
+from posenc.attention.backends.triton.kernels.memory import (
+    LOG2E,
+    load_tokens,
+    product,
+    start_of,
+    store_tokens,
+)
+from posenc.attention.backends.triton.kernels.sums import (
+    addends,
+    binary_logits,
+    entries,
+    kept_pairs,
+    last_entries,
+    own_weights,
+    pairs_of,
+    seen_pairs,
+    sums_after,
+    triangle,
+)
+from posenc.attention.backends.triton.kernels.visibility import visible_tile_ranges
+
+STRIDE = tl.constexpr(4)
+"""Tiles between two looks at whether all sums are at their limit."""
+
+
+@triton.jit
+def _walk(
+    output,
+    row_sum,
+    row_max,
+    carried,
+    begin,
+    end,
+    own,
+    pairs,
+    ones,
+    x,
+    y,
+    band,
+    dropout,
+    g,
+    scale,
+    limit,
+    sticks: tl.constexpr,
+    far: tl.constexpr,
+    masked: tl.constexpr,
+    width: tl.constexpr,
+    bits: tl.constexpr,
+    precision: tl.constexpr,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+):
+    """Tiles ``end`` down to ``begin``; ``far``: all sums are at their limit."""
+    if far:
+        last = last_entries(pairs, width)
+    stages: tl.constexpr = None if sticks or far else 1  # places read by count are not known ahead
+    for step in tl.range(end - begin, num_stages=stages):
+        y0 = (end - 1 - step) * block_y
+        y_at = y0 + tl.arange(0, block_y)
+        k = load_tokens(y.tokens, own.b, g, y_at, y.length)
+        logits = binary_logits(own.tokens, k, scale, precision)
+        seen = None
+        if masked:
+            seen = seen_pairs(x, y, band, own.b, own.start, y0, False, block_x, block_y)
+        if far:
+            logits += last[:, None]
+        else:
+            added = addends(logits, seen, sticks, masked, bits)
+            sums = sums_after(added, ones, sticks, 1) + carried[:, None]  # [x, y]
+            carried += tl.sum(added, 1)
+            if sticks:
+                logits -= sums
+            else:
+                carried = tl.minimum(carried, limit)
+                more, _ = entries(pairs[:, None], tl.minimum(sums, limit), bits)
+                logits += more
+        if masked:
+            logits = tl.where(seen, logits, float("-inf"))
+        if sticks:
+            weights = tl.exp2(logits)
+        else:
+            new_max = tl.maximum(row_max, tl.max(logits, 1))
+            finite = tl.where(new_max == float("-inf"), 0.0, new_max)
+            weights = tl.exp2(logits - finite[:, None])
+            rescale = tl.exp2(row_max - finite)
+            row_max = new_max
+            row_sum = row_sum * rescale + tl.sum(weights, 1)
+            output *= rescale[:, None]
+        if dropout is not None:
+            keep = kept_pairs(dropout, own.lane, own.start, y0, 0, False, block_x, block_y)
+            weights = tl.where(keep, weights * dropout.factor, 0.0)
+        v = load_tokens(y.second, own.b, g, y_at, y.length)
+        output += product(weights.to(v.dtype), v, precision)
+    return output, row_sum, row_max, carried
+
+
+@triton.autotune(
+    configs=SUMS_FORWARD, key=["key"], prune_configs_by={"early_config_prune": fitting_sums}
+)
+@triton.jit
+def sums_forward_kernel(
+    x,
+    y,
+    tables,
+    band,
+    sizes,
+    dropout,
+    pairs,
+    output,
+    lse,
+    scale,
+    limit,
+    key: tl.constexpr,
+    edged: tl.constexpr,
+    sticks: tl.constexpr,
+    rest_to_self: tl.constexpr,
+    width: tl.constexpr,
+    bits: tl.constexpr,
+    granule: tl.constexpr,
+    precision: tl.constexpr,
+    block_x: tl.constexpr,
+    block_y: tl.constexpr,
+):
+    """One block of queries of one head.
+
+    Args:
+        tables: none.
+        edged: the first keys may be hidden from any of the queries.
+        pairs: of contextual positions, as of ``entries``, ``width`` of them a query.
+        lse: of stick breaking, binary logarithms of what is left.
+        limit: of the sums; all beyond count as it.
+    """
+    if dropout is not None:
+        dropout = Dropout(dropout.threshold, dropout.factor, tl.load(dropout.seed))
+    blocks = tl.cdiv(x.length, block_x)
+    # Later queries see more: they go first.
+    x0 = (blocks - 1 - tl.program_id(0) % blocks) * block_x
+    lane = tl.program_id(0) // blocks
+    b = (lane // sizes.heads).to(tl.int64)
+    h = lane % sizes.heads
+    g = h // sizes.group
+    at = x0 + tl.arange(0, block_x)
+    tokens = load_tokens(x.tokens, b, h, at, x.length)
+    own = Own(tokens, None, None, None, None, None, None, None, x0, b, h, lane)
+    own_pairs = None
+    if not sticks:
+        own_pairs = pairs_of(pairs, at, x.length, lane, width)
+    # fmt: off
+    begin, clear, _, _, edge, end = visible_tile_ranges(
+        x, y, band, b, x0, False, False, granule, block_x, block_y, block_x, block_y
+    )
+    ones = triangle(block_y, True)
+    result = tl.zeros([block_x, y.second.block], tl.float32)
+    row_sum = tl.zeros([block_x], tl.float32)
+    row_max = row_sum - float("inf")
+    carried = tl.zeros([block_x], tl.float32 if sticks else tl.int32)
+    result, row_sum, row_max, carried = _walk(
+        result, row_sum, row_max, carried, edge, end, own, own_pairs, ones, x, y, band, dropout, g,
+        scale, limit, sticks, False, True, width, bits, precision, block_x, block_y,
+    )
+    stop = edge
+    while (stop > clear) & (tl.min(carried, 0) < limit):
+        first = tl.maximum(stop - STRIDE, clear)
+        result, row_sum, row_max, carried = _walk(
+            result, row_sum, row_max, carried, first, stop, own, own_pairs, ones, x, y, band,
+            dropout, g, scale, limit, sticks, False, False, width, bits, precision, block_x,
+            block_y,
+        )
+        stop = first
+    if sticks:
+        begin = tl.where(tl.min(carried, 0) < limit, begin, clear)
+    else:
+        result, row_sum, row_max, carried = _walk(
+            result, row_sum, row_max, carried, clear, stop, own, own_pairs, ones, x, y, band,
+            dropout, g, scale, limit, sticks, True, False, width, bits, precision, block_x, block_y,
+        )
+    if edged:
+        result, row_sum, row_max, carried = _walk(
+            result, row_sum, row_max, carried, begin, clear, own, own_pairs, ones, x, y, band,
+            dropout, g, scale, limit, sticks, False, True, width, bits, precision, block_x, block_y,
+        )
+    # fmt: on
+    if sticks:
+        logarithm = -carried
+        if rest_to_self:
+            factor = own_weights(x, y, band, dropout, b, lane, x0, 0, False, block_x, block_y)
+            v = load_tokens(y.second, b, g, tl.maximum(at - band.origin, 0), y.length)
+            result += (factor * tl.exp2(logarithm))[:, None] * v.to(tl.float32)
+    else:
+        row_sum = tl.where(row_sum > 0, row_sum, 1.0)
+        result /= row_sum[:, None]
+        logarithm = (row_max + tl.log2(row_sum)) / LOG2E
+    store_tokens(output, b, h, result, at, x.length)
+    tl.store(start_of(lse, b, h) + at, logarithm, mask=at < x.length)
+
+
+@triton.jit
+def _carry(
+    carried,
+    begin,
+    end,
+    own,
+    sums,
+    x,
+    y,
+    band,
+    g,
+    scale,
+    limit,
+    sticks: tl.constexpr,
+    masked: tl.constexpr,
+    bits: tl.constexpr,
+    precision: tl.constexpr,
+    block_q: tl.constexpr,
+    block_k: tl.constexpr,
+):
+    """Write the sums before tiles ``end`` down to ``begin``."""
+    at = own.start + tl.arange(0, block_q)
+    for step in range(end - begin):
+        tile = end - 1 - step
+        tl.store(sums + tile * x.length + at, carried, mask=at < x.length)
+        y0 = tile * block_k
+        k = load_tokens(y.tokens, own.b, g, y0 + tl.arange(0, block_k), y.length)
+        logits = binary_logits(own.tokens, k, scale, precision)
+        seen = None
+        if masked:
+            seen = seen_pairs(x, y, band, own.b, own.start, y0, False, block_q, block_k)
+        carried += tl.sum(addends(logits, seen, sticks, masked, bits), 1)
+        if not sticks:
+            carried = tl.minimum(carried, limit)
+    return carried
+
+
+@triton.autotune(configs=SUMS, key=["key"], prune_configs_by={"early_config_prune": fitting_sums})
+@triton.jit
+def carries_kernel(
+    x,
+    y,
+    band,
+    sizes,
+    sums,
+    first_tiles,
+    scale,
+    limit,
+    key: tl.constexpr,
+    edged: tl.constexpr,
+    sticks: tl.constexpr,
+    bits: tl.constexpr,
+    granule: tl.constexpr,
+    precision: tl.constexpr,
+    block_k: tl.constexpr,
+    block_q: tl.constexpr,
+):
+    """Sums ``[lane, tile, query]`` before each tile of ``block_k`` keys, from the last on.
+
+    ``first_tiles [lane, query]`` says from which tile on there are any; before, all sums are at
+    their limit.
+    """
+    blocks = tl.cdiv(x.length, block_q)
+    x0 = (blocks - 1 - tl.program_id(0) % blocks) * block_q
+    lane = tl.program_id(0) // blocks
+    b = (lane // sizes.heads).to(tl.int64)
+    h = lane % sizes.heads
+    g = h // sizes.group
+    at = x0 + tl.arange(0, block_q)
+    tokens = load_tokens(x.tokens, b, h, at, x.length)
+    own = Own(tokens, None, None, None, None, None, None, None, x0, b, h, lane)
+    # fmt: off
+    begin, clear, _, _, edge, end = visible_tile_ranges(
+        x, y, band, b, x0, False, False, granule, block_q, block_k, block_q, block_k
+    )
+    of_lane = sums + lane.to(tl.int64) * tl.cdiv(y.length, block_k) * x.length
+    carried = tl.zeros([block_q], tl.float32 if sticks else tl.int32)
+    carried = _carry(
+        carried, edge, end, own, of_lane, x, y, band, g, scale, limit, sticks, True, bits,
+        precision, block_q, block_k,
+    )
+    stop = edge
+    while (stop > clear) & (tl.min(carried, 0) < limit):
+        first = tl.maximum(stop - STRIDE, clear)
+        carried = _carry(
+            carried, first, stop, own, of_lane, x, y, band, g, scale, limit, sticks, False, bits,
+            precision, block_q, block_k,
+        )
+        stop = first
+    # What is at the limit stays there: of tiles with hidden pairs no sums are needed then.
+    first = tl.where(tl.min(carried, 0) < limit, begin, stop)
+    if edged:
+        _carry(
+            carried, first, tl.minimum(stop, tl.maximum(first, clear)), own, of_lane, x, y, band, g,
+            scale, limit, sticks, True, bits, precision, block_q, block_k,
+        )
+    # fmt: on
+    place = first_tiles + lane.to(tl.int64) * x.length + at
+    tl.store(place, tl.zeros([block_q], tl.int32) + first, mask=at < x.length)

@@ -1,0 +1,238 @@
+"""Gradients of blocks of queries, of attention with carried sums.
+
+The gradient of an addend is the sum of those of the logarithms of weights (stick breaking), or of
+counts, over the key and those before it: it is carried from the first key to the last. Queries
+leave the sums before each tile of keys to the keys.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from posenc.attention.backends.triton.kernels.arguments import Carries, Dropout, Own
+from posenc.attention.backends.triton.kernels.configs import SUMS, fitting_sums
+from posenc.attention.backends.triton.kernels.memory import (
+    LOG2E,
+    clip,
+    load_numbers,
+    load_tokens,
+    product,
+    start_of,
+    store_tokens,
+)
+from posenc.attention.backends.triton.kernels.sums import (
+    binary_logits,
+    fraction,
+    kept_pairs,
+    last_entries,
+    own_weights,
+    pairs_of,
+    seen_pairs,
+    sums_until,
+    tile_gradients,
+    triangle,
+)
+from posenc.attention.backends.triton.kernels.visibility import visible_tile_ranges
+
+
+@triton.jit
+def _walk(
+    dq,
+    left,
+    total,
+    part,
+    begin,
+    end,
+    own,
+    pairs,
+    first_tiles,
+    carries,
+    into,
+    after_ones,
+    until_ones,
+    x,
+    y,
+    band,
+    dropout,
+    g,
+    query_start,
+    scale,
+    limit,
+    sticks: tl.constexpr,
+    far: tl.constexpr,
+    masked: tl.constexpr,
+    width: tl.constexpr,
+    bits: tl.constexpr,
+    terms: tl.constexpr,
+    precision: tl.constexpr,
+    block_q: tl.constexpr,
+    block_k: tl.constexpr,
+):
+    """Tiles ``begin`` to ``end``; ``far``: all sums are at their limit."""
+    at = own.start + tl.arange(0, block_q)
+    inside = at < x.length
+    if far:
+        last = last_entries(pairs, width)
+    stages: tl.constexpr = None if sticks or far else 1  # places read by count are not known ahead
+    for tile in tl.range(begin, end, num_stages=stages):
+        y0 = tile * block_k
+        y_at = y0 + tl.arange(0, block_k)
+        k = load_tokens(y.tokens, own.b, g, y_at, y.length)
+        v = load_tokens(y.second, own.b, g, y_at, y.length)
+        logits = binary_logits(own.tokens, k, scale, precision)
+        dp = product(own.second, tl.trans(v), precision)
+        if dropout is not None:
+            keep = kept_pairs(
+                dropout, own.lane, own.start, y0, query_start, False, block_q, block_k
+            )
+            dp = tl.where(keep, dp * dropout.factor, 0.0)
+        if far:
+            dz = tl.exp2(logits + (last - own.lse)[:, None]) * (dp - own.delta[:, None])
+            total += tl.sum(dz, 1)
+        else:
+            seen = None
+            if masked:
+                seen = seen_pairs(x, y, band, own.b, own.start, y0, False, block_q, block_k)
+            place = tile * x.length + at
+            known = inside & (tile >= first_tiles)
+            carried = tl.load(carries.sums + place, mask=known, other=limit)
+            tl.store(carries.left + place, left, mask=inside)
+            own_pairs = None
+            if not sticks:
+                own_pairs = pairs[:, None]
+            # fmt: off
+            _, dz, added, ds, sums, after = tile_gradients(
+                logits, dp, seen, own_pairs, carried[:, None], left[:, None], own.lse[:, None],
+                own.delta[:, None], limit, after_ones, until_ones, sticks, masked, bits, terms, 1,
+            )
+            # fmt: on
+            left += added
+            if not sticks:
+                totals = sums_until(ds, until_ones, terms, 1) + total[:, None]
+                of_part = ds * fraction(sums, bits)
+                parts = sums_until(of_part, until_ones, terms, 1) + part[:, None]
+                total += tl.sum(ds, 1)
+                part += tl.sum(of_part, 1)
+                count = sums >> bits
+                # The last key of each whole count: counts of neighbours are at most one apart.
+                ends = (count != after >> bits) & inside[:, None]
+                row = (own.lane.to(tl.int64) * x.length + at) * width
+                tl.store(into.total + row[:, None] + count, totals, mask=ends)
+                tl.store(into.part + row[:, None] + count, parts, mask=ends)
+        dq += product(dz.to(k.dtype), k, precision)
+    return dq, left, total, part
+
+
+@triton.autotune(configs=SUMS, key=["key"], prune_configs_by={"early_config_prune": fitting_sums})
+@triton.jit
+def sums_queries_kernel(
+    x,
+    y,
+    band,
+    sizes,
+    dropout,
+    pairs,
+    carries,
+    into,
+    scale,
+    limit,
+    query_start,
+    key: tl.constexpr,
+    edged: tl.constexpr,
+    sticks: tl.constexpr,
+    rest_to_self: tl.constexpr,
+    width: tl.constexpr,
+    bits: tl.constexpr,
+    terms: tl.constexpr,
+    granule: tl.constexpr,
+    precision: tl.constexpr,
+    block_k: tl.constexpr,
+    block_q: tl.constexpr,
+):
+    """Gradients of one block of queries, and what ``sums_keys_kernel`` reads.
+
+    Args:
+        carries: ``Carries``; its ``left`` is written.
+        into: ``SumGradients``.
+        query_start: number of the first query, for dropout.
+    """
+    if dropout is not None:
+        dropout = Dropout(dropout.threshold, dropout.factor, tl.load(dropout.seed))
+    blocks = tl.cdiv(x.length, block_q)
+    x0 = (blocks - 1 - tl.program_id(0) % blocks) * block_q
+    lane = tl.program_id(0) // blocks
+    b = (lane // sizes.heads).to(tl.int64)
+    h = lane % sizes.heads
+    g = h // sizes.group
+    at = x0 + tl.arange(0, block_q)
+    tokens = load_tokens(x.tokens, b, h, at, x.length)
+    gradient = load_tokens(x.second, b, h, at, x.length)
+    first_tiles = carries.first_tiles + lane.to(tl.int64) * x.length + at
+    first_tiles = tl.load(first_tiles, mask=at < x.length, other=2**30)
+    reached = tl.min(first_tiles, 0)
+    # fmt: off
+    begin, clear, _, _, edge, end = visible_tile_ranges(
+        x, y, band, b, x0, False, False, granule, block_q, block_k, block_q, block_k
+    )
+    # fmt: on
+    total = tl.zeros([block_q], tl.float32)
+    left = total
+    nothing = float("-inf") if sticks else float("inf")
+    lse = load_numbers(start_of(x.lse, b, h), at, x.length, nothing)
+    delta = total
+    own_pairs = None
+    if sticks:
+        begin = clip(reached, begin, end)
+        clear = tl.maximum(clear, begin)
+        if rest_to_self:
+            factor = own_weights(
+                x, y, band, dropout, b, lane, x0, query_start, False, block_q, block_k
+            )
+            v = load_tokens(y.second, b, g, tl.maximum(at - band.origin, 0), y.length)
+            of_own = tl.sum(gradient.to(tl.float32) * v.to(tl.float32), 1)
+            left = factor * tl.exp2(lse) * of_own
+    else:
+        lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
+        delta = load_numbers(start_of(x.delta, b, h), at, x.length, 0.0)
+        own_pairs = pairs_of(pairs, at, x.length, lane, width)
+    near = clip(reached, clear, tl.maximum(edge, clear))
+    edge = tl.maximum(edge, near)
+    base = lane.to(tl.int64) * tl.cdiv(y.length, block_k) * x.length
+    own = Own(tokens, None, gradient, None, None, None, lse, delta, x0, b, h, lane)
+    of_lane = Carries(carries.sums + base, carries.left + base, carries.first_tiles)
+    after_ones = triangle(block_k, True)
+    until_ones = triangle(block_k, False).to(tl.bfloat16)
+    dq = tl.zeros([block_q, x.tokens.block], tl.float32)
+    part = total
+    # fmt: off
+    if edged:
+        dq, left, total, part = _walk(
+            dq, left, total, part, begin, clear, own, own_pairs, first_tiles, of_lane, into,
+            after_ones, until_ones, x, y, band, dropout, g, query_start, scale, limit, sticks,
+            False, True, width, bits, terms, precision, block_q, block_k,
+        )
+    if not sticks:
+        far = tl.zeros([block_q], tl.float32)
+        dq, left, far, part = _walk(
+            dq, left, far, part, clear, near, own, own_pairs, first_tiles, of_lane, into,
+            after_ones, until_ones, x, y, band, dropout, g, query_start, scale, limit, sticks, True,
+            False, width, bits, terms, precision, block_q, block_k,
+        )
+        tl.store(into.far + lane.to(tl.int64) * x.length + at, far, mask=at < x.length)
+    dq, left, total, part = _walk(
+        dq, left, total, part, near, edge, own, own_pairs, first_tiles, of_lane, into, after_ones,
+        until_ones, x, y, band, dropout, g, query_start, scale, limit, sticks, False, False, width,
+        bits, terms, precision, block_q, block_k,
+    )
+    dq, left, total, part = _walk(
+        dq, left, total, part, edge, end, own, own_pairs, first_tiles, of_lane, into, after_ones,
+        until_ones, x, y, band, dropout, g, query_start, scale, limit, sticks, False, True, width,
+        bits, terms, precision, block_q, block_k,
+    )
+    # fmt: on
+    if not sticks:
+        row = (lane.to(tl.int64) * x.length + at) * width
+        tl.store(into.total + row, total, mask=at < x.length)
+        tl.store(into.part + row, part, mask=at < x.length)
+    store_tokens(into.tokens, b, h, dq * scale, at, x.length)

@@ -1,0 +1,235 @@
+"""Launching the kernels that carry sums from key to key. Imports Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from posenc.attention.backends.triton.band import FAR
+from posenc.attention.backends.triton.forms import numbers, tokens
+from posenc.attention.backends.triton.kernels import arguments
+from posenc.attention.backends.triton.kernels.configs import SUM_KEYS
+from posenc.attention.backends.triton.kernels.memory import LOG2E
+from posenc.attention.backends.triton.kernels.sums import EXACT, GONE
+from posenc.attention.backends.triton.kernels.sums_forward import (
+    carries_kernel,
+    sums_forward_kernel,
+)
+from posenc.attention.backends.triton.kernels.sums_keys import sums_keys_kernel
+from posenc.attention.backends.triton.kernels.sums_queries import sums_queries_kernel
+from posenc.attention.backends.triton.launch import Call, blocks
+from posenc.attention.backends.triton.operands import Operands, Options, empty_as
+from posenc.attention.backends.triton.segments import GRANULE
+
+__all__ = ["SumsCall"]
+
+LARGEST_TILE = 128
+"""Keys of the largest tiles: so many gates may be added to a count at its limit."""
+
+
+TERMS = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
+"""Numbers of 16 bits that gradients are split into where they are summed up, by dtype."""
+
+
+@dataclass(frozen=True, eq=False)
+class SumsCall:
+    """One problem with carried sums.
+
+    Args:
+        x: queries, keys, values, segments and the seed.
+        options: its numbers.
+        products: ``[B, H, Q, N]`` float32, products of queries with vectors by count; None for
+            stick breaking.
+        rest_to_self: of stick breaking, whether what is left goes to the query's own key.
+    """
+
+    x: Operands
+    options: Options
+    products: Tensor | None
+    rest_to_self: bool
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Output ``[B, H, Q, E]``, and LSE or the binary logarithm of the rest, ``[B, H, Q]``."""
+        q, v = self.x.q, self.x.v
+        output = empty_as(q, v.shape[-1])
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+        common, lanes = Call(self.x, self.options).common(flip=False), q.shape[0] * q.shape[1]
+        sums_forward_kernel[blocks(q.shape[2], lanes)](
+            **_chosen(common, "tables", "dropout"),
+            **self._constants(),
+            pairs=self._pairs(),
+            output=tokens(output),
+            lse=numbers(lse),
+            rest_to_self=self.rest_to_self,
+            edged=self._edged,
+        )
+        return output, lse
+
+    def backward(self, gradient: Tensor, output: Tensor, lse: Tensor) -> list[Tensor]:
+        """Gradients of queries, keys and values, and of products if there are any.
+
+        Some queries at a time, so that what they leave to the keys takes as much memory as the
+        keys and values themselves.
+        """
+        x, queries, batch_heads = self.x, self.x.q.shape[2], self.x.q.shape[:2]
+        width = max(x.q.shape[-1], x.v.shape[-1])
+        block = SUM_KEYS[width * x.q.element_size() > 256]
+        tiles = triton.cdiv(x.k.shape[2], block)
+        size = triton.cdiv(block * width, GRANULE) * GRANULE
+        dq, dk, dv = (empty_as(each, each.shape[-1]) for each in (x.q, x.k, x.v))
+        if queries > size:
+            dk, dv = (torch.zeros_like(each, dtype=torch.float32) for each in (dk, dv))
+        found: list[Tensor] = []
+        for begin in range(0, queries, size):
+            part = slice(begin, min(begin + size, queries))
+            count = part.stop - begin
+            sums = lse.new_empty(
+                *batch_heads, tiles, count, dtype=torch.int32 if self._counts else torch.float32
+            )
+            carries = arguments.Carries(
+                sums,
+                torch.empty_like(sums, dtype=torch.float32),
+                lse.new_empty(*batch_heads, count, dtype=torch.int32),
+            )
+            of_part = replace(
+                self,
+                x=_part(x, part),
+                options=replace(self.options, origin=self.options.origin - begin),
+                products=None if self.products is None else self.products[:, :, part],
+            )
+            call = Call(
+                of_part.x,
+                of_part.options,
+                gradient=gradient[:, :, part],
+                output=output[:, :, part] if self._counts else None,
+                lse=lse[:, :, part].contiguous(),
+            )
+            pairs, of_keys = of_part._pairs(), (dk, dv)
+            if queries > size:
+                of_keys = (torch.empty_like(dk), torch.empty_like(dv))
+            of_products = of_part._queries(call, carries, pairs, dq[:, :, part], begin, block)
+            of_part._keys(call, carries, pairs, of_keys, begin, block)
+            if queries > size:
+                dk += of_keys[0]
+                dv += of_keys[1]
+            if of_products is not None:
+                found.append(of_products)
+        products = [torch.cat(found, dim=2)] if found else []
+        return [dq, dk.to(x.k.dtype), dv.to(x.v.dtype), *products]
+
+    def _queries(
+        self,
+        call: Call,
+        carries: arguments.Carries,
+        pairs: Tensor | None,
+        dq: Tensor,
+        begin: int,
+        block: int,
+    ) -> Tensor | None:
+        """Gradients of queries, and of the products if there are any."""
+        common, constants = call.common(flip=False), self._constants()
+        programs = blocks(dq.shape[2], dq.shape[0] * dq.shape[1], "block_q")
+        carries_kernel[programs](
+            **_chosen(common),
+            **{name: each for name, each in constants.items() if name != "width"},
+            sums=carries.sums,
+            first_tiles=carries.first_tiles,
+            edged=self._edged,
+            block_k=block,
+        )
+        total = part = far = None
+        if self.products is not None:
+            total, part = (
+                torch.zeros_like(self.products, memory_format=torch.contiguous_format)
+                for _ in range(2)
+            )
+            far = total.new_empty(total.shape[:3])
+        sums_queries_kernel[programs](
+            **_chosen(common, "dropout"),
+            **constants,
+            pairs=pairs,
+            carries=carries,
+            into=arguments.SumGradients(tokens(dq), total, part, far),
+            query_start=begin,
+            rest_to_self=self.rest_to_self,
+            edged=self._edged,
+            terms=TERMS[self.x.q.dtype],
+            block_k=block,
+        )
+        if total is None or part is None or far is None:
+            return None
+        # Of pairs from each whole count on; differences are of those at a count.
+        ends = total - part + torch.cat([part[..., :1], part[..., :-1]], dim=-1)
+        found = ends - torch.nn.functional.pad(ends[..., 1:], (0, 1))
+        found[..., -1] += far
+        return found
+
+    def _keys(
+        self,
+        call: Call,
+        carries: arguments.Carries,
+        pairs: Tensor | None,
+        of_keys: tuple[Tensor, Tensor],
+        begin: int,
+        block: int,
+    ) -> None:
+        dk, dv = of_keys
+        count = triton.cdiv(dk.shape[2], block) * dk.shape[0] * dk.shape[1]
+        sums_keys_kernel[(count,)](
+            **_chosen(call.common(flip=True), "dropout"),
+            **self._constants(),
+            pairs=pairs,
+            carries=carries,
+            into=tokens(dk),
+            second=tokens(dv),
+            query_start=begin,
+            rest_to_self=self.rest_to_self,
+            terms=TERMS[self.x.q.dtype],
+            block_k=block,
+        )
+
+    @property
+    def _counts(self) -> bool:
+        return self.products is not None
+
+    @property
+    def _edged(self) -> bool:
+        """True if keys before those that are not ahead may be hidden."""
+        return self.options.first > -FAR or self.x.query_segment_ids is not None
+
+    def _constants(self) -> dict[str, Any]:
+        """What follows from the number of vectors by count."""
+        if self.products is None:
+            return {"sticks": True, "limit": GONE.value, "width": 0, "bits": 0}
+        width = self.products.shape[-1]
+        bits = min(EXACT.value, 31 - (width + LARGEST_TILE).bit_length())
+        return {"sticks": False, "limit": (width - 1) << bits, "width": width, "bits": bits}
+
+    def _pairs(self) -> Tensor | None:
+        """Each product beside what the next one is more, as numbers of 64 bits."""
+        if self.products is None:
+            return None
+        scaled = self.products * LOG2E.value
+        rise = torch.nn.functional.pad(scaled.diff(dim=-1), (0, 1))
+        return torch.stack([scaled, rise], dim=-1).view(torch.int64).squeeze(-1)
+
+
+def _chosen(common: dict[str, Any], *more: str) -> dict[str, Any]:
+    names = ("x", "y", "band", "sizes", "scale", "key", "granule", "precision", *more)
+    return {name: common[name] for name in names}
+
+
+def _part(x: Operands, queries: slice) -> Operands:
+    """The operands of some queries."""
+    granules = slice(queries.start // GRANULE, triton.cdiv(queries.stop, GRANULE))
+    ids, summary = x.query_segment_ids, x.query_summary
+    return replace(
+        x,
+        q=x.q[:, :, queries],
+        query_segment_ids=None if ids is None else ids[:, queries],
+        query_summary=None if summary is None else summary[:, granules],
+    )

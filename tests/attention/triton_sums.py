@@ -1,0 +1,185 @@
+"""The Triton kernels that carry sums from key to key, interpreted; run by ``test_triton.py``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.attention import trial
+from posenc.attention.backends.triton import sums_launch
+from posenc.attention.backends.triton.kernels.sums_forward import sums_forward_kernel
+from posenc.attention.backends.triton.sums import attention_with_sums
+from posenc.attention.dispatch import BACKENDS
+from posenc.errors import BackendRefusal
+from tests.attention.triton_kernels import KEY_HEADS, WIDTH, _poisoned, check, inputs, sequence
+from tests.support.interpreter import language_patched_once
+
+__all__ = ["_poisoned", "language_patched_once"]
+
+HOW = "carry sums from key to key"
+
+
+def cope(width: int = WIDTH, count: int = 6) -> Encoding:
+    torch.manual_seed(3)
+    encoding = posenc.create("cope", head_dim=width, max_count=count)
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter)
+    return encoding.double()
+
+
+METHODS = {
+    "sticks": posenc.create("stick_breaking"),
+    "sticks, no rest": posenc.create("stick_breaking", remainder="none"),
+    "counts": cope(),
+    "counts, far": cope(count=40),
+}
+
+
+PADDED = Layout.padded([5, 20], side="left")
+
+GRIDS = {
+    "one": sequence(1, causal=True),
+    "tiles": sequence(65, causal=True),
+    "window": sequence(37, causal=True, window=18),
+    "chunk": Grid(Layout.sequence(9, 31), Layout.sequence(40), causal=True),
+    "queries before keys": Grid(Layout.sequence(20), Layout.sequence(17, 3), causal=True),
+    "padded": Grid.of(PADDED, causal=True),
+    "packed": Grid.of(Layout.packed([17, 19]), causal=True, window=18),
+}
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("method", ["sticks", "counts"])
+def test_equals_reference(method: str, grid: str) -> None:
+    where = GRIDS[grid]
+    check(METHODS[method], where, inputs(where, batch=where.query.batch))
+
+
+@pytest.mark.parametrize("method", ["sticks, no rest", "counts, far"])
+def test_without_the_rest_and_with_high_counts(method: str) -> None:
+    check(METHODS[method], sequence(35, causal=True), inputs(sequence(35)))
+
+
+@pytest.mark.parametrize("method", ["sticks", "counts"])
+def test_groups_of_heads_and_widths_that_are_no_powers_of_two(method: str) -> None:
+    grid = GRIDS["packed"]
+    encoding = METHODS[method] if method == "sticks" else cope(24)
+    check(encoding, grid, inputs(grid, heads=(4, 2), width=24, out=5))
+
+
+@pytest.mark.parametrize("method", ["sticks", "counts"])
+def test_rows_at_their_limit(method: str) -> None:
+    """Sums that no key adds to after a few tiles: of large gates, in tiles that differ by row."""
+    grid = sequence(70, causal=True)
+    q, k, v = (x.detach() for x in inputs(grid))
+    shift = torch.linspace(-1, 30, 70)[:, None]
+    given = [q.abs() * shift.abs().sqrt(), k.abs(), v]
+    check(METHODS[method], grid, [x.requires_grad_() for x in given])
+
+
+@pytest.mark.parametrize("method", ["sticks", "counts"])
+def test_some_queries_at_a_time(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in long sequences, where gradients of keys are sums over parts of the queries."""
+    monkeypatch.setattr(sums_launch, "SUM_KEYS", (16, 16))
+    grid = GRIDS["padded"] if method == "sticks" else sequence(50, causal=True)
+    encoding = METHODS[method] if method == "sticks" else cope(1)
+    given = inputs(grid, batch=grid.query.batch, width=1, out=1)
+    assert grid.query.length > 16
+    check(encoding, grid, given)
+
+
+@pytest.mark.parametrize("method", ["sticks", "counts"])
+@pytest.mark.parametrize("tile", [(32, 16), (16, 32)])
+def test_tiles_that_are_not_square(
+    tile: tuple[int, int], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = type(sums_forward_kernel.configs[0])({"block_x": tile[0], "block_y": tile[1]})
+    monkeypatch.setattr(sums_forward_kernel, "configs", [chosen])
+    grid = GRIDS["window"]
+    check(METHODS[method], grid, inputs(grid))
+
+
+@pytest.mark.parametrize("method", ["sticks", "counts"])
+def test_half_precision_sums_in_float32(method: str) -> None:
+    grid = sequence(35, causal=True)
+    check(METHODS[method], grid, inputs(grid, dtype=torch.float16), tolerance=4e-3)
+
+
+@pytest.mark.parametrize("method", ["sticks", "counts"])
+def test_dropout_is_the_same_in_both_directions(method: str) -> None:
+    """With unit vectors for values the output shows the weights that were kept."""
+    grid, encoding = sequence(20, causal=True), METHODS[method]
+    q, k, _ = (x.detach() for x in inputs(grid, width=1 if method == "sticks" else WIDTH))
+    v = torch.eye(20).expand(1, KEY_HEADS, -1, -1).contiguous()
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    kept = attend(q, k, v, grid, encoding, backend="triton", dropout=0.4)
+    weights = attend(q, k, v, grid, encoding, backend="reference")
+    chosen = (kept != 0).float().detach()
+    assert 0.4 < chosen.sum() / grid.visible.expand_as(chosen).sum() < 0.8
+    torch.testing.assert_close(kept, weights * chosen / 0.6, atol=1e-5, rtol=1e-5)
+    # The gradient of v has no place in weights that are read off it.
+    learned = [q, k, *encoding.parameters()]
+    got = torch.autograd.grad(kept.sin().sum(), learned)
+    wanted = torch.autograd.grad((weights * chosen / 0.6).sin().sum(), learned)
+    torch.testing.assert_close(got, wanted, atol=5e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_one_cached_query() -> None:
+    grid = Grid(PADDED.slice(19, 20), PADDED, causal=True)
+    given = [x.detach() for x in inputs(grid, batch=2)]
+    wide = [x.double() for x in given]
+    for method, how in (("sticks", HOW), ("counts", "one query")):
+        assert how in str(explain(*given, grid, METHODS[method], backend="triton"))
+        got = attend(*given, grid, METHODS[method], backend="triton")
+        expected = attend(*wide, grid, METHODS[method], backend="reference")
+        torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_every_run_gives_the_same_bits() -> None:
+    grid = sequence(35, causal=True)
+    given = inputs(grid)
+    runs = []
+    for _ in range(2):
+        output = attend(*given, grid, METHODS["counts"], backend="triton")
+        learned = [*given, *METHODS["counts"].parameters()]
+        runs.append([output, *torch.autograd.grad(output.sin().sum(), learned)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_the_operator_is_registered_as_it_behaves() -> None:
+    q, k, v = inputs(GRIDS["chunk"])
+    products = torch.randn(1, 2, 9, 6, requires_grad=True)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for given in (products, None):
+        arguments = (q, k, v, given, *[None] * 5, [-31, -40, -1], given is None, 0.25, 0.0, True)
+        torch.library.opcheck(attention_with_sums, arguments, test_utils=checks)
+
+
+@pytest.mark.parametrize("kernels", ["sticks", "counts"])
+def test_trial_of_a_device(kernels: str) -> None:
+    found = trial.difference(
+        BACKENDS["triton"],
+        BACKENDS["reference"],
+        torch.device("cpu"),
+        grids=[sequence(20, causal=True)],
+        dtypes=(torch.float32,),
+        kernels=kernels,
+    )
+    assert found == ""
+
+
+def test_refuses_with_the_reason() -> None:
+    shuffled = Layout(torch.arange(9.0).view(1, 9, 1), torch.arange(9).flip(0).unsqueeze(0))
+    value = posenc.create("shaw", head_dim=WIDTH).value
+    for encoding, layout, reason in (
+        (METHODS["sticks"], shuffled, "in the order in which they are stored"),
+        (METHODS["counts"], Layout.at(torch.tensor([0.0, 1.0, 3.0])), "one position apart"),
+        (Encoding(score=METHODS["counts"].score, value=value), Layout.sequence(9), "value part"),
+        (cope(count=5000), Layout.sequence(9), "count to 4096"),
+    ):
+        grid = Grid.of(layout, causal=True)
+        with pytest.raises(BackendRefusal, match=reason):
+            attend(*inputs(grid), grid, encoding, backend="triton")
