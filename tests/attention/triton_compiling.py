@@ -171,7 +171,7 @@ def test_sums(
 ) -> None:
     monkeypatch.setattr(driver, "_active", Absent(capability))
     encoding = posenc.create(name, **({"head_dim": WIDTH} if name == "cope" else {}))
-    grid = Grid.of(Layout.packed([100, 130]), causal=True)
+    grid = Grid.of(Layout.sequence(230), causal=True)
     given = inputs(230, 230, learned=True)
     attend(*given, grid, encoding, backend="triton", dropout=dropout).sum().backward()
     kernels = {"sums_forward_kernel", "carries_kernel", "sums_queries_kernel", "sums_keys_kernel"}
