@@ -140,7 +140,7 @@ def test_parameters_of_layers_are_those_of_a_sheet(name: str) -> None:
     assert told.size.count("layer") == (told.shared_parameters > 0) + (told.parameters > 0)
 
 
-@pytest.mark.parametrize("name", ["rope", "t5", "cope"])
+@pytest.mark.parametrize("name", ["rope", "t5", "dape"])
 def test_sheets_do_not_depend_on_the_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = sheet(name)
     import posenc.attention.backends.triton as backend
@@ -149,5 +149,5 @@ def test_sheets_do_not_depend_on_the_machine(name: str, monkeypatch: pytest.Monk
     told = sheet.__wrapped__(name)
     assert told.backends == expected.backends
     assert set(told.backends) == set(DEVICES)
-    assert ("triton" in told.backends["cuda"]["inference"]) == (name != "cope")
+    assert ("triton" in told.backends["cuda"]["inference"]) == (name != "dape")
     assert "triton" not in told.backends["cpu"]["inference"]
