@@ -39,15 +39,6 @@ def test_equals_the_embedding_of_this_library() -> None:
     torch.testing.assert_close(bias, (table @ table.T)[7])
 
 
-@pytest.mark.parametrize(("first", "count"), [(0, 1), (-40, 64), (-1000, 2001), (2**20, 130)])
-def test_offsets_that_rise_by_one(first: int, count: int) -> None:
-    sandwich, offsets = Sandwich(heads=4, width=32), torch.arange(first, first + count).double()
-    bias = sandwich.bias(offsets)
-    torch.testing.assert_close(sandwich.bias_of_run(offsets), bias, atol=1e-12, rtol=0)
-    rounded = sandwich.bias_of_run(offsets.float())
-    torch.testing.assert_close(rounded, bias.float(), atol=1e-6, rtol=0)
-
-
 def test_a_number_by_hand() -> None:
     # d̄ = 2 has the one frequency 1: cos(π) = -1, over 8·1/4 = 2 in the first of four heads.
     bias = Sandwich(heads=4, width=2).bias(torch.tensor([math.pi]))

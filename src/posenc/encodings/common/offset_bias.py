@@ -28,10 +28,6 @@ class OffsetBias(ScoreTerm, ABC):
     def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, H * dims]:
         """The bias of every head at any real offsets, in float32 or better."""
 
-    def bias_of_run(self, offset: Float[Tensor, " W"]) -> Float[Tensor, "H W"]:
-        """The bias at offsets that rise by one."""
-        return self.bias(offset)
-
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         return self.bias(grid.offset[..., 0]).transpose(0, 1)
 
@@ -40,4 +36,4 @@ class OffsetBias(ScoreTerm, ABC):
             return None
         dtype = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
         offsets = grid.distinct_offsets(device=q.device).to(dtype)
-        return (BucketedTerms(offset_index(grid), table=self.bias_of_run(offsets)),)
+        return (BucketedTerms(offset_index(grid), table=self.bias(offsets)),)

@@ -51,21 +51,9 @@ class Sandwich(OffsetBias):
         similarity = torch.zeros_like(offset)
         for part in torch.split(frequencies, self.heads):  # at most the result's size at a time
             similarity = similarity + angles_at(offset.unsqueeze(-1), part).cos().sum(-1)
-        return self._in_heads(similarity)
-
-    def bias_of_run(self, offset: Float[Tensor, " W"]) -> Float[Tensor, "H W"]:
-        # cos(a + b) = cos a cos b - sin a sin b, for every 64th offset a and for b = 0 … 63.
-        wide = wider(offset)
-        frequencies = geometric_frequencies(self.width // 2, self.width, self.base, like=wide)
-        steps = torch.arange(64, dtype=wide.dtype, device=wide.device)
-        angles = angles_at(torch.cat([wide[::64], steps]).unsqueeze(-1), frequencies)
-        cosine, sine = angles.cos(), angles.sin()
-        similarity = cosine[:-64] @ cosine[-64:].mT - sine[:-64] @ sine[-64:].mT
-        return self._in_heads(similarity.flatten()[: offset.shape[0]].to(offset.dtype))
-
-    def _in_heads(self, similarity: Float[Tensor, "*dims"]) -> Float[Tensor, "H *dims"]:
-        heads = torch.arange(1, self.heads + 1, dtype=similarity.dtype, device=similarity.device)
-        return similarity / (heads * (8 / self.heads)).view(-1, *(1,) * similarity.dim())
+        heads = torch.arange(1, self.heads + 1, dtype=offset.dtype, device=offset.device)
+        ratios = (heads * (8 / self.heads)).view(-1, *(1,) * offset.dim())
+        return similarity / ratios
 
 
 ENTRY = Entry(
