@@ -269,7 +269,7 @@ def worker(rank: int, ranks: int, store: str, layer: Layer, form: str, window: i
 def on(
     ranks: int, layer: Layer, form: str, window: int | None = None
 ) -> tuple[list[Any], tuple[float, float]]:
-    """What ``attend_once`` returned on every rank in every round, and rates of the link."""
+    """Results of ``attend_once`` on every rank in every round, and rates of the link."""
     with tempfile.TemporaryDirectory() as store:
         start_processes(worker, (ranks, store, layer, form, window), ranks, start_method="spawn")  # type: ignore[no-untyped-call]
         result: tuple[list[Any], tuple[float, float]] = torch.load(Path(store) / "result")

@@ -416,6 +416,7 @@ def test_buckets_reach_the_pairs_that_are_hidden(groups: int, window: int | None
     _check("deberta", grid)
 
 
+@built
 def test_modes_see_the_operator() -> None:
     """Calls that nothing observes skip PyTorch's dispatcher; those in a mode go through it."""
     seen: list[str] = []

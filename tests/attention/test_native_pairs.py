@@ -73,7 +73,13 @@ def _check(
         q, k, v = (x.to(kind).requires_grad_() for x in inputs)
         seen = _observed(encoding, grid, signals.to(of_encoding))
         found.append([x.double() for x in _results((q, k, v), seen, encoding, backend)])
-    _agree(found[1], found[0], tolerance)
+    bounds = [tolerance] * len(found[0])
+    if dtype in HALVES:
+        for back, (key, _) in enumerate(reversed(list(encoding.named_parameters())), 1):
+            if key.endswith("output.bias"):  # zero but for the rounding of the outputs
+                bounds[-back] = 0.1
+    for got, expected, bound in zip(found[1], found[0], bounds, strict=True):
+        _agree([got], [expected], bound)
 
 
 def _results(
@@ -218,16 +224,15 @@ def test_small_gates_are_carried_over_many_tiles(name: str) -> None:
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", METHODS)
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
-    # Those of their output biases are zero but for the rounding of the outputs.
-    tolerance = 0.1 if name.startswith(("dape", "fire")) else 0.04
-    _check(name, Grid.of(Layout.sequence(65), causal=True), dtype=dtype, tolerance=tolerance)
+    _check(name, Grid.of(Layout.sequence(65), causal=True), dtype=dtype, tolerance=0.04)
 
 
 @built
 @pytest.mark.parametrize("name", METHODS)
 def test_bfloat16_of_any_shape(name: str) -> None:
     """By AMX where the processor has it."""
-    keys, bound = Layout.sequence(600), 0.1 if name.startswith(("dape", "fire")) else 0.06
+    # Rows of gradients sum to 0 but for the rounding of outputs, which reaches networks too.
+    keys, bound = Layout.sequence(600), 0.1 if name.startswith("dape") else 0.06
     for grid in (
         Grid(keys.slice(567, 600), keys, causal=True),
         Grid.of(Layout.sequence(150), causal=True, window=20),

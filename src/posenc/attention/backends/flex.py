@@ -1,6 +1,6 @@
 """PyTorch's FlexAttention, with a function that adds the bias of each pair to its logit.
 
-What depends on the offset is read from tables by the pair's entry, which follows from the places of
+Terms by offset are read from tables by the pair's entry, which follows from the places of
 its tokens in a sequence or an image. Vectors of tokens are multiplied with all rows beforehand.
 """
 

@@ -1,6 +1,6 @@
 """Independent pieces of work side by side, each on one core.
 
-What one head alone does leaves cores idle, and tiles that hold more than an offset bias are best
+One head alone leaves cores idle, and tiles that hold more than an offset bias are best
 kept in the cache of one core. So every worker takes heads of its own, and its operators run on its
 own core alone. To wake it may take some milliseconds, until OpenMP's thread has left that core.
 

@@ -30,7 +30,6 @@ __all__ = ["SumsCall"]
 LARGEST_TILE = 128
 """Keys of the largest tiles: so many gates may be added to a count at its limit."""
 
-
 TERMS = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
 """Numbers of 16 bits that gradients are split into where they are summed up, by dtype."""
 
@@ -202,7 +201,7 @@ class SumsCall:
         return self.options.first > -FAR or self.x.query_segment_ids is not None
 
     def _constants(self) -> dict[str, Any]:
-        """What follows from the number of vectors by count."""
+        """Arguments of all kernels that follow from the number of vectors by count."""
         if self.products is None:
             return {"sticks": True, "limit": GONE.value, "width": 0, "bits": 0}
         width = self.products.shape[-1]

@@ -5,7 +5,7 @@
 #include "right.h"
 #include "sums.h"
 namespace posenc::NUMBER {
-// What forward and backward share: the operands of one head, and the logits of a tile.
+// Common to forward and backward: the operands of one head, and the logits of a tile.
 class Logits {
  public:
   Logits(const Problem& x, bool gradient) : halves(takes_halves(x)), windows(windowed(x)), gradient_(gradient) {

@@ -78,7 +78,7 @@ def whole(gates, bits: tl.constexpr):
 
 @triton.jit
 def fraction(counts, bits: tl.constexpr):
-    """What counts of ``2^-bits`` are above whole ones."""
+    """The fractions of counts in units of ``2^-bits``."""
     found = (counts << (23 - bits)) & 0x7FFFFF
     return (found | ONE).to(tl.float32, bitcast=True) - 1
 
@@ -135,7 +135,7 @@ def sums_until(values, ones, terms: tl.constexpr, keys: tl.constexpr):
 
 @triton.jit
 def addends(logits, seen, sticks: tl.constexpr, masked: tl.constexpr, bits: tl.constexpr):
-    """What is summed up, 0 where hidden."""
+    """The summands of a tile: binary softplus of logits, or gates; 0 where hidden."""
     if sticks:
         found = softplus(logits)
     else:
@@ -169,7 +169,7 @@ def pairs_of(pairs, at, length, lane, width: tl.constexpr):
 
 @triton.jit
 def last_entries(pairs, width: tl.constexpr):
-    """What all pairs with the highest count add, times log2(e)."""
+    """The summand of all pairs with the highest count, times log2(e)."""
     return tl.load(pairs + (width - 1)).to(tl.uint32).to(tl.float32, bitcast=True)
 
 
@@ -192,7 +192,7 @@ def tile_gradients(
     terms: tl.constexpr,
     keys: tl.constexpr,
 ):
-    """Weights, gradients of logits, and what else queries sum up, of one tile.
+    """Weights, gradients of logits, and sums over the keys, of one tile.
 
     Args:
         dp: gradients of weights; carried: sums before the tile; left: those of gradients.
