@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.logits import kept
-from posenc.attention.backends.triton.kernels.memory import LOG2E, product
+from posenc.attention.backends.triton.kernels.memory import LOG2E, load_tokens, product
 from posenc.attention.backends.triton.kernels.visibility import visible
 
 EXACT = tl.constexpr(22)
@@ -30,6 +30,30 @@ ONE = tl.constexpr(0x3F800000)
 def binary_logits(x_tokens, y_tokens, scale, precision: tl.constexpr):
     """Logits ``[x, y]`` to the base of 2."""
     return product(x_tokens, tl.trans(y_tokens), precision) * (scale * LOG2E)
+
+
+@triton.jit
+def query_block(x, sizes, block: tl.constexpr):
+    """Start, head by batch row, batch row, head, key head, and places of a program's queries.
+
+    Later queries see more: they go first.
+    """
+    blocks = tl.cdiv(x.length, block)
+    x0 = (blocks - 1 - tl.program_id(0) % blocks) * block
+    lane = tl.program_id(0) // blocks
+    b = (lane // sizes.heads).to(tl.int64)
+    h = lane % sizes.heads
+    return x0, lane, b, h, h // sizes.group, x0 + tl.arange(0, block)
+
+
+@triton.jit
+def tile_products(own, y, head, y_at, scale, precision: tl.constexpr):
+    """Both tokens of the other side, logits, and gradients of weights before dropout."""
+    tokens = load_tokens(y.tokens, own.b, head, y_at, y.length)
+    second = load_tokens(y.second, own.b, head, y_at, y.length)
+    logits = binary_logits(own.tokens, tokens, scale, precision)
+    dp = product(own.second, tl.trans(second), precision)
+    return tokens, second, logits, dp
 
 
 @triton.jit

@@ -22,6 +22,7 @@ from posenc.attention.backends.triton.kernels.sums import (
     last_entries,
     own_weights,
     pairs_of,
+    query_block,
     seen_pairs,
     sums_after,
     triangle,
@@ -141,14 +142,7 @@ def sums_forward_kernel(
     """
     if dropout is not None:
         dropout = Dropout(dropout.threshold, dropout.factor, tl.load(dropout.seed))
-    blocks = tl.cdiv(x.length, block_x)
-    # Later queries see more: they go first.
-    x0 = (blocks - 1 - tl.program_id(0) % blocks) * block_x
-    lane = tl.program_id(0) // blocks
-    b = (lane // sizes.heads).to(tl.int64)
-    h = lane % sizes.heads
-    g = h // sizes.group
-    at = x0 + tl.arange(0, block_x)
+    x0, lane, b, h, g, at = query_block(x, sizes, block_x)
     tokens = load_tokens(x.tokens, b, h, at, x.length)
     own = Own(tokens, None, None, None, None, None, None, None, x0, b, h, lane)
     own_pairs = None
@@ -265,13 +259,7 @@ def carries_kernel(
     ``first_tiles [lane, query]`` says from which tile on there are any; before, all sums are at
     their limit.
     """
-    blocks = tl.cdiv(x.length, block_q)
-    x0 = (blocks - 1 - tl.program_id(0) % blocks) * block_q
-    lane = tl.program_id(0) // blocks
-    b = (lane // sizes.heads).to(tl.int64)
-    h = lane % sizes.heads
-    g = h // sizes.group
-    at = x0 + tl.arange(0, block_q)
+    x0, lane, b, h, g, at = query_block(x, sizes, block_q)
     tokens = load_tokens(x.tokens, b, h, at, x.length)
     own = Own(tokens, None, None, None, None, None, None, None, x0, b, h, lane)
     # fmt: off

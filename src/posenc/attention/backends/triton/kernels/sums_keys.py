@@ -17,13 +17,13 @@ from posenc.attention.backends.triton.kernels.memory import (
     store_tokens,
 )
 from posenc.attention.backends.triton.kernels.sums import (
-    binary_logits,
     kept_pairs,
     last_entries,
     own_weights,
     pairs_of,
     seen_pairs,
     tile_gradients,
+    tile_products,
     triangle,
 )
 from posenc.attention.backends.triton.kernels.visibility import visible_tile_ranges
@@ -63,10 +63,7 @@ def _walk(
     for step in tl.range(begin, end, num_stages=stages):
         y0 = step * block_q
         y_at = y0 + tl.arange(0, block_q)
-        q = load_tokens(y.tokens, own.b, own.h, y_at, y.length)
-        gradient = load_tokens(y.second, own.b, own.h, y_at, y.length)
-        logits = binary_logits(own.tokens, q, scale, precision)
-        dp = product(own.second, tl.trans(gradient), precision)
+        q, gradient, logits, dp = tile_products(own, y, own.h, y_at, scale, precision)
         if dropout is not None:
             keep = kept_pairs(dropout, own.lane, own.start, y0, query_start, True, block_k, block_q)
             dp = tl.where(keep, dp * dropout.factor, 0.0)

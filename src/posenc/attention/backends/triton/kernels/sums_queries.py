@@ -22,15 +22,16 @@ from posenc.attention.backends.triton.kernels.memory import (
     store_tokens,
 )
 from posenc.attention.backends.triton.kernels.sums import (
-    binary_logits,
     fraction,
     kept_pairs,
     last_entries,
     own_weights,
     pairs_of,
+    query_block,
     seen_pairs,
     sums_until,
     tile_gradients,
+    tile_products,
     triangle,
 )
 from posenc.attention.backends.triton.kernels.visibility import visible_tile_ranges
@@ -78,10 +79,7 @@ def _walk(
     for tile in tl.range(begin, end, num_stages=stages):
         y0 = tile * block_k
         y_at = y0 + tl.arange(0, block_k)
-        k = load_tokens(y.tokens, own.b, g, y_at, y.length)
-        v = load_tokens(y.second, own.b, g, y_at, y.length)
-        logits = binary_logits(own.tokens, k, scale, precision)
-        dp = product(own.second, tl.trans(v), precision)
+        k, _, logits, dp = tile_products(own, y, g, y_at, scale, precision)
         if dropout is not None:
             keep = kept_pairs(
                 dropout, own.lane, own.start, y0, query_start, False, block_q, block_k
@@ -159,13 +157,7 @@ def sums_queries_kernel(
     """
     if dropout is not None:
         dropout = Dropout(dropout.threshold, dropout.factor, tl.load(dropout.seed))
-    blocks = tl.cdiv(x.length, block_q)
-    x0 = (blocks - 1 - tl.program_id(0) % blocks) * block_q
-    lane = tl.program_id(0) // blocks
-    b = (lane // sizes.heads).to(tl.int64)
-    h = lane % sizes.heads
-    g = h // sizes.group
-    at = x0 + tl.arange(0, block_q)
+    x0, lane, b, h, g, at = query_block(x, sizes, block_q)
     tokens = load_tokens(x.tokens, b, h, at, x.length)
     gradient = load_tokens(x.second, b, h, at, x.length)
     first_tiles = carries.first_tiles + lane.to(tl.int64) * x.length + at
