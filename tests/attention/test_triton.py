@@ -33,7 +33,8 @@ HERE = Path(__file__).parent
     ("files", "interpreted"),
     [
         ("triton_kernels.py", "1"),
-        ("triton_decoding.py triton_rotations.py triton_windows.py triton_sums.py", "1"),
+        ("triton_decoding.py triton_rotations.py triton_windows.py", "1"),
+        ("triton_sums.py triton_curves.py", "1"),
         ("triton_compiling.py", "0"),
     ],
 )

@@ -106,6 +106,15 @@ def test_training(compiled: dict[str, int]) -> None:
     assert max(compiled.values()) < 99 * 1024  # what the smallest devices of 8.0 and up have
 
 
+def test_function_of_the_distance(compiled: dict[str, int]) -> None:
+    encoding, grid = posenc.create("fire", heads=4), Grid.of(Layout.sequence(100), causal=True)
+    given = inputs(100, 100, learned=True)
+    attend(*given, grid, encoding, backend="triton").sum().backward()
+    kernels = {"forward_kernel", "gradients_kernel", "offsets_kernel", "delta_kernel"}
+    assert kernels == set(compiled)
+    assert max(compiled.values()) < 99 * 1024
+
+
 @pytest.mark.parametrize("tuned", [True, False])
 def test_tile_sizes_are_measured_unless_on_trial(
     tuned: bool, monkeypatch: pytest.MonkeyPatch

@@ -394,9 +394,11 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
     line = torch.randn(HEADS, 4, requires_grad=True)
     left, right = torch.randn_like(q), torch.randn(1, HEADS, 40, WIDTH)
     column = torch.randn(1, HEADS, 40)
-    given = (q, k, v, line, left, rows[0], right, rows[1], column, rows[2], *[None] * 8)
+    curve = [torch.rand(size, requires_grad=True) for size in ((1, 4), (1, 9), (HEADS, 3))]
+    given = (q, k, v, line, left, rows[0], right, rows[1], column, rows[2], None, None)
+    given += (*curve, torch.rand(HEADS, 3), *[None] * 6)
     turns = torch.randn(1, 1, 9, WIDTH), torch.randn(1, 1, 40, WIDTH)
-    numbers = (None, [8, -40, 3, 0, -1], True, 0.25, 0.0, True)
+    numbers = (torch.rand(2), None, [8, -40, 3, 0, 0, -1], True, 0.25, 0.0, True)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     for heads_first in (True, False):
         if not heads_first:  # as projections leave them
@@ -412,12 +414,6 @@ REFUSALS = [
     (T5[False], Grid.of(Layout.at(torch.linspace(0, 1, 9))), {}, "one position apart"),
     (posenc.create("dape", heads=HEADS), sequence(9, causal=True), {}, "no struct"),
     (posenc.create("swin", heads=HEADS, window=(3, 3)), Grid.of(Layout.image(3, 3)), {}, "axes"),
-    (
-        posenc.create("fire", heads=HEADS) + posenc.create("rope", head_dim=WIDTH),
-        sequence(9, causal=True),
-        {},
-        "no structured form",
-    ),
 ]
 
 

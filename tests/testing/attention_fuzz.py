@@ -85,7 +85,7 @@ def interpreted(names: list[str] | None = None) -> Scope:
 
 SERVED = (
     *("nope", "rope", "p_rope", "rope_pp", "alibi", "t5", "kerple", "sandwich", "shaw"),
-    *("transformer_xl", "deberta", "tupe", "forgetting", "cope", "stick_breaking"),
+    *("transformer_xl", "deberta", "tupe", "forgetting", "cope", "stick_breaking", "fire"),
 )
 """Encodings in the form that the kernels take."""
 

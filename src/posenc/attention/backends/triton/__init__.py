@@ -17,9 +17,11 @@ from posenc.attention.backends.common.base import (
     Result,
     Unsupported,
 )
+from posenc.attention.backends.triton.band import Band
 from posenc.attention.backends.triton.decoding import attend_single_query
 from posenc.attention.backends.triton.form import (
     KernelForm,
+    fused_form,
     is_single_query,
     kernel_form,
     refuse_device,
@@ -32,6 +34,7 @@ from posenc.attention.backends.triton.segments import Marks, marks_of
 from posenc.attention.backends.triton.sums import NAMES, attend_with_sums, sums_form
 from posenc.attention.lowering import add_rows
 from posenc.attention.regular import read_offsets
+from posenc.encoding import DistanceFunction
 
 __all__ = ["Triton"]
 
@@ -53,7 +56,8 @@ class Triton(Backend):
     has all rotations done before.
 
     What depends on no offset is served for any layout, and so is one query without gradients.
-    Stick breaking and contextual positions have kernels of their own.
+    FIRE's function of the distance is computed by its pieces. Stick breaking and contextual
+    positions have kernels of their own.
     Memory is linear in the length. Gradients of everything, dropout included; no second
     derivatives. The same bits at every call, as long as the tiles are the same: their sizes are
     chosen by measurement, once a process and kind of problem, unless ``tuned`` is False.
@@ -79,12 +83,15 @@ class Triton(Backend):
         if refusal is not None:
             return refusal
         compute: Compute
+        kernels = ""
         single = refuse_single_query(problem) if is_single_query(problem) else NOT_SINGLE
-        sums = None if single is None else sums_form(problem)
+        fused = None if single is None else fused_form(problem)
+        sums = sums_form(problem, fused)
         if isinstance(sums, Unsupported):
             return sums
         if sums is not None:
             how = "kernels that carry sums from key to key (memory linear in the length)"
+            kernels = NAMES[type(sums)]
             compute = partial(attend_with_sums, problem, sums, tuned=self.tuned)
         elif single is None:
             how = "a kernel for one query, the keys split"
@@ -92,16 +99,19 @@ class Triton(Backend):
         elif single is not NOT_SINGLE:
             return single
         else:
-            form = kernel_form(problem)
+            form = kernel_form(problem, fused)
             if isinstance(form, Unsupported):
                 return form
             how = "kernels with the terms of every offset (memory linear in the length)"
+            if form.curve is not None:
+                how = "kernels with a function of the distance (memory linear in the length)"
+                kernels = "curve"
             compute = partial(_attend, problem, form, tuned=self.tuned)
         if problem.rotation is not None and not _rotates_once(problem):
             how += ", which rotate queries and keys as they read them"
         elif problem.encoding.query_key is not None:
             how += ", after queries and keys are transformed"
-        return Plan(how, compute, "" if sums is None else NAMES[type(sums)])
+        return Plan(how, compute, kernels)
 
 
 def _attend(problem: Problem, form: KernelForm, *, tuned: bool, lse: bool) -> Result:
@@ -109,7 +119,7 @@ def _attend(problem: Problem, form: KernelForm, *, tuned: bool, lse: bool) -> Re
     if problem.rotation is not None and _rotates_once(problem):
         q, k = problem.rotation.apply(problem.q, problem.k)
         problem = replace(problem, q=q, k=k, rotation=None)
-    q, band, grid = problem.q, form.band, problem.grid
+    q, band, grid, curve = problem.q, form.band, problem.grid, form.curve
     terms = read_offsets(form.lowered, band.offsets(), device=q.device)
     factors = [
         [side.float().expand(*q.shape[:2], -1, -1) for side in (each.query, each.key)]
@@ -121,6 +131,7 @@ def _attend(problem: Problem, form: KernelForm, *, tuned: bool, lse: bool) -> Re
             sides[0] if len(sides) == 1 else torch.cat(sides, dim=-1)
             for sides in zip(*factors, strict=True)
         )
+    numbers = None if curve is None else curve.distance(band.distances(q.device)).unsqueeze(0)
     marks: Sequence[Tensor | None] = [None] * len(Marks._fields)
     causal, window = False, None
     if grid.segmented or not form.ordered:
@@ -141,17 +152,29 @@ def _attend(problem: Problem, form: KernelForm, *, tuned: bool, lse: bool) -> Re
         _cast(terms.value_rows, q.dtype),
         query_factor,
         key_factor,
+        _cast(numbers, torch.float32),
+        *(_cast(x, torch.float32) for x in _tensors(curve)),
         *marks,
         query_rotary,
         key_rotary,
+        None if curve is None else curve.knots.float(),
         torch.randint(2**31 - 1, (1,), device=q.device) if problem.dropout else None,
-        [band.origin, band.first, band.last, int(causal), -1 if window is None else window],
+        [*_numbers(band), int(causal), -1 if window is None else window],
         adjacent,
         problem.scale,
         problem.dropout,
         tuned,
     )
     return Result(output, add_rows(row_lse, form.lowered) if lse else None)
+
+
+def _tensors(curve: DistanceFunction | None) -> Sequence[Tensor | None]:
+    """Rates, slopes and intercepts."""
+    return [None] * 3 if curve is None else (curve.factor, curve.slope, curve.intercept)
+
+
+def _numbers(band: Band) -> Sequence[int]:
+    return band.origin, band.first, band.last, band.nearest
 
 
 def _rotates_once(problem: Problem) -> bool:

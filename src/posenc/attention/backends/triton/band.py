@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -65,6 +68,15 @@ class Band:
         highest = min(max(min(last, far), lowest), largest)
         lowest = min(lowest, highest)
         return cls(shift - lowest, first - lowest, last - lowest, highest - lowest + 1, lowest)
+
+    @property
+    def nearest(self) -> int:
+        """The entry of offset 0, or the nearest to it."""
+        return min(max(0, -self.lowest), self.count - 1)
+
+    def distances(self, device: torch.device) -> Tensor:
+        """Distances that the entries are of, ``[count]``, as real numbers."""
+        return self.offsets().float_offsets(device=device).abs()
 
     def offsets(self) -> Grid:
         """A grid whose offsets are those of the entries."""

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Problem, Unsupported
 from posenc.attention.backends.triton.band import Band
+from posenc.attention.lowering import repeat_heads
 from posenc.attention.regular import max_distance_of, reads_offsets
 from posenc.attention.spacing import find_spacing, lower_on_sequences
-from posenc.encoding import BucketedTerms, LowRank, StructuredScore
+from posenc.encoding import (
+    BucketedTerms,
+    DistanceFunction,
+    Encoding,
+    FusedScore,
+    LowRank,
+    StructuredScore,
+)
 from posenc.grid import Grid
 from posenc.runtime import is_transformed
 
 __all__ = [
     "KernelForm",
+    "fused_form",
     "is_single_query",
     "kernel_form",
     "refuse_device",
@@ -36,6 +45,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 WIDEST = 256
 
+MOST_PIECES = 1024
+"""Of a function of the distance, whose knots each program holds."""
+
 SMALLEST = 16
 """Tokens of each side of the smallest tiles."""
 
@@ -50,11 +62,13 @@ class KernelForm:
         lowered: its terms.
         band: where pairs stand.
         ordered: what is visible follows from it, but for documents and padding.
+        curve: a function of the distance, added to the logits.
     """
 
     lowered: tuple[StructuredScore, ...]
     band: Band
     ordered: bool
+    curve: DistanceFunction | None = None
 
 
 def refuse_machine(device: torch.device) -> Unsupported | None:
@@ -106,13 +120,26 @@ def refuse_single_query(problem: Problem) -> Unsupported | None:
     return None
 
 
-def kernel_form(problem: Problem) -> KernelForm | Unsupported:
+def fused_form(problem: Problem) -> FusedScore | None:
+    """The score part's form outside the structured one, if it has no structured one."""
+    score = problem.encoding.score
+    if problem.lowered is not None or score is None:
+        return None
+    k = repeat_heads(problem.k, problem.heads)
+    return score.fuse(problem.q, k, problem.grid, scale=problem.scale)
+
+
+def kernel_form(problem: Problem, fused: FusedScore | None = None) -> KernelForm | Unsupported:
     """The problem as the kernels take it, or why they cannot.
+
+    ``fused`` is the score part's form, see ``fused_form``.
 
     Reads the values of a layout with documents or padding, once, where terms depend on the offset
     and nothing else tells whether tokens of a document are one position apart.
     """
     grid, lowered = problem.grid, problem.lowered
+    if isinstance(fused, DistanceFunction):
+        return _form_by_offset(problem, None, fused)
     if lowered is None or any(reads_offsets(term) for term in lowered):
         return _form_by_offset(problem, lowered)
     band = _band(problem, grid.shift, None)
@@ -124,9 +151,15 @@ def kernel_form(problem: Problem) -> KernelForm | Unsupported:
 
 
 def _form_by_offset(
-    problem: Problem, lowered: tuple[StructuredScore, ...] | None
+    problem: Problem,
+    lowered: tuple[StructuredScore, ...] | None,
+    curve: DistanceFunction | None = None,
 ) -> KernelForm | Unsupported:
     """The form where tokens of a document are one position apart, or why there is none."""
+    if curve is not None:
+        if curve.slope.shape[1] > MOST_PIECES:
+            return Unsupported(f"its kernels hold functions of {MOST_PIECES} pieces at most")
+        problem = replace(problem, encoding=Encoding(value=problem.encoding.value))
     found = find_spacing(problem.grid)
     if isinstance(found, str):
         return Unsupported(found)
@@ -134,8 +167,9 @@ def _form_by_offset(
         lowered = lower_on_sequences(problem, found.shift)
     if lowered is None:
         return Unsupported("the score or value part has no structured form on this grid")
-    band = _band(problem, found.shift, max_distance_of(lowered), ordered=found.ordered)
-    return _fitting(KernelForm(lowered, band, found.ordered), problem)
+    max_distance = None if curve is not None else max_distance_of(lowered)
+    band = _band(problem, found.shift, max_distance, ordered=found.ordered)
+    return _fitting(KernelForm(lowered, band, found.ordered, curve), problem)
 
 
 def rotary_of(problem: Problem) -> tuple[Tensor | None, Tensor | None, bool]:

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 from triton.language import constexpr
 
-from posenc.attention.backends.triton.kernels.arguments import Numbers, Rotary, Table, Tokens
-from posenc.attention.backends.triton.operands import Ends
+from posenc.attention.backends.triton.kernels.arguments import Curve, Numbers, Rotary, Table, Tokens
+from posenc.attention.backends.triton.operands import Ends, Operands
+from posenc.attention.backends.triton.segments import GRANULE
 
 __all__ = [
     "by_row",
+    "curve",
     "low_and_high",
     "maybe",
     "numbers",
@@ -52,6 +54,32 @@ def rotary(x: Tensor | None, width: int, *, adjacent: bool) -> Rotary | None:
     half = (width + 1) // 2
     pairs, block = constexpr(x.shape[-1] // 2), constexpr(padded(half))
     return Rotary(x, batch, head, step, pairs, constexpr(half), block, constexpr(adjacent))
+
+
+def curve(x: Operands, zero: int) -> Curve | None:
+    """The function of the distance, if there is one."""
+    rates, slope, knots = x.curve_rates, x.curve_slope, x.curve_knots
+    if rates is None or slope is None or knots is None:
+        return None
+    block = padded(len(knots))
+    knots = torch.nn.functional.pad(knots, (0, block - len(knots)), value=float("inf"))
+    whole = torch.nn.functional.pad(rates, (0, -rates.shape[1] % GRANULE), mode="replicate")
+    granules = whole.view(len(whole), -1, GRANULE)
+    extremes = torch.stack([granules.amin(-1), granules.amax(-1)], dim=1)
+    return Curve(
+        x.curve_numbers,
+        *by_row(rates),
+        *by_row(extremes),
+        extremes.shape[2],
+        knots,
+        slope,
+        x.curve_intercept,
+        zero,
+        constexpr(slope.shape[1]),
+        constexpr(block),
+        constexpr(GRANULE),
+        constexpr(True),
+    )
 
 
 def maybe(form: Callable[[Tensor], Any], x: Tensor | None) -> Any:

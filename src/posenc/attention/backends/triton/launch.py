@@ -11,9 +11,9 @@ from torch import Tensor
 from triton.language import constexpr
 
 from posenc.attention.backends.triton.band import FAR
-from posenc.attention.backends.triton.form import shared_memory, tile_memory
 from posenc.attention.backends.triton.forms import (
     by_row,
+    curve,
     low_and_high,
     maybe,
     numbers,
@@ -24,16 +24,9 @@ from posenc.attention.backends.triton.forms import (
     tokens,
 )
 from posenc.attention.backends.triton.kernels import arguments
-from posenc.attention.backends.triton.kernels.configs import (
-    PROGRAMS,
-    SPANS,
-    UNTUNED,
-    diagonal_block,
-    room,
-)
+from posenc.attention.backends.triton.kernels.configs import SPANS, UNTUNED
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
-from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
 from posenc.attention.backends.triton.kernels.products import delta_kernel, ends_kernel
 from posenc.attention.backends.triton.operands import TENSORS, Ends, Operands, Options, empty_as
 from posenc.attention.backends.triton.segments import GRANULE
@@ -80,6 +73,7 @@ class Call:
         self.span = SPANS[0] if unrolled else SPANS[1]
         self.left, self.right = self._ends(x.left, x.left_rows), self._ends(x.right, x.right_rows)
         self.second = self._ends(gradient, x.value_rows)
+        self.curve = curve(x, options.zero)
         self.delta = None
         if gradient is not None and output is not None:
             self.delta = _delta(gradient, output)
@@ -111,6 +105,9 @@ class Call:
             None if each is None else empty_as(each, each.shape[-1]) for each in (term, factor)
         )
         column = x.column.new_empty(x.column.shape) if flip and x.column is not None else None
+        rates = None
+        if x.curve_rates is not None and not flip:
+            rates = x.q.new_empty(x.q.shape[:3], dtype=torch.float32)
         sums = weights = None
         if self.ended:
             sums = Ends.of(self.batch, self.heads, length, like=x.q)
@@ -124,6 +121,7 @@ class Call:
             maybe(numbers, column),
             *low_and_high(sums, flip=flip),
             *low_and_high(weights, flip=flip),
+            maybe(numbers, rates),
         )
         gradients_kernel[blocks(length, into.shape[0] * into.shape[1])](
             **self.common(flip=flip),
@@ -135,66 +133,10 @@ class Call:
         if second is not None:
             found = Operands(x.q, into, second, right=term, column=column, key_factor=factor)
         else:
-            found = Operands(into, x.k, x.v, left=term, query_factor=factor)
+            if rates is not None and x.curve_rates is not None:
+                rates = rates.sum(1).sum_to_size(x.curve_rates.shape)
+            found = Operands(into, x.k, x.v, left=term, query_factor=factor, curve_rates=rates)
         return found, sums, weights
-
-    def offsets(
-        self, rows: str | None, *, bias_wanted: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients of the offset bias ``[H, N]`` and of one table, without the sums at its ends.
-
-        Args:
-            rows: ``"left_rows"``, ``"right_rows"`` or ``"value_rows"``; None: none.
-            bias_wanted: whether that of the offset bias is wanted.
-        """
-        x = self.x
-        given: Tensor | None = None if rows is None else getattr(x, rows)
-        flip = rows in ("left_rows", "value_rows")
-        width, itemsize, tables = self._room()
-        shared = shared_memory(x.q.device)
-        block = diagonal_block(
-            room(width, itemsize, tables),
-            lambda side: tile_memory(side, width, itemsize, tables) <= shared,
-        )
-        band = self._band(flip=flip)
-        low_steps, high_steps = self._steps(band)
-        first, count = self._diagonals(band, flip=flip, block=block)
-        shared = given is not None and given.shape[0] == 1
-        heads = 1 if shared and not bias_wanted else self.heads
-        splits = max(1, min(PROGRAMS // max(1, count * heads), 64))
-        size = (splits, heads, count, 2 * block)
-        bias_sum = x.q.new_empty(size, dtype=torch.float32) if bias_wanted else None
-        row_sum = None
-        if given is not None:
-            row_sum = x.q.new_empty(*size, given.shape[-1], dtype=torch.float32)
-        if count:
-            common = self.common(flip=flip)
-            common["key"] += f" {rows} {bias_wanted}"
-            offsets_kernel[(count * heads * splits,)](
-                **common,
-                bias_ptr=bias_sum,
-                rows_ptr=row_sum,
-                first_diagonal=first,
-                diagonals=count,
-                low_steps=low_steps,
-                high_steps=high_steps,
-                span=self.span,
-                heads_apart=heads,
-                splits=splits,
-                width=0 if given is None else given.shape[-1],
-                of_values=rows == "value_rows",
-                flip=flip,
-                block=block,
-            )
-        middle = first * block + int(band.origin)
-        start = -(middle + count * block - 1) if flip else middle - (block - 1)
-        found = None if row_sum is None else _joined(row_sum, start, x.entries, reverse=flip)
-        if found is not None and shared:
-            found = found.sum(0, keepdim=True)
-        return (
-            None if bias_sum is None else _joined(bias_sum, start, x.entries, reverse=flip),
-            found,
-        )
 
     def _ends(self, vectors: Tensor | None, rows: Tensor | None) -> Ends | None:
         """Products of vectors with the first and last row, where any pair may read them."""
@@ -253,7 +195,8 @@ class Call:
         )
         return (keys, queries) if flip else (queries, keys)
 
-    def _band(self, *, flip: bool) -> arguments.Band:
+    def band(self, *, flip: bool) -> arguments.Band:
+        """The band of pairs, the keys' if ``flip``."""
         options, last = self.options, self.x.entries - 1
         low = (FAR if self.single else 0) if self.has_first else -FAR
         high = last if self.has_last else FAR
@@ -269,31 +212,14 @@ class Call:
         """True if the first token of the other side may be hidden from any of the own tokens."""
         if self.x.query_segment_ids is not None:
             return True
-        band = self._band(flip=flip)
+        band = self.band(flip=flip)
         return bool(band.first > band.origin - ((self.keys if flip else self.queries) - 1))
-
-    def _steps(self, band: arguments.Band) -> tuple[int, int]:
-        """Squares at most, and at least, so many steps apart read one entry alone."""
-        margin = self.span - 1
-        low = (band.low - band.origin - margin) // self.span
-        return low, -((band.origin - band.high - margin) // self.span)
-
-    def _diagonals(self, band: arguments.Band, *, flip: bool, block: int) -> tuple[int, int]:
-        """The first diagonal of tiles with visible pairs between the ends, and how many."""
-        x_length, y_length = (self.keys, self.queries) if flip else (self.queries, self.keys)
-        low, high = self._steps(band)
-        least = -((band.origin + block - 1 - band.first) // block)
-        most = (band.last - band.origin + block - 1) // block
-        ratio = self.span // block
-        least = max(least, low * ratio + 1, 1 - triton.cdiv(x_length, block))
-        most = min(most, high * ratio - 1, triton.cdiv(y_length, block) - 1)
-        return least, max(0, most - least + 1)
 
     def common(self, *, flip: bool) -> dict[str, Any]:
         """Arguments of the large kernels."""
         x, options = self.x, self.options
         own, others = self._sides(flip=flip)
-        band = self._band(flip=flip)
+        band = self.band(flip=flip)
         exact, of_factors = precision_of(x.q.dtype)
         left, right = maybe(table, x.left_rows), maybe(table, x.right_rows)
         tables = arguments.Tables(
@@ -301,6 +227,7 @@ class Call:
             0 if x.bias_by_offset is None else x.bias_by_offset.stride(0),
             *((right, left) if flip else (left, right)),
             maybe(table, x.value_rows),
+            self.curve,
             x.entries,
             END,
         )
@@ -325,14 +252,6 @@ class Call:
             "precision": exact,
             "factor_precision": of_factors,
         }
-
-    def _room(self) -> tuple[int, int, int]:
-        """Width and size of the numbers of vectors, and how many tables are unrolled."""
-        x = self.x
-        tables = (x.left_rows, x.right_rows, x.value_rows)
-        vectors = [x.q, x.v, *(each for each in tables if each is not None)]
-        width = max(padded(each.shape[-1]) for each in vectors)
-        return width, x.q.element_size(), len(vectors) - 2
 
     def _key(self, precision: str) -> str:
         """Key of the autotuner: all that the memory of tiles depends on, and rough sizes."""
@@ -366,27 +285,3 @@ def _delta(a: Tensor, b: Tensor) -> Tensor:
         tokens(a), tokens(b), numbers(out), length, heads, PRODUCTS_BLOCK
     )
     return out
-
-
-def _joined(sums: Tensor, start: int, entries: int, *, reverse: bool) -> Tensor:
-    """Windows ``[splits, h, n, 2 · block, …]`` at steps of a block, added up to ``[h, N, …]``.
-
-    Args:
-        start: entry at which the first window begins (the last, where ``reverse``). What is before
-            the first entry and beyond the last is theirs.
-    """
-    windows = sums.sum(0)
-    if reverse:
-        windows = windows.flip(1)
-    heads, count, span = windows.shape[:3]
-    rest = windows.shape[3:]
-    block = span // 2
-    whole = windows.new_zeros(heads, (count + 1) * block, *rest)
-    whole[:, : count * block] += windows[:, :, :block].flatten(1, 2)
-    whole[:, block:] += windows[:, :, block:].flatten(1, 2)
-    found = windows.new_zeros(heads, entries, *rest)
-    low, high = (min(max(entry - start, 0), whole.shape[1]) for entry in (0, entries))
-    found[:, start + low : start + high] = whole[:, low:high]
-    found[:, 0] += whole[:, :low].sum(1)
-    found[:, -1] += whole[:, high:].sum(1)
-    return found

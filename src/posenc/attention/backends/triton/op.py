@@ -1,6 +1,7 @@
 """The kernels as operators that autograd, ``torch.compile`` and checkpointing know.
 
-They take ``band = [origin, first, last, causal, window]``, as in ``Options``, -1 for no window.
+They take ``band = [origin, first, last, zero, causal, window]``, as in ``Options``, -1 for no
+window.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ __all__ = ["attention", "features_together", "keeping"]
 
 COUNT = len(TENSORS)
 
-BY_OFFSET = ("bias_by_offset", "left_rows", "right_rows", "value_rows")
+CURVE = ("curve_numbers", "curve_slope", "curve_intercept")
+
+BY_OFFSET = ("bias_by_offset", "left_rows", "right_rows", "value_rows", *CURVE)
+"""Operands whose gradients are computed if they are wanted only."""
 
 
 @torch.library.custom_op("posenc::triton", mutates_args=())
@@ -44,6 +48,10 @@ def attention(
     value_rows: Tensor | None,
     query_factor: Tensor | None,
     key_factor: Tensor | None,
+    curve_numbers: Tensor | None,
+    curve_rates: Tensor | None,
+    curve_slope: Tensor | None,
+    curve_intercept: Tensor | None,
     query_segment_ids: Tensor | None,
     key_segment_ids: Tensor | None,
     query_order: Tensor | None,
@@ -52,6 +60,7 @@ def attention(
     key_summary: Tensor | None,
     query_rotary: Tensor | None,
     key_rotary: Tensor | None,
+    curve_knots: Tensor | None,
     seed: Tensor | None,
     band: Sequence[int],
     adjacent: bool,
@@ -68,8 +77,9 @@ def attention(
     # fmt: off
     x = _ready(
         q, k, v, bias_by_offset, left, left_rows, right, right_rows, column, value_rows,
-        query_factor, key_factor, query_segment_ids, key_segment_ids, query_order, key_order,
-        query_summary, key_summary, query_rotary, key_rotary, seed,
+        query_factor, key_factor, curve_numbers, curve_rates, curve_slope, curve_intercept,
+        query_segment_ids, key_segment_ids, query_order, key_order, query_summary, key_summary,
+        query_rotary, key_rotary, curve_knots, seed,
     )
     # fmt: on
     with torch.cuda.device(q.get_device()):
@@ -100,8 +110,7 @@ def attention_backward(
     Args:
         gradient: of the output; output, lse: results of ``attention``.
         operands: of ``attention``, in its order.
-        wanted: whether those of the offset bias and of the left, right and value rows are wanted;
-            the others are empty.
+        wanted: whether those of ``BY_OFFSET`` are wanted; the others are empty.
     """
     from posenc.attention.backends.triton.launch import Call
 
@@ -132,12 +141,14 @@ def _(
 
 
 def _empty_gradient(name: str, x: Tensor) -> Tensor:
-    of_tokens = name not in (*BY_OFFSET, "column")
+    of_tokens = name not in (*BY_OFFSET, "column", "curve_rates")
     return empty_as(x, x.shape[-1]) if of_tokens else x.new_empty(x.shape)
 
 
 def _gradients(call: Call, wanted: dict[str, bool]) -> dict[str, Tensor]:
     """Gradients by the names of the operands; only those that are wanted of tables."""
+    from posenc.attention.backends.triton.offsets_launch import curve_gradients, offset_gradients
+
     x = call.x
     of_queries, query_sums, weights = call.tokens(flip=False)
     of_keys, key_sums, _ = call.tokens(flip=True)
@@ -150,6 +161,7 @@ def _gradients(call: Call, wanted: dict[str, bool]) -> dict[str, Tensor]:
         "column": of_keys.column,
         "query_factor": of_queries.query_factor,
         "key_factor": of_keys.key_factor,
+        "curve_rates": of_queries.curve_rates,
     }
     bias_wanted = wanted["bias_by_offset"]
     sources = {
@@ -162,13 +174,15 @@ def _gradients(call: Call, wanted: dict[str, bool]) -> dict[str, Tensor]:
         if rows is None or vectors is None or not wanted[name]:
             continue
         takes_bias = bias_wanted and name != "value_rows"
-        of_bias, of_rows = call.offsets(name, bias_wanted=takes_bias)
+        of_bias, of_rows = offset_gradients(call, name, bias_wanted=takes_bias)
         if takes_bias:
             found["bias_by_offset"], bias_wanted = of_bias, False
         if of_rows is not None:
             found[name] = _with_ends(of_rows, sums, vectors).to(rows.dtype)
     if bias_wanted:
-        found["bias_by_offset"], _ = call.offsets(None, bias_wanted=True)
+        found["bias_by_offset"], _ = offset_gradients(call, None, bias_wanted=True)
+    if any(wanted[name] for name in CURVE):
+        found.update(zip(CURVE, curve_gradients(call), strict=True))
     of_bias = found.get("bias_by_offset")
     if of_bias is not None and query_sums is not None:
         of_bias[:, 0] += query_sums.first.sum((0, 2))
@@ -190,9 +204,9 @@ def _with_ends(rows: Tensor, sums: Ends | None, vectors: Tensor) -> Tensor:
 def _options(
     band: Sequence[int], adjacent: bool, scale: float, dropout: float, tuned: bool
 ) -> Options:
-    origin, first, last, causal, window = band
+    origin, first, last, zero, causal, window = band
     chosen = None if window < 0 else window
-    return Options(origin, first, last, bool(causal), chosen, scale, dropout, adjacent, tuned)
+    return Options(origin, first, last, bool(causal), chosen, scale, dropout, adjacent, tuned, zero)
 
 
 def _ready(*tensors: Tensor | None) -> Operands:

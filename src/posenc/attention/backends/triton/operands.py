@@ -24,6 +24,8 @@ class Operands:
         column: ``[B, H, K]``.
         value_rows: ``[h, N, E]``.
         query_factor: ``[B, H, Q, R]``; key_factor: ``[B, H, K, R]``.
+        curve_numbers: ``[1, N]``, by entry; curve_rates: ``[b, Q]``; curve_slope, curve_intercept:
+            ``[H, M]``; curve_knots: ``[M - 1]``; float32. As of ``arguments.Curve``.
         query_segment_ids, key_segment_ids: ``[b, Q]`` and ``[b, K]``; pairs of
             different segments are hidden.
         query_order, key_order: likewise; what causality and windows go by. None: by place.
@@ -46,6 +48,10 @@ class Operands:
     value_rows: Float[Tensor, "h N E"] | None = None
     query_factor: Float[Tensor, "B H Q R"] | None = None
     key_factor: Float[Tensor, "B H K R"] | None = None
+    curve_numbers: Float[Tensor, "1 N"] | None = None
+    curve_rates: Float[Tensor, "b Q"] | None = None
+    curve_slope: Float[Tensor, "H M"] | None = None
+    curve_intercept: Float[Tensor, "H M"] | None = None
     query_segment_ids: Int[Tensor, "b Q"] | None = None
     key_segment_ids: Int[Tensor, "b K"] | None = None
     query_order: Int[Tensor, "b Q"] | None = None
@@ -54,19 +60,23 @@ class Operands:
     key_summary: Int[Tensor, "b nK 4"] | None = None
     query_rotary: Float[Tensor, "b h Q 2*T"] | None = None
     key_rotary: Float[Tensor, "b g K 2*T"] | None = None
+    curve_knots: Float[Tensor, " M-1"] | None = None
     seed: Int[Tensor, "1"] | None = None
 
     @property
     def entries(self) -> int:
         """Number of entries of the tables by offset; 1 where there are none."""
-        tables = (self.bias_by_offset, self.left_rows, self.right_rows, self.value_rows)
-        return max((table.shape[1] for table in tables if table is not None), default=1)
+        return max((table.shape[1] for table in self._tables()), default=1)
 
     @property
     def reads_offsets(self) -> bool:
         """True if anything depends on the offset."""
+        return bool(self._tables())
+
+    def _tables(self) -> list[Tensor]:
+        """Those by offset."""
         tables = (self.bias_by_offset, self.left_rows, self.right_rows, self.value_rows)
-        return any(table is not None for table in tables)
+        return [x for x in (*tables, self.curve_numbers) if x is not None]
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ class Options:
     """Numbers of a problem.
 
     Args:
-        origin, first, last: as in ``Band``.
+        origin, first, last: as in ``Band``. zero: the entry of offset 0, or the nearest to it.
         causal, window: where segments or orders are given token by token; False and None otherwise.
         scale: of the product of queries and keys.
         dropout: of weights.
@@ -91,6 +101,7 @@ class Options:
     dropout: float
     adjacent: bool = False
     tuned: bool = True
+    zero: int = 0
 
 
 @dataclass(frozen=True, eq=False)

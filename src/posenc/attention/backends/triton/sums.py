@@ -13,9 +13,8 @@ from posenc.attention.backends.triton.band import FAR
 from posenc.attention.backends.triton.op import features_together, keeping
 from posenc.attention.backends.triton.operands import Operands, Options, empty_as
 from posenc.attention.backends.triton.segments import marks_of
-from posenc.attention.lowering import repeat_heads
 from posenc.attention.spacing import find_spacing
-from posenc.encoding import GateCounts, StickWeights
+from posenc.encoding import FusedScore, GateCounts, StickWeights
 
 if TYPE_CHECKING:
     from posenc.attention.backends.triton.sums_launch import SumsCall
@@ -31,23 +30,18 @@ MOST = 4096
 """Vectors by count; the more there are, the coarser counts are."""
 
 
-def sums_form(problem: Problem) -> SumsForm | Unsupported | None:
+def sums_form(problem: Problem, form: FusedScore | None) -> SumsForm | Unsupported | None:
     """The score part with carried sums, or why the kernels cannot take it; None if it is no such.
 
     Reads the values of a layout with documents or padding, once.
     """
-    score, grid = problem.encoding.score, problem.grid
-    if problem.lowered is not None or score is None:
-        return None
-    k = repeat_heads(problem.k, problem.heads)
-    form = score.fuse(problem.q, k, grid, scale=problem.scale)
     if not isinstance(form, GateCounts | StickWeights):
         return None
     if problem.encoding.value is not None:
         return Unsupported("its kernels that carry sums have no place for a value part")
     if isinstance(form, GateCounts) and form.product.rows.shape[1] > MOST:
         return Unsupported(f"its kernels count to {MOST} at most")
-    found = find_spacing(grid)
+    found = find_spacing(problem.grid)
     if isinstance(found, str):
         return Unsupported(found)
     if not found.ordered:

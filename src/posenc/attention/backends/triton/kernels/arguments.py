@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 __all__ = [
     "Band",
     "Carries",
+    "Curve",
+    "CurveGradients",
     "Dropout",
     "Gradients",
     "Numbers",
@@ -115,15 +117,41 @@ class Side(NamedTuple):
     end: Any
 
 
+class Curve(NamedTuple):
+    """A piecewise-linear function of ``numbers [count]``, by offset, times ``rates [b, Q]``.
+
+    Of an argument u it is ``slope[h, m] * u + intercept[h, m]`` in head h, if m ``knots`` are at
+    most u. There are m = 0 … ``pieces`` - 1, and knots as many as ``block``, infinite ones last.
+    Numbers never fall from entry ``zero`` on, to either side. ``extremes [b, 2, granules]``: least
+    and largest rate of each ``granule`` of queries.
+    """
+
+    numbers: Any
+    rates: Any
+    rates_row: Any
+    extremes: Any
+    extremes_row: Any
+    granules: Any
+    knots: Any
+    slope: Any
+    intercept: Any
+    zero: Any
+    pieces: Any
+    block: Any
+    granule: Any
+    end: Any
+
+
 class Tables(NamedTuple):
     """Tables of ``count`` entries by offset: biases ``[h, count]``, and rows for the terms of x,
-    for those of y, and for values."""
+    for those of y, and for values; and a function of numbers by offset."""
 
     bias_by_offset: Any
     bias_head: Any
     x: Any
     y: Any
     value: Any
+    curve: Any
     count: Any
     end: Any
 
@@ -162,8 +190,9 @@ class Dropout(NamedTuple):
 class Own(NamedTuple):
     """A program's own tokens of x, from token ``start`` on.
 
-    ``b`` and ``h`` are its batch row and query head, ``lane`` a number for both. Of tokens that
-    are rotated, ``tokens`` are the first members of all pairs and ``partners`` the second.
+    ``b`` and ``h`` are its batch row and query head, ``lane`` a number for both; ``rate`` is that
+    of queries in a ``Curve``. Of tokens that are rotated, ``tokens`` are the first members of all
+    pairs and ``partners`` the second.
     """
 
     tokens: Any
@@ -172,6 +201,7 @@ class Own(NamedTuple):
     term: Any
     factor: Any
     column: Any
+    rate: Any
     lse: Any
     delta: Any
     start: Any
@@ -195,6 +225,14 @@ class Gradients(NamedTuple):
     high: Any
     weight_low: Any
     weight_high: Any
+    rate: Any
+
+
+class CurveGradients(NamedTuple):
+    """Outputs of each program for the gradients of a ``Curve``, ``[programs, 2 * block]``."""
+
+    slope: Any
+    intercept: Any
 
 
 class Carries(NamedTuple):

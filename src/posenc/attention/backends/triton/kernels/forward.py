@@ -9,6 +9,7 @@ import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
 from posenc.attention.backends.triton.kernels.configs import FORWARD, fitting
+from posenc.attention.backends.triton.kernels.curves import rates_of
 from posenc.attention.backends.triton.kernels.logits import (
     HIGH,
     LOW,
@@ -159,7 +160,10 @@ def forward_kernel(
     factor = None
     if x.factor is not None:
         factor = load_tokens(x.factor, b, h, at, x.length)
-    own = Own(tokens, partners, None, term, factor, None, None, None, x0, b, h, lane)
+    rate = None
+    if tables.curve is not None:
+        rate = rates_of(tables.curve, b, at, x.length)
+    own = Own(tokens, partners, None, term, factor, None, rate, None, None, x0, b, h, lane)
     # fmt: off
     begin, clear, near, far, edge, end = visible_tile_ranges(
         x, y, band, b, x0, causal, False, granule, block_x, block_y, block_x, block_y

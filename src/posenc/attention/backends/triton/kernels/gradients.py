@@ -10,6 +10,7 @@ import triton.language as tl
 from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
 from posenc.attention.backends.triton.kernels.backward_tile import tile_ds
 from posenc.attention.backends.triton.kernels.configs import TOKENS, fitting
+from posenc.attention.backends.triton.kernels.curves import rate_gradients, rates_of
 from posenc.attention.backends.triton.kernels.logits import (
     HIGH,
     LOW,
@@ -47,6 +48,7 @@ class _State(NamedTuple):
     high: Any
     weight_low: Any
     weight_high: Any
+    rate: Any
 
 
 @triton.jit
@@ -86,7 +88,7 @@ def _walk(
     second, term = state.second, state.term
     factor, column = state.factor, state.column
     low, high = state.low, state.high
-    weight_low, weight_high = state.weight_low, state.weight_high
+    weight_low, weight_high, rate = state.weight_low, state.weight_high, state.rate
     carried = tl.zeros([1, 1], tl.float32)
     if kind == NEAR:
         carried = carried_before(own, tables, band, begin * block_y, True, precision, flip, block_x)
@@ -114,6 +116,14 @@ def _walk(
             factor += product(ds, y_factor, factor_precision)
         if x.column is not None:
             column += tl.sum(ds, 1)
+        if tables.curve is not None and not flip:
+            start = window_start(own.start, y0, band.origin, block_x, flip)
+            # fmt: off
+            rate += rate_gradients(
+                ds, own.rate, tables.curve, own.b, own.h, own.start, start, tables.count, block_x,
+                block_y,
+            )
+            # fmt: on
         if kind == LOW:
             low += tl.sum(ds, 1)
             weight_low += tl.sum(weights, 1)
@@ -138,7 +148,7 @@ def _walk(
                 )
     # fmt: off
     return _State(
-        tokens, partners, second, term, factor, column, low, high, weight_low, weight_high
+        tokens, partners, second, term, factor, column, low, high, weight_low, weight_high, rate
     )
     # fmt: on
 
@@ -233,19 +243,22 @@ def gradients_kernel(
         column = None
         if x.column is not None:
             column = load_numbers(start_of(x.column, b, h), at, x.length, 0.0)
+        rate = None
         lse = None
         delta = None
         if not flip:
             lse = load_numbers(start_of(x.lse, b, h), at, x.length, float("inf"))
             delta = load_numbers(start_of(x.delta, b, h), at, x.length, 0.0)
+            if tables.curve is not None:
+                rate = rates_of(tables.curve, b, at, x.length)
         query_lane = (b * sizes.heads + h).to(tl.int32)
         # fmt: off
         own = Own(
-            tokens, partners, second, term, factor, column, lse, delta, x0, b, h, query_lane
+            tokens, partners, second, term, factor, column, rate, lse, delta, x0, b, h, query_lane
         )
         state = _State(
             token_sum, partner_sum, second_sum, term_sum, factor_sum, nothing, nothing, nothing,
-            nothing, nothing,
+            nothing, nothing, nothing,
         )
         if edged:
             state = _walk(
@@ -304,6 +317,8 @@ def gradients_kernel(
         if into.low is not None:
             tl.store(start_of(into.low, b, h) + at, state.low, mask=inside)
             tl.store(start_of(into.high, b, h) + at, state.high, mask=inside)
+        if into.rate is not None:
+            tl.store(start_of(into.rate, b, h) + at, state.rate, mask=inside)
         if into.weight_low is not None:
             tl.store(start_of(into.weight_low, b, h) + at, state.weight_low, mask=inside)
             tl.store(start_of(into.weight_high, b, h) + at, state.weight_high, mask=inside)

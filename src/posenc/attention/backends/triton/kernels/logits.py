@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from posenc.attention.backends.triton.kernels.curves import rates_of, with_curve
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
     load_numbers,
@@ -177,6 +178,17 @@ def tile_logits(
         logits = _sum(logits, tl.broadcast_to((column * unit)[None, :], [block_x, block_y]))
     if unscaled:
         logits = _product(own, y_tokens, y_partners, x.rotary is not None, precision, logits)
+    if tables.curve is not None:
+        rate = own.rate
+        if flip:
+            rate = rates_of(tables.curve, own.b, y_at, y.length)
+        start = window_start(own.start, y0, band.origin, block_y if flip else block_x, flip)
+        # fmt: off
+        logits = with_curve(
+            logits, tables.curve, rate, own.b, own.h, unit, y0 if flip else own.start, start,
+            tables.count, block_x, block_y, flip,
+        )
+        # fmt: on
     if masked:
         x_at = own.start + tl.arange(0, block_x)
         t = y_at[None, :] - x_at[:, None] + band.origin  # [x, y]

@@ -14,6 +14,7 @@ import triton.language as tl
 from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
 from posenc.attention.backends.triton.kernels.backward_tile import tile_ds
 from posenc.attention.backends.triton.kernels.configs import OFFSETS, all_or_first
+from posenc.attention.backends.triton.kernels.curves import piece_gradients, rates_of
 from posenc.attention.backends.triton.kernels.logits import NEAR, carried_before
 from posenc.attention.backends.triton.kernels.memory import (
     load_numbers,
@@ -23,7 +24,7 @@ from posenc.attention.backends.triton.kernels.memory import (
 )
 from posenc.attention.backends.triton.kernels.rotary import load_side
 from posenc.attention.backends.triton.kernels.visibility import tiles_meet
-from posenc.attention.backends.triton.kernels.windows import roll_x, roll_y
+from posenc.attention.backends.triton.kernels.windows import roll_x, roll_y, window_start
 
 
 @triton.autotune(
@@ -39,6 +40,7 @@ def offsets_kernel(
     dropout,
     bias_ptr,
     rows_ptr,
+    of_curve,
     first_diagonal,
     diagonals,
     low_steps,
@@ -65,6 +67,8 @@ def offsets_kernel(
         bias_ptr: ``[splits, heads_apart, diagonals, 2 * block]``.
         rows_ptr: ``[splits, heads_apart, diagonals, 2 * block, width]``; of the term of y, or,
             where ``of_values``, of the values, whose tokens are the gradients of the outputs.
+        of_curve: ``CurveGradients`` if wanted; the gradients of its numbers then go to
+            ``bias_ptr``.
         first_diagonal: number of the first, counted in tiles of y less tiles of x.
         low_steps, high_steps: squares of ``span`` by ``span`` pairs that are at most, and at least,
             so many apart are summed up by ``gradients_kernel``, where ``has_low``, ``has_high``.
@@ -87,6 +91,11 @@ def offsets_kernel(
     bias_sum = tl.zeros([1, 1], tl.float32)
     if bias_ptr is not None:
         bias_sum = tl.zeros([block, block], tl.float32)
+    slope_sum = tl.zeros([1], tl.float32)
+    intercept_sum = tl.zeros([1], tl.float32)
+    if of_curve is not None:
+        slope_sum = tl.zeros([2 * tables.curve.block], tl.float32)
+        intercept_sum = tl.zeros([2 * tables.curve.block], tl.float32)
     rows_sum = tl.zeros([1, 1], tl.float32)
     if rows_ptr is not None:
         row_block: tl.constexpr = y.second.block if of_values else y.term.block
@@ -122,17 +131,20 @@ def offsets_kernel(
             column = None
             if x.column is not None:
                 column = load_numbers(start_of(x.column, b, h), x_at, x.length, 0.0)
+            rate = None
             lse = None
             delta = None
             if not flip:
                 lse = load_numbers(start_of(x.lse, b, h), x_at, x.length, float("inf"))
                 delta = load_numbers(start_of(x.delta, b, h), x_at, x.length, 0.0)
+                if tables.curve is not None:
+                    rate = rates_of(tables.curve, b, x_at, x.length)
             lane = (b * sizes.heads + h).to(tl.int32)
             y_tokens, y_partners = load_side(y, b, y_head, y_at)
             y_second = load_tokens(y.second, b, y_head, y_at, y.length)
             # fmt: off
             own = Own(
-                tokens, partners, second, term, x_factor, column, lse, delta, x0, b, h, lane
+                tokens, partners, second, term, x_factor, column, rate, lse, delta, x0, b, h, lane
             )
             carried = carried_before(own, tables, band, y0, True, precision, flip, block)
             weights, ds, _ = tile_ds(
@@ -150,7 +162,15 @@ def offsets_kernel(
                     source = tl.where(steps <= low_steps, 0.0, source)
                 if has_high:
                     source = tl.where(steps >= high_steps, 0.0, source)
-            if bias_ptr is not None:
+            if of_curve is not None:
+                start = window_start(x0, y0, band.origin, block, flip)
+                # fmt: off
+                bias_sum, slope_sum, intercept_sum = piece_gradients(
+                    bias_sum, slope_sum, intercept_sum, source, rate, tables.curve, b, h, x0,
+                    start, tables.count, block, block,
+                )
+                # fmt: on
+            elif bias_ptr is not None:
                 bias_sum += source
             if rows_ptr is not None:
                 vectors = y_second
@@ -160,6 +180,11 @@ def offsets_kernel(
                 rows_sum += product(rolled, vectors, precision)
     entry = tl.arange(0, 2 * block)
     into = ((split * heads_apart + head).to(tl.int64) * diagonals + number) * (2 * block) + entry
+    if of_curve is not None:
+        place = tl.program_id(0).to(tl.int64) * 2 * tables.curve.block
+        place += tl.arange(0, 2 * tables.curve.block)
+        tl.store(of_curve.slope + place, slope_sum)
+        tl.store(of_curve.intercept + place, intercept_sum)
     if bias_ptr is not None:
         tl.store(bias_ptr + into, tl.sum(roll_x(bias_sum, block, flip), 0))
     if rows_ptr is not None:

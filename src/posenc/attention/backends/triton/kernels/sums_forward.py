@@ -144,7 +144,7 @@ def sums_forward_kernel(
         dropout = Dropout(dropout.threshold, dropout.factor, tl.load(dropout.seed))
     x0, lane, b, h, g, at = query_block(x, sizes, block_x)
     tokens = load_tokens(x.tokens, b, h, at, x.length)
-    own = Own(tokens, None, None, None, None, None, None, None, x0, b, h, lane)
+    own = Own(tokens, None, None, None, None, None, None, None, None, x0, b, h, lane)
     own_pairs = None
     if not sticks:
         own_pairs = pairs_of(pairs, at, x.length, lane, width)
@@ -261,7 +261,7 @@ def carries_kernel(
     """
     x0, lane, b, h, g, at = query_block(x, sizes, block_q)
     tokens = load_tokens(x.tokens, b, h, at, x.length)
-    own = Own(tokens, None, None, None, None, None, None, None, x0, b, h, lane)
+    own = Own(tokens, None, None, None, None, None, None, None, None, x0, b, h, lane)
     # fmt: off
     begin, clear, _, _, edge, end = visible_tile_ranges(
         x, y, band, b, x0, False, False, granule, block_q, block_k, block_q, block_k

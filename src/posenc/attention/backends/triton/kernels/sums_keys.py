@@ -164,7 +164,7 @@ def sums_keys_kernel(
     for member in range(sizes.group):
         h = g * sizes.group + member
         query_lane = (b * sizes.heads + h).to(tl.int32)
-        own = Own(k, None, v, None, None, None, None, None, x0, b, h, query_lane)
+        own = Own(k, None, v, None, None, None, None, None, None, x0, b, h, query_lane)
         last = -1
         chunk: tl.constexpr = 256
         for start in range(0, y.length, chunk):

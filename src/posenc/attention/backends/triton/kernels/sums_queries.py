@@ -191,7 +191,7 @@ def sums_queries_kernel(
     near = clip(reached, clear, tl.maximum(edge, clear))
     edge = tl.maximum(edge, near)
     base = lane.to(tl.int64) * tl.cdiv(y.length, block_k) * x.length
-    own = Own(tokens, None, gradient, None, None, None, lse, delta, x0, b, h, lane)
+    own = Own(tokens, None, gradient, None, None, None, None, lse, delta, x0, b, h, lane)
     of_lane = Carries(carries.sums + base, carries.left + base, carries.first_tiles)
     after_ones = triangle(block_k, True)
     until_ones = triangle(block_k, False).to(tl.bfloat16)

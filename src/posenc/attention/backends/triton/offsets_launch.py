@@ -1,0 +1,169 @@
+"""Launching the kernel for gradients of what depends on the offset. Imports Triton."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from posenc.attention.backends.triton.form import shared_memory, tile_memory
+from posenc.attention.backends.triton.forms import padded
+from posenc.attention.backends.triton.kernels import arguments
+from posenc.attention.backends.triton.kernels.configs import PROGRAMS, diagonal_block, room
+from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
+from posenc.attention.backends.triton.launch import Call
+
+__all__ = ["curve_gradients", "offset_gradients"]
+
+
+class _Sums(NamedTuple):
+    """What programs have summed up.
+
+    Args:
+        entries: ``[splits, h, n, 2 · block]``, of biases or numbers; rows: those with a width.
+        curve: of the function's pieces, ``[splits, h, n, pieces]`` each.
+        start: as of ``_joined``.
+    """
+
+    entries: Tensor | None
+    rows: Tensor | None
+    curve: arguments.CurveGradients | None
+    start: int
+
+
+def offset_gradients(
+    call: Call, rows: str | None, *, bias_wanted: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the offset bias ``[H, N]`` and of one table, without the sums at its ends.
+
+    Args:
+        rows: ``"left_rows"``, ``"right_rows"`` or ``"value_rows"``; None: none.
+        bias_wanted: whether that of the offset bias is wanted.
+    """
+    flip, count = rows in ("left_rows", "value_rows"), call.x.entries
+    sums = _sums(call, rows, entries=bias_wanted, curve=False)
+    of_bias, of_rows = (
+        None if each is None else _joined(each, sums.start, count, reverse=flip)
+        for each in (sums.entries, sums.rows)
+    )
+    if of_rows is not None and rows is not None and len(getattr(call.x, rows)) == 1:
+        of_rows = of_rows.sum(0, keepdim=True)
+    return of_bias, of_rows
+
+
+def curve_gradients(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the numbers ``[1, N]``, slopes and intercepts ``[H, M]`` of the function."""
+    sums = _sums(call, None, entries=True, curve=True)
+    assert sums.entries is not None
+    assert sums.curve is not None
+    assert call.x.curve_slope is not None
+    numbers = _joined(sums.entries, sums.start, call.x.entries, reverse=False)
+    pieces = call.x.curve_slope.shape[1]
+    slope, intercept = (each.sum((0, 2))[:, :pieces] for each in sums.curve)
+    return numbers.sum(0, keepdim=True), slope, intercept
+
+
+def _sums(call: Call, rows: str | None, *, entries: bool, curve: bool) -> _Sums:
+    x = call.x
+    given: Tensor | None = None if rows is None else getattr(x, rows)
+    flip = rows in ("left_rows", "value_rows")
+    width, itemsize, tables = _room(call)
+    shared = shared_memory(x.q.device)
+    block = diagonal_block(
+        room(width, itemsize, tables),
+        lambda side: tile_memory(side, width, itemsize, tables) <= shared,
+    )
+    band = call.band(flip=flip)
+    low_steps, high_steps = _steps(call, band)
+    first, count = _diagonals(call, band, flip=flip, block=block)
+    heads = 1 if given is not None and len(given) == 1 and not entries else call.heads
+    splits = max(1, min(PROGRAMS // max(1, count * heads), 64))
+    size = (splits, heads, count)
+
+    def made(*rest: int) -> Tensor:
+        return x.q.new_empty(*size, *rest, dtype=torch.float32)
+
+    of_entries = made(2 * block) if entries else None
+    of_rows = None if given is None else made(2 * block, given.shape[-1])
+    of_curve = None
+    if curve and x.curve_slope is not None:
+        pieces = 2 * padded(x.curve_slope.shape[1] - 1)
+        of_curve = arguments.CurveGradients(made(pieces), made(pieces))
+    if count:
+        common = call.common(flip=flip)
+        common["key"] += f" {rows} {entries} {curve}"
+        offsets_kernel[(count * heads * splits,)](
+            **common,
+            bias_ptr=of_entries,
+            rows_ptr=of_rows,
+            of_curve=of_curve,
+            first_diagonal=first,
+            diagonals=count,
+            low_steps=low_steps,
+            high_steps=high_steps,
+            span=call.span,
+            heads_apart=heads,
+            splits=splits,
+            width=0 if given is None else given.shape[-1],
+            of_values=rows == "value_rows",
+            flip=flip,
+            block=block,
+        )
+    middle = first * block + int(band.origin)
+    start = -(middle + count * block - 1) if flip else middle - (block - 1)
+    return _Sums(of_entries, of_rows, of_curve, start)
+
+
+def _room(call: Call) -> tuple[int, int, int]:
+    """Width and size of the numbers of vectors, and how many tables are unrolled."""
+    x = call.x
+    tables = (x.left_rows, x.right_rows, x.value_rows)
+    vectors = [x.q, x.v, *(each for each in tables if each is not None)]
+    width = max(padded(each.shape[-1]) for each in vectors)
+    return width, x.q.element_size(), len(vectors) - 2
+
+
+def _steps(call: Call, band: arguments.Band) -> tuple[int, int]:
+    """Squares at most, and at least, so many steps apart read one entry alone."""
+    margin = call.span - 1
+    low = (band.low - band.origin - margin) // call.span
+    return low, -((band.origin - band.high - margin) // call.span)
+
+
+def _diagonals(call: Call, band: arguments.Band, *, flip: bool, block: int) -> tuple[int, int]:
+    """The first diagonal of tiles with visible pairs between the ends, and how many."""
+    lengths = call.queries, call.keys
+    x_length, y_length = lengths[::-1] if flip else lengths
+    low, high = _steps(call, band)
+    least = -((band.origin + block - 1 - band.first) // block)
+    most = (band.last - band.origin + block - 1) // block
+    ratio = call.span // block
+    least = max(least, low * ratio + 1, 1 - triton.cdiv(x_length, block))
+    most = min(most, high * ratio - 1, triton.cdiv(y_length, block) - 1)
+    return least, max(0, most - least + 1)
+
+
+def _joined(sums: Tensor, start: int, entries: int, *, reverse: bool) -> Tensor:
+    """Windows ``[splits, h, n, 2 · block, …]`` at steps of a block, added up to ``[h, N, …]``.
+
+    Args:
+        start: entry at which the first window begins (the last, where ``reverse``). What is before
+            the first entry and beyond the last is theirs.
+    """
+    windows = sums.sum(0)
+    if reverse:
+        windows = windows.flip(1)
+    heads, count, span = windows.shape[:3]
+    rest = windows.shape[3:]
+    block = span // 2
+    whole = windows.new_zeros(heads, (count + 1) * block, *rest)
+    whole[:, : count * block] += windows[:, :, :block].flatten(1, 2)
+    whole[:, block:] += windows[:, :, block:].flatten(1, 2)
+    found = windows.new_zeros(heads, entries, *rest)
+    low, high = (min(max(entry - start, 0), whole.shape[1]) for entry in (0, entries))
+    found[:, start + low : start + high] = whole[:, low:high]
+    found[:, 0] += whole[:, :low].sum(1)
+    found[:, -1] += whole[:, high:].sum(1)
+    return found
