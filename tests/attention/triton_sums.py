@@ -82,7 +82,7 @@ def test_rows_at_their_limit(method: str) -> None:
 @pytest.mark.parametrize("method", ["sticks", "counts"])
 def test_some_queries_at_a_time(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in long sequences, where gradients of keys are sums over parts of the queries."""
-    monkeypatch.setattr(sums_launch, "SUM_KEYS", (16, 16))
+    monkeypatch.setattr(sums_launch, "CARRY_KEYS", 16)
     grid = GRIDS["padded"] if method == "sticks" else sequence(50, causal=True)
     encoding = METHODS[method] if method == "sticks" else cope(1)
     given = inputs(grid, batch=grid.query.batch, width=1, out=1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.attention.backends.triton.band import FAR
 from posenc.attention.backends.triton.forms import numbers, tokens
 from posenc.attention.backends.triton.kernels import arguments
-from posenc.attention.backends.triton.kernels.configs import SUM_KEYS
+from posenc.attention.backends.triton.kernels.configs import CARRY_KEYS
 from posenc.attention.backends.triton.kernels.memory import LOG2E
 from posenc.attention.backends.triton.kernels.sums import EXACT, GONE
 from posenc.attention.backends.triton.kernels.sums_forward import (
@@ -76,7 +76,7 @@ class SumsCall:
         """
         x, queries, batch_heads = self.x, self.x.q.shape[2], self.x.q.shape[:2]
         width = max(x.q.shape[-1], x.v.shape[-1])
-        block = SUM_KEYS[width * x.q.element_size() > 256]
+        block = CARRY_KEYS
         tiles = triton.cdiv(x.k.shape[2], block)
         size = triton.cdiv(block * width, GRANULE) * GRANULE
         dq, dk, dv = (empty_as(each, each.shape[-1]) for each in (x.q, x.k, x.v))
@@ -140,30 +140,30 @@ class SumsCall:
             edged=self._edged,
             block_k=block,
         )
-        total = part = far = None
+        ends = far = None
         if self.products is not None:
-            total, part = (
-                torch.zeros_like(self.products, memory_format=torch.contiguous_format)
-                for _ in range(2)
-            )
-            far = total.new_empty(total.shape[:3])
+            ends = self.products.new_zeros(*self.products.shape, 2)
+            far = ends.new_empty(ends.shape[:3])
         sums_queries_kernel[programs](
             **_chosen(common, "dropout"),
             **constants,
             pairs=pairs,
             carries=carries,
-            into=arguments.SumGradients(tokens(dq), total, part, far),
+            into=arguments.SumGradients(
+                tokens(dq), None if ends is None else ends.view(torch.int64), far
+            ),
             query_start=begin,
             rest_to_self=self.rest_to_self,
             edged=self._edged,
             terms=TERMS[self.x.q.dtype],
             block_k=block,
         )
-        if total is None or part is None or far is None:
+        if ends is None or far is None:
             return None
+        total, part = ends.unbind(-1)
         # Of pairs from each whole count on; differences are of those at a count.
-        ends = total - part + torch.cat([part[..., :1], part[..., :-1]], dim=-1)
-        found = ends - torch.nn.functional.pad(ends[..., 1:], (0, 1))
+        from_count = total - part + torch.cat([part[..., :1], part[..., :-1]], dim=-1)
+        found = from_count - torch.nn.functional.pad(from_count[..., 1:], (0, 1))
         found[..., -1] += far
         return found
 
@@ -177,8 +177,7 @@ class SumsCall:
         block: int,
     ) -> None:
         dk, dv = of_keys
-        count = triton.cdiv(dk.shape[2], block) * dk.shape[0] * dk.shape[1]
-        sums_keys_kernel[(count,)](
+        sums_keys_kernel[blocks(dk.shape[2], dk.shape[0] * dk.shape[1], "block_k")](
             **_chosen(call.common(flip=True), "dropout"),
             **self._constants(),
             pairs=pairs,
@@ -188,7 +187,7 @@ class SumsCall:
             query_start=begin,
             rest_to_self=self.rest_to_self,
             terms=TERMS[self.x.q.dtype],
-            block_k=block,
+            carry_keys=block,
         )
 
     @property
@@ -209,12 +208,12 @@ class SumsCall:
         return {"sticks": False, "limit": (width - 1) << bits, "width": width, "bits": bits}
 
     def _pairs(self) -> Tensor | None:
-        """Each product beside what the next one is more, as numbers of 64 bits."""
+        """Each product less what the next one is more, beside that, as numbers of 64 bits."""
         if self.products is None:
             return None
         scaled = self.products * LOG2E.value
         rise = torch.nn.functional.pad(scaled.diff(dim=-1), (0, 1))
-        return torch.stack([scaled, rise], dim=-1).view(torch.int64).squeeze(-1)
+        return torch.stack([scaled - rise, rise], dim=-1).view(torch.int64).squeeze(-1)
 
 
 def _chosen(common: dict[str, Any], *more: str) -> dict[str, Any]:

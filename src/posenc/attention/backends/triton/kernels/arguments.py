@@ -246,11 +246,10 @@ class Carries(NamedTuple):
 
 
 class SumGradients(NamedTuple):
-    """Outputs for the gradients of queries. Of contextual positions also sums of the gradients of
-    logits with counts of at least n, ``total [lane, query, n]``; of their fractions' shares,
-    ``part``; and of those at the limit that are not in either, ``far [lane, query]``."""
+    """Outputs for the gradients of queries. Of contextual positions also ``ends [lane, query, n]``,
+    pairs: sums of the gradients of logits with counts of at least n, and of their fractions'
+    shares; and sums of those at the limit that are not in either, ``far [lane, query]``."""
 
     tokens: Any
-    total: Any
-    part: Any
+    ends: Any
     far: Any

@@ -8,6 +8,7 @@ from typing import Any
 import triton
 
 __all__ = [
+    "CARRY_KEYS",
     "DECODE",
     "DIAGONAL_BLOCKS",
     "FORWARD",
@@ -15,9 +16,9 @@ __all__ = [
     "OFFSETS",
     "PROGRAMS",
     "SPANS",
-    "SUMS",
     "SUMS_FORWARD",
-    "SUM_KEYS",
+    "SUMS_KEYS",
+    "SUMS_QUERIES",
     "TOKENS",
     "UNTUNED",
     "all_or_first",
@@ -42,7 +43,8 @@ def _config_of_warps(warps: int, stages: int) -> Any:
     return triton.Config({}, num_warps=warps, num_stages=stages)
 
 
-# SUM_KEYS: keys of the tiles between which sums are carried, of narrow heads and of wide ones.
+# CARRY_KEYS: keys of the tiles between which sums are carried to the gradients of keys, whose tiles
+# may have several times as many.
 # SPANS: sides of the squares of pairs that the gradients take apart, with unrolled tables and
 # without; multiples of all tiles' sides.
 if triton.knobs.runtime.interpret:
@@ -54,8 +56,9 @@ if triton.knobs.runtime.interpret:
     FORWARD = SUMS_FORWARD = TOKENS = [_config(16, 16, 4, 1)]
     OFFSETS = [_config_of_warps(4, 1)]
     DECODE = [triton.Config({"block": 16})]
-    SUM_KEYS = (16, 16)
-    SUMS = [triton.Config({"block_q": 16})]
+    CARRY_KEYS = 16
+    SUMS_QUERIES = [triton.Config({"block_q": 16})]
+    SUMS_KEYS = [triton.Config({"block_q": 16, "block_k": 32})]
 else:
     KEYS_PER_SPLIT = 256
     PROGRAMS = 1024
@@ -78,18 +81,31 @@ else:
         _config(16, 16, 4, 1),
     ]
     OFFSETS = [_config_of_warps(4, 2), _config_of_warps(8, 1), _config_of_warps(8, 2)]
-    SUM_KEYS = (64, 32)
+    CARRY_KEYS = 32
+    # Two for narrow heads, two for those of middle width, two for wide ones.
     SUMS_FORWARD = [
         _config(64, 64, 4, 2),
         _config(128, 64, 8, 2),
+        _config(64, 64, 4, 2),
+        _config(64, 64, 4, 1),
         _config(32, 32, 4, 1),
         _config(16, 16, 4, 1),
     ]
-    SUMS = [
+    SUMS_QUERIES = [
+        triton.Config({"block_q": 64}, num_warps=4, num_stages=1),
         triton.Config({"block_q": 64}, num_warps=4, num_stages=2),
-        triton.Config({"block_q": 64}, num_warps=8, num_stages=1),
+        triton.Config({"block_q": 64}, num_warps=4, num_stages=1),
+        triton.Config({"block_q": 32}, num_warps=4, num_stages=1),
         triton.Config({"block_q": 32}, num_warps=4, num_stages=1),
         triton.Config({"block_q": 16}, num_warps=4, num_stages=1),
+    ]
+    SUMS_KEYS = [
+        triton.Config({"block_q": 64, "block_k": 32}, num_warps=4, num_stages=2),
+        triton.Config({"block_q": 32, "block_k": 64}, num_warps=4, num_stages=2),
+        triton.Config({"block_q": 64, "block_k": 32}, num_warps=4, num_stages=1),
+        triton.Config({"block_q": 32, "block_k": 32}, num_warps=4, num_stages=1),
+        triton.Config({"block_q": 32, "block_k": 32}, num_warps=4, num_stages=1),
+        triton.Config({"block_q": 16, "block_k": 32}, num_warps=4, num_stages=1),
     ]
     DECODE = [triton.Config({"block": block}, num_stages=3) for block in (32, 64, 128)]
     DECODE.append(triton.Config({"block": 16}, num_stages=1))  # fits wherever others do not
@@ -123,12 +139,13 @@ def all_or_first(configs: list[Any], given: dict[str, Any], **more: Any) -> list
 
 
 def fitting_sums(configs: list[Any], given: dict[str, Any], **more: Any) -> list[Any]:
-    """The first two for narrow heads, the others for wide ones: each takes long to compile."""
+    """Those for heads of a width, which are few: each takes long to compile."""
     whole = {**given, **more}
     x, y = whole["x"], whole["y"]
     width = max(each.block.value for each in (x.tokens, y.tokens, y.second))
-    wide = room(width, x.tokens.pointer.element_size(), 0) > 1024
-    return all_or_first(configs[2:] or configs if wide else configs[:2], whole)
+    needed = room(width, x.tokens.pointer.element_size(), 0)
+    first = 2 * ((needed > 256) + (needed > 512))
+    return all_or_first(configs[first : first + 2] or configs, whole)
 
 
 def room(width: int, itemsize: int, unrolled: int) -> int:

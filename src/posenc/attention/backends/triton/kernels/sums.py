@@ -14,6 +14,7 @@ import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.logits import kept
 from posenc.attention.backends.triton.kernels.memory import LOG2E, load_tokens, product
+from posenc.attention.backends.triton.kernels.pairs import load_pairs, reciprocal
 from posenc.attention.backends.triton.kernels.visibility import visible
 
 EXACT = tl.constexpr(22)
@@ -24,6 +25,9 @@ GONE = tl.constexpr(100.0)
 
 ONE = tl.constexpr(0x3F800000)
 """The bits of 1.0, of which the lowest 23 are the fraction."""
+
+NEAREST = tl.constexpr(1.5 * 2**23)
+"""Added and taken away, it rounds to whole numbers."""
 
 
 @triton.jit
@@ -86,25 +90,57 @@ def softplus(logits):
 
 @triton.jit
 def gates_of(logits):
-    """The logistic function of logits, and its derivative."""
-    e = tl.exp2(-tl.abs(logits))
-    inverse = 1 / (1 + e)
-    rest = e * inverse
-    return tl.where(logits < 0, rest, inverse), rest * inverse
+    """The logistic function of logits to the base of 2, and its derivative by that of e."""
+    gates = reciprocal(1 + tl.exp2(tl.minimum(-logits, 126.0)))
+    return gates, gates - gates * gates
 
 
 @triton.jit
 def whole(gates, bits: tl.constexpr):
     """Gates as whole numbers of ``2^-bits``."""
-    found = (gates + 1).to(tl.int32, bitcast=True) - ONE
-    return (found + (1 << (22 - bits))) >> (23 - bits)
+    # A float32 of this size is a multiple of that, and its bits count them.
+    offset: tl.constexpr = 3 << (22 - bits)
+    return (gates + offset).to(tl.int32, bitcast=True) - ((301 - 2 * bits) << 22)
+
+
+@triton.jit
+def halves(counts, bits: tl.constexpr):
+    """Two float32 of 11 bits or fewer; the first times ``2^(bits - 11)``, and the second, add up.
+
+    Counts are as of ``whole``. The second number is in the unit of the first.
+    """
+    offset: tl.constexpr = 3 << (22 - bits)
+    gates = (counts + ((301 - 2 * bits) << 22)).to(tl.float32, bitcast=True) - offset
+    first = (gates * 2048 + NEAREST) - NEAREST
+    return first, gates * 2048 - first
+
+
+@triton.jit
+def joined(first, second, more, bits: tl.constexpr):
+    """``more`` and the counts of which ``first`` and ``second`` are sums of ``halves``."""
+    shift: tl.constexpr = bits - 11
+    offset: tl.constexpr = 3 << (22 - shift)
+    high = (first + NEAREST).to(tl.int32, bitcast=True) << shift
+    low = (second + offset).to(tl.int32, bitcast=True)
+    # The bits of both offsets, modulo 2^32.
+    extra: tl.constexpr = ((301 << 22) << shift) + ((301 - 2 * shift) << 22)
+    less: tl.constexpr = ((extra + 2**31) & 0xFFFFFFFF) - 2**31
+    more = tl.sub(more, less, sanitize_overflow=False)
+    return tl.add(tl.add(high, low, sanitize_overflow=False), more, sanitize_overflow=False)
+
+
+@triton.jit
+def at_most(counts, limit):
+    """The least of counts and their limit; that for counts below 0, as those of NaN may be."""
+    bound = limit.to(tl.uint32, bitcast=True)
+    return tl.minimum(counts.to(tl.uint32, bitcast=True), bound).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def fraction(counts, bits: tl.constexpr):
-    """The fractions of counts in units of ``2^-bits``."""
+    """The fractions of counts in units of ``2^-bits``, plus 1."""
     found = (counts << (23 - bits)) & 0x7FFFFF
-    return (found | ONE).to(tl.float32, bitcast=True) - 1
+    return (found | ONE).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -122,22 +158,23 @@ def _times(part, ones, found, keys: tl.constexpr):
 
 
 @triton.jit
-def sums_after(added, ones, sticks: tl.constexpr, keys: tl.constexpr):
+def sums_after(added, ones, carried, sticks: tl.constexpr, bits: tl.constexpr, keys: tl.constexpr):
     """Sums of a tile's addends over each key and those after it, by products with 16-bit numbers.
 
     Args:
         added: as of ``addends``.
         ones: a ``triangle``, lower if keys are on axis 1, else upper.
+        carried: what is added to all.
     """
     if sticks:
         first = tl.minimum(added, 60000.0).to(tl.float16)
         second = (added - first.to(tl.float32)).to(tl.float16)
-        sums = _times(first, ones, _times(second, ones, None, keys), keys)
+        sums = _times(first, ones, _times(second, ones, None, keys), keys) + carried
     else:
-        # Halves of whole numbers: what is summed up is below 2^24.
-        first = _times((added >> 11).to(tl.float32).to(tl.float16), ones, None, keys)
-        second = _times((added & 2047).to(tl.float32).to(tl.float16), ones, None, keys)
-        sums = (first.to(tl.int32) << 11) + second.to(tl.int32)
+        first, second = halves(added, bits)
+        first = _times(first.to(tl.float16), ones, None, keys)
+        second = _times(second.to(tl.float16), ones, None, keys)
+        sums = joined(first, second, carried, bits)
     return sums
 
 
@@ -150,10 +187,13 @@ def sums_until(values, ones, terms: tl.constexpr, keys: tl.constexpr):
         terms: numbers of 16 bits that values are split into, of 8 significant bits each.
     """
     sums = None
-    for _ in tl.static_range(terms):
-        part = values.to(tl.bfloat16)
-        sums = _times(part, ones, sums, keys)
-        values -= part.to(tl.float32)
+    for term in tl.static_range(terms):
+        part = values
+        if term < terms - 1:  # the upper half of a float32 is a bfloat16
+            part = values.to(tl.int32, bitcast=True) & -65536
+            part = part.to(tl.float32, bitcast=True)
+        sums = _times(part.to(tl.bfloat16), ones, sums, keys)
+        values -= part
     return sums
 
 
@@ -171,30 +211,33 @@ def addends(logits, seen, sticks: tl.constexpr, masked: tl.constexpr, bits: tl.c
 
 
 @triton.jit
-def entries(pairs, counts, bits: tl.constexpr):
+def entries(pairs, rows, counts, bits: tl.constexpr):
     """Products with the vectors at counts, and how they rise with the count, both times log2(e).
 
     Args:
-        pairs: pointers to each query's pairs of numbers of 32 bits.
+        pairs: pointer to the pairs of numbers of a block of queries; rows: where each query's are.
         counts: at most the last pair's.
     """
-    both = tl.load(pairs + (counts >> bits))
-    first = both.to(tl.uint32).to(tl.float32, bitcast=True)
-    rise = (both >> 32).to(tl.uint32).to(tl.float32, bitcast=True)
+    first, rise = load_pairs(pairs, rows + (counts >> bits))
     return first + fraction(counts, bits) * rise, rise
 
 
 @triton.jit
-def pairs_of(pairs, at, length, lane, width: tl.constexpr):
-    """Pointers to the pairs of the queries ``at``, which may be beyond their length."""
-    row = lane.to(tl.int64) * length + tl.minimum(at, length - 1)
-    return pairs + row * width
+def pairs_of(pairs, start, length, lane, width: tl.constexpr):
+    """Pointer to the pairs of the queries from ``start`` on."""
+    return pairs + (lane.to(tl.int64) * length + start) * width
 
 
 @triton.jit
-def last_entries(pairs, width: tl.constexpr):
+def rows_of(start, length, width: tl.constexpr, block: tl.constexpr):
+    """Where the pairs of a block of queries are, which may be beyond their length."""
+    return tl.minimum(tl.arange(0, block), length - 1 - start) * width
+
+
+@triton.jit
+def last_entries(pairs, rows, width: tl.constexpr):
     """The summand of all pairs with the highest count, times log2(e)."""
-    return tl.load(pairs + (width - 1)).to(tl.uint32).to(tl.float32, bitcast=True)
+    return tl.load(pairs + rows + (width - 1)).to(tl.uint32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -203,6 +246,7 @@ def tile_gradients(
     dp,
     seen,
     pairs,
+    rows,
     carried,
     left,
     lse,
@@ -232,7 +276,7 @@ def tile_gradients(
         share = tl.exp2(logits - added)
         if masked:
             added = tl.where(seen, added, 0.0)
-        sums = sums_after(added, after_ones, sticks, keys) + carried
+        sums = sums_after(added, after_ones, carried, sticks, bits, keys)
         weights = tl.exp2(logits - sums)
         if masked:
             weights = tl.where(seen, weights, 0.0)
@@ -245,10 +289,10 @@ def tile_gradients(
         added = whole(gates, bits)
         if masked:
             added = tl.where(seen, added, 0)
-        sums = sums_after(added, after_ones, sticks, keys) + carried
-        after = tl.minimum(sums - added, limit)
-        sums = tl.minimum(sums, limit)
-        more, rise = entries(pairs, sums, bits)
+        sums = sums_after(added, after_ones, carried, sticks, bits, keys)
+        after = at_most(sums - added, limit)
+        sums = at_most(sums, limit)
+        more, rise = entries(pairs, rows, sums, bits)
         weights = tl.exp2(logits + more - lse)
         if masked:
             weights = tl.where(seen, weights, 0.0)

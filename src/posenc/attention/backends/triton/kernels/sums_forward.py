@@ -6,7 +6,11 @@ import triton
 import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
-from posenc.attention.backends.triton.kernels.configs import SUMS, SUMS_FORWARD, fitting_sums
+from posenc.attention.backends.triton.kernels.configs import (
+    SUMS_FORWARD,
+    SUMS_QUERIES,
+    fitting_sums,
+)
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
     load_tokens,
@@ -16,6 +20,7 @@ from posenc.attention.backends.triton.kernels.memory import (
 )
 from posenc.attention.backends.triton.kernels.sums import (
     addends,
+    at_most,
     binary_logits,
     entries,
     kept_pairs,
@@ -23,6 +28,7 @@ from posenc.attention.backends.triton.kernels.sums import (
     own_weights,
     pairs_of,
     query_block,
+    rows_of,
     seen_pairs,
     sums_after,
     triangle,
@@ -61,10 +67,11 @@ def _walk(
     block_y: tl.constexpr,
 ):
     """Tiles ``end`` down to ``begin``; ``far``: all sums are at their limit."""
+    if not sticks:
+        rows = rows_of(own.start, x.length, width, block_x)
     if far:
-        last = last_entries(pairs, width)
-    stages: tl.constexpr = None if sticks or far else 1  # places read by count are not known ahead
-    for step in tl.range(end - begin, num_stages=stages):
+        last = last_entries(pairs, rows, width)
+    for step in range(end - begin):
         y0 = (end - 1 - step) * block_y
         y_at = y0 + tl.arange(0, block_y)
         k = load_tokens(y.tokens, own.b, g, y_at, y.length)
@@ -76,13 +83,13 @@ def _walk(
             logits += last[:, None]
         else:
             added = addends(logits, seen, sticks, masked, bits)
-            sums = sums_after(added, ones, sticks, 1) + carried[:, None]  # [x, y]
+            sums = sums_after(added, ones, carried[:, None], sticks, bits, 1)  # [x, y]
             carried += tl.sum(added, 1)
             if sticks:
                 logits -= sums
             else:
-                carried = tl.minimum(carried, limit)
-                more, _ = entries(pairs[:, None], tl.minimum(sums, limit), bits)
+                carried = at_most(carried, limit)
+                more, _ = entries(pairs, rows[:, None], at_most(sums, limit), bits)
                 logits += more
         if masked:
             logits = tl.where(seen, logits, float("-inf"))
@@ -147,7 +154,7 @@ def sums_forward_kernel(
     own = Own(tokens, None, None, None, None, None, None, None, None, x0, b, h, lane)
     own_pairs = None
     if not sticks:
-        own_pairs = pairs_of(pairs, at, x.length, lane, width)
+        own_pairs = pairs_of(pairs, x0, x.length, lane, width)
     # fmt: off
     begin, clear, _, _, edge, end = visible_tile_ranges(
         x, y, band, b, x0, False, False, granule, block_x, block_y, block_x, block_y
@@ -230,11 +237,13 @@ def _carry(
             seen = seen_pairs(x, y, band, own.b, own.start, y0, False, block_q, block_k)
         carried += tl.sum(addends(logits, seen, sticks, masked, bits), 1)
         if not sticks:
-            carried = tl.minimum(carried, limit)
+            carried = at_most(carried, limit)
     return carried
 
 
-@triton.autotune(configs=SUMS, key=["key"], prune_configs_by={"early_config_prune": fitting_sums})
+@triton.autotune(
+    configs=SUMS_QUERIES, key=["key"], prune_configs_by={"early_config_prune": fitting_sums}
+)
 @triton.jit
 def carries_kernel(
     x,
@@ -268,6 +277,9 @@ def carries_kernel(
     )
     of_lane = sums + lane.to(tl.int64) * tl.cdiv(y.length, block_k) * x.length
     carried = tl.zeros([block_q], tl.float32 if sticks else tl.int32)
+    # Tiles of the keys' gradients may be two of these, of which the queries see the first alone.
+    beyond = (at < x.length) & (end < tl.cdiv(y.length, block_k))
+    tl.store(of_lane + end * x.length + at, carried, mask=beyond)
     carried = _carry(
         carried, edge, end, own, of_lane, x, y, band, g, scale, limit, sticks, True, bits,
         precision, block_q, block_k,

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.arguments import Dropout, Own
-from posenc.attention.backends.triton.kernels.configs import SUMS, fitting_sums
+from posenc.attention.backends.triton.kernels.configs import SUMS_KEYS, fitting_sums
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
     clip,
@@ -21,6 +21,7 @@ from posenc.attention.backends.triton.kernels.sums import (
     last_entries,
     own_weights,
     pairs_of,
+    rows_of,
     seen_pairs,
     tile_gradients,
     tile_products,
@@ -38,7 +39,6 @@ def _walk(
     own,
     pairs,
     carries,
-    tile,
     after_ones,
     until_ones,
     x,
@@ -55,12 +55,12 @@ def _walk(
     bits: tl.constexpr,
     terms: tl.constexpr,
     precision: tl.constexpr,
+    carry_keys: tl.constexpr,
     block_q: tl.constexpr,
     block_k: tl.constexpr,
 ):
     """Tiles of queries ``begin`` to ``end``; ``far``: all sums are at their limit."""
-    stages: tl.constexpr = None if sticks or far else 1  # places read by count are not known ahead
-    for step in tl.range(begin, end, num_stages=stages):
+    for step in range(begin, end):
         y0 = step * block_q
         y_at = y0 + tl.arange(0, block_q)
         q, gradient, logits, dp = tile_products(own, y, own.h, y_at, scale, precision)
@@ -70,13 +70,15 @@ def _walk(
         lse = None
         delta = None
         own_pairs = None
+        rows = None
         if not sticks:
             lse = load_numbers(start_of(y.lse, own.b, own.h), y_at, y.length, float("inf"))
             lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)[None, :]
             delta = load_numbers(start_of(y.delta, own.b, own.h), y_at, y.length, 0.0)[None, :]
-            own_pairs = pairs_of(pairs, y_at, y.length, own.lane, width)[None, :]
+            own_pairs = pairs_of(pairs, y0, y.length, own.lane, width)
+            rows = rows_of(y0, y.length, width, block_q)[None, :]
         if far:
-            weights = tl.exp2(logits + (last_entries(own_pairs, width) - lse))
+            weights = tl.exp2(logits + (last_entries(own_pairs, rows, width) - lse))
             dz = weights * (dp - delta)
         else:
             seen = None
@@ -85,16 +87,22 @@ def _walk(
                 seen = seen & (own.start + tl.arange(0, block_k) < x.length)[:, None]
             inside = y_at < y.length
             first = carries.first_tiles + own.lane.to(tl.int64) * y.length + y_at
-            known = inside & (tile >= tl.load(first, mask=inside, other=2**30))
-            place = (own.lane.to(tl.int64) * tl.cdiv(x.length, block_k) + tile) * y.length + y_at
-            carried = tl.load(carries.sums + place, mask=known, other=limit)
-            left = tl.load(carries.left + place, mask=known, other=0.0)
+            first = tl.load(first, mask=inside, other=2**30)
+            count = tl.cdiv(x.length, carry_keys)
+            start = own.start // carry_keys
+            last = start + (block_k // carry_keys - 1)
+            of_lane = own.lane.to(tl.int64) * count
+            sums = carries.sums + (of_lane + last) * y.length + y_at
+            left = carries.left + (of_lane + start) * y.length + y_at
+            none = tl.where(last < count, limit, 0)  # at the limit, or of no keys
+            carried = tl.load(sums, mask=inside & (last >= first) & (last < count), other=none)
+            left = tl.load(left, mask=inside & (start >= first), other=0.0)
             if masked:  # queries that see none of the keys have left no sums
                 carried = clip(carried, 0, limit)
             # fmt: off
             weights, dz, _, _, _, _ = tile_gradients(
-                logits, dp, seen, own_pairs, carried[None, :], left[None, :], lse, delta, limit,
-                after_ones, until_ones, sticks, masked, bits, terms, 0,
+                logits, dp, seen, own_pairs, rows, carried[None, :], left[None, :], lse, delta,
+                limit, after_ones, until_ones, sticks, masked, bits, terms, 0,
             )
             # fmt: on
         if dropout is not None:
@@ -104,7 +112,9 @@ def _walk(
     return dk, dv
 
 
-@triton.autotune(configs=SUMS, key=["key"], prune_configs_by={"early_config_prune": fitting_sums})
+@triton.autotune(
+    configs=SUMS_KEYS, key=["key"], prune_configs_by={"early_config_prune": fitting_sums}
+)
 @triton.jit
 def sums_keys_kernel(
     x,
@@ -127,21 +137,21 @@ def sums_keys_kernel(
     terms: tl.constexpr,
     granule: tl.constexpr,
     precision: tl.constexpr,
+    carry_keys: tl.constexpr,
     block_k: tl.constexpr,
     block_q: tl.constexpr,
 ):
     """One block of keys and values of one of their heads, with all query heads that share it.
 
     Args:
-        carries: ``Carries``.
+        carries: ``Carries``, of tiles of ``carry_keys`` keys.
         into, second: where the gradients of keys and of values go.
         query_start: number of the first query, for dropout.
     """
     if dropout is not None:
         dropout = Dropout(dropout.threshold, dropout.factor, tl.load(dropout.seed))
     blocks = tl.cdiv(x.length, block_k)
-    tile = tl.program_id(0) % blocks
-    x0 = tile * block_k
+    x0 = tl.program_id(0) % blocks * block_k
     at = x0 + tl.arange(0, block_k)
     heads = sizes.heads // sizes.group
     lane = tl.program_id(0) // blocks
@@ -159,6 +169,7 @@ def sums_keys_kernel(
         edge = end
     after_ones = triangle(block_k, False)
     until_ones = triangle(block_k, True).to(tl.bfloat16)
+    last_carry = (x0 + block_k) // carry_keys - 1
     dk = tl.zeros([block_k, x.tokens.block], tl.float32)
     dv = tl.zeros([block_k, x.second.block], tl.float32)
     for member in range(sizes.group):
@@ -170,7 +181,7 @@ def sums_keys_kernel(
         for start in range(0, y.length, chunk):
             place = start + tl.arange(0, chunk)
             first = carries.first_tiles + query_lane.to(tl.int64) * y.length + place
-            reached = tl.load(first, mask=place < y.length, other=2**30) <= tile
+            reached = tl.load(first, mask=place < y.length, other=2**30) <= last_carry
             last = tl.maximum(last, tl.max(tl.where(reached, place, -1), 0))
         near = (last + block_q) // block_q
         stop = end
@@ -181,25 +192,25 @@ def sums_keys_kernel(
         near = clip(near, first_clear, first_edge)
         # fmt: off
         dk, dv = _walk(
-            dk, dv, begin, first_clear, own, pairs, carries, tile, after_ones, until_ones, x, y,
-            band, dropout, query_start, scale, limit, sticks, False, True, width, bits, terms,
-            precision, block_q, block_k,
+            dk, dv, begin, first_clear, own, pairs, carries, after_ones, until_ones, x, y, band,
+            dropout, query_start, scale, limit, sticks, False, True, width, bits, terms, precision,
+            carry_keys, block_q, block_k,
         )
         dk, dv = _walk(
-            dk, dv, first_clear, near, own, pairs, carries, tile, after_ones, until_ones, x, y,
-            band, dropout, query_start, scale, limit, sticks, False, False, width, bits, terms,
-            precision, block_q, block_k,
+            dk, dv, first_clear, near, own, pairs, carries, after_ones, until_ones, x, y, band,
+            dropout, query_start, scale, limit, sticks, False, False, width, bits, terms, precision,
+            carry_keys, block_q, block_k,
         )
         if not sticks:
             dk, dv = _walk(
-                dk, dv, near, first_edge, own, pairs, carries, tile, after_ones, until_ones, x, y,
-                band, dropout, query_start, scale, limit, sticks, True, False, width, bits, terms,
-                precision, block_q, block_k,
+                dk, dv, near, first_edge, own, pairs, carries, after_ones, until_ones, x, y, band,
+                dropout, query_start, scale, limit, sticks, True, False, width, bits, terms,
+                precision, carry_keys, block_q, block_k,
             )
         dk, dv = _walk(
-            dk, dv, first_edge, stop, own, pairs, carries, tile, after_ones, until_ones, x, y, band,
+            dk, dv, first_edge, stop, own, pairs, carries, after_ones, until_ones, x, y, band,
             dropout, query_start, scale, limit, sticks, False, True, width, bits, terms, precision,
-            block_q, block_k,
+            carry_keys, block_q, block_k,
         )
         # fmt: on
         if sticks and rest_to_self:

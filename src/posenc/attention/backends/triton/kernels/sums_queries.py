@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from posenc.attention.backends.triton.kernels.arguments import Carries, Dropout, Own
-from posenc.attention.backends.triton.kernels.configs import SUMS, fitting_sums
+from posenc.attention.backends.triton.kernels.configs import SUMS_QUERIES, fitting_sums
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
     clip,
@@ -21,6 +21,7 @@ from posenc.attention.backends.triton.kernels.memory import (
     start_of,
     store_tokens,
 )
+from posenc.attention.backends.triton.kernels.pairs import store_pairs
 from posenc.attention.backends.triton.kernels.sums import (
     fraction,
     kept_pairs,
@@ -28,6 +29,7 @@ from posenc.attention.backends.triton.kernels.sums import (
     own_weights,
     pairs_of,
     query_block,
+    rows_of,
     seen_pairs,
     sums_until,
     tile_gradients,
@@ -73,10 +75,11 @@ def _walk(
     """Tiles ``begin`` to ``end``; ``far``: all sums are at their limit."""
     at = own.start + tl.arange(0, block_q)
     inside = at < x.length
+    if not sticks:
+        rows = rows_of(own.start, x.length, width, block_q)
     if far:
-        last = last_entries(pairs, width)
-    stages: tl.constexpr = None if sticks or far else 1  # places read by count are not known ahead
-    for tile in tl.range(begin, end, num_stages=stages):
+        last = last_entries(pairs, rows, width)
+    for tile in range(begin, end):
         y0 = tile * block_k
         y_at = y0 + tl.arange(0, block_k)
         k, _, logits, dp = tile_products(own, y, g, y_at, scale, precision)
@@ -96,33 +99,34 @@ def _walk(
             known = inside & (tile >= first_tiles)
             carried = tl.load(carries.sums + place, mask=known, other=limit)
             tl.store(carries.left + place, left, mask=inside)
-            own_pairs = None
+            of_row = None
             if not sticks:
-                own_pairs = pairs[:, None]
+                of_row = rows[:, None]
             # fmt: off
             _, dz, added, ds, sums, after = tile_gradients(
-                logits, dp, seen, own_pairs, carried[:, None], left[:, None], own.lse[:, None],
+                logits, dp, seen, pairs, of_row, carried[:, None], left[:, None], own.lse[:, None],
                 own.delta[:, None], limit, after_ones, until_ones, sticks, masked, bits, terms, 1,
             )
             # fmt: on
             left += added
             if not sticks:
-                totals = sums_until(ds, until_ones, terms, 1) + total[:, None]
-                of_part = ds * fraction(sums, bits)
-                parts = sums_until(of_part, until_ones, terms, 1) + part[:, None]
-                total += tl.sum(ds, 1)
-                part += tl.sum(of_part, 1)
                 count = sums >> bits
                 # The last key of each whole count: counts of neighbours are at most one apart.
                 ends = (count != after >> bits) & inside[:, None]
-                row = (own.lane.to(tl.int64) * x.length + at) * width
-                tl.store(into.total + row[:, None] + count, totals, mask=ends)
-                tl.store(into.part + row[:, None] + count, parts, mask=ends)
+                of_part = ds * (fraction(sums, bits) - 1)
+                totals = sums_until(ds, until_ones, terms, 1) + total[:, None]
+                parts = sums_until(of_part, until_ones, terms, 1) + part[:, None]
+                total += tl.sum(ds, 1)
+                part += tl.sum(of_part, 1)
+                found = pairs_of(into.ends, own.start, x.length, own.lane, width)
+                store_pairs(found, of_row + count, totals, parts, ends)
         dq += product(dz.to(k.dtype), k, precision)
     return dq, left, total, part
 
 
-@triton.autotune(configs=SUMS, key=["key"], prune_configs_by={"early_config_prune": fitting_sums})
+@triton.autotune(
+    configs=SUMS_QUERIES, key=["key"], prune_configs_by={"early_config_prune": fitting_sums}
+)
 @triton.jit
 def sums_queries_kernel(
     x,
@@ -187,7 +191,7 @@ def sums_queries_kernel(
     else:
         lse = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
         delta = load_numbers(start_of(x.delta, b, h), at, x.length, 0.0)
-        own_pairs = pairs_of(pairs, at, x.length, lane, width)
+        own_pairs = pairs_of(pairs, x0, x.length, lane, width)
     near = clip(reached, clear, tl.maximum(edge, clear))
     edge = tl.maximum(edge, near)
     base = lane.to(tl.int64) * tl.cdiv(y.length, block_k) * x.length
@@ -224,7 +228,7 @@ def sums_queries_kernel(
     )
     # fmt: on
     if not sticks:
-        row = (lane.to(tl.int64) * x.length + at) * width
-        tl.store(into.total + row, total, mask=at < x.length)
-        tl.store(into.part + row, part, mask=at < x.length)
+        found = pairs_of(into.ends, x0, x.length, lane, width)
+        rows = rows_of(x0, x.length, width, block_q)
+        store_pairs(found, rows, total, part, at < x.length)
     store_tokens(into.tokens, b, h, dq * scale, at, x.length)
