@@ -1,7 +1,8 @@
 """Compiled code of the Triton kernels, for devices that need not be there.
 
     python -m benchmarks.kernels_static                 every case; writes results/kernels_static.*
-                                                        (backward passes for capability 9.0 only)
+                                                        (backward passes for capability 9.0 only,
+                                                        but of stick breaking and CoPE)
     python -m benchmarks.kernels_static --limits        cases that have limits; fails above one
     python -m benchmarks.kernels_static --only shaw --tiles near --arch 90 --width 64
                                                         those; others are kept
@@ -22,185 +23,28 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
-from benchmarks.machine_code import (
-    ARCHITECTURES,
-    GROUPS,
-    REGISTERS,
-    RESIDENT,
-    SHARED,
-    TENSOR,
-    Launch,
-    code_of,
-    compiling,
+from benchmarks.kernel_loops import (
+    FORWARD,
+    KEYS,
+    KINDS,
+    METHODS,
+    QUERIES,
+    SUMMED,
+    Case,
+    Loop,
+    cycles,
+    measured,
 )
-
-import posenc
-from posenc import Encoding, Grid, Layout, attend
-from posenc.attention.backends.triton import FUSED_KEYS
+from benchmarks.machine_code import ARCHITECTURES
 
 RESULTS = Path(__file__).parent / "results"
 WIDTHS = (64, 128)
-LENGTH = 4096
-HEADS = 2
-
-FORWARD, QUERIES, KEYS, TABLES = (
-    "forward",
-    "queries' gradients",
-    "keys' gradients",
-    "tables' gradients",
-)
-NAMES = {
-    "forward_kernel": (FORWARD,),
-    "gradients_kernel": (QUERIES, KEYS),
-    "offsets_kernel": (TABLES,),
-}
-"""Kernels that are told of, and what their launches compute, in their order."""
-
-
-def encoding_of(method: str, width: int) -> Encoding:
-    """The encoding of a row of the table."""
-    options: dict[str, Any] = {
-        "dim": HEADS * width,
-        "heads": HEADS,
-        "head_dim": width,
-        "causal": True,
-    }
-    if method == "none":
-        return Encoding()
-    if method.startswith("shaw"):
-        made = posenc.create("shaw", **options, max_distance=64)
-        return made if method == "shaw with values" else Encoding(score=made.score)
-    return posenc.create(method, **options)
-
-
-METHODS = ("none", "alibi", "t5", "shaw", "shaw with values", "transformer_xl", "deberta", "rope")
-CLIPPED = ("shaw", "shaw with values", "deberta")
-KINDS: dict[str, tuple[str, ...]] = {
-    "near": METHODS,
-    "far": CLIPPED,
-    "packed": ("none", "alibi", "shaw"),
-    "dropout": ("none", "alibi", "shaw"),
-}
-"""Tiles before and beyond the ends of clipped tables, within documents, and with dropout; and the
-methods that are told of."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One compilation.
-
-    Args:
-        architecture: compute capability, 90 for 9.0.
-        width: of a head.
-        method: one of ``METHODS``; kind: one of ``KINDS``.
-    """
-
-    architecture: int
-    width: int
-    method: str
-    kind: str
-
-
-@dataclass(frozen=True)
-class Loop:
-    """The loop over tiles of one launch of a case.
-
-    Args:
-        case: what was compiled; launch: what it computes.
-        block: tokens of a tile on its own side and on the other; warps: of a program.
-        registers: of a thread; spilled: bytes of a thread kept in memory for want of registers.
-        shared: bytes of a program; programs: that fit a multiprocessor.
-        tensor_core: the instruction that multiplies matrices.
-        instructions: of a thread in a tile, by kind.
-    """
-
-    case: Case
-    launch: str
-    block: tuple[int, int]
-    warps: int
-    registers: int
-    spilled: int
-    shared: int
-    programs: int
-    tensor_core: str
-    instructions: dict[str, int]
-
-    @property
-    def total(self) -> int:
-        """Instructions of a thread in a tile."""
-        return sum(self.instructions.values())
-
-    @property
-    def per_pair(self) -> float:
-        """Instructions of all threads for a pair of tokens."""
-        return self.total * self.warps * 32 / (self.block[0] * self.block[1])
-
-
-def measured(case: Case, *, training: bool) -> list[Loop]:
-    """The loops of all launches of a case, forward first."""
-    # More keys than these are rotated before the kernels.
-    length = FUSED_KEYS if case.method == "rope" else LENGTH
-    layout = Layout.packed([length // 2] * 2) if case.kind == "packed" else Layout.sequence(length)
-    q, k, v = (
-        torch.zeros(1, HEADS, length, case.width, dtype=torch.bfloat16, requires_grad=training)
-        for _ in range(3)
-    )
-    dropout = 0.1 if case.kind == "dropout" else 0.0
-    encoding = encoding_of(case.method, case.width).requires_grad_(training)
-    with compiling(case.architecture) as launches:
-        grid = Grid.of(layout, causal=True)
-        output = attend(q, k, v, grid, encoding, backend="triton", dropout=dropout)
-        if training:
-            output.sum().backward()
-    found, seen = [], Counter[str]()
-    for launch in launches:
-        if launch.kernel in NAMES:
-            names = NAMES[launch.kernel]
-            name = names[min(seen[launch.kernel], len(names) - 1)]
-            seen[launch.kernel] += 1
-            found.append(loop_of(case, name, launch))
-    return found
-
-
-def loop_of(case: Case, name: str, launch: Launch) -> Loop:
-    """The loop of a launch that the case asks for."""
-    code = code_of(launch)
-    sizes, metadata = launch.sizes, launch.compiled.metadata
-    low, high = (bool(sizes.get(name)) for name in ("has_low", "has_high"))
-    order = ["edge"] * bool(sizes.get("edged")) + ["far"] * low + ["near"] + ["far"] * high
-    wanted = "far" if case.kind == "far" and name != TABLES else "near"
-    body = code.loops[order.index(wanted) if name != TABLES else 0]
-    instructions = dict.fromkeys(GROUPS, 0) | {"others": 0}
-    for instruction in body:
-        name_of = instruction.split(".")[0]
-        group = next((g for g, names in GROUPS.items() if name_of in names), "others")
-        instructions[group] += 1
-    block = sizes.get("block")
-    return Loop(
-        case=case,
-        launch=name,
-        block=(block, block) if block else (sizes["block_x"], sizes["block_y"]),
-        warps=metadata.num_warps,
-        registers=code.registers,
-        spilled=code.spilled,
-        shared=metadata.shared,
-        programs=min(
-            REGISTERS // (32 * metadata.num_warps * -(-code.registers // 8) * 8),
-            SHARED[case.architecture][1] // (metadata.shared + 1024),
-            RESIDENT[case.architecture] // metadata.num_warps,
-        ),
-        tensor_core=next(i for i in body if i.split(".")[0] in TENSOR),
-        instructions=instructions,
-    )
-
 
 LIMITS: dict[tuple[str, str, str, int], tuple[float, int]] = {
     ("alibi", "near", FORWARD, 64): (1.10, 8),
@@ -212,6 +56,12 @@ LIMITS: dict[tuple[str, str, str, int], tuple[float, int]] = {
     ("transformer_xl", "near", FORWARD, 64): (1.6, 32),
     ("transformer_xl", "near", FORWARD, 128): (1.8, 128),
     ("deberta", "near", FORWARD, 64): (1.8, 32),
+    ("stick_breaking", "near", FORWARD, 64): (1.7, 8),
+    ("stick_breaking", "near", QUERIES, 64): (2.3, 32),
+    ("stick_breaking", "near", KEYS, 64): (2.0, 256),
+    ("cope", "near", FORWARD, 64): (2.4, 32),
+    ("cope", "near", QUERIES, 64): (4.4, 256),
+    ("cope", "near", KEYS, 64): (2.8, 256),
     ("none", "packed", FORWARD, 64): (1.05, 512),
     ("none", "packed", FORWARD, 128): (1.05, 512),
     ("none", "dropout", FORWARD, 64): (2.0, 32),
@@ -252,25 +102,6 @@ def baseline(loop: Loop, found: list[Loop]) -> Loop | None:
     return next((each for each in found if each.case == case and each.launch == loop.launch), None)
 
 
-EXPONENTIALS, ISSUED = 16, 4
-PRODUCTS = {80: 1024, 90: 2048, 100: 4096, 120: 256}
-"""Multiply-adds a cycle of a multiprocessor, of 16-bit numbers."""
-
-
-def cycles(loop: Loop) -> float:
-    """Cycles of a multiprocessor for 1,000 pairs of tokens, by the model above."""
-    pairs = loop.block[0] * loop.block[1]
-    issued = loop.total * loop.warps / ISSUED
-    exponentials = loop.instructions["special functions"] * loop.warps * 32 / EXPONENTIALS
-    kind = "right and left" if loop.case.method == "deberta" else loop.case.method
-    windows = {"shaw": 1, "transformer_xl": 1, "right and left": 3, "shaw with values": 3}
-    squares = 2 if loop.launch == FORWARD else 3 if loop.launch == QUERIES else 4
-    if loop.case.kind != "far":
-        squares += windows.get(kind, 0) * (1 if loop.launch == FORWARD else 2)
-    products = squares * pairs * loop.case.width / PRODUCTS[loop.case.architecture]
-    return max(issued, exponentials, products) / pairs * 1000
-
-
 def row(loop: Loop, found: list[Loop]) -> str:
     """A line of the table."""
     plain = baseline(loop, found)
@@ -283,7 +114,7 @@ def row(loop: Loop, found: list[Loop]) -> str:
         loop.launch,
         f"{loop.block[0]} × {loop.block[1]}, {loop.warps}",
         str(loop.registers),
-        str(loop.spilled),
+        f"{loop.spilled} ({instructions['spills']})",
         f"{loop.shared / 1024:.0f}",
         str(loop.programs),
         loop.tensor_core.split(".")[0],
@@ -300,7 +131,8 @@ def row(loop: Loop, found: list[Loop]) -> str:
 
 
 HEADER = (
-    "| capability | width | method | tiles | launch | tile, warps | registers | spilled, B | "
+    "| capability | width | method | tiles | launch | tile, warps | registers | "
+    "spilled, B (moved in the loop) | "
     "shared, KiB | programs | tensor cores by | instructions | of which tensor / float / "
     "exp / shuffle / shared | of none | of none, a pair | of none, modelled |\n" + "|" + "---|" * 16
 )
@@ -367,7 +199,9 @@ def main() -> int:
     found: list[Loop] = []
     print(HEADER)
     for case in chosen:
-        backward = case.architecture == 90 and case.kind == "near" and case.method in trained
+        everywhere = case.method in ("none", *SUMMED)
+        backward = case.kind == "near" and (case.architecture == 90 or everywhere)
+        backward = backward and case.method in trained
         loops_of_case = measured(case, training=backward)
         found.extend(loops_of_case)
         for loop in loops_of_case:
@@ -385,7 +219,10 @@ INTRODUCTION = """# The Triton kernels, compiled
 Written by `python -m benchmarks.kernels_static`; no device ran them. Instructions are those of a
 thread in one tile of the innermost loop. "Of none": as multiples of attention without an encoding
 at the tile size it is compiled at; "a pair": instructions of all threads for a pair of tokens;
-"modelled": by the model described there.
+"modelled": by the model described there. Beside the bytes that a thread spills: how many of the
+loop's instructions move such. Stick breaking and CoPE carry sums from key to key; "sums for
+gradients" are those before each tile of keys, once more. Far tiles of CoPE are those from its
+highest count on.
 """
 
 if __name__ == "__main__":

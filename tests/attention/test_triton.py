@@ -64,6 +64,7 @@ def test_kernels(files: str, interpreted: str) -> None:
         ("none", "none | dropout | forward"),
         ("alibi", "alibi | near | queries' gradients"),
         ("shaw", "shaw | near | forward"),
+        ("cope", "cope | near | keys' gradients"),
     ],
 )
 def test_compiled_loops_stay_within_their_limits(method: str, row: str) -> None:
