@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from posenc.training.machine import describe_device
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -18,7 +20,7 @@ def write_results(name: str, rows: list[dict[str, object]], **settings: object) 
     record = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": {
-            "processor": platform.machine(),
+            "processor": describe_device(torch.device("cpu")),
             "threads": torch.get_num_threads(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from posenc import Encoding, Grid, Layout
+from posenc.attention import dispatch
 from posenc.attention.backends.common.base import Problem
 from posenc.attention.dispatch import FEW, LONG, SMALL, preference
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore
@@ -108,9 +109,23 @@ def test_rules_on_the_cpu(name: str) -> None:
     assert 4 * SIDE * SIDE == SMALL
     assert SIDE * SIDE // 4 == FEW
     posed, expected = CASES[name]
-    reason, order = preference(CPU, lambda: posed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "outpaces_sdpa", lambda: False)
+        reason, order = preference(CPU, lambda: posed)
     assert reason.startswith(expected.partition(",")[0])
     assert order == ORDER.get(expected, ["native", "tiled", "sdpa", "reference"])
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "first"), [(128, 128, "native"), (16, 512, "native"), (15, 9000, "sdpa")]
+)
+def test_kernels_come_first_without_terms_where_they_are_faster(
+    queries: int, keys: int, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "outpaces_sdpa", lambda: True)
+    monkeypatch.setattr(dispatch, "FEW", 0)
+    posed = problem(queries, keys, causal=False)
+    assert preference(CPU, lambda: posed)[1][0] == first
 
 
 def test_few_logits_under_a_transform_go_by_definition() -> None:

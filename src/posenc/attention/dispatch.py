@@ -13,6 +13,7 @@ import torch
 
 from posenc.attention import trial
 from posenc.attention.backends.common.base import Backend, Plan, Problem, Unsupported
+from posenc.attention.backends.native.build import outpaces_sdpa
 from posenc.attention.call import AttentionCall
 from posenc.attention.lowering import is_constant_table
 from posenc.encoding import LowRank
@@ -36,6 +37,9 @@ SMALL = 2**20
 
 FEW_UNSTRUCTURED = 2**14
 """The same where a score part has no structured form: its definition costs more."""
+
+ONE_HEAD = 2**13
+"""Logits of one head from which on the kernels outpace PyTorch's fused attention where they can."""
 
 LONG = 8192
 """Keys from which on a constant table is worth looking at for pairs that cannot matter."""
@@ -172,4 +176,7 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     if logits > SMALL and (narrow or not problem.grid.dense):
         rule = "masked pairs, or gradients in half precision"
         return rule, ["native", "sdpa", "tiled", "reference"]
+    if queries >= 16 and queries * keys >= ONE_HEAD and outpaces_sdpa():
+        rule = "no terms by offset, on a processor that MKL is slow on"
+        return rule, ["native", "sdpa", *tiled, "reference"]
     return "no terms by offset", ["sdpa", "native", *tiled, "reference"]
