@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from posenc import ENCODINGS, Encoding, Grid, Layout, attend, create
 from posenc.attention.api import attend_part
 from posenc.attention.backends.common.base import Whole
 from posenc.attention.dispatch import BACKENDS
 from posenc.errors import ArgumentError, BackendRefusal
-from posenc.testing.subject import Subject, agree, operands, spread
+from posenc.testing.subject import HEADS, KV_HEADS, Subject, agree, operands, spread
 
 NAMES = ("alibi", "contextual", "deberta", "dape", "fire", "irpe", "kerple", "nope", "rope", "shaw")
 NAMES += ("swin_v2", "t5", "transformer_xl", "tupe", "xpos")
@@ -65,6 +66,33 @@ def test_gradients_of_parts_sum_to_those_of_the_whole(name: str, backend: str) -
         for got, want in zip(sums, expected, strict=True):
             want = torch.tensor(0.0) if want is None else want
             agree(name, torch.as_tensor(got).expand_as(want), want, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_gradients_through_an_image_beside_another_key(backend: str) -> None:
+    """A class token's key adds to the sums of every query and is none of the image's."""
+    encoding = create("swin", heads=HEADS, window=(5, 7)).double()
+    spread(encoding)
+    grid, (table,) = Grid.of(Layout.image(5, 7)), encoding.parameters()
+    q, k, v = inputs = [x.requires_grad_() for x in operands(35, 35, rows=1)]
+    key, value = (torch.randn(1, HEADS, 1, x.shape[-1], dtype=x.dtype) for x in (k, v))
+    keys, values = (
+        torch.cat([x.repeat_interleave(HEADS // KV_HEADS, dim=1), extra], dim=2)
+        for x, extra in ((k, key), (v, value))
+    )
+    assert encoding.score is not None
+    scale = q.shape[-1] ** -0.5
+    logits = scale * q @ keys.mT + pad(encoding.score(q, k, grid, scale=scale), (0, 1))
+    output = logits.softmax(-1) @ values
+    direction = torch.randn_like(output)
+    expected = torch.autograd.grad(output, [*inputs, table], direction)
+    whole = Whole(output.detach(), logits.logsumexp(-1).detach())
+    found = attend_part(q, k, v, grid, encoding, whole=whole, backend=backend)
+    got = list(torch.autograd.grad(found, [*inputs, table], direction))
+    weight = logits.detach().softmax(-1)[..., -1:]
+    got[0] = got[0] + scale * weight * (direction * (value - whole.output)).sum(-1, True) * key
+    for mine, theirs in zip(got, expected, strict=True):
+        agree("image", mine, theirs, tolerance=1e-5)
 
 
 def test_backends_that_know_no_parts_refuse() -> None:

@@ -198,9 +198,11 @@ def attend_part(
     call = AttentionCall(q, k, v, grid, encoding, 0.0, scale, whole, dropout)
     validate(call)
     _require_softmax("whole", "none", encoding)
-    if not (q.shape[0] and q.shape[2] and k.shape[2]):
-        return _empty_result(call)[0]
-    return choose(call.without_padding(), backend).plan.run().output
+    call = call.autocast()
+    with without_autocast(q.device):
+        if not (q.shape[0] and q.shape[2] and k.shape[2]):
+            return _empty_result(call)[0]
+        return choose(call.without_padding(), backend).plan.run().output
 
 
 def _require_softmax(argument: str, expected: str, encoding: Encoding) -> None:

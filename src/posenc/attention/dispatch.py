@@ -122,6 +122,13 @@ def _named(backend: str | Backend) -> Backend:
     return BACKENDS[backend]
 
 
+def differentiating_parts(backend: str | Backend) -> str | Backend:
+    """``backend`` where it computes gradients through parts of the keys; else ``"auto"``."""
+    if backend == "auto" or _named(backend).differentiates_parts:
+        return backend
+    return "auto"
+
+
 def _plan(backend: Backend, call: AttentionCall) -> Plan | Unsupported:
     """The backend's plan on this machine."""
     if call.whole is not None and not backend.differentiates_parts:

@@ -47,32 +47,19 @@ def axis_of(group: BucketedTerms, grid: Grid) -> int | None:
     return 1 if torch.equal(bucket, bucket[:1].expand_as(bucket)) else None
 
 
-def axis_products(
-    lowered: Sequence[StructuredScore], grid: Grid, axis: int, shape: tuple[int, int]
-) -> Float[Tensor, "B H Q N"]:
-    """Products of all queries with the rows for every place of a key along ``axis``.
+def axis_rows(group: BucketedTerms, grid: Grid) -> Float[Tensor, "h N F"]:
+    """Rows that a group multiplies queries by, for every offset along columns, then along rows.
 
-    Args:
-        shape: batch rows and heads.
+    Zero for those of the axis that its bucket does not depend on.
     """
-    queries, keys = (side.extent for side in (grid.query, grid.key))
-    assert queries is not None
-    assert keys is not None
-    device = grid.query.device
-    offset = torch.zeros(queries[axis], keys[axis], 2, device=device)
-    offset[..., axis] = torch.arange(keys[axis], device=device)
-    offset[..., axis] -= torch.arange(queries[axis], device=device).unsqueeze(1)
-    total = torch.zeros(*shape, grid.query.length, keys[axis], device=device)
-    for group in lowered:
-        assert isinstance(group, BucketedTerms)
-        if group.left is None or axis_of(group, grid) != axis:
-            continue
-        rows = group.left.rows[:, group.bucket(offset)].expand(shape[1], -1, -1, -1)
-        tokens = group.left.tokens.to(rows.dtype).expand(*shape, -1, -1)
-        tokens = tokens.reshape(*shape, *queries, -1)
-        places = "bhyxf,hykf->bhyxk" if axis == 0 else "bhyxf,hxkf->bhyxk"
-        total = total + torch.einsum(places, tokens, rows).flatten(2, 3)
-    return total
+    assert group.left is not None
+    axis = axis_of(group, grid)
+    offsets = _offsets(grid, device=grid.query.device)
+    along = (offsets[:, :1].flatten(0, 1), offsets[:1].flatten(0, 1))
+    assert axis is not None
+    rows = group.left.rows[:, group.bucket(along[axis])]
+    others = len(along[1 - axis])
+    return torch.nn.functional.pad(rows, (0, 0, 0, others) if axis == 0 else (0, 0, others, 0))
 
 
 def _table_only(group: BucketedTerms) -> bool:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from posenc.attention.api import attend_block, attend_part
-from posenc.attention.backends.common.base import Backend, Whole
-from posenc.attention.dispatch import BACKENDS
+from posenc.attention.backends.common.base import Whole
+from posenc.attention.dispatch import differentiating_parts
 from posenc.distributed.call import ShardedCall
 from posenc.distributed.gathered import attend_gathered
 from posenc.distributed.group import Group
@@ -267,7 +267,7 @@ def _add_part(
         output = attend_part(
             *(q, k, v, grid, ring.encoding),
             whole=whole,
-            backend=_differentiating(ring.call.backend),
+            backend=differentiating_parts(ring.call.backend),
             scale=ring.call.scale,
             dropout=ring.call.keyed_dropout(grid.query, grid.key),
         )
@@ -279,12 +279,6 @@ def _add(totals: Sequence[Tensor], more: Sequence[Tensor | None]) -> None:
     for total, term in zip(totals, more, strict=True):
         if term is not None:
             total.add_(term)
-
-
-def _differentiating(backend: str | Backend) -> str | Backend:
-    """The backend, if it computes gradients through parts of the keys; else ``"auto"``."""
-    found = BACKENDS.get(backend) if isinstance(backend, str) else backend
-    return backend if found is not None and found.differentiates_parts else "auto"
 
 
 def _signal(held: Sequence[Tensor]) -> Tensor | None:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import Base, Count, EvenWidth, checked
+from posenc.encoding import BucketedTerms
+from posenc.encoding.tensors import Keys, Queries, StructuredTerms
+from posenc.encodings.common.buckets import offset_index
 from posenc.encodings.common.frequencies import angles_at, geometric_frequencies
 from posenc.encodings.common.offset_bias import OffsetBias
 from posenc.encodings.common.precision import wider
 from posenc.entry import Claims, Entry
+from posenc.grid import Grid
+from posenc.runtime import has_values
+
+KEPT = 2**17
+"""Distances up to which sums are kept from call to call."""
+
+CHUNK = 8
+"""Frequencies whose cosines are summed at a time."""
 
 
 class Sandwich(OffsetBias):
@@ -46,14 +59,42 @@ class Sandwich(OffsetBias):
         self.heads, self.width, self.base = heads, width, base
 
     def bias(self, offset: Float[Tensor, "*dims"]) -> Float[Tensor, "H *dims"]:
-        wide = wider(offset)
-        frequencies = geometric_frequencies(self.width // 2, self.width, self.base, like=wide)
-        similarity = torch.zeros_like(offset)
-        for part in torch.split(frequencies, self.heads):  # at most the result's size at a time
-            similarity = similarity + angles_at(offset.unsqueeze(-1), part).cos().sum(-1)
-        heads = torch.arange(1, self.heads + 1, dtype=offset.dtype, device=offset.device)
-        ratios = (heads * (8 / self.heads)).view(-1, *(1,) * offset.dim())
-        return similarity / ratios
+        return self._divided(_similarity(offset, self.width, self.base))
+
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
+        if grid.shift is None or q.device.type != "cpu" or not has_values(q):
+            return super().lower(q, k, grid, scale=scale)
+        offsets = grid.distinct_offsets(device=q.device)
+        farthest = max(abs(grid.shift - grid.query.length + 1), grid.shift + grid.key.length - 1)
+        if farthest >= KEPT:
+            return super().lower(q, k, grid, scale=scale)
+        dtype = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
+        # A power of two, so that a sequence that grows reads the same sums again and again.
+        kept = _kept_similarity(1 << farthest.bit_length(), self.width, self.base, dtype)
+        return (BucketedTerms(offset_index(grid), table=self._divided(kept[offsets.abs()])),)
+
+    def _divided(self, similarity: Float[Tensor, "*dims"]) -> Float[Tensor, "H *dims"]:
+        """By each head's compression ratio."""
+        heads = torch.arange(1, self.heads + 1, dtype=similarity.dtype, device=similarity.device)
+        return similarity / (heads * (8 / self.heads)).view(-1, *(1,) * similarity.dim())
+
+
+def _similarity(offset: Float[Tensor, "*dims"], width: int, base: float) -> Float[Tensor, "*dims"]:
+    """The sum of the cosines at every offset."""
+    frequencies = geometric_frequencies(width // 2, width, base, like=wider(offset))
+    similarity = torch.zeros_like(offset)
+    for part in torch.split(frequencies, CHUNK):  # little memory at a time
+        similarity = similarity + angles_at(offset.unsqueeze(-1), part).cos().sum(-1)
+    return similarity
+
+
+@lru_cache(maxsize=4)
+def _kept_similarity(
+    count: int, width: int, base: float, dtype: torch.dtype
+) -> Float[Tensor, " N"]:
+    """The sums at the distances 0 … ``count`` - 1, on the CPU."""
+    with torch.inference_mode(False), torch.no_grad():
+        return _similarity(torch.arange(count, dtype=dtype, device="cpu"), width, base)
 
 
 ENTRY = Entry(

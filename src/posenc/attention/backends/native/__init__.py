@@ -150,19 +150,13 @@ def _run(
     if pairs is not None and pairs.tokens is not None:
         (q, k), scale = pairs.tokens, 1.0
         q, k, v = (x.to(q.dtype) for x in (q, k, repeat_heads(v, problem.heads)))
-    if x.factors:
-        size = (len(q), problem.heads, -1, -1)
-        q = torch.cat([q * scale, *(f.query.to(q).expand(size) for f in x.factors)], dim=-1)
-        k, v = repeat_heads(k, problem.heads), repeat_heads(v, problem.heads)
-        k = torch.cat([k, *(f.key.to(k).expand(size) for f in x.factors)], dim=-1)
-        scale = 1.0
     graded = torch.is_grad_enabled()
     tensors = (
         q,
         k,
         v,
-        x.down,
-        x.across,
+        x.q_factor,
+        x.k_factor,
         x.line,
         x.column,
         x.left,

@@ -25,8 +25,8 @@ class KernelCall:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        down: Tensor | None,
-        across: Tensor | None,
+        q_factor: Tensor | None,
+        k_factor: Tensor | None,
         line: Tensor | None,
         column: Tensor | None,
         bucket: Tensor | None,
@@ -56,9 +56,11 @@ class KernelCall:
         x.low, x.high, x.base = (part.data_ptr() for part in intervals)
         x.rows_batch = 0 if intervals.shape[1] == 1 else x.queries
         x.period, x.jump = period, jump
-        if down is not None and across is not None:
-            down, across = (self.keep(t.to(self.dtype).contiguous()) for t in (down, across))
-            x.down, x.across = down.data_ptr(), across.data_ptr()
+        if q_factor is not None and k_factor is not None:
+            x.rank = q_factor.shape[-1]
+            x.q_factor, x.k_factor = (
+                Tokens.of(self.keep(contiguous_rows(t))) for t in (q_factor, k_factor)
+            )
         if line is not None:
             line = self.keep(line.to(self.dtype).contiguous())
             x.line, x.line_first, x.line_count = line.data_ptr(), first, line.shape[1]

@@ -21,8 +21,8 @@ from posenc.attention.backends.native.pairs import pair_gradients, sum_to_tensor
 from posenc.attention.spans import Spans
 
 TERMS = (
-    "down",
-    "across",
+    "q_factor",
+    "k_factor",
     "line",
     "column",
     "left",
@@ -38,8 +38,8 @@ def compute_output(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    down: Tensor | None,
-    across: Tensor | None,
+    q_factor: Tensor | None,
+    k_factor: Tensor | None,
     line: Tensor | None,
     column: Tensor | None,
     left: Tensor | None,
@@ -61,12 +61,13 @@ def compute_output(
 
     Args:
         q: ``[B, H, Q, D]``; k: ``[B, G, K, D]``; v: ``[B, G, K, E]``.
-        down: ``[B, H, Q, Y]``, summands by the row of a key in its image, with across
-            ``[B, H, Q, X]``, by its column.
+        q_factor: ``[B|1, H, Q, R]`` in the kernel's dtype, with k_factor ``[B|1, H, K, R]``: their
+            products are summands.
         line: ``[H|1, W]``, the bias of each offset; column: ``[B|1, H, K]``.
         left: ``[B, H, Q, F]``, with ``left_rows`` ``[H|1, N, F]``; right and value_rows alike.
             None with rows: q, and k of as many heads.
-        bucket: ``[W]`` int64, the bucket of each offset.
+        bucket: ``[W]`` int64, the bucket of each offset. None between images, where
+            ``left_rows`` are those of each offset along the columns, then along the rows.
         intervals: ``[3, B|1, Q]`` int32: each query sees the keys from the first number up to the
             second, and the offset of key j is j plus the third. None: of a regular grid.
         pairs: tensors of the term outside the structured form of the given ``kind``, see
@@ -78,7 +79,8 @@ def compute_output(
         wants: whether gradients of line and column will be wanted.
     """
     call = KernelCall(
-        q, k, v, down, across, line, column, bucket, intervals, scale, place, dropout, seed
+        *(q, k, v, q_factor, k_factor, line, column),
+        *(bucket, intervals, scale, place, dropout, seed),
     )
     call.add_terms(left, left_rows, right, right_rows, value_rows)
     call.add_pairs(kind, pairs)
@@ -109,8 +111,8 @@ def compute_gradients(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    down: Tensor | None,
-    across: Tensor | None,
+    q_factor: Tensor | None,
+    k_factor: Tensor | None,
     line: Tensor | None,
     column: Tensor | None,
     left: Tensor | None,
@@ -135,7 +137,8 @@ def compute_gradients(
         part: whether output and LSE are over more keys than these.
     """
     call = KernelCall(
-        q, k, v, down, across, line, column, bucket, intervals, scale, place, dropout, seed
+        *(q, k, v, q_factor, k_factor, line, column),
+        *(bucket, intervals, scale, place, dropout, seed),
     )
     call.add_terms(left, left_rows, right, right_rows, value_rows)
     call.add_pairs(kind, pairs)
@@ -152,7 +155,7 @@ def compute_gradients(
     x.dq, x.dk, x.dv = Tokens.of(dq), Tokens.of(dk[0]), Tokens.of(dv[0])
     x.dk_split, x.dv_split = dk.stride(0), dv.stride(0)
     parts = x.chunks * splits
-    given = (down, across, line, column, left, left_rows, right, right_rows, value_rows)
+    given = (q_factor, k_factor, line, column, left, left_rows, right, right_rows, value_rows)
     terms = {name: term for name, term in zip(TERMS, given, strict=True) if term is not None}
     found = _room_for_terms(call, terms, parts, wants)
     of_pairs = pair_gradients(kind, x, call.pairs, parts)
@@ -185,8 +188,9 @@ def _room_for_terms(
         if name in unwanted:
             found[name] = term.new_empty(0)
             continue
-        shape = shapes.get(name, (splits if name == "right" else 1, *term.shape))
-        make = torch.zeros if name in ("down", "across", "line") else torch.empty
+        parts_of_keys = splits if name in ("right", "k_factor") else 1
+        shape = shapes.get(name, (parts_of_keys, x.batch, *term.shape[1:]))
+        make = torch.zeros if name == "line" else torch.empty
         found[name] = room = make(shape, dtype=torch.float64 if name == "column" else dtype)
         match name:
             case "left_rows":
@@ -195,6 +199,10 @@ def _room_for_terms(
                 x.right.rows_gradient = room.data_ptr()
             case "value_rows":
                 x.value_gradient = room.data_ptr()
+            case "q_factor":
+                x.dq_factor = Tokens.of(room[0])
+            case "k_factor":
+                x.dk_factor, x.dk_factor_split = Tokens.of(room[0]), room.stride(0)
             case "left":
                 x.left.tokens_gradient = Tokens.of(room[0])
             case "right":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.attention.backends.common.base import Problem
-from posenc.attention.images import axis_products, image_table
+from posenc.attention.images import axis_rows, image_table
 from posenc.attention.lowering import lower, repeat_heads
 from posenc.attention.regular import reads_offsets
 from posenc.encoding import BucketedTerms, FusedScore, LowRank, StructuredScore, TokenTableProduct
@@ -27,15 +28,14 @@ class Operands:
 
     Args:
         first: the offset of the first entry of ``line`` and ``bucket``.
-        down, across, line, column, left, left_rows, right, right_rows, value_rows, bucket: see
-            ``op.native``.
-        factors: low-rank terms.
+        q_factor, k_factor, line, column, left, left_rows, right, right_rows, value_rows, bucket:
+            see ``op.native``.
         period, jump: of images, see ``op.native``.
     """
 
     first: int
-    down: Float[Tensor, "B H Q Y"] | None = None
-    across: Float[Tensor, "B H Q X"] | None = None
+    q_factor: Float[Tensor, "b H Q R"] | None = None
+    k_factor: Float[Tensor, "b H K R"] | None = None
     line: Float[Tensor, "h W"] | None = None
     column: Float[Tensor, "b H K"] | None = None
     left: Float[Tensor, "B H Q F"] | None = None
@@ -44,7 +44,6 @@ class Operands:
     right_rows: Float[Tensor, "h N F"] | None = None
     value_rows: Float[Tensor, "h N E"] | None = None
     bucket: Int[Tensor, "W"] | None = None
-    factors: tuple[LowRank, ...] = ()
     period: int = 0
     jump: int = 0
 
@@ -116,10 +115,13 @@ def operands(
 ) -> Operands:
     """The terms at the offsets of ``domain``; buckets go on beyond it, as far as ``reach``."""
     first, last = domain
-    factors = tuple(term for term in terms if isinstance(term, LowRank))
+    factors = [term for term in terms if isinstance(term, LowRank)]
+    wide = torch.promote_types(problem.q.dtype, torch.float32)
+    q_factor = _joined([x.query for x in factors], problem.heads, wide)
+    k_factor = _joined([x.key for x in factors], problem.heads, wide)
     groups = [term for term in terms if isinstance(term, BucketedTerms)]
     if not groups:
-        return Operands(first=first, factors=factors)
+        return Operands(first=first, q_factor=q_factor, k_factor=k_factor)
     device = problem.q.device
     dtype = exact_dtype(first, last, device)
     offsets = torch.arange(first, last + 1, device=device).to(dtype).unsqueeze(-1)
@@ -134,7 +136,7 @@ def operands(
         bucket = maps[0] if shared else torch.arange(last - first + 1, device=device)
     read = [None if shared else n for n in maps]
     pairs = list(zip(rowed, read, strict=True))
-    own = (None, None) if factors else (problem.q, problem.k)  # factors join queries and keys
+    own = (None, None) if factors else (problem.q, problem.k)  # factors are joined to their rows
     left, left_rows = _stacked([(g.left, at) for g, at in pairs], size, problem.q.dtype, own[0])
     right, right_rows = _stacked([(g.right, at) for g, at in pairs], size, problem.q.dtype, own[1])
     values = [_read(g.value, at) for g, at in pairs if g.value is not None]
@@ -148,6 +150,8 @@ def operands(
         bucket_first = first
     return Operands(
         first=bucket_first,
+        q_factor=q_factor,
+        k_factor=k_factor,
         line=_sum(tables),
         column=_sum([column.expand(-1, heads, -1) for column in columns]),
         left=left,
@@ -156,21 +160,24 @@ def operands(
         right_rows=right_rows,
         value_rows=_sum(values),
         bucket=bucket,
-        factors=factors,
     )
 
 
 def image_operands(terms: Sequence[StructuredScore], problem: Problem) -> Operands:
     """Terms by the offsets between the cells of two images, one image row after the other."""
-    grid, shape = problem.grid, (problem.q.shape[0], problem.heads)
+    grid, q = problem.grid, problem.q
     (_, columns), (_, key_columns) = grid.query.extent, grid.key.extent  # type: ignore[misc]
     groups = [term for term in terms if isinstance(term, BucketedTerms)]
     tables = [group for group in groups if group.table is not None]
-    axes = any(group.left is not None for group in groups)
+    products = [TokenTableProduct(g.left.tokens, axis_rows(g, grid)) for g in groups if g.left]
+    if len({id(product.tokens) for product in products}) == 1:
+        products = [replace(products[0], rows=reduce(torch.add, [x.rows for x in products]))]
+    size = (len(q), problem.heads, -1, -1)
+    left, left_rows = _stacked([(product, None) for product in products], size, q.dtype, q)
     return Operands(
         first=0,
-        down=axis_products(groups, grid, 0, shape) if axes else None,
-        across=axis_products(groups, grid, 1, shape) if axes else None,
+        left=left,
+        left_rows=left_rows,
         line=image_table(tables, grid, device=problem.q.device).flatten(1) if tables else None,
         period=key_columns,
         jump=columns - 1,
@@ -203,6 +210,15 @@ def _stacked(
         return tokens[0], rows[0]
     heads = max(map(len, rows))
     return torch.cat(tokens, dim=-1), torch.cat([x.expand(heads, -1, -1) for x in rows], dim=-1)
+
+
+def _joined(factors: Sequence[Tensor], heads: int, dtype: torch.dtype) -> Tensor | None:
+    """Factors side by side, ``[B|1, H, L, R]``."""
+    if not factors:
+        return None
+    rows = max(map(len, factors))
+    found = [x.to(dtype).expand(rows, heads, -1, -1) for x in factors]
+    return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor | None:

@@ -18,7 +18,7 @@ from posenc.attention.backends.common.base import (
     join_queries,
 )
 from posenc.attention.backends.tiled.blockwise import attend_blockwise
-from posenc.attention.backends.tiled.images import tiled_image
+from posenc.attention.backends.tiled.images import TiledImagePart, tiled_image
 from posenc.attention.backends.tiled.op import TiledPart, tiled
 from posenc.attention.images import image_table, serves_images
 from posenc.attention.lowering import add_rows, lower, part_of, repeat_heads, without_rows
@@ -83,8 +83,6 @@ def _regular(problem: Problem) -> bool:
 def _images(problem: Problem) -> bool:
     """True if tables between whole images are the only terms, on the fused kernel's device."""
     if problem.q.device.type != "cpu" or problem.dropout or is_transformed():
-        return False
-    if problem.whole is not None:
         return False
     if problem.q.shape[-1] != problem.v.shape[-1]:
         return False
@@ -163,7 +161,7 @@ def _attend_images(problem: Problem, *, lse: bool) -> Result:
     wide = torch.promote_types(problem.q.dtype, torch.float32)
     table = image_table(problem.lowered, grid, device=problem.q.device).to(wide).contiguous()
     q, k, v = (x.to(wide) for x in (problem.q, problem.k, problem.v))
-    output, row_lse = tiled_image(
+    inputs = (
         (q * problem.scale).flip(2),
         repeat_heads(k, heads),
         repeat_heads(v, heads),
@@ -172,6 +170,11 @@ def _attend_images(problem: Problem, *, lse: bool) -> Result:
         table.requires_grad and torch.is_grad_enabled(),
     )
     # Queries come back from the last to the first.
+    if problem.whole is not None:
+        given = (problem.whole.output, without_rows(problem.whole.lse, problem.lowered))
+        output = TiledImagePart.apply(*(x.to(wide).flip(2) for x in given), *inputs)  # type: ignore[no-untyped-call]
+        return Result(output.flip(2).to(problem.v.dtype), None)
+    output, row_lse = tiled_image(*inputs)
     sums = add_rows(row_lse.flip(2), problem.lowered) if lse else None
     return Result(output.flip(2).to(problem.v.dtype), sums)
 

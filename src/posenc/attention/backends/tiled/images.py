@@ -245,3 +245,18 @@ def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor
 
 
 tiled_image.register_autograd(_differentiate, setup_context=_keep)
+
+
+class TiledImagePart(torch.autograd.Function):
+    """``tiled_image`` with output and LSE over more keys given: only its backward pass runs."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, lse: Tensor, *inputs: Any) -> Tensor:
+        """The given output; ``inputs`` are those of ``tiled_image``."""
+        ctx.save_for_backward(output, lse, *inputs[:4])
+        ctx.rest = inputs[4:]
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, None, *_differentiate(ctx, gradient, None)

@@ -7,7 +7,7 @@ class Backward {
   explicit Backward(const Problem& x)
       : x_(x), dropout_(x.dropout, x.seed), logits_(x, true), registers_(logits_.halves) {
     ld_ = round_up(std::min(x.keys, KEY_TILE), PANEL) + 16;
-    width_ = round_up(x.dim, VL), value_width_ = round_up(x.value_dim, VL);
+    width_ = round_up(x.depth(), VL), value_width_ = round_up(x.value_dim, VL);
     columns_ld_ = round_up(x.keys, PANEL) + VL;
   }
   // Queries [first, last) of the batch rows [begin, end) of one head; part: of the sums of rows.
@@ -55,7 +55,7 @@ class Backward {
     logits_.begin_row(x_, b, h, right_, &d_right_);
     if (x_.pairs.kind == BLOCKS) logits_.blocks.begin_gradient(x_, b, h, split);
     if (logits_.halves) {
-      k_pairs_ = HeadTokens(x_.k, b, logits_.group, 0, x_.keys, x_.dim).pairs(pairs_scratch_);
+      k_pairs_ = HeadTokens(logits_.k_source, 0, 0, 0, x_.keys, x_.depth()).pairs(pairs_scratch_);
       v_strips_ = HeadTokens(x_.v, b, logits_.group, 0, x_.keys, x_.value_dim).columns(strips_scratch_);
       fill(dk_columns_ = dk_columns_scratch_.of(width_ * columns_ld_), 0, width_ * columns_ld_);
       fill(dv_columns_ = dv_columns_scratch_.of(value_width_ * columns_ld_), 0, value_width_ * columns_ld_);
@@ -73,6 +73,7 @@ class Backward {
       add_transpose(dv_columns_, columns_ld_, x_.keys, value_width_, dv_);
     }
     write_sums(dk_to_, b, h, dk_, width_, x_.dim);
+    if (x_.rank) write_sums(split_of(x_.dk_factor, x_.dk_factor_split, split), b, h, dk_ + x_.dim, width_, x_.rank);
     write_sums(dv_to_, b, h, dv_, value_width_, x_.value_dim);
   }
   void run_tile(index b, index h, index first, index n) {
@@ -87,7 +88,7 @@ class Backward {
     if (logits_.halves) {
       g_half = HeadTokens(x_.gradient, b, h, first, n, x_.value_dim).rows(half_scratch_);
       g_columns_ = half_transpose(g, n, x_.value_dim, g_columns_scratch_);
-      q_columns_ = half_transpose(logits_.q, n, x_.dim, q_columns_scratch_);
+      q_columns_ = half_transpose(logits_.q, n, x_.depth(), q_columns_scratch_);
     }
     const Rows out = read_rows(x_.out, b, h, first, n, x_.value_dim, 1, out_scratch_);
     delta_ = delta_scratch_.of(n);
@@ -168,13 +169,16 @@ class Backward {
   // Zeros [keys, width] for sums that end_row writes: where they go, if they can be summed there.
   real* sums_of(Tokens& to, const Tokens& gradient, index stride, index b, index h, index split,
                 index width, Scratch& scratch) const {
-    to = gradient;
-    to.data += split * stride * (to.type == REAL ? index(sizeof(real)) : 2);
+    to = split_of(gradient, stride, split);
     const index rows = logits_.halves ? round_up(x_.keys, TILE) : x_.keys;  // tiles may write whole ones
     real* sums = to.type == REAL && to.token == width && rows == x_.keys ? reinterpret_cast<real*>(row_of(to, b, h, 0))
                                                       : scratch.of(rows * width);
     fill(sums, 0, x_.keys * width);
     return sums;
+  }
+  static Tokens split_of(Tokens x, index stride, index split) {
+    x.data += split * stride * (x.type == REAL ? index(sizeof(real)) : 2);
+    return x;
   }
   void write_sums(const Tokens& to, index b, index h, const real* sums, index width, index features) const {
     if (reinterpret_cast<const char*>(sums) == row_of(to, b, h, 0)) return;
@@ -208,9 +212,12 @@ class Backward {
          true);
   }
   void write_queries(index b, index h, index first, index n) {
-    const real by = x_.left.rows ? 1 : real(x_.scale);
-    for (index i = 0; i < n; ++i)
-      write_row(x_.dq, row_of(x_.dq, b, h, first + i), dq_.of(0) + i * width_, by, x_.dim);
+    const bool scaled = x_.left.rows && !x_.left.tokens_gradient.data;
+    for (index i = 0; i < n; ++i) {
+      const real* d = dq_.of(0) + i * width_;
+      write_row(x_.dq, row_of(x_.dq, b, h, first + i), d, scaled ? 1 : real(x_.scale), x_.dim);
+      if (x_.rank) write_row(x_.dq_factor, row_of(x_.dq_factor, b, h, first + i), d + x_.dim, 1, x_.rank);
+    }
   }
   // Carry sums over all tiles, from the last to the first; the first key of those that matter.
   index sweep(index b, index h, index n, real* s, Rows g) {
@@ -245,8 +252,10 @@ class Backward {
     for (index block = 0; block * BLOCK < n; ++block) add_left(block);
     const Tokens& to = x_.left.tokens_gradient;
     const real* dx = dx_.of(0);
-    scale_range(dq_.of(0), real(x_.scale), n * width_);
-    if (!to.data) return add_range(dq_.of(0), dx, n * width_);
+    if (!to.data) {
+      scale_range(dq_.of(0), real(x_.scale), n * width_);
+      return add_range(dq_.of(0), dx, n * width_);
+    }
     for (index i = 0; i < n; ++i)
       write_row(to, row_of(to, b, h, first + i), dx + i * left_width_, 1, x_.left.features);
   }
@@ -309,8 +318,6 @@ class Backward {
       fill(x + all.begin, 0, from - all.begin);
       fill(x + to, 0, all.end - to);
     }
-    if (x_.across)
-      Axes::collect(x_, ds, (b * x_.heads + h) * x_.queries + tile.i0 + i, tile.j0, see);
     if (line_) Line::collect(x_, ds, tile.j0, see.begin, see.end, tile.base[i], line_);
     if (x_.pairs.kind == DISTANCE)
       logits_.distance.collect(ds + see.begin, i, offset, n);
@@ -318,7 +325,7 @@ class Backward {
     if (x_.pairs.kind == COUNTS)
       logits_.counts.collect(logits_.left.row(i), ds, see, d_left_tile_.row(i), logits_.carry.before[i]);
     else if (x_.left.rows)
-      collect(x_.map, ds + see.begin, offset, d_left_tile_.row(i), n);
+      logits_.collect_left(x_, ds, i, see, d_left_tile_.row(i));
     if (x_.right.rows) logits_.right.collect_far(x_, tile, ds, i, from, to);
     if (x_.value_rows) collect(x_.map, s + see.begin, offset, weights_.row(i), n);
   }

@@ -57,6 +57,8 @@ struct Problem {
   double scale, dropout;
   index seed, part;  // part: output and lse are over more keys than these
   Tokens q, k, v, out;
+  Tokens q_factor, k_factor;  // [B|1, H, ., rank]: s_ij += q_factor_i . k_factor_j
+  index rank;
   double* lse;          // [B, H, Q]
   const int32_t* low;   // [B|1, Q]: the keys low … high - 1 are visible,
   const int32_t* high;  // and the offset of key j is j + base
@@ -65,10 +67,9 @@ struct Problem {
   const real* line;     // [H|1, W] bias by offset
   real* line_gradient;  // [parts, H, W]
   index line_head, line_first, line_count;
-  index period, jump;   // image rows of keys: that many keys, after each the offset jumps
-  const real* down;     // [B, H, Q, image rows of keys]: summands by key row,
-  const real* across;   // [B, H, Q, period] and by key column; both or neither
-  real *down_gradient, *across_gradient;
+  // Image rows of keys: that many keys, after each the offset jumps by one less than a row has
+  // queries. Left's buckets are then offsets along the columns, ascending, and along the rows.
+  index period, jump;
   const double* column;  // [B|1, H, K]
   double* column_gradient;  // [splits, B, H, K]
   index column_batch, column_head;
@@ -78,8 +79,10 @@ struct Problem {
   real* value_gradient;    // [parts, H, N, E]
   index value_head;
   Tokens gradient, dq, dk, dv;  // dk, dv and right's tokens' are [splits, B, H, K, .]
-  index dk_split, dv_split, right_split;
+  Tokens dq_factor, dk_factor;  // [B, H, Q, rank] and [splits, B, H, K, rank]
+  index dk_split, dv_split, right_split, dk_factor_split;
   Pairs pairs;
+  index depth() const { return dim + rank; }  // features of a product of a query and a key
 };
 
 inline float from_bfloat16(uint16_t x) {
@@ -159,6 +162,24 @@ inline Rows read_rows(const Tokens& x, index b, index h, index first, index coun
   for (index t = 0; t < count; ++t)
     read_row(x, row_of(x, b, h, first + t), by, features, width, to + t * width);
   return {to, width};
+}
+
+// The same with the factor of the same tokens behind them, where there is one.
+inline Rows read_joined(const Tokens& x, index b, index h, index features, const Tokens& factor, index factor_h,
+                        index rank, index first, index count, real by, Scratch& scratch) {
+  if (!rank) return read_rows(x, b, h, first, count, features, by, scratch);
+  const index width = round_up(features + rank, VL);
+  real* to = scratch.of(count * width);
+  for (index t = 0; t < count; ++t) {
+    read_row(x, row_of(x, b, h, first + t), by, features, features, to + t * width);
+    read_row(factor, row_of(factor, b, factor_h, first + t), 1, rank, width - features, to + t * width + features);
+  }
+  return {to, width};
+}
+// The tokens of one head, which is then the first.
+inline Tokens head_of(const Tokens& x, index b, index h) { return {row_of(x, b, h, 0), x.type, 0, 0, x.token}; }
+inline Tokens head_of(Rows x) {
+  return {reinterpret_cast<char*>(const_cast<real*>(x.data)), REAL, 0, 0, x.ld};
 }
 
 // Calls f(0) … f(count - 1) on several threads, unless it is called on one of several.

@@ -14,31 +14,75 @@ struct Rotation {
   index threads;
 };
 
-struct Bfloat16 {
-  uint16_t bits;
-  operator real() const { return from_bfloat16(bits); }
-  Bfloat16() = default;
-  explicit Bfloat16(real x) : bits(to_bfloat16(float(x))) {}
+// VL numbers of a type in memory, as reals.
+template <class Number>
+struct Lanes {
+  typedef Number numbers __attribute__((vector_size(VL * sizeof(Number)), aligned(alignof(Number)), may_alias));
+  static vec load(const Number* p) {
+    return __builtin_convertvector(*reinterpret_cast<const numbers*>(p), vec);
+  }
+  static void store(Number* p, vec x) { *reinterpret_cast<numbers*>(p) = __builtin_convertvector(x, numbers); }
+  static real read(Number x) { return real(x); }
+  static Number write(real x) { return Number(x); }
 };
+// Of bfloat16.
+template <>
+struct Lanes<uint16_t> {
+  typedef uint16_t numbers __attribute__((vector_size(VL * 2), aligned(2), may_alias));
+  typedef uint32_t bits __attribute__((vector_size(VL * 4)));
+  typedef float floats __attribute__((vector_size(VL * 4)));
+  static vec load(const uint16_t* p) {
+    const bits x = __builtin_convertvector(*reinterpret_cast<const numbers*>(p), bits) << 16;
+    return __builtin_convertvector((floats)x, vec);
+  }
+  static void store(uint16_t* p, vec v) {
+    const floats f = __builtin_convertvector(v, floats);
+    const bits x = (bits)f, rounded = (x + 0x7fff + ((x >> 16) & 1)) >> 16;
+    *reinterpret_cast<numbers*>(p) = __builtin_convertvector(f == f ? rounded : bits{} + 0x7fc0, numbers);
+  }
+  static real read(uint16_t x) { return from_bfloat16(x); }
+  static uint16_t write(real x) { return to_bfloat16(float(x)); }
+};
+inline vec even_lanes(vec x, vec y) {
+  const ivec at = iota() * 2;
+  return __builtin_shuffle(x, y, at);
+}
+inline vec odd_lanes(vec x, vec y) {
+  const ivec at = iota() * 2 + 1;
+  return __builtin_shuffle(x, y, at);
+}
 
 template <class Number>
 void rotate_tokens(const Rotation& r, index b, index h, index begin, index end) {
-  const index n = r.pairs, step = r.adjacent ? 2 : 1, other = r.adjacent ? 1 : n;
+  using L = Lanes<Number>;
+  const index n = r.pairs, whole = n / VL * VL;
   const real sign = r.conjugate ? -1 : 1;
+  const ivec lower = iota() / 2 + (iota() % 2) * VL, upper = lower + VL / 2;  // of two vectors in turn
   for (index t = begin; t < end; ++t) {
     const index at = b * r.factor_batch + h * r.factor_head + t * r.factor_token;
-    const real *__restrict c = r.cosine + at, *__restrict s = r.sine + at;
-    const Number* __restrict x = reinterpret_cast<const Number*>(row_of(r.x, b, h, t));
-    Number* __restrict to = reinterpret_cast<Number*>(row_of(r.out, b, h, t));
-    const auto turn = [&](index from, index pair) {
-      const real first = real(x[from]), second = real(x[from + other]), sine = sign * s[pair];
-      to[from] = Number(first * c[pair] - second * sine);
-      to[from + other] = Number(first * sine + second * c[pair]);
-    };
-    if (step == 1)
-      for (index i = 0; i < n; ++i) turn(i, i);
-    else
-      for (index i = 0; i < n; ++i) turn(2 * i, i);
+    const real *c = r.cosine + at, *s = r.sine + at;
+    const Number* x = reinterpret_cast<const Number*>(row_of(r.x, b, h, t));
+    Number* to = reinterpret_cast<Number*>(row_of(r.out, b, h, t));
+    for (index i = 0; i < whole; i += VL) {
+      const vec cosine = load(c + i), sine = load(s + i) * splat(sign);
+      if (r.adjacent) {
+        const vec low = L::load(x + 2 * i), high = L::load(x + 2 * i + VL);
+        const vec first = even_lanes(low, high), second = odd_lanes(low, high);
+        const vec one = first * cosine - second * sine, two = first * sine + second * cosine;
+        L::store(to + 2 * i, __builtin_shuffle(one, two, lower));
+        L::store(to + 2 * i + VL, __builtin_shuffle(one, two, upper));
+      } else {
+        const vec first = L::load(x + i), second = L::load(x + n + i);
+        L::store(to + i, first * cosine - second * sine);
+        L::store(to + n + i, first * sine + second * cosine);
+      }
+    }
+    for (index i = whole; i < n; ++i) {
+      const index from = r.adjacent ? 2 * i : i, other = r.adjacent ? from + 1 : i + n;
+      const real first = L::read(x[from]), second = L::read(x[other]), sine = sign * s[i];
+      to[from] = L::write(first * c[i] - second * sine);
+      to[other] = L::write(first * sine + second * c[i]);
+    }
     std::copy(x + 2 * n, x + r.features, to + 2 * n);
   }
 }
@@ -51,7 +95,7 @@ inline void rotate(const Rotation& r) {
     const index begin = item % blocks * many, head = item / blocks;
     const index b = head / r.heads, h = head % r.heads, end = std::min(r.tokens, begin + many);
     if (r.x.type == REAL) rotate_tokens<real>(r, b, h, begin, end);
-    if (r.x.type == BFLOAT16) rotate_tokens<Bfloat16>(r, b, h, begin, end);
+    if (r.x.type == BFLOAT16) rotate_tokens<uint16_t>(r, b, h, begin, end);
     if (r.x.type == FLOAT16) rotate_tokens<_Float16>(r, b, h, begin, end);
   });
 }

@@ -342,37 +342,58 @@ class Column {
   const real* data_ = nullptr;
 };
 
-// Summands of a query by the row and by the column of the key in its image.
+// Summands of a query by the row and the column of the key in its image: its products with the
+// buckets of offsets along the columns, ascending, and with those of offsets along the rows.
 class Axes {
  public:
-  // Of the query `row` of [B, H, Q].
-  static void add(const Problem& x, real* s, index row, index j0, Range see) {
-    const real* across = x.across + row * x.period;
-    each_part(x, j0, see, [&](index t, index n, index y, index c) {
-      const vec down = splat(x.down[row * (x.keys / x.period) + y]);
-      for (index u = 0; u < n; u += VL) {
-        const index m = std::min<index>(VL, n - u);
-        store_n(s + t + u, load_n(s + t + u, m) + load_n(across + c + u, m) + down, m);
-      }
+  static bool serves(const Problem& x) { return x.period && x.left.rows; }
+  void set(const Problem& x) {
+    columns_ = x.jump + 1, rows_ = x.queries / columns_, key_columns_ = x.period;
+    across_ = x.map.buckets - x.period - x.jump;
+  }
+  // The buckets of the pairs of some queries and keys, by row and by column.
+  Range row_buckets(Range queries, Range keys) const {
+    const index first = keys.begin / key_columns_, last = (keys.end - 1) / key_columns_;
+    return {first + down_of(queries.end - 1), last + down_of(queries.begin) + 1};
+  }
+  Range column_buckets(Range queries) const {
+    const index first = queries.begin % columns_, last = first + queries.size() - 1;
+    if (last >= columns_) return {across_, across_ + key_columns_ + columns_ - 1};
+    return {across_of(last), across_of(first) + key_columns_};
+  }
+  // s[t] += the summands of key j0 + t, from the products of a query.
+  void add(real* s, const real* products, index query, index j0, Range see) const {
+    const real *down = products + down_of(query), *across = products + across_of(query % columns_);
+    each_part(j0, see, [&](index t, index n, index y, index c) {
+      const vec number = splat(down[y]);
+      real* to = s + t;
+      index u = 0;
+      for (; u + VL <= n; u += VL) store(to + u, load(to + u) + load(across + c + u) + number);
+      if (u < n) store_n(to + u, load_n(to + u, n - u) + load_n(across + c + u, n - u) + number, n - u);
     });
   }
-  static void collect(const Problem& x, const real* ds, index row, index j0, Range see) {
-    real* across = x.across_gradient + row * x.period;
-    each_part(x, j0, see, [&](index t, index n, index y, index c) {
-      x.down_gradient[row * (x.keys / x.period) + y] += sum_range(ds + t, n);
+  void collect(const real* ds, real* products, index query, index j0, Range see) const {
+    real *down = products + down_of(query), *across = products + across_of(query % columns_);
+    each_part(j0, see, [&](index t, index n, index y, index c) {
+      down[y] += sum_range(ds + t, n);
       add_range(across + c, ds + t, n);
     });
   }
 
  private:
+  // Buckets of the first row of keys, and of their first column.
+  index down_of(index query) const { return rows_ - 1 - query / columns_; }
+  index across_of(index column) const { return across_ + columns_ - 1 - column; }
   // Calls part(t, n, image row, first column) for the keys j0 + t of each image row.
   template <class F>
-  static void each_part(const Problem& x, index j0, Range see, F part) {
+  void each_part(index j0, Range see, F part) const {
     for (index t = see.begin; t < see.end;) {
-      const index j = j0 + t, y = j / x.period, n = std::min(see.end - t, (y + 1) * x.period - j);
-      part(t, n, y, j - y * x.period);
+      const index j = j0 + t, y = j / key_columns_, n = std::min(see.end - t, (y + 1) * key_columns_ - j);
+      part(t, n, y, j - y * key_columns_);
       t += n;
     }
   }
+  index columns_ = 0, rows_ = 0, key_columns_ = 0;  // of queries, of queries, of keys
+  index across_ = 0;                                // the first bucket of offsets along rows
 };
 }  // namespace posenc

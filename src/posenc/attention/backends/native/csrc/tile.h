@@ -10,7 +10,7 @@ class Logits {
  public:
   Logits(const Problem& x, bool gradient) : halves(takes_halves(x)), windows(windowed(x)), gradient_(gradient) {
     int exponent;
-    exact_ = std::frexp(x.scale, &exponent) == 0.5;
+    exact_ = x.rank || std::frexp(x.scale, &exponent) == 0.5;
   }
   void begin_head(const Problem& x, index h) {
     set(left_rows, x.left, x, h);
@@ -18,27 +18,30 @@ class Logits {
     if (x.value_rows)
       value_rows.set(x.value_rows + h * x.value_head, x.map.buckets, x.value_dim, halves, true);
     if (x.line) line_.set(x, x.line_head ? h : 0);
+    if (Axes::serves(x)) axes_.set(x);
     if (x.pairs.kind == DISTANCE) distance.begin_head(x.pairs, h);
     if (x.pairs.kind == COUNTS) counts.begin(x.map);
   }
   void begin_row(const Problem& x, index b, index h, real* d_right = nullptr,
                  const RowSums* d_right_rows = nullptr) {
     group = h / (x.heads / x.groups);
-    if (halves)
-      k_strips_ = HeadTokens(x.k, b, group, 0, x.keys, x.dim).columns(strips_);
-    else
-      k = read_rows(x.k, b, group, 0, x.keys, x.dim, 1, k_scratch_);
+    if (!halves || x.rank)
+      k = read_joined(x.k, b, group, x.dim, x.k_factor, h, x.rank, 0, x.keys, 1, k_scratch_);
+    k_source = x.rank ? head_of(k) : head_of(x.k, b, group);
+    if (halves) k_strips_ = HeadTokens(k_source, 0, 0, 0, x.keys, x.depth()).columns(strips_);
     if (!halves || x.pairs.kind == STICKS) v = read_rows(x.v, b, group, 0, x.keys, x.value_dim, 1, v_scratch_);
-    if (!halves) k_panels.begin(k, x.keys, x.dim, keeps_panels(x));
+    if (!halves) k_panels.begin(k, x.keys, x.depth(), keeps_panels(x));
     if (x.right.rows) right.begin(x, b, h, halves, d_right, d_right_rows);
     if (x.pairs.kind == BLOCKS) blocks.begin_row(x, b, h);
     if (x.column) column.begin(x.column + b * x.column_batch + h * x.column_head, x.keys);
   }
   void begin_tile(const Problem& x, index b, index h, index first, index rows) {
     tile.set(x, b, first, rows);
-    row_ = (b * x.heads + h) * x.queries + first;
-    if (!halves || gradient_) q = read_rows(x.q, b, h, first, rows, x.dim, real(x.scale), q_scratch_);
-    if (halves)
+    if (!halves || gradient_ || x.rank)
+      q = read_joined(x.q, b, h, x.dim, x.q_factor, h, x.rank, first, rows, real(x.scale), q_scratch_);
+    if (halves && x.rank)
+      q_half_ = HeadTokens(head_of(q), 0, 0, 0, rows, x.depth()).rows(half_scratch_);
+    else if (halves)
       q_half_ = HeadTokens(x.q, b, h, first, rows, x.dim, exact_ ? real(x.scale) : 1).rows(half_scratch_);
     if (x.pairs.kind == DISTANCE) distance.begin_tile(x, b, h, first, rows);
     if (x.pairs.kind == BLOCKS)
@@ -53,8 +56,16 @@ class Logits {
   // Calls f(block of queries, buckets of its visible pairs) for the chosen tile.
   template <class F>
   void for_blocks(const Problem& x, F f) const {
-    for (index n = 0; n < (tile.rows + BLOCK - 1) / BLOCK; ++n)
-      if (tile.block_offsets[n].size()) f(n, buckets_of(x.map, tile.block_offsets[n]));
+    for (index n = 0; n < (tile.rows + BLOCK - 1) / BLOCK; ++n) {
+      if (!tile.block_offsets[n].size()) continue;
+      if (!Axes::serves(x)) {
+        f(n, buckets_of(x.map, tile.block_offsets[n]));
+        continue;
+      }
+      const Range queries{tile.i0 + n * BLOCK, tile.i0 + std::min((n + 1) * BLOCK, tile.rows)};
+      f(n, axes_.row_buckets(queries, {tile.j0, tile.j0 + tile.width}));
+      f(n, axes_.column_buckets(queries));
+    }
   }
   // Products and right term of the chosen tile.
   void multiply(const Problem& x, real* s, index ld) {
@@ -66,7 +77,7 @@ class Logits {
     for (index p = tile.panels.begin; p < tile.panels.end && !halves; ++p) {
       const Range m = tile.panel_rows[p];
       if (m.size())
-        gemm(m.size(), PANEL, x.dim, {q.at(m.begin), q.ld, 1}, keys + p * PANEL * x.dim,
+        gemm(m.size(), PANEL, x.depth(), {q.at(m.begin), q.ld, 1}, keys + p * PANEL * x.depth(),
              PANEL, s + m.begin * ld + p * PANEL, ld, false);
     }
     if (halves && !exact_)
@@ -127,10 +138,11 @@ class Logits {
   // The other summands of row i, for the keys [a, b) of the tile. Whole vectors from a on.
   void add_terms(const Problem& x, real* s, index i, Range see) {
     const index j = tile.j0 + see.begin, n = see.size();
-    if (x.across) Axes::add(x, s, row_ + i, tile.j0, see);
     if (x.line) line_.add(x, s, tile.j0, see.begin, see.end, tile.base[i]);
     if (x.pairs.kind == COUNTS)
       carry.sums[i] = counts.add(left.row(i), s, see, carry.sums[i]);
+    else if (Axes::serves(x))
+      axes_.add(s, left.row(i), tile.i0 + i, tile.j0, see);
     else if (x.left.rows)
       spread<true>(x.map, left.row(i), j + tile.base[i], s + see.begin, n);
     if (x.right.rows) right.add_far(x, tile, s, i, see.begin / VL * VL, see.end);
@@ -154,9 +166,14 @@ class Logits {
     for (index i = 0; i < tile.rows; ++i)
       std::copy_n(ds + i * ld + from, n, given.data + i * given.ld + tile.j0 + from);
   }
+  // Adds gradients of the logits of row i to those of its products with left's buckets.
+  void collect_left(const Problem& x, const real* ds, index i, Range see, real* to) const {
+    if (Axes::serves(x)) return axes_.collect(ds, to, tile.i0 + i, tile.j0, see);
+    collect(x.map, ds + see.begin, tile.j0 + see.begin + tile.base[i], to, see.size());
+  }
   // Whether what is packed of all keys is kept: of all heads at once, it may be too much.
   static bool keeps_panels(const Problem& x) {
-    return x.pairs.kind != MIXING || x.heads * x.keys * x.dim <= KEPT;
+    return (x.pairs.kind == MIXING ? x.heads : 2) * x.keys * x.depth() <= KEPT;
   }
   struct Given {
     real* data = nullptr;
@@ -168,6 +185,7 @@ class Logits {
   QueryTile tile;
   index group = 0;
   Rows q, k, v, left_tokens;
+  Tokens k_source;  // keys as factors of the logits
   Panels k_panels;
   Column column;
   BucketRows left_rows, value_rows;
@@ -190,7 +208,7 @@ class Logits {
     return x.pairs.kind != BLOCKS && keeps_panels(x) && has_tiles();
   }
   Line line_;
-  index row_ = 0;  // of the tile's first query in [B, H, Q]
+  Axes axes_;
   const bool gradient_;
   bool exact_;  // tokens times the scale need no rounding
   Strips k_strips_;

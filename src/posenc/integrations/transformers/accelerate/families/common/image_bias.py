@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, scaled_dot_product_attention
 
-from posenc.attention import attend
-from posenc.attention.backends.tiled.images import tiled_image_backward
+from posenc.attention.api import attend_block, attend_part
+from posenc.attention.backends.common.base import Backend, Whole
+from posenc.attention.dispatch import differentiating_parts
 from posenc.encoding import BucketedTerms
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.grid import Grid
@@ -94,83 +95,52 @@ def attend_images(
 ) -> Float[Tensor, "B L C"]:
     """Attention without dropout, heads merged; the first token is the class token."""
     table = bias.table.to(q.dtype)
-    tables, backend = (table[:, :-3], table[:, -2]), settings_of(module).backend
-    patches: Tensor = _Patches.apply(q[:, :, 1:], k, v, *tables, bias.size, scale, backend)  # type: ignore[no-untyped-call]
     first = torch.cat([table[:, -1:], table[:, -3:-2].expand(-1, k.shape[2] - 1)], dim=1)
     of_class = scaled_dot_product_attention(
         q[:, :, :1], k, v, attn_mask=first[None, :, None], scale=scale
     )
+    backend = settings_of(module).backend
+    patches = _attend_from_patches(q[:, :, 1:], k, v, table, bias.size, scale, backend)
     return torch.cat([of_class, patches], dim=2).transpose(1, 2).flatten(2)
 
 
-class _Patches(torch.autograd.Function):
+def _attend_from_patches(
+    q: Float[Tensor, "B H P D"],
+    k: Float[Tensor, "B H L D"],
+    v: Float[Tensor, "B H L D"],
+    table: Float[Tensor, "H N"],
+    size: tuple[int, int],
+    scale: float,
+    backend: str | Backend,
+) -> Float[Tensor, "B H P D"]:
     """Attention of patches to the class token and to all patches.
 
-    Patches attend among themselves as an image, and the class token's key joins them by their sums
-    of exponentiated logits. Given the output and the sums over all keys, the backward pass of the
-    image's keys is that of the whole.
+    Patches attend among themselves as an image; the class token's key joins them by the sums of
+    exponentiated logits, and the gradients of both parts are those of the whole.
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Float[Tensor, "B H P D"],
-        k: Float[Tensor, "B H L D"],
-        v: Float[Tensor, "B H L D"],
-        table: Float[Tensor, "H N"],
-        to_class: Float[Tensor, " H"],
-        size: tuple[int, int],
-        scale: float,
-        backend: Any,
-    ) -> Float[Tensor, "B H P D"]:
-        cells = Layout.image(*size, device=q.device)
-        terms = BucketedTerms(partial(cell_bucket, size=size), table=table)
-        output, lse = attend(
-            q,
-            k[:, :, 1:],
-            v[:, :, 1:],
-            Grid(cells, cells),
-            encoding_of(terms),
-            backend=backend,
-            scale=scale,
-            return_lse=True,
+    cells = Layout.image(*size, device=q.device)
+    grid = Grid(cells, cells)
+    encoding = encoding_of(BucketedTerms(partial(cell_bucket, size=size), table=table[:, :-3]))
+    image = (q, k[:, :, 1:], v[:, :, 1:], grid, encoding)
+    with without_autocast(q.device):
+        wide = torch.promote_types(q.dtype, torch.float32)
+        key, value = k[:, :, :1].to(wide), v[:, :, :1].to(wide)
+        logit = scale * (q.to(wide) @ key.mT) + table[:, -2, None, None]  # [B, H, P, 1]
+        with torch.no_grad():
+            output, lse = attend_block(*image, backend=backend, scale=scale, return_lse=True)
+            assert lse is not None
+            lse = torch.logaddexp(lse, logit[..., 0].to(lse))  # [B, H, P]
+            output = output + (logit - lse.unsqueeze(-1)).exp().to(wide) * (value - output)
+        if not torch.is_grad_enabled():
+            return output.to(v.dtype)
+        whole = Whole(output.to(v.dtype), lse)
+        through_image = attend_part(
+            *image, whole=whole, backend=differentiating_parts(backend), scale=scale
         )
-        logit = (q @ k[:, :, :1].mT)[..., 0] * scale + to_class.unsqueeze(-1)  # [B, H, P]
-        weight = (logit - lse).sigmoid().unsqueeze(-1).to(output.dtype)
-        output = output + weight * (v[:, :, :1] - output)
-        ctx.save_for_backward(q, k, v, table, to_class, output, torch.logaddexp(lse, logit))
-        ctx.size, ctx.scale = size, scale
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Float[Tensor, "B H P D"]) -> Any:
-        *given, lse = ctx.saved_tensors
-        kinds = [x.dtype for x in given]
-        wide = torch.promote_types(gradient.dtype, torch.float32)
-        (rows, columns), scale = ctx.size, ctx.scale
-        with without_autocast(gradient.device):
-            q, k, v, table, to_class, output, gradient = (x.to(wide) for x in (*given, gradient))
-            lines = table.view(len(table), 2 * rows - 1, 2 * columns - 1).flip(1, 2)
-            reversed_rows = (x.flip(2) for x in (gradient, output, lse.to(wide)))
-            dq, dk, dv, dtable = tiled_image_backward(
-                *reversed_rows,
-                (q * scale).flip(2),
-                k[:, :, 1:].contiguous(),
-                v[:, :, 1:].contiguous(),
-                lines.contiguous(),
-                [rows, columns, rows, columns],
-                ctx.needs_input_grad[3],
-            )
-            key, value = k[:, :, :1], v[:, :, :1]
-            logit = (q @ key.mT) * scale + to_class[:, None, None]
-            weight = (logit - lse.unsqueeze(-1)).exp()  # [B, H, P, 1]
-            ds = weight * (gradient * (value - output)).sum(-1, keepdim=True)
-            dq = scale * (dq.flip(2) + ds * key)
-            dk = torch.cat([scale * (ds.mT @ q), dk], dim=2)
-            dv = torch.cat([weight.mT @ gradient, dv], dim=2)
-            dtable = dtable.flip(1, 2).flatten(1)
-            found = (dq, dk, dv, dtable, ds.sum((0, 2, 3)))
-        return (*(x.to(kind) for x, kind in zip(found, kinds, strict=False)), None, None, None)
+        weight = (logit - lse.unsqueeze(-1)).exp().to(wide)
+        through_class = weight * (value - output)
+        through = through_image + through_class.to(v.dtype)
+        return whole.output + (through - through.detach())
 
 
 def cell_bucket(offset: Offsets, *, size: tuple[int, int]) -> BucketIndex:
