@@ -38,6 +38,14 @@ def columns(count: int) -> LowRank:
 
 
 TABLE = BucketedTerms(bucket=lambda offsets: offsets[..., 0].long(), table=torch.zeros(1, 1))
+
+
+def falling(slope: float) -> BucketedTerms:
+    """Four heads' tables, less by ``slope`` a token behind; no head sees ahead."""
+    table = -slope * torch.arange(float(LONG)).expand(4, -1)
+    return BucketedTerms(bucket=lambda offsets: offsets[..., 0].long().neg().clamp(0), table=table)
+
+
 COLUMN = replace(TABLE, column=torch.zeros(1, 4, 600))
 SIDE = 512
 """Queries and keys of four heads with just ``SMALL`` logits; ``FEW`` are a quarter of a head."""
@@ -67,7 +75,12 @@ CASES = {
     ),
     "more columns": (problem(600, 600, lowered=(columns(4), columns(5))), "more extra columns"),
     "table": (problem(600, LONG - 1, lowered=(TABLE,)), "terms by offset"),
-    "long table": (problem(600, LONG, lowered=(columns(1), TABLE)), "a long table"),
+    "long table": (problem(600, LONG, lowered=(falling(0.1),)), "a long table"),
+    "long table that falls slowly": (problem(600, LONG, lowered=(falling(1e-3),)), "terms by"),
+    "long table beside columns": (
+        problem(600, LONG, lowered=(columns(1), falling(0.1))),
+        "a long table",
+    ),
     "long learned table": (
         problem(600, LONG, lowered=(replace(TABLE, table=torch.zeros(1, 1, requires_grad=True)),)),
         "terms by offset",
@@ -96,9 +109,10 @@ ORDER = {
     "no terms by offset, not many": ["sdpa", "native", "reference"],
     "masked pairs": ["native", "sdpa", "tiled", "reference"],
     "terms by offset": ["native", "sdpa", "tiled", "reference"],
+    "terms by": ["native", "sdpa", "tiled", "reference"],
     "terms by offset, not many": ["native", "sdpa", "reference"],
     "documents or padding, not many": ["native", "sdpa", "reference"],
-    "a long table": ["tiled", "sdpa", "reference"],
+    "a long table": ["tiled", "native", "sdpa", "reference"],
     "a score part without": ["native", "tiled", "sdpa", "reference"],
     "a score part without, few": ["native", "sdpa", "reference"],
 }

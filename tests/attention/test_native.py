@@ -22,6 +22,8 @@ from posenc.attention.backends.native import build as building
 from posenc.attention.backends.native.operands import domain_of, operands
 from posenc.attention.call import AttentionCall
 from posenc.encoding import Encoding
+from posenc.encodings.common import pieces
+from posenc.encodings.score import tupe
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -127,20 +129,23 @@ def test_bfloat16_within_windows(name: str, size: tuple[int, int], causal: bool)
 
 
 @built
+@pytest.mark.parametrize("name", ["transformer_xl", "tupe"])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("size", [(65, 65), (30, 65), (40, 600)])
 def test_rows_of_few_heads_at_a_time(
-    size: tuple[int, int], threads: int, monkeypatch: pytest.MonkeyPatch
+    size: tuple[int, int], threads: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in long sequences."""
-    monkeypatch.setattr(heads, "LARGE", 1)
+    """As in long sequences; TUPE's positions in pieces too."""
+    for module in (heads, tupe):
+        monkeypatch.setattr(module, "LARGE", 1)
+    monkeypatch.setattr(pieces, "ROWS", 24)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     keys = Layout.sequence(size[1])
     for causal, window in ((False, None), (True, None), (True, 9)):
         grid = Grid(keys.slice(size[1] - size[0], size[1]), keys, causal, window)
-        _check("transformer_xl", grid)
-        _check("transformer_xl", grid, dtype=torch.bfloat16, tolerance=0.04)
-    encoding, inputs = _encoding("transformer_xl"), _inputs(65, 65)
+        _check(name, grid)
+        _check(name, grid, dtype=torch.bfloat16, tolerance=0.04)
+    encoding, inputs = _encoding(name), _inputs(65, 65)
     assert (
         "few heads"
         in explain(*inputs, Grid.of(Layout.sequence(65)), encoding, backend="native").how

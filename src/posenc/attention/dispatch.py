@@ -6,6 +6,7 @@ Measured on CPU cores with heads of 64 by ``benchmarks/dispatch.py``, whose tabl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,11 +16,12 @@ from posenc.attention import trial
 from posenc.attention.backends.common.base import Backend, Plan, Problem, Unsupported
 from posenc.attention.backends.native.build import outpaces_sdpa
 from posenc.attention.call import AttentionCall
-from posenc.attention.lowering import is_constant_table
+from posenc.attention.lowering import is_constant_table, repeat_heads
+from posenc.attention.regular import read_offsets
 from posenc.encoding import LowRank
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.registration import Registry
-from posenc.runtime import is_transformed
+from posenc.runtime import has_values, is_transformed
 
 BACKENDS: Registry[Backend] = Registry(
     Backend, "backend", "posenc.attention.backends", group="posenc.backends"
@@ -175,8 +177,8 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     ranks = sum(x.query.shape[-1] for x in problem.lowered if isinstance(x, LowRank))
     if ranks > problem.q.shape[-1]:
         return "more extra columns than features", ["native", *tiled, "sdpa", "reference"]
-    if keys >= LONG and terms and all(map(is_constant_table, terms)):
-        return "a long table, which may fade out", ["tiled", "sdpa", "reference"]
+    if keys >= LONG and terms and all(map(is_constant_table, terms)) and _fades(problem):
+        return "a long table, which fades out", ["tiled", "native", "sdpa", "reference"]
     if terms:
         return "terms by offset", ["native", "sdpa", *tiled, "reference"]
     narrow = problem.q.dtype.itemsize < 4 and problem.q.requires_grad and torch.is_grad_enabled()
@@ -187,3 +189,22 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
         rule = "no terms by offset, on a processor that MKL is slow on"
         return rule, ["native", "sdpa", *tiled, "reference"]
     return "no terms by offset", ["sdpa", "native", *tiled, "reference"]
+
+
+def _fades(problem: Problem) -> bool:
+    """True if constant tables leave half of the heads no weight at half the greatest distance.
+
+    By the bound on logits that ``tiled`` leaves pairs out by; True where it cannot be known here.
+    """
+    q, k, grid = problem.q, problem.k, problem.grid
+    if grid.shift is None or not has_values(q):
+        return True
+    zero, half = q.shape[2] - 1 - grid.shift, k.shape[2] // 2
+    bias = read_offsets(problem.lowered or (), grid, device=q.device).bias_by_offset
+    if bias is None or not half <= zero < k.shape[2]:
+        return True
+    longest = [x.detach().norm(dim=-1).amax((0, 2)) for x in (q, repeat_heads(k, q.shape[1]))]
+    most = 2 * problem.scale * longest[0] * longest[1]
+    limit = math.log(torch.finfo(bias.dtype).eps / (8 * k.shape[2]))
+    faded = bias[:, zero - half] - bias[:, zero] + most < limit
+    return 2 * int(faded.sum()) >= len(faded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 from posenc.arguments import Buckets, Count, Length, Width, checked
 from posenc.encoding import BucketedTerms, LowRank, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
+from posenc.encodings.common.pieces import by_pieces
 from posenc.encodings.common.precision import (
     WideLayerNorm,
     WideLinear,
     at_least_single,
+    wide_product,
     with_zero_gradient,
 )
 from posenc.encodings.common.table import read_rows, require_inside
@@ -22,13 +25,16 @@ from posenc.encodings.score.t5 import T5
 from posenc.entry import Claims, Entry
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.runtime import has_values
+from posenc.runtime import has_values, is_transformed
 
 STD = 0.02
 """Standard deviation of all initial values, as in BERT."""
 
 MOST_SPECIAL = 8
 """Largest number of special tokens per row that ``lower`` corrects by low-rank columns."""
+
+LARGE = 2**22
+"""Numbers in the position vectors of a call from which on they are projected in pieces."""
 
 
 class Tupe(ScoreTerm):
@@ -74,6 +80,7 @@ class Tupe(ScoreTerm):
 
     terms: ClassVar[int] = 2
     by_position: ClassVar[bool] = True
+    lowers_heads: ClassVar[bool] = True
 
     @checked
     def __init__(
@@ -117,7 +124,7 @@ class Tupe(ScoreTerm):
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         queries = self._project(grid.query, self.query)
         score = scale * queries @ self._project(grid.key, self.key).mT
-        score = score + self._bias(self._relative(q, k, grid), grid.offset)
+        score = score + _bias(self.special, self._relative(q, k, grid), grid.offset)
         score = with_zero_gradient(score, self.special)
         from_special, to_special = self.special.to(score).view(2, 1, self.heads, 1, 1)
         if grid.key.special is not None:
@@ -127,20 +134,29 @@ class Tupe(ScoreTerm):
         return score
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        queries = scale * self._project(grid.query, self.query)
-        keys = self._project(grid.key, self.key)
-        group = self._relative(q, k, grid)
+        return self.lower_heads(slice(0, self.heads), q, k, grid, scale=scale)
+
+    def lower_heads(
+        self, heads: slice, q: Queries, k: Keys, grid: Grid, *, scale: float
+    ) -> StructuredTerms | None:
+        queries, keys = self._factors(grid, heads, scale)
+        special, group = self.special[:, heads], self._relative(q, k, grid)
+        if group is not None and group.table is not None:
+            group = replace(group, table=group.table[heads])
         table: StructuredTerms = () if group is None else (group,)
         if grid.query.special is None and grid.key.special is None:
-            return (LowRank(with_zero_gradient(queries, self.special), keys), *table)
+            if group is None or group.table is None:
+                return (LowRank(with_zero_gradient(queries, special), keys),)
+            small = with_zero_gradient(group.table, special)
+            return (LowRank(queries, keys), replace(group, table=small))
         counts = [_count_special(layout) for layout in (grid.query, grid.key)]
         if None in counts:
             return None
         queries = _without(queries, grid.query.special)
         keys = _without(keys, grid.key.special)
         corrections = (
-            self._correct_columns(group, grid, counts[1] or 0),
-            self._correct_rows(group, grid, counts[0] or 0),
+            _correct_columns(special, group, grid, counts[1] or 0),
+            _correct_rows(special, group, grid, counts[0] or 0),
         )
         return (LowRank(queries, keys), *table, *corrections)
 
@@ -148,40 +164,98 @@ class Tupe(ScoreTerm):
         """The relative part in structured form."""
         return None if self.relative is None else self.relative.lower(q, k, grid, scale=1.0)[0]
 
-    def _correct_columns(self, group: BucketedTerms | None, grid: Grid, count: int) -> LowRank:
-        """For each special key a column: θ_2 less the table's value; 0 for special queries."""
-        to, marks = _special_tokens(grid.key, count)
-        value = self.special[1].view(-1, 1, 1) - self._bias(
-            group, to.unsqueeze(1) - grid.query.positions.unsqueeze(2)
-        )
-        marks = marks.to(value).expand(-1, self.heads, -1, -1)
-        return LowRank(_without(value, grid.query.special), marks)
+    def _factors(
+        self, grid: Grid, heads: slice, scale: float
+    ) -> tuple[Float[Tensor, "b h Q D"], Float[Tensor, "b h K D"]]:
+        """Projected positions of queries, times ``scale``, and of keys."""
+        part = slice(heads.start * self.head_dim, heads.stop * self.head_dim)
 
-    def _correct_rows(self, group: BucketedTerms | None, grid: Grid, count: int) -> LowRank:
-        """For each special query a row: θ_1 less the table's value."""
-        at, marks = _special_tokens(grid.query, count)
-        value = self.special[0].view(-1, 1, 1) - self._bias(
-            group, grid.key.positions.unsqueeze(2) - at.unsqueeze(1)
-        )
-        return LowRank(marks.to(value).expand(-1, self.heads, -1, -1), value)
+        def project(table: Tensor) -> tuple[Tensor, Tensor]:
+            rows = self.norm(at_least_single(table))
+            return scale * _outputs(self.query, rows, part), _outputs(self.key, rows, part)
 
-    def _bias(self, group: BucketedTerms | None, offset: Float[Tensor, "b Q K 1"]) -> Scores:
-        """``b[h, bucket(Δ)]``, or 0."""
-        if group is None or group.table is None:
-            return self.special.new_zeros(1, self.heads, *offset.shape[1:3])
-        return group.table[:, group.bucket(offset)].transpose(0, 1)
+        layout, same = grid.query, grid.key is grid.query
+        if same and layout.start is not None and self._takes_pieces(layout.length):
+            self._require_inside(layout)
+            whole = layout.length == len(self.positions)
+            table = self.positions if whole else read_rows(self.positions, layout)[0]
+            layers = (self.norm, self.query, self.key)
+            parameters = [parameter for layer in layers for parameter in layer.parameters()]
+            found = by_pieces(project, table, parameters)
+            queries, keys = (x.unsqueeze(0) for x in found)
+        elif same:
+            queries, keys = project(self._read(layout))
+        else:
+            queries, keys = project(self._read(layout))[0], project(self._read(grid.key))[1]
+        return self._split(queries), self._split(keys)
+
+    def _takes_pieces(self, length: int) -> bool:
+        """True if normalised rows of all positions are too large to be kept."""
+        return (
+            has_values(self.positions)
+            and not is_transformed()
+            and length * self.positions.shape[1] >= LARGE
+        )
 
     def _project(self, layout: Layout, layer: nn.Linear) -> Float[Tensor, "b H L D"]:
         """Normalised position vectors through U_Q or U_K, in float32 or better."""
+        return self._split(layer(self.norm(at_least_single(self._read(layout)))))
+
+    def _split(self, x: Float[Tensor, "b L E"]) -> Float[Tensor, "b h L D"]:
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+
+    def _read(self, layout: Layout) -> Float[Tensor, "b L C"]:
+        """Position vectors of the tokens."""
+        self._require_inside(layout)
+        return read_rows(self.positions, layout)
+
+    def _require_inside(self, layout: Layout) -> None:
         require_inside(
             layout,
             self.positions.shape[0],
             holder="TUPE's table",
             remedy="Create it with a larger max_length.",
         )
-        rows = self.norm(at_least_single(read_rows(self.positions, layout)))
-        projected: Tensor = layer(rows)
-        return projected.view(*projected.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+def _outputs(layer: nn.Linear, x: Float[Tensor, "*b L C"], part: slice) -> Tensor:
+    """Some of a layer's outputs, computed alone where nothing else observes the layer."""
+    hooks = layer._forward_hooks or layer._forward_pre_hooks
+    hooks = hooks or layer._backward_hooks or layer._backward_pre_hooks
+    if part == slice(0, layer.out_features) or hooks or type(layer) is not WideLinear:
+        outputs: Tensor = layer(x)
+        return outputs[..., part]
+    return wide_product(x, layer.weight[part], layer.bias[part])
+
+
+def _correct_columns(
+    special: Float[Tensor, "2 h"], group: BucketedTerms | None, grid: Grid, count: int
+) -> LowRank:
+    """For each special key a column: θ_2 less the table's value; 0 for special queries."""
+    to, marks = _special_tokens(grid.key, count)
+    offset = to.unsqueeze(1) - grid.query.positions.unsqueeze(2)
+    value = special[1].view(-1, 1, 1) - _bias(special, group, offset)
+    marks = marks.to(value).expand(-1, special.shape[1], -1, -1)
+    return LowRank(_without(value, grid.query.special), marks)
+
+
+def _correct_rows(
+    special: Float[Tensor, "2 h"], group: BucketedTerms | None, grid: Grid, count: int
+) -> LowRank:
+    """For each special query a row: θ_1 less the table's value."""
+    at, marks = _special_tokens(grid.query, count)
+    offset = grid.key.positions.unsqueeze(2) - at.unsqueeze(1)
+    value = special[0].view(-1, 1, 1) - _bias(special, group, offset)
+    return LowRank(marks.to(value).expand(-1, special.shape[1], -1, -1), value)
+
+
+def _bias(
+    special: Float[Tensor, "2 h"], group: BucketedTerms | None, offset: Float[Tensor, "b Q K 1"]
+) -> Scores:
+    """``b[h, bucket(Δ)]``, or 0."""
+    if group is None or group.table is None:
+        return special.new_zeros(1, special.shape[1], *offset.shape[1:3])
+    return group.table[:, group.bucket(offset)].transpose(0, 1)
 
 
 def _without(x: Float[Tensor, "b H L D"], special: Bool[Tensor, "b L"] | None) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from posenc.attention.backends.common.base import Problem
 from posenc.attention.backends.native.op import TERMS, native, native_backward
 from posenc.attention.backends.native.operands import Operands, operands
-from posenc.encoding import BlockTransforms, BucketedTerms
+from posenc.encoding import BlockTransforms, LowRank, StructuredScore
 from posenc.runtime import without_autocast
 
 MANY = 2**15
@@ -26,8 +26,11 @@ MANY = 2**15
 TOKENS = 32 * BlockTransforms.BLOCK
 """Keys whose block transforms are computed at once."""
 
+SPLITS = 2
+"""Sums of gradients over the queries of a head, each by a thread."""
+
 LARGE = 2**23
-"""Numbers in the rows of all heads from which on they are taken apart."""
+"""Numbers in the rows or factors of all heads from which on they are taken apart."""
 
 
 def takes_blocks_apart(form: BlockTransforms) -> bool:
@@ -37,14 +40,20 @@ def takes_blocks_apart(form: BlockTransforms) -> bool:
 
 
 def takes_rows_apart(problem: Problem) -> bool:
-    """The same of the rows of a score part that is lowered for some heads."""
+    """The same of the rows and factors of a score part that is lowered for some heads."""
     score, terms = problem.encoding.score, problem.lowered
     if score is None or not score.lowers_heads or problem.whole is not None:
         return False
     if torch.compiler.is_compiling():
         return False
-    rows = [x.left.rows for x in terms or () if isinstance(x, BucketedTerms) and x.left is not None]
-    return sum(x.numel() for x in rows) >= LARGE and problem.encoding.value is None
+    return sum(map(_size, terms or ())) >= LARGE and problem.encoding.value is None
+
+
+def _size(term: StructuredScore) -> int:
+    """Numbers in a term's factor of the queries, or in the rows that they are multiplied by."""
+    if isinstance(term, LowRank):
+        return term.query.numel()
+    return 0 if term.left is None else term.left.rows.numel()
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +80,7 @@ class HeadsApart(ABC):
     def groups(self) -> Iterator[slice]:
         """Heads that are computed at once: as many as there are threads for."""
         batch, heads = self.problem.q.shape[:2]
-        size = -(-torch.get_num_threads() // batch)
+        size = -(-torch.get_num_threads() // (batch * SPLITS))
         return (slice(at, min(heads, at + size)) for at in range(0, heads, size))
 
     @abstractmethod
@@ -80,20 +89,28 @@ class HeadsApart(ABC):
 
     @abstractmethod
     def differentiate(
-        self, q: Tensor, k: Tensor, heads: slice, found: list[Tensor], wanted: list[Tensor]
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Gradients of q and k of some heads, and of the wanted parameters.
+        self,
+        sides: tuple[Tensor, Tensor],
+        into: tuple[Tensor, Tensor],
+        heads: slice,
+        found: list[Tensor],
+        wanted: list[Tensor],
+    ) -> list[Tensor]:
+        """Gradients of the wanted parameters through some heads.
 
         Args:
-            found: gradients of the arguments of ``op.native``, but for v's.
+            sides: q and k of the heads.
+            into: where their gradients are written.
+            found: gradients of the arguments of ``op.native``, but for v's; they are taken out, so
+                that none is kept longer than it is needed.
         """
 
-    def rest(self, heads: slice, first: int, column: bool, kind: str) -> tuple[Any, ...]:
+    def rest(self, heads: slice, first: int, wants: list[bool], kind: str) -> tuple[Any, ...]:
         """The arguments of ``op.native`` from the place on."""
         grid = self.problem.grid
         window = -1 if grid.window is None else grid.window
-        place = [self.shift, int(grid.causal), window, first, 0, 0, 1]
-        return place, self.problem.dropout, self.seed + heads.start, [False, column], kind
+        place = [self.shift, int(grid.causal), window, first, 0, 0, SPLITS]
+        return place, self.problem.dropout, self.seed + heads.start, wants, kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,22 +136,31 @@ class BlocksApart(HeadsApart):
                 whole[:, :, place] = part
         query, key, *pairs = found
         terms = (None,) * (len(TERMS) + 1)
-        rest = self.rest(heads, 0, False, "blocks")
+        rest = self.rest(heads, 0, [False, False], "blocks")
         return query, key, v.to(query.dtype), *terms, self.intervals, pairs, 1.0, *rest
 
     def differentiate(
-        self, q: Tensor, k: Tensor, heads: slice, found: list[Tensor], wanted: list[Tensor]
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        dq, dk, totals = torch.empty_like(q), torch.empty_like(k), list[Tensor]()
+        self,
+        sides: tuple[Tensor, Tensor],
+        into: tuple[Tensor, Tensor],
+        heads: slice,
+        found: list[Tensor],
+        wanted: list[Tensor],
+    ) -> list[Tensor]:
+        (q, k), (dq, dk), totals = sides, into, list[Tensor]()
         for tokens, queries, blocks in self._chunks():
             inputs = [x.detach().requires_grad_() for x in (q[:, :, queries], k[:, :, tokens])]
             with torch.enable_grad(), without_autocast(q.device):
                 parts = self.form.compute(inputs[0], inputs[1], heads, tokens)
             places = queries, tokens, blocks, queries
             given = [x[:, :, place] for x, place in zip(found, places, strict=True)]
-            dq[:, :, queries], dk[:, :, tokens], *rest = _pull_back(parts, given, inputs + wanted)
+            pulled = _pull_back(parts, given, inputs + wanted)
+            dq[:, :, queries], dk[:, :, tokens], *rest = (
+                torch.zeros_like(x) if d is None else d
+                for x, d in zip(inputs + wanted, pulled, strict=True)
+            )
             totals = [a + b for a, b in zip(totals, rest, strict=True)] if totals else rest
-        return dq, dk, totals
+        return totals
 
     def _chunks(self) -> Iterator[tuple[slice, slice, slice]]:
         """Keys whose operands are computed at once, their queries and their blocks."""
@@ -158,19 +184,28 @@ class RowsApart(HeadsApart):
     def arguments(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> tuple[Any, ...]:
         x = self._operands(q, k, heads)
         terms = [getattr(x, name) for name in TERMS]
-        rest = self.rest(heads, x.first, x.column is not None, "")
+        rest = self.rest(heads, x.first, [x.line is not None, x.column is not None], "")
         return q, k, v, *terms, x.bucket, None, [], self.problem.scale, *rest
 
     def differentiate(
-        self, q: Tensor, k: Tensor, heads: slice, found: list[Tensor], wanted: list[Tensor]
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        dq, dk, *given = found
-        inputs = [x.detach().requires_grad_() for x in (q, k)]
-        with torch.enable_grad(), without_autocast(q.device):
+        self,
+        sides: tuple[Tensor, Tensor],
+        into: tuple[Tensor, Tensor],
+        heads: slice,
+        found: list[Tensor],
+        wanted: list[Tensor],
+    ) -> list[Tensor]:
+        for gradient in into:
+            gradient.copy_(found.pop(0))
+        inputs = [x.detach().requires_grad_() for x in sides]
+        with torch.enable_grad(), without_autocast(inputs[0].device):
             x = self._operands(inputs[0], inputs[1], heads)
             terms = [term for name in TERMS if (term := getattr(x, name)) is not None]
-        more_q, more_k, *rest = _pull_back(terms, given, inputs + wanted)
-        return dq + more_q, dk + more_k, rest
+        more_q, more_k, *rest = _pull_back(terms, found, inputs + wanted)
+        for gradient, more in zip(into, (more_q, more_k), strict=True):
+            if more is not None:
+                gradient += more
+        return [torch.zeros_like(x) if d is None else d for x, d in zip(wanted, rest, strict=True)]
 
     def _operands(self, q: Tensor, k: Tensor, heads: slice) -> Operands:
         score, grid, scale = self.problem.encoding.score, self.problem.grid, self.problem.scale
@@ -182,15 +217,11 @@ class RowsApart(HeadsApart):
 
 def _pull_back(
     outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: list[Tensor]
-) -> list[Tensor]:
-    """Gradients of the inputs from those of the outputs, zero where nothing depends on one."""
+) -> list[Tensor | None]:
+    """Gradients of the inputs from those of the outputs, None where nothing depends on one."""
     pairs = [(x, d) for x, d in zip(outputs, gradients, strict=True) if x.requires_grad]
     found = torch.autograd.grad(
-        [x for x, _ in pairs],
-        inputs,
-        [d for _, d in pairs],
-        allow_unused=True,
-        materialize_grads=True,
+        [x for x, _ in pairs], inputs, [d for _, d in pairs], allow_unused=True
     )
     return list(found)
 
@@ -227,10 +258,10 @@ class _HeadsApart(torch.autograd.Function):
             found = native_backward(*results, *given, False)
             del given
             dv[:, heads] = found.pop(2)
-            dq[:, heads], dk[:, heads], rest = call.differentiate(*sides, heads, found, wanted)
-            del found
-            for total, part in zip(totals, rest, strict=True):
-                total += part
+            into = dq[:, heads], dk[:, heads]
+            rest = call.differentiate(sides, into, heads, found, wanted)
+            for total in totals:
+                total += rest.pop(0)  # none is kept while the next heads are computed
         gradients = iter(totals)
         of_parameters = [next(gradients) if x.requires_grad else None for x in parameters]
         return None, dq, dk, dv, *of_parameters

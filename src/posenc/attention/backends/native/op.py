@@ -191,7 +191,11 @@ def _room_for_terms(
         parts_of_keys = splits if name in ("right", "k_factor") else 1
         shape = shapes.get(name, (parts_of_keys, x.batch, *term.shape[1:]))
         make = torch.zeros if name == "line" else torch.empty
-        found[name] = room = make(shape, dtype=torch.float64 if name == "column" else dtype)
+        if name.endswith("factor"):
+            room = _in_order(term, parts_of_keys, x.batch)
+        else:
+            room = make(shape, dtype=torch.float64 if name == "column" else dtype)
+        found[name] = room
         match name:
             case "left_rows":
                 x.left.rows_gradient = room.data_ptr()
@@ -212,6 +216,14 @@ def _room_for_terms(
     return found
 
 
+def _in_order(term: Tensor, parts: int, batch: int) -> Tensor:
+    """Room ``[parts, B, H, L, R]``, each token's heads side by side if those of the term are."""
+    heads, tokens, rank = term.shape[1:]
+    if term.stride(1) < term.stride(2):
+        return term.new_empty(parts, batch, tokens, heads, rank).transpose(2, 3)
+    return term.new_empty(parts, batch, heads, tokens, rank)
+
+
 def _summed(name: str, partial: Tensor, like: Tensor, spans: Spans | None) -> Tensor:
     """The gradient of a term from the parts of it."""
     if not partial.numel():
@@ -221,6 +233,8 @@ def _summed(name: str, partial: Tensor, like: Tensor, spans: Spans | None) -> Te
         summed = summed.sum(0, keepdim=True)
     if name.endswith("rows") and spans is not None and not is_whole(spans, like):
         summed = torch.zeros(like.shape, dtype=summed.dtype).index_add_(1, spans.buckets, summed)
+    if name.endswith("factor") and (len(partial) > 1 or len(like) < partial.shape[1]):
+        return _in_order(like, 1, len(like))[0].copy_(summed)
     return summed.to(like.dtype)
 
 
@@ -232,6 +246,8 @@ native_backward = torch.library.custom_op("posenc::native_backward", mutates_arg
 @native_backward.register_fake
 def _(gradient: Tensor, out: Tensor, lse: Tensor, *given: Any) -> list[Tensor]:
     found = [tensor.new_empty(tensor.shape) for tensor in given[:12] if tensor is not None]
+    if given[3] is not None:
+        found[3:5] = (_in_order(tensor, 1, len(tensor))[0] for tensor in given[3:5])
     at = 3 + 2 * (given[3] is not None)
     for tensor, wanted in zip(given[5:7], given[-3], strict=True):
         if tensor is not None:
