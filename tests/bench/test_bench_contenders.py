@@ -59,6 +59,11 @@ def test_gradients_are_wanted_of_all_parameters_unless_frozen() -> None:
     assert len(case("t5@frozen").build().wanted) == 3
 
 
+def test_parameters_are_those_of_a_model_in_the_dtype() -> None:
+    call = case("deberta", length=8, dtype="bfloat16").build()
+    assert {x.dtype for x in call.wanted} == {torch.bfloat16}
+
+
 def test_images_have_as_many_cells_as_there_are_tokens() -> None:
     call = case("swin", length=24).build()
     assert call.layout.extent == (4, 6)

@@ -38,7 +38,7 @@ class Case:
         length: tokens; encodings of two axes get an image of as many cells.
         causal: with a causal mask.
         batch, heads, head_dim: of q, k and v.
-        device, dtype: of the tensors, as named by torch.
+        device, dtype: of tensors and parameters, as named by torch: those of a model cast to it.
     """
 
     encoding: str
@@ -75,10 +75,11 @@ class Case:
         )
         if SCORES in suffixes:
             encoding = Encoding(query_key=encoding.query_key, score=encoding.score)
-        encoding = encoding.to(self.device).requires_grad_(FROZEN not in suffixes)
+        dtype = getattr(torch, self.dtype)
+        encoding = encoding.to(self.device, dtype).requires_grad_(FROZEN not in suffixes)
         projections = (nn.Linear(width, width), nn.Linear(width, width))
         for part in encoding.parts():
-            part.attach(*(projection.to(self.device) for projection in projections))
+            part.attach(*(projection.to(self.device, dtype) for projection in projections))
         shape = (self.batch, self.heads, self.length, self.head_dim)
         q, k, v, weight = (self._draw(*shape) for _ in range(4))
         x = self._draw(self.batch, self.length, width)
