@@ -11,7 +11,7 @@ from posenc import Encoding, Grid, Layout
 from posenc.attention import dispatch
 from posenc.attention.backends.common.base import Problem
 from posenc.attention.dispatch import FEW, LONG, SMALL, preference
-from posenc.encoding import BucketedTerms, LowRank, StructuredScore
+from posenc.encoding import BucketedTerms, LowRank, Rotation, StructuredScore
 
 CPU = torch.device("cpu")
 
@@ -140,6 +140,19 @@ def test_kernels_come_first_without_terms_where_they_are_faster(
     monkeypatch.setattr(dispatch, "FEW", 0)
     posed = problem(queries, keys, causal=False)
     assert preference(CPU, lambda: posed)[1][0] == first
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_is_only_rotated_goes_by_the_vectors(
+    wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "WIDE", wide)
+    monkeypatch.setattr(dispatch, "outpaces_sdpa", lambda: False)
+    queries, keys = (torch.ones(1, 1, SIDE + more, 4) for more in (0, 1))
+    rotation = Rotation((queries, 0 * queries), (keys, 0 * keys), "half")
+    posed = replace(problem(SIDE, SIDE + 1, causal=False), rotation=rotation)
+    rule, order = preference(CPU, lambda: posed)
+    assert (rule == "nothing but a rotation", order[0] == "native") == (wide, wide)
 
 
 def test_few_logits_under_a_transform_go_by_definition() -> None:

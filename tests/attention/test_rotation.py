@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -101,3 +101,40 @@ def test_attention_equals_the_reference(name: str, backend: str) -> None:
         output = posenc.attend(*inputs, grid, encoding, backend=which)
         results.append([output, *torch.autograd.grad(output.square().sum(), inputs)])
     torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "layout", [Layout.sequence(70), Layout.packed([23, 47])], ids=["one", "two"]
+)
+@pytest.mark.parametrize("name", ["rope", "rope+alibi", "fope", "xpos"])
+@pytest.mark.parametrize("options", [{}, {"pairing": "adjacent", "fraction": 0.75}], ids=str)
+def test_kernels_rotate_as_they_read(
+    options: dict[str, Any],
+    name: str,
+    layout: Layout,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Shared keys, windows; no rotated queries or keys are written before."""
+    if options and name != "rope":
+        pytest.skip("an option of rope's")
+    if "+" in name and layout.document is not None:
+        pytest.skip("rotated before, as documents of a score part are")
+    torch.manual_seed(0)
+    encoding = posenc.create(name, heads=4, head_dim=24, max_length=64, **options).double()
+    grid = Grid.of(layout, causal=True, window=40)
+    shapes = (4, 2, 2)
+    given = [torch.randn(2, heads, 70, 24).to(dtype) for heads in shapes]
+    results = []
+    for to, backend in ((torch.float64, "reference"), (dtype, "native")):
+        inputs = [x.to(to).requires_grad_() for x in given]
+        if backend == "native":
+            for module in ("backends.native", "call"):
+                monkeypatch.setattr(f"posenc.attention.{module}.rotate", None)
+        wide = torch.promote_types(to, torch.float32)
+        output = posenc.attend(*inputs, grid, encoding.to(wide), backend=backend)
+        found = torch.autograd.grad(output.square().sum(), inputs)
+        results.append([x.double() for x in (output, *found)])
+    bound = 1e-4 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(*reversed(results), atol=bound, rtol=bound)

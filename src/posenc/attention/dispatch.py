@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -42,6 +43,10 @@ FEW_UNSTRUCTURED = 2**14
 
 ONE_HEAD = 2**13
 """Logits of one head from which on the kernels outpace PyTorch's fused attention where they can."""
+
+WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
+"""True if the vectors are those with which the kernels, rotating as they read, were measured to be
+faster than PyTorch's after a rotation."""
 
 LONG = 8192
 """Keys from which on a constant table is worth looking at for pairs that cannot matter."""
@@ -93,7 +98,7 @@ def refusals(call: AttentionCall) -> dict[str, str]:
 
 
 def _choose(call: AttentionCall) -> Choice:
-    rule, order = preference(call.q.device, call.rotated)
+    rule, order = preference(call.q.device, partial(call.problem, BACKENDS["native"]))
     refused: dict[str, str] = {}
     for name in order:
         plan = _plan(BACKENDS[name], call)
@@ -188,6 +193,8 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     if queries >= 16 and queries * keys >= ONE_HEAD and outpaces_sdpa():
         rule = "no terms by offset, on a processor that MKL is slow on"
         return rule, ["native", "sdpa", *tiled, "reference"]
+    if WIDE and logits > SMALL and problem.rotation is not None and has_values(problem.q):
+        return "nothing but a rotation", ["native", "sdpa", "tiled", "reference"]
     return "no terms by offset", ["sdpa", "native", *tiled, "reference"]
 
 

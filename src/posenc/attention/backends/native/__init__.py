@@ -27,10 +27,11 @@ from posenc.attention.backends.native.operands import (
     terms_of,
 )
 from posenc.attention.backends.native.pairs import DESCRIPTIONS, Fused, fused
+from posenc.attention.backends.native.rotation import rotate, serves
 from posenc.attention.images import serves_axes, serves_images
 from posenc.attention.lowering import add_rows, repeat_heads, without_rows
 from posenc.attention.runs import run_intervals
-from posenc.encoding import BlockTransforms, DistanceFunction, FusedScore, StructuredScore
+from posenc.encoding import BlockTransforms, DistanceFunction, FusedScore, Rotation, StructuredScore
 from posenc.runtime import is_transformed, needs_dispatch
 
 __all__ = ["Native"]
@@ -49,6 +50,7 @@ class Native(Backend):
     """
 
     name = "native"
+    fuse_rotations = True
     rotates_compiled = True
     differentiates_parts = True
 
@@ -67,6 +69,9 @@ class Native(Backend):
             return Unsupported("other runtimes do not have its kernels")
         if problem.q.dtype not in DTYPES:
             return Unsupported(f"its kernels do not take {problem.q.dtype}")
+        if problem.rotation is not None and not serves(problem.rotation, problem.q, problem.k):
+            q, k = rotate(problem.rotation, problem.q, problem.k)
+            problem = replace(problem, q=q, k=k, rotation=None)
         grid = problem.grid
         if serves_images(grid, problem.lowered) or (
             not torch.compiler.is_compiling() and serves_axes(grid, problem.lowered)
@@ -150,7 +155,8 @@ def _run(
     if pairs is not None and pairs.tokens is not None:
         (q, k), scale = pairs.tokens, 1.0
         q, k, v = (x.to(q.dtype) for x in (q, k, repeat_heads(v, problem.heads)))
-    graded = torch.is_grad_enabled()
+    graded, rotation = torch.is_grad_enabled(), problem.rotation
+    adjacent = rotation is not None and rotation.pairing == "adjacent"
     tensors = (
         q,
         k,
@@ -168,8 +174,9 @@ def _run(
         intervals,
     )
     rest = (
+        _turns(rotation),
         scale,
-        [*_mask(problem, shift), x.first, x.period, x.jump, ITEMS],
+        [*_mask(problem, shift), x.first, x.period, x.jump, ITEMS, adjacent],
         problem.dropout,
         _draw_seed(problem),
         [graded and term is not None and term.requires_grad for term in (x.line, x.column)],
@@ -216,6 +223,13 @@ def _result(
 def _mask(problem: Problem, shift: int) -> list[int]:
     grid = problem.grid
     return [shift, int(grid.causal), -1 if grid.window is None else grid.window]
+
+
+def _turns(rotation: Rotation | None) -> list[Tensor]:
+    """Cosines and sines of queries, and of keys; none for no rotation."""
+    if rotation is None:
+        return []
+    return [factor.detach() for factor in (*rotation.query, *rotation.key)]
 
 
 def _draw_seed(problem: Problem) -> int:

@@ -109,7 +109,7 @@ class HeadsApart(ABC):
         """The arguments of ``op.native`` from the place on."""
         grid = self.problem.grid
         window = -1 if grid.window is None else grid.window
-        place = [self.shift, int(grid.causal), window, first, 0, 0, SPLITS]
+        place = [self.shift, int(grid.causal), window, first, 0, 0, SPLITS, 0]
         return place, self.problem.dropout, self.seed + heads.start, wants, kind
 
 
@@ -137,7 +137,7 @@ class BlocksApart(HeadsApart):
         query, key, *pairs = found
         terms = (None,) * (len(TERMS) + 1)
         rest = self.rest(heads, 0, [False, False], "blocks")
-        return query, key, v.to(query.dtype), *terms, self.intervals, pairs, 1.0, *rest
+        return query, key, v.to(query.dtype), *terms, self.intervals, pairs, [], 1.0, *rest
 
     def differentiate(
         self,
@@ -185,7 +185,7 @@ class RowsApart(HeadsApart):
         x = self._operands(q, k, heads)
         terms = [getattr(x, name) for name in TERMS]
         rest = self.rest(heads, x.first, [x.line is not None, x.column is not None], "")
-        return q, k, v, *terms, x.bucket, None, [], self.problem.scale, *rest
+        return q, k, v, *terms, x.bucket, None, [], [], self.problem.scale, *rest
 
     def differentiate(
         self,

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.native.library import PAD, Map, Problem, Tokens
+from posenc.attention.backends.native.library import PAD, Map, Problem, Tokens, Turns
 from posenc.attention.backends.native.pairs import set_pairs
 from posenc.attention.spans import Spans, spans_of
 
@@ -46,7 +46,7 @@ class KernelCall:
         x.q, x.k, x.v = (Tokens.of(self.keep(contiguous_rows(t))) for t in (q, k, v))
         x.chunks = min(x.batch, ceil_div(PARTS, x.heads))
         self.tiles = ceil_div(x.queries, 256)
-        shift, causal, window, first, period, jump, most = place
+        shift, causal, window, first, period, jump, most, x.adjacent = place
         self.splits = min(ceil_div(ITEMS, x.heads * x.chunks), self.tiles, most)
         if intervals is None:
             intervals = regular_intervals(
@@ -111,6 +111,17 @@ class KernelCall:
         if value_rows is not None:
             rows = self._read(value_rows)
             x.value_rows, x.value_head = rows.data_ptr(), 0 if len(rows) == 1 else rows.stride(0)
+
+    def add_turns(self, turns: Sequence[Tensor]) -> None:
+        """Cosines and sines of queries and of keys, if any."""
+        if turns:
+            kept = [self.keep(factor.contiguous()) for factor in turns]
+            x = self.problem
+            x.turned, x.q_turns, x.k_turns = (
+                kept[0].shape[-1],
+                Turns.of(*kept[:2]),
+                Turns.of(*kept[2:]),
+            )
 
     def add_pairs(self, kind: str, pairs: Sequence[Tensor]) -> None:
         if kind == "mixing":  # all heads go together

@@ -50,6 +50,7 @@ def compute_output(
     bucket: Tensor | None,
     intervals: Tensor | None,
     pairs: Sequence[Tensor],
+    turns: Sequence[Tensor],
     scale: float,
     place: Sequence[int],
     dropout: float,
@@ -72,10 +73,12 @@ def compute_output(
             second, and the offset of key j is j plus the third. None: of a regular grid.
         pairs: tensors of the term outside the structured form of the given ``kind``, see
             ``pairs``; none for ``""``.
+        turns: cosines and sines ``[B|1, H|1, Q, T]`` that pairs of the queries' features are turned
+            by, and those of keys, in the kernel's dtype; none for no rotation.
         place: shift, causal and window (-1 for none) of a regular grid, the first offset of
             ``line`` and ``bucket``, for images the keys a row and how far the offset's index
-            jumps after each (0 for none), and the most blocks of queries that gradients of keys
-            are summed in apart.
+            jumps after each (0 for none), the most blocks of queries that gradients of keys are
+            summed in apart, and whether pairs are of adjacent features.
         wants: whether gradients of line and column will be wanted.
     """
     call = KernelCall(
@@ -84,6 +87,7 @@ def compute_output(
     )
     call.add_terms(left, left_rows, right, right_rows, value_rows)
     call.add_pairs(kind, pairs)
+    call.add_turns(turns)
     out = v.new_empty(*q.shape[:3], v.shape[-1])
     lse = torch.empty(q.shape[:3], dtype=torch.float64)
     x = call.problem
@@ -123,6 +127,7 @@ def compute_gradients(
     bucket: Tensor | None,
     intervals: Tensor | None,
     pairs: Sequence[Tensor],
+    turns: Sequence[Tensor],
     scale: float,
     place: Sequence[int],
     dropout: float,
@@ -142,6 +147,7 @@ def compute_gradients(
     )
     call.add_terms(left, left_rows, right, right_rows, value_rows)
     call.add_pairs(kind, pairs)
+    call.add_turns(turns)
     x, gradient, out = call.problem, *(call.keep(contiguous_rows(t)) for t in (gradient, out))
     x.part = part
     batch, heads, groups, splits = x.batch, x.heads, x.groups, call.splits
@@ -278,7 +284,9 @@ def _differentiate(
     for at, wanted in zip((5, 6), wants, strict=True):
         if not wanted:
             gradients[at] = None
-    return (*gradients, None, None, list(found), *(None for _ in ctx.rest))
+    turns, *others = ctx.rest
+    unwanted = ([None for _ in turns], *(None for _ in others))
+    return (*gradients, None, None, list(found), *unwanted)
 
 
 native.register_autograd(_differentiate, setup_context=_keep)
@@ -290,7 +298,7 @@ class NativeAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         """Output and LSE; ``inputs`` are those of ``native``, but with the pairs last."""
-        given = (*inputs[:14], inputs[20:], *inputs[14:20])
+        given = (*inputs[:14], inputs[21:], *inputs[14:21])
         output = compute_output(*given)
         _keep(ctx, given, output)
         return output
@@ -309,8 +317,8 @@ class NativePart(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: Tensor, lse: Tensor, *inputs: Any) -> Tensor:
         """Zeros for the given output; ``inputs`` are those of ``NativeAttention``."""
-        tensors, ctx.rest = inputs[:14], inputs[14:20]
-        ctx.save_for_backward(output, lse, *tensors, *inputs[20:])
+        tensors, ctx.rest = inputs[:14], inputs[14:21]
+        ctx.save_for_backward(output, lse, *tensors, *inputs[21:])
         return output.new_zeros(()).expand(output.shape)
 
     @staticmethod

@@ -25,7 +25,7 @@ def rotate(
 
     A compiled graph fuses the definition by itself, and transforms of ``torch.func`` need it.
     """
-    if not _serves(rotation, q, k):
+    if not serves(rotation, q, k):
         return rotation.apply(q, k)
     adjacent = rotation.pairing == "adjacent"
     turned = (
@@ -35,7 +35,8 @@ def rotate(
     return tuple(turned)
 
 
-def _serves(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
+def serves(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
+    """True if the kernels rotate these queries and keys faster than the definition."""
     if torch.compiler.is_compiling() or is_transformed() or rotation.has_gradient:
         return False
     for x, (cosine, sine) in ((q, rotation.query), (k, rotation.key)):

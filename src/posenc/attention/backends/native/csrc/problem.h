@@ -19,6 +19,12 @@ struct Tokens {
   char* data;
   index type, batch, head, token;
 };
+// What pairs of a token's features are multiplied by as complex numbers: [B|1, H|1, tokens, pairs].
+struct Turns {
+  const real *cosine, *sine;
+  index batch, head, token;  // strides, 0 where shared
+  index at(index b, index h, index t) const { return b * batch + h * head + t * token; }
+};
 struct Span {
   int32_t first, last, bucket, step;  // offsets less the map's first, both inclusive; step 0 or 1
 };
@@ -59,6 +65,8 @@ struct Problem {
   Tokens q, k, v, out;
   Tokens q_factor, k_factor;  // [B|1, H, ., rank]: s_ij += q_factor_i . k_factor_j
   index rank;
+  Turns q_turns, k_turns;  // of queries and keys before their product
+  index turned, adjacent;  // pairs, 0 for none; they are (2t, 2t + 1), not (t, t + turned)
   double* lse;          // [B, H, Q]
   const int32_t* low;   // [B|1, Q]: the keys low … high - 1 are visible,
   const int32_t* high;  // and the offset of key j is j + base
@@ -164,18 +172,6 @@ inline Rows read_rows(const Tokens& x, index b, index h, index first, index coun
   return {to, width};
 }
 
-// The same with the factor of the same tokens behind them, where there is one.
-inline Rows read_joined(const Tokens& x, index b, index h, index features, const Tokens& factor, index factor_h,
-                        index rank, index first, index count, real by, Scratch& scratch) {
-  if (!rank) return read_rows(x, b, h, first, count, features, by, scratch);
-  const index width = round_up(features + rank, VL);
-  real* to = scratch.of(count * width);
-  for (index t = 0; t < count; ++t) {
-    read_row(x, row_of(x, b, h, first + t), by, features, features, to + t * width);
-    read_row(factor, row_of(factor, b, factor_h, first + t), 1, rank, width - features, to + t * width + features);
-  }
-  return {to, width};
-}
 // The tokens of one head, which is then the first.
 inline Tokens head_of(const Tokens& x, index b, index h) { return {row_of(x, b, h, 0), x.type, 0, 0, x.token}; }
 inline Tokens head_of(Rows x) {

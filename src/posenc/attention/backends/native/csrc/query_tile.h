@@ -1,5 +1,6 @@
 // A tile of queries, and what it sees of a tile of keys.
 #pragma once
+#include "rotation.h"
 #include "terms.h"
 namespace posenc::NUMBER {
 // The transpose of tokens in panels: of all of them, or of a tile at a time.

@@ -2,18 +2,6 @@
 #pragma once
 #include "problem.h"
 namespace posenc::NUMBER {
-// out = x with (a, b) -> (a c - b s, a s + b c), or with -s; features beyond the pairs are copied.
-// c and s: [B|1, H|1, L, pairs] with contiguous pairs, strides 0 where shared.
-struct Rotation {
-  Tokens x, out;
-  const real *cosine, *sine;
-  index factor_batch, factor_head, factor_token;
-  index batch, heads, tokens, features, pairs;
-  index adjacent;   // pairs are (2t, 2t + 1), not (t, t + pairs)
-  index conjugate;  // -s
-  index threads;
-};
-
 // VL numbers of a type in memory, as reals.
 template <class Number>
 struct Lanes {
@@ -52,38 +40,77 @@ inline vec odd_lanes(vec x, vec y) {
   return __builtin_shuffle(x, y, at);
 }
 
+// to = x with n pairs of features (a, b) -> (a c - b s, a s + b c), s times `sign`; x may be `to`.
+template <class Number>
+void turn_row(const Number* x, Number* to, const real* c, const real* s, index n, bool adjacent, real sign) {
+  using L = Lanes<Number>;
+  const index whole = n / VL * VL;
+  const ivec lower = iota() / 2 + (iota() % 2) * VL, upper = lower + VL / 2;  // of two vectors in turn
+  for (index i = 0; i < whole; i += VL) {
+    const vec cosine = load(c + i), sine = load(s + i) * splat(sign);
+    if (adjacent) {
+      const vec low = L::load(x + 2 * i), high = L::load(x + 2 * i + VL);
+      const vec first = even_lanes(low, high), second = odd_lanes(low, high);
+      const vec one = first * cosine - second * sine, two = first * sine + second * cosine;
+      L::store(to + 2 * i, __builtin_shuffle(one, two, lower));
+      L::store(to + 2 * i + VL, __builtin_shuffle(one, two, upper));
+    } else {
+      const vec first = L::load(x + i), second = L::load(x + n + i);
+      L::store(to + i, first * cosine - second * sine);
+      L::store(to + n + i, first * sine + second * cosine);
+    }
+  }
+  for (index i = whole; i < n; ++i) {
+    const index from = adjacent ? 2 * i : i, other = adjacent ? from + 1 : i + n;
+    const real first = L::read(x[from]), second = L::read(x[other]), sine = sign * s[i];
+    to[from] = L::write(first * c[i] - second * sine);
+    to[other] = L::write(first * sine + second * c[i]);
+  }
+}
+
+// Whether queries and keys are other factors of the logits than they are in memory.
+inline bool joined(const Problem& x) { return x.rank || x.turned; }
+// Queries or keys of one head as factors of the logits, as rows: turned, and the low-rank factor of
+// the same tokens behind them. by: what the tokens are multiplied by.
+inline Rows read_factors(const Problem& x, const Tokens& tokens, const Turns& turns, const Tokens& factor,
+                         index b, index h, index factor_h, index first, index count, real by, Scratch& scratch) {
+  if (!joined(x)) return read_rows(tokens, b, h, first, count, x.dim, by, scratch);
+  const index width = round_up(x.depth(), VL);
+  real* to = scratch.of(count * width);
+  for (index t = first; t < first + count; ++t, to += width) {
+    read_row(tokens, row_of(tokens, b, h, t), by, x.dim, x.rank ? x.dim : width, to);
+    const index at = turns.at(b, h, t);
+    if (x.turned) turn_row(to, to, turns.cosine + at, turns.sine + at, x.turned, x.adjacent, 1);
+    if (x.rank) read_row(factor, row_of(factor, b, factor_h, t), 1, x.rank, width - x.dim, to + x.dim);
+  }
+  return {to - count * width, width};
+}
+// Turns the gradient of a factor back.
+inline void turn_back(const Problem& x, const Turns& turns, index b, index h, index t, real* d) {
+  const index at = turns.at(b, h, t);
+  if (x.turned) turn_row(d, d, turns.cosine + at, turns.sine + at, x.turned, x.adjacent, -1);
+}
+
+// out = x with (a, b) -> (a c - b s, a s + b c), or with -s; features beyond the pairs are copied.
+// c and s: [B|1, H|1, L, pairs] with contiguous pairs, strides 0 where shared.
+struct Rotation {
+  Tokens x, out;
+  const real *cosine, *sine;
+  index factor_batch, factor_head, factor_token;
+  index batch, heads, tokens, features, pairs;
+  index adjacent;   // pairs are (2t, 2t + 1), not (t, t + pairs)
+  index conjugate;  // -s
+  index threads;
+};
+
 template <class Number>
 void rotate_tokens(const Rotation& r, index b, index h, index begin, index end) {
-  using L = Lanes<Number>;
-  const index n = r.pairs, whole = n / VL * VL;
-  const real sign = r.conjugate ? -1 : 1;
-  const ivec lower = iota() / 2 + (iota() % 2) * VL, upper = lower + VL / 2;  // of two vectors in turn
   for (index t = begin; t < end; ++t) {
     const index at = b * r.factor_batch + h * r.factor_head + t * r.factor_token;
-    const real *c = r.cosine + at, *s = r.sine + at;
     const Number* x = reinterpret_cast<const Number*>(row_of(r.x, b, h, t));
     Number* to = reinterpret_cast<Number*>(row_of(r.out, b, h, t));
-    for (index i = 0; i < whole; i += VL) {
-      const vec cosine = load(c + i), sine = load(s + i) * splat(sign);
-      if (r.adjacent) {
-        const vec low = L::load(x + 2 * i), high = L::load(x + 2 * i + VL);
-        const vec first = even_lanes(low, high), second = odd_lanes(low, high);
-        const vec one = first * cosine - second * sine, two = first * sine + second * cosine;
-        L::store(to + 2 * i, __builtin_shuffle(one, two, lower));
-        L::store(to + 2 * i + VL, __builtin_shuffle(one, two, upper));
-      } else {
-        const vec first = L::load(x + i), second = L::load(x + n + i);
-        L::store(to + i, first * cosine - second * sine);
-        L::store(to + n + i, first * sine + second * cosine);
-      }
-    }
-    for (index i = whole; i < n; ++i) {
-      const index from = r.adjacent ? 2 * i : i, other = r.adjacent ? from + 1 : i + n;
-      const real first = L::read(x[from]), second = L::read(x[other]), sine = sign * s[i];
-      to[from] = L::write(first * c[i] - second * sine);
-      to[other] = L::write(first * sine + second * c[i]);
-    }
-    std::copy(x + 2 * n, x + r.features, to + 2 * n);
+    turn_row(x, to, r.cosine + at, r.sine + at, r.pairs, r.adjacent, r.conjugate ? -1 : 1);
+    std::copy(x + 2 * r.pairs, x + r.features, to + 2 * r.pairs);
   }
 }
 

@@ -10,7 +10,7 @@ class Logits {
  public:
   Logits(const Problem& x, bool gradient) : halves(takes_halves(x)), windows(windowed(x)), gradient_(gradient) {
     int exponent;
-    exact_ = x.rank || std::frexp(x.scale, &exponent) == 0.5;
+    exact_ = joined(x) || std::frexp(x.scale, &exponent) == 0.5;
   }
   void begin_head(const Problem& x, index h) {
     set(left_rows, x.left, x, h);
@@ -25,9 +25,9 @@ class Logits {
   void begin_row(const Problem& x, index b, index h, real* d_right = nullptr,
                  const RowSums* d_right_rows = nullptr) {
     group = h / (x.heads / x.groups);
-    if (!halves || x.rank)
-      k = read_joined(x.k, b, group, x.dim, x.k_factor, h, x.rank, 0, x.keys, 1, k_scratch_);
-    k_source = x.rank ? head_of(k) : head_of(x.k, b, group);
+    if (!halves || joined(x))
+      k = read_factors(x, x.k, x.k_turns, x.k_factor, b, group, h, 0, x.keys, 1, k_scratch_);
+    k_source = joined(x) ? head_of(k) : head_of(x.k, b, group);
     if (halves) k_strips_ = HeadTokens(k_source, 0, 0, 0, x.keys, x.depth()).columns(strips_);
     if (!halves || x.pairs.kind == STICKS) v = read_rows(x.v, b, group, 0, x.keys, x.value_dim, 1, v_scratch_);
     if (!halves) k_panels.begin(k, x.keys, x.depth(), keeps_panels(x));
@@ -37,9 +37,9 @@ class Logits {
   }
   void begin_tile(const Problem& x, index b, index h, index first, index rows) {
     tile.set(x, b, first, rows);
-    if (!halves || gradient_ || x.rank)
-      q = read_joined(x.q, b, h, x.dim, x.q_factor, h, x.rank, first, rows, real(x.scale), q_scratch_);
-    if (halves && x.rank)
+    if (!halves || gradient_ || joined(x))
+      q = read_factors(x, x.q, x.q_turns, x.q_factor, b, h, h, first, rows, real(x.scale), q_scratch_);
+    if (halves && joined(x))
       q_half_ = HeadTokens(head_of(q), 0, 0, 0, rows, x.depth()).rows(half_scratch_);
     else if (halves)
       q_half_ = HeadTokens(x.q, b, h, first, rows, x.dim, exact_ ? real(x.scale) : 1).rows(half_scratch_);
