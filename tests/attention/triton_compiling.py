@@ -74,10 +74,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     monkeypatch.setattr(sums_forward_kernel, "configs", [smallest])
     monkeypatch.setattr(sums_launch, "CARRY_KEYS", 16)
     small = triton.Config({"block_q": 16}, num_warps=4, num_stages=1)
-    for kernel in (carries_kernel, sums_queries_kernel):
+    for kernel in (carries_kernel, sums_queries_kernel, sums_keys_kernel):
         monkeypatch.setattr(kernel, "configs", [small])
-    small = triton.Config({"block_q": 16, "block_k": 16}, num_warps=4, num_stages=1)
-    monkeypatch.setattr(sums_keys_kernel, "configs", [small])
     for kernel in (offsets_kernel, split_kernel):
         monkeypatch.setattr(kernel, "configs", kernel.configs[:1])
     return found

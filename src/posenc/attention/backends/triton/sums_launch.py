@@ -177,7 +177,8 @@ class SumsCall:
         block: int,
     ) -> None:
         dk, dv = of_keys
-        sums_keys_kernel[blocks(dk.shape[2], dk.shape[0] * dk.shape[1], "block_k")](
+        count = triton.cdiv(dk.shape[2], block) * dk.shape[0] * dk.shape[1]
+        sums_keys_kernel[(count,)](
             **_chosen(call.common(flip=True), "dropout"),
             **self._constants(),
             pairs=pairs,
@@ -187,7 +188,7 @@ class SumsCall:
             query_start=begin,
             rest_to_self=self.rest_to_self,
             terms=TERMS[self.x.q.dtype],
-            carry_keys=block,
+            block_k=block,
         )
 
     @property

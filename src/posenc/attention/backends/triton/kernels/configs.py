@@ -43,8 +43,7 @@ def _config_of_warps(warps: int, stages: int) -> Any:
     return triton.Config({}, num_warps=warps, num_stages=stages)
 
 
-# CARRY_KEYS: keys of the tiles between which sums are carried to the gradients of keys, whose tiles
-# may have several times as many.
+# CARRY_KEYS: keys of the tiles of the gradients, between which sums are carried.
 # SPANS: sides of the squares of pairs that the gradients take apart, with unrolled tables and
 # without; multiples of all tiles' sides.
 if triton.knobs.runtime.interpret:
@@ -57,8 +56,7 @@ if triton.knobs.runtime.interpret:
     OFFSETS = [_config_of_warps(4, 1)]
     DECODE = [triton.Config({"block": 16})]
     CARRY_KEYS = 16
-    SUMS_QUERIES = [triton.Config({"block_q": 16})]
-    SUMS_KEYS = [triton.Config({"block_q": 16, "block_k": 32})]
+    SUMS_QUERIES = SUMS_KEYS = [triton.Config({"block_q": 16})]
 else:
     KEYS_PER_SPLIT = 256
     PROGRAMS = 1024
@@ -100,12 +98,12 @@ else:
         triton.Config({"block_q": 16}, num_warps=4, num_stages=1),
     ]
     SUMS_KEYS = [
-        triton.Config({"block_q": 64, "block_k": 32}, num_warps=4, num_stages=2),
-        triton.Config({"block_q": 32, "block_k": 64}, num_warps=4, num_stages=2),
-        triton.Config({"block_q": 64, "block_k": 32}, num_warps=4, num_stages=1),
-        triton.Config({"block_q": 32, "block_k": 32}, num_warps=4, num_stages=1),
-        triton.Config({"block_q": 32, "block_k": 32}, num_warps=4, num_stages=1),
-        triton.Config({"block_q": 16, "block_k": 32}, num_warps=4, num_stages=1),
+        triton.Config({"block_q": 64}, num_warps=4, num_stages=2),
+        triton.Config({"block_q": 64}, num_warps=4, num_stages=1),
+        triton.Config({"block_q": 64}, num_warps=4, num_stages=1),
+        triton.Config({"block_q": 32}, num_warps=4, num_stages=1),
+        triton.Config({"block_q": 32}, num_warps=4, num_stages=1),
+        triton.Config({"block_q": 16}, num_warps=4, num_stages=1),
     ]
     DECODE = [triton.Config({"block": block}, num_stages=3) for block in (32, 64, 128)]
     DECODE.append(triton.Config({"block": 16}, num_stages=1))  # fits wherever others do not

@@ -277,9 +277,6 @@ def carries_kernel(
     )
     of_lane = sums + lane.to(tl.int64) * tl.cdiv(y.length, block_k) * x.length
     carried = tl.zeros([block_q], tl.float32 if sticks else tl.int32)
-    # Tiles of the keys' gradients may be two of these, of which the queries see the first alone.
-    beyond = (at < x.length) & (end < tl.cdiv(y.length, block_k))
-    tl.store(of_lane + end * x.length + at, carried, mask=beyond)
     carried = _carry(
         carried, edge, end, own, of_lane, x, y, band, g, scale, limit, sticks, True, bits,
         precision, block_q, block_k,

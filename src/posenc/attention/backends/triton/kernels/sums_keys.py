@@ -39,6 +39,7 @@ def _walk(
     own,
     pairs,
     carries,
+    tile,
     after_ones,
     until_ones,
     x,
@@ -55,7 +56,6 @@ def _walk(
     bits: tl.constexpr,
     terms: tl.constexpr,
     precision: tl.constexpr,
-    carry_keys: tl.constexpr,
     block_q: tl.constexpr,
     block_k: tl.constexpr,
 ):
@@ -87,16 +87,10 @@ def _walk(
                 seen = seen & (own.start + tl.arange(0, block_k) < x.length)[:, None]
             inside = y_at < y.length
             first = carries.first_tiles + own.lane.to(tl.int64) * y.length + y_at
-            first = tl.load(first, mask=inside, other=2**30)
-            count = tl.cdiv(x.length, carry_keys)
-            start = own.start // carry_keys
-            last = start + (block_k // carry_keys - 1)
-            of_lane = own.lane.to(tl.int64) * count
-            sums = carries.sums + (of_lane + last) * y.length + y_at
-            left = carries.left + (of_lane + start) * y.length + y_at
-            none = tl.where(last < count, limit, 0)  # at the limit, or of no keys
-            carried = tl.load(sums, mask=inside & (last >= first) & (last < count), other=none)
-            left = tl.load(left, mask=inside & (start >= first), other=0.0)
+            known = inside & (tile >= tl.load(first, mask=inside, other=2**30))
+            place = (own.lane.to(tl.int64) * tl.cdiv(x.length, block_k) + tile) * y.length + y_at
+            carried = tl.load(carries.sums + place, mask=known, other=limit)
+            left = tl.load(carries.left + place, mask=known, other=0.0)
             if masked:  # queries that see none of the keys have left no sums
                 carried = clip(carried, 0, limit)
             # fmt: off
@@ -137,21 +131,21 @@ def sums_keys_kernel(
     terms: tl.constexpr,
     granule: tl.constexpr,
     precision: tl.constexpr,
-    carry_keys: tl.constexpr,
     block_k: tl.constexpr,
     block_q: tl.constexpr,
 ):
     """One block of keys and values of one of their heads, with all query heads that share it.
 
     Args:
-        carries: ``Carries``, of tiles of ``carry_keys`` keys.
+        carries: ``Carries``.
         into, second: where the gradients of keys and of values go.
         query_start: number of the first query, for dropout.
     """
     if dropout is not None:
         dropout = Dropout(dropout.threshold, dropout.factor, tl.load(dropout.seed))
     blocks = tl.cdiv(x.length, block_k)
-    x0 = tl.program_id(0) % blocks * block_k
+    tile = tl.program_id(0) % blocks
+    x0 = tile * block_k
     at = x0 + tl.arange(0, block_k)
     heads = sizes.heads // sizes.group
     lane = tl.program_id(0) // blocks
@@ -169,7 +163,6 @@ def sums_keys_kernel(
         edge = end
     after_ones = triangle(block_k, False)
     until_ones = triangle(block_k, True).to(tl.bfloat16)
-    last_carry = (x0 + block_k) // carry_keys - 1
     dk = tl.zeros([block_k, x.tokens.block], tl.float32)
     dv = tl.zeros([block_k, x.second.block], tl.float32)
     for member in range(sizes.group):
@@ -181,7 +174,7 @@ def sums_keys_kernel(
         for start in range(0, y.length, chunk):
             place = start + tl.arange(0, chunk)
             first = carries.first_tiles + query_lane.to(tl.int64) * y.length + place
-            reached = tl.load(first, mask=place < y.length, other=2**30) <= last_carry
+            reached = tl.load(first, mask=place < y.length, other=2**30) <= tile
             last = tl.maximum(last, tl.max(tl.where(reached, place, -1), 0))
         near = (last + block_q) // block_q
         stop = end
@@ -192,25 +185,25 @@ def sums_keys_kernel(
         near = clip(near, first_clear, first_edge)
         # fmt: off
         dk, dv = _walk(
-            dk, dv, begin, first_clear, own, pairs, carries, after_ones, until_ones, x, y, band,
-            dropout, query_start, scale, limit, sticks, False, True, width, bits, terms, precision,
-            carry_keys, block_q, block_k,
+            dk, dv, begin, first_clear, own, pairs, carries, tile, after_ones, until_ones, x, y,
+            band, dropout, query_start, scale, limit, sticks, False, True, width, bits, terms,
+            precision, block_q, block_k,
         )
         dk, dv = _walk(
-            dk, dv, first_clear, near, own, pairs, carries, after_ones, until_ones, x, y, band,
-            dropout, query_start, scale, limit, sticks, False, False, width, bits, terms, precision,
-            carry_keys, block_q, block_k,
+            dk, dv, first_clear, near, own, pairs, carries, tile, after_ones, until_ones, x, y,
+            band, dropout, query_start, scale, limit, sticks, False, False, width, bits, terms,
+            precision, block_q, block_k,
         )
         if not sticks:
             dk, dv = _walk(
-                dk, dv, near, first_edge, own, pairs, carries, after_ones, until_ones, x, y, band,
-                dropout, query_start, scale, limit, sticks, True, False, width, bits, terms,
-                precision, carry_keys, block_q, block_k,
+                dk, dv, near, first_edge, own, pairs, carries, tile, after_ones, until_ones, x, y,
+                band, dropout, query_start, scale, limit, sticks, True, False, width, bits, terms,
+                precision, block_q, block_k,
             )
         dk, dv = _walk(
-            dk, dv, first_edge, stop, own, pairs, carries, after_ones, until_ones, x, y, band,
-            dropout, query_start, scale, limit, sticks, False, True, width, bits, terms, precision,
-            carry_keys, block_q, block_k,
+            dk, dv, first_edge, stop, own, pairs, carries, tile, after_ones, until_ones, x, y,
+            band, dropout, query_start, scale, limit, sticks, False, True, width, bits, terms,
+            precision, block_q, block_k,
         )
         # fmt: on
         if sticks and rest_to_self:
