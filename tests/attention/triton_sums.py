@@ -9,7 +9,12 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention import trial
 from posenc.attention.backends.triton import sums_launch
-from posenc.attention.backends.triton.kernels.sums_forward import sums_forward_kernel
+from posenc.attention.backends.triton.kernels.sums_forward import (
+    carries_kernel,
+    sums_forward_kernel,
+)
+from posenc.attention.backends.triton.kernels.sums_keys import sums_keys_kernel
+from posenc.attention.backends.triton.kernels.sums_queries import sums_queries_kernel
 from posenc.attention.backends.triton.sums import attention_with_sums
 from posenc.attention.dispatch import BACKENDS
 from posenc.errors import BackendRefusal
@@ -19,6 +24,8 @@ from tests.support.interpreter import language_patched_once
 __all__ = ["_poisoned", "language_patched_once"]
 
 HOW = "carry sums from key to key"
+
+BACKWARD = (carries_kernel, sums_queries_kernel, sums_keys_kernel)
 
 
 def cope(width: int = WIDTH, count: int = 6) -> Encoding:
@@ -99,6 +106,30 @@ def test_tiles_that_are_not_square(
     monkeypatch.setattr(sums_forward_kernel, "configs", [chosen])
     grid = GRIDS["window"]
     check(METHODS[method], grid, inputs(grid))
+
+
+@pytest.mark.parametrize("method", ["sticks", "counts"])
+@pytest.mark.parametrize("blocks", [(32, 16, 32), (16, 32, 16), (32, 32, 16)])
+def test_kernels_of_the_gradients_may_work_in_other_blocks(
+    blocks: tuple[int, int, int], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of queries: each kernel's are chosen by times of its own."""
+    for kernel, block in zip(BACKWARD, blocks, strict=True):
+        chosen = type(kernel.configs[0])({"block_q": block})
+        monkeypatch.setattr(kernel, "configs", [chosen])
+    grid = sequence(86, causal=True, window=7)
+    check(METHODS[method], grid, inputs(grid))
+
+
+def test_counts_of_nan_stay_within_the_table() -> None:
+    grid, encoding = sequence(40, causal=True), METHODS["counts"]
+    q, k, v = (x.detach() for x in inputs(grid))
+    plain = attend(q, k, v, grid, encoding, backend="triton")
+    q[:, :, 20] = float("nan")
+    got = attend(q, k, v, grid, encoding, backend="triton")
+    assert got[:, :, 20].isnan().all()
+    others = [i for i in range(40) if i != 20]
+    assert torch.equal(got[:, :, others], plain[:, :, others])
 
 
 @pytest.mark.parametrize("method", ["sticks", "counts"])
