@@ -48,7 +48,7 @@ METHODS = (
     if DRY
     else (
         *("nope", "rope", "alibi", "t5", "shaw", "deberta@buckets=256", "transformer_xl"),
-        *("forgetting", "kerple", "rope+t5", "path", "swin"),
+        *("forgetting", "kerple", "rope+t5", "fire", "path", "swin"),
     )
 )
 

@@ -160,7 +160,7 @@ def check(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", STRUCTURED)
+@pytest.mark.parametrize("name", [*STRUCTURED, "fire"])
 def test_equals_reference(name: str, causal: bool, layout: str) -> None:
     grid = Grid.of(LAYOUTS[layout].to(DEVICE), causal=causal)
     check(created(name, causal=causal), grid, inputs(grid))
