@@ -205,7 +205,7 @@ def _static_cases() -> dict[str, Any]:
 
     major = 9 if DRY else torch.cuda.get_device_capability()[0]
     architecture = max((a for a in table.ARCHITECTURES if a <= 10 * major), default=80)
-    found = table.cases(None, (architecture,), table.WIDTHS)[: 1 if DRY else None]
+    found = table.cases(table.METHODS, (architecture,), table.WIDTHS)[: 1 if DRY else None]
     return {f"{each.method}, {each.kind}, width {each.width}": each for each in found}
 
 

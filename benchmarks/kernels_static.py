@@ -139,7 +139,7 @@ HEADER = (
 
 
 def cases(
-    only: str | None,
+    only: Sequence[str],
     architectures: Sequence[int],
     widths: Sequence[int],
     kinds: Sequence[str] = tuple(KINDS),
@@ -151,7 +151,7 @@ def cases(
         for width in widths
         for kind, methods in KINDS.items()
         for method in methods
-        if (only in (None, method) and kind in kinds) or (method, kind) == ("none", "near")
+        if (method in only and kind in kinds) or (method, kind) == ("none", "near")
     ]
 
 
@@ -168,7 +168,7 @@ def kept() -> list[Loop]:
 
 def write(found: list[Loop]) -> None:
     """Write the results, in the order of ``cases``."""
-    order = cases(None, ARCHITECTURES, WIDTHS)
+    order = cases(METHODS, ARCHITECTURES, WIDTHS)
     found = sorted(found, key=lambda loop: order.index(loop.case))
     rows = [asdict(loop) | {"cycles": cycles(loop)} for loop in found]
     made = {"torch": torch.__version__, "triton": triton.__version__, "loops": rows}
@@ -181,20 +181,20 @@ def main() -> int:
     """Compile, print, and compare with the limits."""
     parser = argparse.ArgumentParser(description="What the compiler makes of the Triton kernels.")
     parser.add_argument("--limits", action="store_true", help="what has limits")
-    parser.add_argument("--only", choices=METHODS, help="one method beside none")
+    parser.add_argument("--only", choices=METHODS, nargs="+", help="methods beside none")
     parser.add_argument("--tiles", choices=KINDS, nargs="+")
     parser.add_argument("--arch", type=int, choices=ARCHITECTURES, nargs="+")
     parser.add_argument("--width", type=int, choices=WIDTHS, nargs="+")
     options = parser.parse_args()
     architectures = options.arch or ((90,) if options.limits else ARCHITECTURES)
-    kinds = options.tiles or tuple(KINDS)
-    chosen = cases(options.only, architectures, options.width or WIDTHS, kinds)
+    kinds, only = options.tiles or tuple(KINDS), options.only or METHODS
+    chosen = cases(only, architectures, options.width or WIDTHS, kinds)
     if options.limits:
         limited = {key[:2] + key[3:] for key in LIMITS} | {("none", "near", w) for w in WIDTHS}
         chosen = [case for case in chosen if (case.method, case.kind, case.width) in limited]
     trained = set(METHODS)
     if options.limits:
-        trained = {key[0] for key in LIMITS if key[2] != FORWARD and options.only in (None, key[0])}
+        trained = {key[0] for key in LIMITS if key[2] != FORWARD and key[0] in only}
         trained |= {"none"} if trained else set()
     found: list[Loop] = []
     print(HEADER)
