@@ -23,6 +23,7 @@ from posenc.testing.subject import (
     agree,
     inputs,
     named,
+    seeded,
     tokens_of,
 )
 
@@ -91,8 +92,7 @@ def quantisation_is_near(subject: Subject) -> None:
 def _adapted(layer: Layer, names: list[str]) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+    with seeded(5):
         config = LoraConfig(r=2, target_modules=names, bias="none")
         return get_peft_model(layer, config).double()
 

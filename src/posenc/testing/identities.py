@@ -21,7 +21,7 @@ from posenc.encodings.score.shaw import shaw
 from posenc.encodings.score.t5 import T5
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.testing.subject import LawBroken, agree, named
+from posenc.testing.subject import LawBroken, agree, named, seeded
 
 Identity = Callable[[], None]
 
@@ -200,8 +200,7 @@ def causal_nope_tells_order() -> None:
 
 
 def _layer(seed: int, rope: Rope | None, *, causal: bool) -> Attention:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         encoding = Encoding(query_key=rope)
         dim = HEADS * WIDTH
         layer = Attention(dim=dim, heads=HEADS, encoding=encoding, causal=causal)

@@ -22,7 +22,7 @@ from posenc.models import Transformer, TransformerConfig
 from posenc.models.block import Block
 from posenc.registry import ENCODINGS
 from posenc.testing.stacks import VOCABULARY, run, stack, tokens
-from posenc.testing.subject import DIM, HEADS, LawBroken, Subject, agree
+from posenc.testing.subject import DIM, HEADS, LawBroken, Subject, agree, seeded
 
 PROCESSES = 2
 
@@ -78,8 +78,7 @@ def _check_transformer(rank: int) -> None:
     """Check an encoder–decoder, whose decoder blocks project the encoder's vectors."""
 
     def make() -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(13)
+        with seeded(13):
             config = TransformerConfig(
                 source_vocabulary=VOCABULARY,
                 target_vocabulary=VOCABULARY,

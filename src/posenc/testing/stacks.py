@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from posenc.layout import Layout
 from posenc.models import Decoder, DecoderConfig
-from posenc.testing.subject import DIM, HEAD_DIM, HEADS, LENGTH, Subject
+from posenc.testing.subject import DIM, HEAD_DIM, HEADS, LENGTH, Subject, seeded
 
 VOCABULARY = 11
 
@@ -15,8 +15,7 @@ VOCABULARY = 11
 def stack(subject: Subject, *, tied: bool = True) -> Decoder:
     """A decoder of two blocks in float64, the same in every call."""
     records = subject.layers(2)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(13)
+    with seeded(13):
         config = DecoderConfig(
             vocabulary=VOCABULARY, dim=DIM, layers=2, heads=HEADS, head_dim=HEAD_DIM, tied=tied
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import ParamSpec
@@ -101,8 +102,7 @@ class Subject:
 
     def layers(self, count: int) -> list[Encoding]:
         """The encodings of a stack of layers, with the same values in every call."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(7)
+        with seeded(7):
             if self.make_layers is None:
                 records = [self.make() for _ in range(count)]
             else:
@@ -115,8 +115,7 @@ class Subject:
         self, *, dtype: torch.dtype = torch.float64, window: int | None = None, merged: bool = False
     ) -> Layer:
         """A causal attention layer with this encoding, the same in every call."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(7)
+        with seeded(7):
             encoding = self.make()
             spread(encoding)
             return Layer(encoding, window=window, merged=merged).to(dtype).eval()
@@ -154,6 +153,18 @@ def fold(layout: Layout, axes: int) -> Layout:
         return layout.with_positions(torch.stack([row, column], dim=-1))
     frame, row = row.div(ROWS, rounding_mode="floor"), row.remainder(ROWS)
     return layout.with_positions(torch.stack([frame, row, column], dim=-1))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds the CPU's global generator, and restores its state at the end.
+
+    ``torch.manual_seed`` also seeds other devices' generators, which ``fork_rng`` would have to
+    restore, and keeps a formatted stack of each call until a device is used.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def spread(encoding: Encoding) -> None:
