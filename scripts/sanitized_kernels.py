@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from typing import Any
 
 import torch
 
@@ -14,9 +15,11 @@ from posenc.attention.backends.native.build import build
 from posenc.encoding import Encoding
 from posenc.errors import BackendRefusal
 
-OPTIONS: dict[str, dict[str, int]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "nope": {},
     "rope": {"head_dim": 20},
+    "rope+alibi": {"head_dim": 20, "heads": 2, "pairing": "adjacent", "fraction": 0.8},
+    "tupe": {"dim": 32, "heads": 2, "head_dim": 20, "max_length": 1200, "buckets": None},
     "kerple": {"heads": 2},
     "shaw": {"head_dim": 20, "max_distance": 5},
     "transformer_xl": {"dim": 32, "heads": 2, "head_dim": 20},
@@ -77,6 +80,10 @@ def main() -> None:
         run(encoding, Grid.of(Layout.padded([65, 20], side="left")), torch.float32, 0.0)
     swin = posenc.create("swin", heads=2, window=(5, 7))
     run(swin, Grid.of(Layout.image(5, 7)), torch.float32, 0.0)
+    decomposed = posenc.create("decomposed2d", head_dim=20, size=(20, 70))
+    for queries, cells in (((5, 7), (5, 7)), ((3, 70), (9, 33)), ((20, 9), (1, 1))):
+        for dtype in (torch.float32, torch.bfloat16):
+            run(decomposed, Grid(Layout.image(*queries), Layout.image(*cells)), dtype, 0.0)
     sys.stdout.write("no errors\n")
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import posenc
 from posenc.attention import attend, explain
@@ -219,6 +220,26 @@ def test_rows_by_axis_of_images(
     expected = _both((wide[0], wide[1], wide[2]), grid, encoding, "reference")
     got = _both((narrow[0], narrow[1], narrow[2]), grid, encoding.float(), "native")
     _agree([x.double() for x in got], expected, 1e-4 if dtype == torch.float32 else 0.04)
+
+
+@built
+def test_rows_by_axis_take_no_memory_for_each_query() -> None:
+    largest = 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            found = func(*args, **(kwargs or {}))
+            sizes = [x.numel() for x in tree_leaves(found) if isinstance(x, Tensor)]
+            largest = max([largest, *sizes])
+            return found
+
+    encoding = posenc.create("decomposed2d", head_dim=2, size=(16, 16))
+    inputs = _inputs(256, 256, width=2)
+    with Sizes():
+        output = attend(*inputs, Grid.of(Layout.image(16, 16)), encoding, backend="native")
+        output.sum().backward()
+    assert largest == inputs[0].numel()
 
 
 @built
@@ -430,7 +451,8 @@ def test_buckets_reach_the_pairs_that_are_hidden(groups: int, window: int | None
 
 
 @built
-def test_modes_see_the_operator() -> None:
+@pytest.mark.parametrize("name", ["alibi", "rope"])
+def test_modes_see_the_operator(name: str) -> None:
     """Calls that nothing observes skip PyTorch's dispatcher; those in a mode go through it."""
     seen: list[str] = []
 
@@ -441,7 +463,7 @@ def test_modes_see_the_operator() -> None:
             seen.append(func.name())
             return func(*args, **(kwargs or {}))
 
-    call = _inputs(300, 300), Grid.of(Layout.sequence(300)), _encoding("alibi"), "native"
+    call = _inputs(300, 300), Grid.of(Layout.sequence(300)), _encoding(name), "native"
     plain = _both(*call)
     with Names():
         observed = _both(*call)

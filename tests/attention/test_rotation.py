@@ -138,3 +138,22 @@ def test_kernels_rotate_as_they_read(
         results.append([x.double() for x in (output, *found)])
     bound = 1e-4 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(*reversed(results), atol=bound, rtol=bound)
+
+
+def test_keys_beside_few_queries_are_rotated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the kernel, which would rotate them for each of the query heads that share them."""
+    calls: list[int] = []
+
+    def counted(rotation: Rotation, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(q.shape[2])
+        return compiled.rotate(rotation, q, k)
+
+    monkeypatch.setattr("posenc.attention.backends.native.rotate", counted)
+    keys, encoding = Layout.sequence(300), posenc.create("rope", head_dim=8)
+    k, v = torch.randn(2, 1, 2, 300, 8)
+    for queries in (63, 64):
+        grid = Grid(keys.slice(300 - queries, 300), keys, causal=True)
+        q = torch.randn(1, 4, queries, 8)
+        found = [posenc.attend(q, k, v, grid, encoding, backend=x) for x in ("native", "reference")]
+        torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+    assert calls == [63]

@@ -16,6 +16,7 @@ import torch
 from posenc.attention import trial
 from posenc.attention.backends.common.base import Backend, Plan, Problem, Unsupported
 from posenc.attention.backends.native.build import outpaces_sdpa
+from posenc.attention.backends.native.rotation import serves_inside
 from posenc.attention.call import AttentionCall
 from posenc.attention.lowering import is_constant_table, repeat_heads
 from posenc.attention.regular import read_offsets
@@ -193,7 +194,8 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
     if queries >= 16 and queries * keys >= ONE_HEAD and outpaces_sdpa():
         rule = "no terms by offset, on a processor that MKL is slow on"
         return rule, ["native", "sdpa", *tiled, "reference"]
-    if WIDE and logits > SMALL and problem.rotation is not None and has_values(problem.q):
+    rotation = problem.rotation
+    if WIDE and logits > SMALL and rotation and serves_inside(rotation, problem.q, problem.k):
         return "nothing but a rotation", ["native", "sdpa", "tiled", "reference"]
     return "no terms by offset", ["sdpa", "native", *tiled, "reference"]
 

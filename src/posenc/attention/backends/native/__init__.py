@@ -27,7 +27,7 @@ from posenc.attention.backends.native.operands import (
     terms_of,
 )
 from posenc.attention.backends.native.pairs import DESCRIPTIONS, Fused, fused
-from posenc.attention.backends.native.rotation import rotate, serves
+from posenc.attention.backends.native.rotation import rotate, serves_inside
 from posenc.attention.images import serves_axes, serves_images
 from posenc.attention.lowering import add_rows, repeat_heads, without_rows
 from posenc.attention.runs import run_intervals
@@ -69,8 +69,9 @@ class Native(Backend):
             return Unsupported("other runtimes do not have its kernels")
         if problem.q.dtype not in DTYPES:
             return Unsupported(f"its kernels do not take {problem.q.dtype}")
-        if problem.rotation is not None and not serves(problem.rotation, problem.q, problem.k):
-            q, k = rotate(problem.rotation, problem.q, problem.k)
+        rotation, q, k = problem.rotation, problem.q, problem.k
+        if rotation is not None and not serves_inside(rotation, q, k):
+            q, k = rotate(rotation, q, k)
             problem = replace(problem, q=q, k=k, rotation=None)
         grid = problem.grid
         if serves_images(grid, problem.lowered) or (

@@ -17,6 +17,9 @@ from posenc.runtime import has_values, is_transformed
 FEW = 2**13
 """Numbers in queries or keys up to which a call of the kernel costs more than the definition."""
 
+QUERIES = 32
+"""Queries from which on keys are rotated inside, times the query heads that share a key head."""
+
 
 def rotate(
     rotation: Rotation, q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"]
@@ -25,7 +28,7 @@ def rotate(
 
     A compiled graph fuses the definition by itself, and transforms of ``torch.func`` need it.
     """
-    if not serves(rotation, q, k):
+    if not _serves(rotation, q, k):
         return rotation.apply(q, k)
     adjacent = rotation.pairing == "adjacent"
     turned = (
@@ -35,8 +38,15 @@ def rotate(
     return tuple(turned)
 
 
-def serves(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
-    """True if the kernels rotate these queries and keys faster than the definition."""
+def serves_inside(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
+    """True if the kernels of attention rotate while they read.
+
+    They rotate keys once for each query head, which takes long beside few queries.
+    """
+    return q.shape[2] * k.shape[1] >= QUERIES * q.shape[1] and _serves(rotation, q, k)
+
+
+def _serves(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
     if torch.compiler.is_compiling() or is_transformed() or rotation.has_gradient:
         return False
     for x, (cosine, sine) in ((q, rotation.query), (k, rotation.key)):
