@@ -40,6 +40,7 @@ class AttentionCall:
     _transformed: Problem | None = field(default=None, init=False, repr=False)
     _rotated: Problem | None = field(default=None, init=False, repr=False)
     _fused: tuple[Problem | None] | None = field(default=None, init=False, repr=False)
+    _turns: tuple[Rotation | None] | None = field(default=None, init=False, repr=False)
 
     def autocast(self) -> AttentionCall:
         """The call with operands cast as autocast casts them; positions and biases are not."""
@@ -78,8 +79,13 @@ class AttentionCall:
             rotation = self._rotation()
             if rotation is None:
                 self._rotated = self.transformed()
-            else:
-                self._rotated = self._problem(*rotate(rotation, self.q, self.k), self.v, None)
+                return self._rotated
+            q, k = rotate(rotation, self.q, self.k)
+            fused = None if self._fused is None else self._fused[0]
+            if fused is None:
+                self._rotated = self._problem(q, k, self.v, None)
+            else:  # nothing of its terms reads queries or keys
+                self._rotated = replace(fused, q=q, k=k, rotation=None)
         return self._rotated
 
     def transformed(self) -> Problem:
@@ -124,6 +130,11 @@ class AttentionCall:
 
     def _rotation(self) -> Rotation | None:
         """The query_key part's rotation; None without one, or where its angles have gradients."""
+        if self._turns is None:
+            self._turns = (self._lower_transform(),)
+        return self._turns[0]
+
+    def _lower_transform(self) -> Rotation | None:
         transform = self.encoding.query_key
         if transform is None:
             return None
