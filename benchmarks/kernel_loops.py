@@ -67,6 +67,7 @@ SUMMED = ("stick_breaking", "cope")
 
 METHODS = (
     *("none", "alibi", "t5", "shaw", "shaw with values", "transformer_xl", "deberta", "rope"),
+    "fire",
     *SUMMED,
 )
 CLIPPED = ("shaw", "shaw with values", "deberta", "cope")
@@ -164,7 +165,9 @@ def loop_of(case: Case, name: str, launch: Launch) -> Loop:
     code = code_of(launch)
     sizes, metadata = launch.sizes, launch.compiled.metadata
     wanted = "far" if case.kind == "far" and name not in (TABLES, SUMS) else "near"
-    body = code.loops[_order(case, name, sizes).index(wanted)]
+    # Knots are looped over in a branch that tiles within one piece do not take.
+    loops = code.direct if case.method == "fire" else code.loops
+    body = loops[_order(case, name, sizes).index(wanted)]
     instructions = dict.fromkeys(GROUPS, 0) | {"others": 0}
     for instruction in body:
         name_of = instruction.split(".")[0]

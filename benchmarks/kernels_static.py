@@ -56,6 +56,9 @@ LIMITS: dict[tuple[str, str, str, int], tuple[float, int]] = {
     ("transformer_xl", "near", FORWARD, 64): (1.6, 32),
     ("transformer_xl", "near", FORWARD, 128): (1.8, 128),
     ("deberta", "near", FORWARD, 64): (1.8, 32),
+    ("fire", "near", FORWARD, 64): (1.5, 8),
+    ("fire", "near", QUERIES, 64): (1.7, 32),
+    ("fire", "near", KEYS, 64): (1.5, 32),
     ("stick_breaking", "near", FORWARD, 64): (1.7, 8),
     ("stick_breaking", "near", QUERIES, 64): (2.3, 32),
     ("stick_breaking", "near", KEYS, 64): (2.2, 32),
@@ -222,7 +225,7 @@ at the tile size it is compiled at; "a pair": instructions of all threads for a 
 "modelled": by the model described there. Beside the bytes that a thread spills: how many of the
 loop's instructions move such. Stick breaking and CoPE carry sums from key to key; "sums for
 gradients" are those before each tile of keys, once more. Far tiles of CoPE are those from its
-highest count on.
+highest count on. FIRE's instructions are those of tiles whose distances cross no knot.
 """
 
 if __name__ == "__main__":

@@ -111,11 +111,17 @@ REGISTERS = 65_536
 
 @dataclass(frozen=True)
 class Code:
-    """Machine code of a launch: registers of a thread, bytes it spills, and its loops."""
+    """Machine code of a launch.
+
+    Args:
+        registers: of a thread; spilled: bytes that it spills.
+        loops: instructions of each; direct: without the branches that not all tiles take.
+    """
 
     registers: int
     spilled: int
     loops: list[list[str]]
+    direct: list[list[str]]
 
 
 def code_of(launch: Launch) -> Code:
@@ -129,7 +135,7 @@ def code_of(launch: Launch) -> Code:
         int(found[1]) if (found := re.search(rf"{key}:(\d+)", usage)) else 0
         for key in ("REG", "STACK")
     )
-    return Code(registers, spilled, loops(text))
+    return Code(registers, spilled, *loops(text))
 
 
 def _output(*command: object) -> str:
@@ -138,10 +144,11 @@ def _output(*command: object) -> str:
     ).stdout
 
 
-def loops(code: str) -> list[list[str]]:
+def loops(code: str) -> tuple[list[list[str]], list[list[str]]]:
     """The innermost loops that multiply matrices, each as the names of its instructions.
 
-    Loops are those of the graph of jumps: waits are repeated by jumps backwards that are none.
+    And the same without the branches that compute with floats: not all tiles take them. Loops are
+    those of the graph of jumps: waits are repeated by jumps backwards that are none.
     """
     names, targets, jumps = [], dict[str, int](), dict[int, list[str]]()
     ends = set[int]()
@@ -165,16 +172,26 @@ def loops(code: str) -> list[list[str]]:
             at = above[at]
         return at == head
 
-    bodies = []
+    bodies, ends_at = [], dict[tuple[int, ...], tuple[int, int]]()
     for at, all_to in jumps.items():
         for head in (targets[to] for to in all_to):
             if at in above and head <= at and dominates(head, at):
                 inner = graph.subgraph(n for n in graph if n == at or n != head)
                 body = sorted({head, at} | nx.ancestors(inner, at))
                 bodies.append([n for n in body if n >= head])
+                ends_at[tuple(bodies[-1])] = head, at
     bodies = [body for body in bodies if any(names[n].split(".")[0] in TENSOR for n in body)]
-    least = [a for a in bodies if not any(set(b) < set(a) for b in bodies)]
-    return [[names[n] for n in body] for body in sorted(least)]
+    least = sorted(a for a in bodies if not any(set(b) < set(a) for b in bodies))
+    direct = []
+    for body in least:
+        inside = graph.subgraph(body)
+        way = set(nx.shortest_path(inside, *ends_at[tuple(body)]))
+        for branch in nx.weakly_connected_components(inside.subgraph(set(body) - way)):
+            if not any(names[n].split(".")[0] in GROUPS["float"] for n in branch):
+                way |= branch
+        direct.append(sorted(way))
+    whole, short = ([[names[n] for n in body] for body in each] for each in (least, direct))
+    return whole, short
 
 
 INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)(.*)")
