@@ -106,7 +106,10 @@ def test_training(compiled: dict[str, int]) -> None:
     assert max(compiled.values()) < 99 * 1024  # what the smallest devices of 8.0 and up have
 
 
-def test_function_of_the_distance(compiled: dict[str, int]) -> None:
+def test_function_of_the_distance(
+    compiled: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "_active", Absent(100))
     encoding, grid = posenc.create("fire", heads=4), Grid.of(Layout.sequence(100), causal=True)
     given = inputs(100, 100, learned=True)
     attend(*given, grid, encoding, backend="triton").sum().backward()
