@@ -69,10 +69,6 @@ class Native(Backend):
             return Unsupported("other runtimes do not have its kernels")
         if problem.q.dtype not in DTYPES:
             return Unsupported(f"its kernels do not take {problem.q.dtype}")
-        rotation, q, k = problem.rotation, problem.q, problem.k
-        if rotation is not None and not serves_inside(rotation, q, k):
-            q, k = rotate(rotation, q, k)
-            problem = replace(problem, q=q, k=k, rotation=None)
         grid = problem.grid
         if serves_images(grid, problem.lowered) or (
             not torch.compiler.is_compiling() and serves_axes(grid, problem.lowered)
@@ -153,10 +149,13 @@ def _run(
     lse: bool,
 ) -> Result:
     q, k, v, scale = problem.q, problem.k, problem.v, problem.scale
+    rotation = problem.rotation
+    if rotation is not None and not serves_inside(rotation, q, k):
+        (q, k), rotation = rotate(rotation, q, k), None
     if pairs is not None and pairs.tokens is not None:
         (q, k), scale = pairs.tokens, 1.0
         q, k, v = (x.to(q.dtype) for x in (q, k, repeat_heads(v, problem.heads)))
-    graded, rotation = torch.is_grad_enabled(), problem.rotation
+    graded = torch.is_grad_enabled()
     adjacent = rotation is not None and rotation.pairing == "adjacent"
     tensors = (
         q,
