@@ -146,7 +146,7 @@ def test_kernels_come_first_without_terms_where_they_are_faster(
 def test_what_is_only_rotated_goes_by_the_vectors(
     wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "WIDE", wide)
+    monkeypatch.setattr(dispatch, "AVX512", wide)
     monkeypatch.setattr(dispatch, "serves_inside", lambda *_: True)
     monkeypatch.setattr(dispatch, "outpaces_sdpa", lambda: False)
     queries, keys = (torch.ones(1, 1, SIDE + more, 4) for more in (0, 1))

@@ -40,7 +40,7 @@ class AttentionCall:
     _transformed: Problem | None = field(default=None, init=False, repr=False)
     _rotated: Problem | None = field(default=None, init=False, repr=False)
     _fused: tuple[Problem | None] | None = field(default=None, init=False, repr=False)
-    _turns: tuple[Rotation | None] | None = field(default=None, init=False, repr=False)
+    _lowered_rotation: tuple[Rotation | None] | None = field(default=None, init=False, repr=False)
 
     def autocast(self) -> AttentionCall:
         """The call with operands cast as autocast casts them; positions and biases are not."""
@@ -130,9 +130,9 @@ class AttentionCall:
 
     def _rotation(self) -> Rotation | None:
         """The query_key part's rotation; None without one, or where its angles have gradients."""
-        if self._turns is None:
-            self._turns = (self._lower_transform(),)
-        return self._turns[0]
+        if self._lowered_rotation is None:
+            self._lowered_rotation = (self._lower_transform(),)
+        return self._lowered_rotation[0]
 
     def _lower_transform(self) -> Rotation | None:
         transform = self.encoding.query_key

@@ -45,9 +45,8 @@ FEW_UNSTRUCTURED = 2**14
 ONE_HEAD = 2**13
 """Logits of one head from which on the kernels outpace PyTorch's fused attention where they can."""
 
-WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
-"""True if the vectors are those with which the kernels, rotating as they read, were measured to be
-faster than PyTorch's after a rotation."""
+AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+"""True where the kernels, rotating as they read, beat a rotation and PyTorch's fused attention."""
 
 LONG = 8192
 """Keys from which on a constant table is worth looking at for pairs that cannot matter."""
@@ -195,7 +194,7 @@ def preference(device: torch.device, pose: Callable[[], Problem]) -> tuple[str, 
         rule = "no terms by offset, on a processor that MKL is slow on"
         return rule, ["native", "sdpa", *tiled, "reference"]
     rotation = problem.rotation
-    if WIDE and logits > SMALL and rotation and serves_inside(rotation, problem.q, problem.k):
+    if AVX512 and logits > SMALL and rotation and serves_inside(rotation, problem.q, problem.k):
         return "nothing but a rotation", ["native", "sdpa", "tiled", "reference"]
     return "no terms by offset", ["sdpa", "native", *tiled, "reference"]
 

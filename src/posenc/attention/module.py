@@ -211,10 +211,10 @@ class Attention(nn.Module):
         encoding, scale = self.encoding, self.scale
         if cache is not None:
             if own and self._may_keep_transformed(cache):
-                turned, keys = self._transformed(q, k, v, layout, key_layout, cache)
+                rotated, keys = self._transformed(q, k, v, layout, key_layout, cache)
                 if keys.shape == k.shape:
                     scale = encoding.default_scale(self.head_dim) if scale is None else scale
-                    q, k, cache.transformed = turned, keys, True
+                    q, k, cache.transformed = rotated, keys, True
                     encoding = cache.without_transform(encoding)
             k, v, key_layout = cache.append(k, v, key_layout)
         grid = Grid(layout, key_layout, self.causal, self.window)

@@ -24,13 +24,13 @@ class Queries:
     """φ(q) for the denominator, and as the encoding transforms it for the numerator."""
 
     plain: Float[Tensor, "B H L F"]
-    turned: Float[Tensor, "B H L D"]
+    rotated: Float[Tensor, "B H L D"]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Queries:
-        return Queries(change(self.plain), change(self.turned))
+        return Queries(change(self.plain), change(self.rotated))
 
     def split(self, chunk: int) -> list[Queries]:
-        pieces = zip(_split(self.plain, chunk), _split(self.turned, chunk), strict=True)
+        pieces = zip(_split(self.plain, chunk), _split(self.rotated, chunk), strict=True)
         return [Queries(*piece) for piece in pieces]
 
 
@@ -39,32 +39,32 @@ class Keys:
     """Likewise φ(k), with values.
 
     Args:
-        plain, turned: as of ``Queries``.
+        plain, rotated: as of ``Queries``.
         value: ``[B, H, L, E]``.
         level: the logarithm of a factor of each key, so that its features may be at most 1;
             None where there is none.
     """
 
     plain: Float[Tensor, "B H L F"]
-    turned: Float[Tensor, "B H L D"]
+    rotated: Float[Tensor, "B H L D"]
     value: Float[Tensor, "B H L E"]
     level: Float[Tensor, "B H L 1"] | None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Keys:
         level = None if self.level is None else change(self.level)
-        return Keys(change(self.plain), change(self.turned), change(self.value), level)
+        return Keys(change(self.plain), change(self.rotated), change(self.value), level)
 
     def split(self, chunk: int) -> list[Keys]:
-        pieces = [_split(x, chunk) for x in (self.plain, self.turned, self.value)]
+        pieces = [_split(x, chunk) for x in (self.plain, self.rotated, self.value)]
         count = len(pieces[0])
         levels = [None] * count if self.level is None else _split(self.level, chunk)
         return [Keys(*piece) for piece in zip(*pieces, levels, strict=True)]
 
     def hide(self, hidden: Bool[Tensor, "b 1 L 1"]) -> Keys:
         """The same, some of them without any weight."""
-        plain, turned = (x.masked_fill(hidden, 0.0) for x in (self.plain, self.turned))
+        plain, rotated = (x.masked_fill(hidden, 0.0) for x in (self.plain, self.rotated))
         level = None if self.level is None else self.level.masked_fill(hidden, NOTHING)
-        return Keys(plain, turned, self.value, level)
+        return Keys(plain, rotated, self.value, level)
 
 
 def _split(x: Tensor, chunk: int) -> tuple[Tensor, ...]:
@@ -181,13 +181,13 @@ def _read(
     queries: Queries, document: Int[Tensor, "b L"], state: LinearState, keys: Keys | None
 ) -> Float[Tensor, "B H L E"]:
     """Output of a chunk of queries, from the state and the keys of their own chunk."""
-    above = below = queries.turned.new_zeros(())
+    above = below = queries.rotated.new_zeros(())
     past, here = _weights(document, state.memory, keys)
     if state.memory is not None:
-        above = past * (queries.turned @ state.memory.total)
+        above = past * (queries.rotated @ state.memory.total)
         below = past * (queries.plain @ state.memory.norm)
     if keys is not None:
-        above = above + (here * (queries.turned @ keys.turned.mT)) @ keys.value
+        above = above + (here * (queries.rotated @ keys.rotated.mT)) @ keys.value
         below = below + (here * (queries.plain @ keys.plain.mT)).sum(-1, keepdim=True)
     something = below > 0
     return (above / below.where(something, 1.0)).masked_fill(~something, 0.0)
@@ -246,7 +246,7 @@ def _absorb(keys: Keys, document: Int[Tensor, "b L"], state: LinearState) -> Non
             top = torch.maximum(top, before)
             kept = _weigh(before, top)
         weight = _weigh(level, top)
-    total = (weight * keys.turned).mT @ keys.value
+    total = (weight * keys.rotated).mT @ keys.value
     norm = (weight * keys.plain).sum(2).unsqueeze(-1)
     if past is not None and kept is not None:
         total, norm = total + kept * past.total, norm + kept * past.norm

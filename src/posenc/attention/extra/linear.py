@@ -112,12 +112,12 @@ def attend_linear(
     with without_autocast(q.device):
         plain_q = FEATURES[features].query(q.to(wide))
         plain_k, level = FEATURES[features].key(k.to(wide))
-        turned_q, turned_k = plain_q, plain_k
+        rotated_q, rotated_k = plain_q, plain_k
         if encoding.query_key is not None:
-            turned_q, turned_k = encoding.query_key(plain_q, plain_k, grid)
+            rotated_q, rotated_k = encoding.query_key(plain_q, plain_k, grid)
         heads = q.shape[1]
-        keys = Keys(plain_k, turned_k, v.to(wide), level).map(lambda x: repeat_heads(x, heads))
-        queries = Queries(plain_q, turned_q)
+        keys = Keys(plain_k, rotated_k, v.to(wide), level).map(lambda x: repeat_heads(x, heads))
+        queries = Queries(plain_q, rotated_q)
         output = weighted_means(queries, keys, grid, chunk, state or LinearState())
     return output.to(v.dtype)
 

@@ -174,7 +174,7 @@ def _run(
         intervals,
     )
     rest = (
-        _turns(rotation),
+        _rotary_factors(rotation),
         scale,
         [*_mask(problem, shift), x.first, x.period, x.jump, ITEMS, adjacent],
         problem.dropout,
@@ -225,7 +225,7 @@ def _mask(problem: Problem, shift: int) -> list[int]:
     return [shift, int(grid.causal), -1 if grid.window is None else grid.window]
 
 
-def _turns(rotation: Rotation | None) -> list[Tensor]:
+def _rotary_factors(rotation: Rotation | None) -> list[Tensor]:
     """Cosines and sines of queries, and of keys; none for no rotation."""
     if rotation is None:
         return []

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.native.library import PAD, Map, Problem, Tokens, Turns
+from posenc.attention.backends.native.library import PAD, Map, Problem, RotaryFactors, Tokens
 from posenc.attention.backends.native.pairs import set_pairs
 from posenc.attention.spans import Spans, spans_of
 
@@ -112,15 +112,15 @@ class KernelCall:
             rows = self._read(value_rows)
             x.value_rows, x.value_head = rows.data_ptr(), 0 if len(rows) == 1 else rows.stride(0)
 
-    def add_turns(self, turns: Sequence[Tensor]) -> None:
+    def add_rotary(self, rotary: Sequence[Tensor]) -> None:
         """Cosines and sines of queries and of keys, if any."""
-        if turns:
-            kept = [self.keep(factor.contiguous()) for factor in turns]
+        if rotary:
+            kept = [self.keep(factor.contiguous()) for factor in rotary]
             x = self.problem
-            x.turned, x.q_turns, x.k_turns = (
+            x.rotated, x.q_rotary, x.k_rotary = (
                 kept[0].shape[-1],
-                Turns.of(*kept[:2]),
-                Turns.of(*kept[2:]),
+                RotaryFactors.of(*kept[:2]),
+                RotaryFactors.of(*kept[2:]),
             )
 
     def add_pairs(self, kind: str, pairs: Sequence[Tensor]) -> None:

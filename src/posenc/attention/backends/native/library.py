@@ -37,7 +37,7 @@ class Tokens(ctypes.Structure):
         return cls(x.data_ptr(), TYPES[x.dtype], *read)
 
 
-class Turns(ctypes.Structure):
+class RotaryFactors(ctypes.Structure):
     """What pairs of features are multiplied by: ``[batch, heads, tokens, pairs]``."""
 
     _fields_ = [
@@ -49,7 +49,7 @@ class Turns(ctypes.Structure):
     ]
 
     @classmethod
-    def of(cls, cosine: Tensor, sine: Tensor) -> Turns:
+    def of(cls, cosine: Tensor, sine: Tensor) -> RotaryFactors:
         """Of two contiguous tensors of that shape; dimensions of one element are shared."""
         steps = zip(cosine.shape[:3], cosine.stride(), strict=False)
         return cls(cosine.data_ptr(), sine.data_ptr(), *(step if n > 1 else 0 for n, step in steps))
@@ -109,8 +109,8 @@ class Problem(ctypes.Structure):
         *_numbers("seed", "part"),
         *((name, Tokens) for name in ("q", "k", "v", "out", "q_factor", "k_factor")),
         *_numbers("rank"),
-        *((name, Turns) for name in ("q_turns", "k_turns")),
-        *_numbers("turned", "adjacent"),
+        *((name, RotaryFactors) for name in ("q_rotary", "k_rotary")),
+        *_numbers("rotated", "adjacent"),
         *((name, ctypes.c_void_p) for name in ("lse", "low", "high", "base")),
         *_numbers("rows_batch"),
         ("line", ctypes.c_void_p),

@@ -50,7 +50,7 @@ def compute_output(
     bucket: Tensor | None,
     intervals: Tensor | None,
     pairs: Sequence[Tensor],
-    turns: Sequence[Tensor],
+    rotary: Sequence[Tensor],
     scale: float,
     place: Sequence[int],
     dropout: float,
@@ -73,8 +73,8 @@ def compute_output(
             second, and the offset of key j is j plus the third. None: of a regular grid.
         pairs: tensors of the term outside the structured form of the given ``kind``, see
             ``pairs``; none for ``""``.
-        turns: cosines and sines ``[B|1, H|1, Q, T]`` that pairs of the queries' features are turned
-            by, and those of keys, in the kernel's dtype; none for no rotation.
+        rotary: cosines and sines ``[B|1, H|1, Q, T]`` of the angles that pairs of the queries'
+            features are rotated by, and those of keys, in the kernel's dtype; none for no rotation.
         place: shift, causal and window (-1 for none) of a regular grid, the first offset of
             ``line`` and ``bucket``, for images the keys a row and how far the offset's index
             jumps after each (0 for none), the most blocks of queries that gradients of keys are
@@ -87,7 +87,7 @@ def compute_output(
     )
     call.add_terms(left, left_rows, right, right_rows, value_rows)
     call.add_pairs(kind, pairs)
-    call.add_turns(turns)
+    call.add_rotary(rotary)
     out = v.new_empty(*q.shape[:3], v.shape[-1])
     lse = torch.empty(q.shape[:3], dtype=torch.float64)
     x = call.problem
@@ -127,7 +127,7 @@ def compute_gradients(
     bucket: Tensor | None,
     intervals: Tensor | None,
     pairs: Sequence[Tensor],
-    turns: Sequence[Tensor],
+    rotary: Sequence[Tensor],
     scale: float,
     place: Sequence[int],
     dropout: float,
@@ -147,7 +147,7 @@ def compute_gradients(
     )
     call.add_terms(left, left_rows, right, right_rows, value_rows)
     call.add_pairs(kind, pairs)
-    call.add_turns(turns)
+    call.add_rotary(rotary)
     x, gradient, out = call.problem, *(call.keep(contiguous_rows(t)) for t in (gradient, out))
     x.part = part
     batch, heads, groups, splits = x.batch, x.heads, x.groups, call.splits
@@ -284,8 +284,8 @@ def _differentiate(
     for at, wanted in zip((5, 6), wants, strict=True):
         if not wanted:
             gradients[at] = None
-    turns, *others = ctx.rest
-    unwanted = ([None for _ in turns], *(None for _ in others))
+    rotary, *others = ctx.rest
+    unwanted = ([None for _ in rotary], *(None for _ in others))
     return (*gradients, None, None, list(found), *unwanted)
 
 

@@ -31,11 +31,11 @@ def rotate(
     if not _serves(rotation, q, k):
         return rotation.apply(q, k)
     adjacent = rotation.pairing == "adjacent"
-    turned = (
+    rotated = (
         _Rotate.apply(x, *(_rows(factor) for factor in factors), adjacent, False)  # type: ignore[no-untyped-call]
         for x, factors in ((q, rotation.query), (k, rotation.key))
     )
-    return tuple(turned)
+    return tuple(rotated)
 
 
 def serves_inside(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
@@ -88,5 +88,5 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        turned = _Rotate.apply(gradient, *ctx.saved_tensors, ctx.adjacent, not ctx.conjugate)  # type: ignore[no-untyped-call]
-        return turned, None, None, None, None
+        rotated = _Rotate.apply(gradient, *ctx.saved_tensors, ctx.adjacent, not ctx.conjugate)  # type: ignore[no-untyped-call]
+        return rotated, None, None, None, None

@@ -72,8 +72,8 @@ class Backward {
       add_transpose(dk_columns_, columns_ld_, x_.keys, width_, dk_);
       add_transpose(dv_columns_, columns_ld_, x_.keys, value_width_, dv_);
     }
-    for (index j = 0; j < x_.keys && x_.turned; ++j)
-      turn_back(x_, x_.k_turns, b, logits_.group, j, dk_ + j * width_);
+    for (index j = 0; j < x_.keys && x_.rotated; ++j)
+      rotate_back(x_, x_.k_rotary, b, logits_.group, j, dk_ + j * width_);
     write_sums(dk_to_, b, h, dk_, width_, x_.dim);
     if (x_.rank) write_sums(split_of(x_.dk_factor, x_.dk_factor_split, split), b, h, dk_ + x_.dim, width_, x_.rank);
     write_sums(dv_to_, b, h, dv_, value_width_, x_.value_dim);
@@ -217,7 +217,7 @@ class Backward {
     const bool scaled = x_.left.rows && !x_.left.tokens_gradient.data;
     for (index i = 0; i < n; ++i) {
       real* d = dq_.of(0) + i * width_;
-      turn_back(x_, x_.q_turns, b, h, first + i, d);
+      rotate_back(x_, x_.q_rotary, b, h, first + i, d);
       write_row(x_.dq, row_of(x_.dq, b, h, first + i), d, scaled ? 1 : real(x_.scale), x_.dim);
       if (x_.rank) write_row(x_.dq_factor, row_of(x_.dq_factor, b, h, first + i), d + x_.dim, 1, x_.rank);
     }

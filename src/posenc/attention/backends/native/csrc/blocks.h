@@ -48,7 +48,7 @@ class Blocks {
   // Gradients, tiles and panels from the first to the last; dq is what goes on to later blocks.
   void collect(index j0, Range panels, const real* k, index k_ld, const real* ds, index ld, real* dq,
                real* dk) {
-    real* turned = turned_.of(width_ * round_up(width_, PANEL));
+    real* transposed = transposed_.of(width_ * round_up(width_, PANEL));
     for (index p = panels.begin; p < panels.end; ++p) {
       const index block = j0 / PANEL + p, here = from(block), later = from(block + 1), n = rows_ - later;
       for (index i = here; i < later; ++i) std::copy_n(ds + i * ld + p * PANEL, PANEL, d_own_ + i * PANEL);
@@ -58,9 +58,9 @@ class Blocks {
       gemm(width_, width_, n, {x, 1, width_}, to, width_, d_matrices_ + block * width_ * width_, width_, true);
       const real* m = matrix(block);
       for (index a = 0; a < width_; ++a)
-        for (index c = 0; c < width_; ++c) turned[c * width_ + a] = m[a * width_ + c];
+        for (index c = 0; c < width_; ++c) transposed[c * width_ + a] = m[a * width_ + c];
       real* next = next_.of(n * width_);
-      gemm(n, width_, width_, {to, width_, 1}, turned, width_, next, width_, false);
+      gemm(n, width_, width_, {to, width_, 1}, transposed, width_, next, width_, false);
       const index keys = std::min<index>(PANEL, keys_ - block * PANEL);
       gemm(n, width_, keys, {d, ld, 1}, k + block * PANEL * k_ld, k_ld, next, width_, true);
       gemm(keys, width_, n, {d, 1, ld}, x, width_, dk + block * PANEL * width_, width_, true);
@@ -79,7 +79,7 @@ class Blocks {
   real* state(index block) const { return states_ + (block % slots_) * rows_ * width_; }
   const real* matrix(index block) const { return matrices_ + block * width_ * width_; }
 
-  Scratch states_scratch_, turned_, next_;
+  Scratch states_scratch_, transposed_, next_;
   const real *matrices_ = nullptr, *own_ = nullptr, *q_ = nullptr;
   real *d_matrices_ = nullptr, *d_own_ = nullptr, *states_ = nullptr;
   const int32_t* base_ = nullptr;

@@ -20,7 +20,7 @@ struct Tokens {
   index type, batch, head, token;
 };
 // What pairs of a token's features are multiplied by as complex numbers: [B|1, H|1, tokens, pairs].
-struct Turns {
+struct RotaryFactors {
   const real *cosine, *sine;
   index batch, head, token;  // strides, 0 where shared
   index at(index b, index h, index t) const { return b * batch + h * head + t * token; }
@@ -65,8 +65,8 @@ struct Problem {
   Tokens q, k, v, out;
   Tokens q_factor, k_factor;  // [B|1, H, ., rank]: s_ij += q_factor_i . k_factor_j
   index rank;
-  Turns q_turns, k_turns;  // of queries and keys before their product
-  index turned, adjacent;  // pairs, 0 for none; they are (2t, 2t + 1), not (t, t + turned)
+  RotaryFactors q_rotary, k_rotary;  // of queries and keys before their product
+  index rotated, adjacent;  // pairs, 0 for none; they are (2t, 2t + 1), not (t, t + rotated)
   double* lse;          // [B, H, Q]
   const int32_t* low;   // [B|1, Q]: the keys low … high - 1 are visible,
   const int32_t* high;  // and the offset of key j is j + base

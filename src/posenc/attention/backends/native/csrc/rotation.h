@@ -42,7 +42,7 @@ inline vec odd_lanes(vec x, vec y) {
 
 // to = x with n pairs of features (a, b) -> (a c - b s, a s + b c), s times `sign`; x may be `to`.
 template <class Number>
-void turn_row(const Number* x, Number* to, const real* c, const real* s, index n, bool adjacent, real sign) {
+void rotate_row(const Number* x, Number* to, const real* c, const real* s, index n, bool adjacent, real sign) {
   using L = Lanes<Number>;
   const index whole = n / VL * VL;
   const ivec lower = iota() / 2 + (iota() % 2) * VL, upper = lower + VL / 2;  // of two vectors in turn
@@ -69,26 +69,26 @@ void turn_row(const Number* x, Number* to, const real* c, const real* s, index n
 }
 
 // Whether queries and keys are other factors of the logits than they are in memory.
-inline bool joined(const Problem& x) { return x.rank || x.turned; }
-// Queries or keys of one head as factors of the logits, as rows: turned, and the low-rank factor of
+inline bool joined(const Problem& x) { return x.rank || x.rotated; }
+// Queries or keys of one head as factors of the logits, as rows: rotated, and the low-rank factor of
 // the same tokens behind them. by: what the tokens are multiplied by.
-inline Rows read_factors(const Problem& x, const Tokens& tokens, const Turns& turns, const Tokens& factor,
+inline Rows read_factors(const Problem& x, const Tokens& tokens, const RotaryFactors& rotary, const Tokens& factor,
                          index b, index h, index factor_h, index first, index count, real by, Scratch& scratch) {
   if (!joined(x)) return read_rows(tokens, b, h, first, count, x.dim, by, scratch);
   const index width = round_up(x.depth(), VL);
   real* to = scratch.of(count * width);
   for (index t = first; t < first + count; ++t, to += width) {
     read_row(tokens, row_of(tokens, b, h, t), by, x.dim, x.rank ? x.dim : width, to);
-    const index at = turns.at(b, h, t);
-    if (x.turned) turn_row(to, to, turns.cosine + at, turns.sine + at, x.turned, x.adjacent, 1);
+    const index at = rotary.at(b, h, t);
+    if (x.rotated) rotate_row(to, to, rotary.cosine + at, rotary.sine + at, x.rotated, x.adjacent, 1);
     if (x.rank) read_row(factor, row_of(factor, b, factor_h, t), 1, x.rank, width - x.dim, to + x.dim);
   }
   return {to - count * width, width};
 }
-// Turns the gradient of a factor back.
-inline void turn_back(const Problem& x, const Turns& turns, index b, index h, index t, real* d) {
-  const index at = turns.at(b, h, t);
-  if (x.turned) turn_row(d, d, turns.cosine + at, turns.sine + at, x.turned, x.adjacent, -1);
+// RotaryFactors the gradient of a factor back.
+inline void rotate_back(const Problem& x, const RotaryFactors& rotary, index b, index h, index t, real* d) {
+  const index at = rotary.at(b, h, t);
+  if (x.rotated) rotate_row(d, d, rotary.cosine + at, rotary.sine + at, x.rotated, x.adjacent, -1);
 }
 
 // out = x with (a, b) -> (a c - b s, a s + b c), or with -s; features beyond the pairs are copied.
@@ -109,7 +109,7 @@ void rotate_tokens(const Rotation& r, index b, index h, index begin, index end) 
     const index at = b * r.factor_batch + h * r.factor_head + t * r.factor_token;
     const Number* x = reinterpret_cast<const Number*>(row_of(r.x, b, h, t));
     Number* to = reinterpret_cast<Number*>(row_of(r.out, b, h, t));
-    turn_row(x, to, r.cosine + at, r.sine + at, r.pairs, r.adjacent, r.conjugate ? -1 : 1);
+    rotate_row(x, to, r.cosine + at, r.sine + at, r.pairs, r.adjacent, r.conjugate ? -1 : 1);
     std::copy(x + 2 * r.pairs, x + r.features, to + 2 * r.pairs);
   }
 }

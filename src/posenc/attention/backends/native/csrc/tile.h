@@ -26,7 +26,7 @@ class Logits {
                  const RowSums* d_right_rows = nullptr) {
     group = h / (x.heads / x.groups);
     if (!halves || joined(x))
-      k = read_factors(x, x.k, x.k_turns, x.k_factor, b, group, h, 0, x.keys, 1, k_scratch_);
+      k = read_factors(x, x.k, x.k_rotary, x.k_factor, b, group, h, 0, x.keys, 1, k_scratch_);
     k_source = joined(x) ? head_of(k) : head_of(x.k, b, group);
     if (halves) k_strips_ = HeadTokens(k_source, 0, 0, 0, x.keys, x.depth()).columns(strips_);
     if (!halves || x.pairs.kind == STICKS) v = read_rows(x.v, b, group, 0, x.keys, x.value_dim, 1, v_scratch_);
@@ -38,7 +38,7 @@ class Logits {
   void begin_tile(const Problem& x, index b, index h, index first, index rows) {
     tile.set(x, b, first, rows);
     if (!halves || gradient_ || joined(x))
-      q = read_factors(x, x.q, x.q_turns, x.q_factor, b, h, h, first, rows, real(x.scale), q_scratch_);
+      q = read_factors(x, x.q, x.q_rotary, x.q_factor, b, h, h, first, rows, real(x.scale), q_scratch_);
     if (halves && joined(x))
       q_half_ = HeadTokens(head_of(q), 0, 0, 0, rows, x.depth()).rows(half_scratch_);
     else if (halves)
