@@ -32,6 +32,11 @@ def problem(
     return Problem(q, k, k, grid, Encoding(), 1.0, 0.0, lowered)
 
 
+def half(posed: Problem) -> Problem:
+    """The problem with queries in bfloat16."""
+    return replace(posed, q=posed.q.to(torch.bfloat16))
+
+
 def columns(count: int) -> LowRank:
     zeros = torch.zeros(1, 1, 1, count)
     return LowRank(zeros, zeros)
@@ -76,6 +81,10 @@ CASES = {
     "more columns": (problem(600, 600, lowered=(columns(4), columns(5))), "more extra columns"),
     "table": (problem(600, LONG - 1, lowered=(TABLE,)), "terms by offset"),
     "long table": (problem(600, LONG, lowered=(falling(0.1),)), "a long table"),
+    "long table in bfloat16": (
+        half(problem(600, LONG, lowered=(falling(0.1),))),
+        "terms by offset",
+    ),
     "long table that falls slowly": (problem(600, LONG, lowered=(falling(1e-3),)), "terms by"),
     "long table beside columns": (
         problem(600, LONG, lowered=(columns(1), falling(0.1))),
@@ -88,13 +97,7 @@ CASES = {
     "long without table": (problem(600, LONG, lowered=(columns(1),)), "masked pairs"),
     "table, not many": (problem(SIDE, SIDE, lowered=(TABLE,)), "terms by offset, not many"),
     "column": (problem(600, 600, lowered=(COLUMN,)), "terms by offset"),
-    "column in bfloat16": (
-        replace(
-            problem(600, 600, lowered=(COLUMN,)),
-            q=torch.zeros((), dtype=torch.bfloat16).expand(1, 4, 600, 8),
-        ),
-        "terms by offset",
-    ),
+    "column in bfloat16": (half(problem(600, 600, lowered=(COLUMN,))), "terms by offset"),
     "unstructured": (problem(600, LONG, lowered=None), "a score part without"),
     "unstructured, packed": (
         problem(600, 600, lowered=None, layout=Layout.packed([100, 500])),

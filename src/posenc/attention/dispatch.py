@@ -203,8 +203,11 @@ def _fades(problem: Problem) -> bool:
     """True if constant tables leave half of the heads no weight at half the greatest distance.
 
     By the bound on logits that ``tiled`` leaves pairs out by; True where it cannot be known here.
+    Not in half precision, which ``tiled`` copies to float32.
     """
     q, k, grid = problem.q, problem.k, problem.grid
+    if q.dtype.itemsize < 4:
+        return False
     if grid.shift is None or not has_values(q):
         return True
     zero, half = q.shape[2] - 1 - grid.shift, k.shape[2] // 2
