@@ -308,8 +308,9 @@ def _compare(
 ) -> None:
     """Require output and gradients as exact as the definition in the same dtype.
 
-    Positions are float32: ``exact`` may be off where sums over many pairs cancel. Then what is
-    nearer than that to the definition with float64 positions is right. Where gradients of logits
+    Positions are float32: ``exact`` may be off where sums over many pairs cancel, or a network
+    reads them. Then what is at most twice as far as that from the definition with float64
+    positions is right: both are rounded, at different places. Where gradients of logits
     cancel, what is left of them is rounding, which the definition may be without.
     """
     for index, (mine, reference, truth) in enumerate(zip(got, narrow, exact, strict=True)):
@@ -322,7 +323,7 @@ def _compare(
             continue
         allowed = max(allowed, ROUNDINGS * distance(rounded()[index], truth))
         truth = exactly()[index]
-        if off <= allowed or distance(mine, truth) <= distance(reference, truth):
+        if off <= allowed or distance(mine, truth) <= 2 * distance(reference, truth):
             continue
         label = "the output" if index == 0 else f"gradient {index - 1}"
         raise Failure(f"{case}\n{name}: {label} is off by {off:.3g}, more than {allowed:.3g}")
