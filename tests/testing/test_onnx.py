@@ -16,7 +16,8 @@ INEXPRESSIBLE = {
     "gaussian_fourier": "aten.view",
     "grape_multiplicative": "aten._linalg_solve_ex",
     "lierope": "aten.linalg_matrix_exp",
-    "recursive": "posenc.linear_orbit",
+    "path": "aten.linalg_solve_triangular",
+    "recursive": "aten._linalg_solve_ex",
 }
 """Encodings with an operator that ONNX does not have."""
 
