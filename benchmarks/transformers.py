@@ -25,18 +25,22 @@ from benchmarks.transformers_models import MODELS, save_tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posenc.integrations.transformers.accelerate import accelerate, restore
+from posenc.integrations.transformers.accelerate import accelerate, register, restore
 
 Pass = Callable[[], Any]
 
 ENGINES = (
     "posenc",
+    "interface",
     "onnxruntime",
     "onnxruntime_int8",
     "openvino",
     "ctranslate2",
     "ctranslate2_int8",
 )
+INTERFACE = ("bert", "llama")
+"""Models whose attention has no bias: they take ``attn_implementation="posenc"``."""
+
 MEMORY = 15 << 30
 """Bytes that a process may take; more counts as out of memory."""
 
@@ -170,6 +174,18 @@ def by_turns(
     return statistics.median(times[0]), statistics.median(times[1])
 
 
+def switches(model: PreTrainedModel, engine: str) -> tuple[Pass, Pass]:
+    """Functions that put posenc's attention under a model and take it away again."""
+    if engine == "posenc":
+        return lambda: accelerate(model, check=False), lambda: restore(model)
+    register()
+    own = model.config._attn_implementation
+    return (
+        lambda: model.set_attn_implementation("posenc"),
+        lambda: model.set_attn_implementation(own),
+    )
+
+
 def measure(
     name: str, engine: str, size: int, layers: int, direction: str, clock: Callable[[], float]
 ) -> dict[str, Any]:
@@ -181,17 +197,13 @@ def measure(
     expected = forward(model, inputs)
     rounds = 9 if size <= 512 else 5 if size <= 2048 else 2
     with tempfile.TemporaryDirectory() as folder:
-        if engine == "posenc":
-            accelerate(model, check=False)
+        if engine in ("posenc", "interface"):
+            before, after = switches(model, engine)
+            before()
             found = forward(model, inputs)
-            restore(model)
+            after()
             seconds = by_turns(
-                lambda: run(model, inputs),
-                lambda: run(model, inputs),
-                lambda: accelerate(model, check=False),
-                lambda: restore(model),
-                rounds,
-                clock,
+                lambda: run(model, inputs), lambda: run(model, inputs), before, after, rounds, clock
             )
         else:
             path = Path(folder)
@@ -216,8 +228,8 @@ def memory(name: str, engine: str, size: int, layers: int, direction: str) -> di
     torch.manual_seed(0)
     entry = MODELS[name]
     model = entry.make(layers).eval()
-    if engine == "posenc":
-        accelerate(model, check=False)
+    if engine != "transformers":
+        switches(model, engine)[0]()
     (forward if direction == "forward" else both)(model, entry.inputs(entry.sizes[0]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     (forward if direction == "forward" else both)(model, entry.inputs(size))
@@ -291,7 +303,10 @@ def main() -> None:
         for size in sizes:
             for direction in options.passes.split(","):
                 for engine in options.engines.split(","):
-                    if engine != "posenc" and direction == "both":
+                    by_posenc = engine in ("posenc", "interface")
+                    if by_posenc and (engine == "interface") != (name in INTERFACE):
+                        continue
+                    if not by_posenc and direction == "both":
                         continue
                     if engine.startswith("ctranslate2") and name != "t5_scoring":
                         continue
@@ -299,7 +314,7 @@ def main() -> None:
                     job += (options.clock,)
                     row = {"model": name, "size": size, "pass": direction, "engine": engine}
                     row |= in_process("measure", *job)
-                    if engine == "posenc" and direction == "both" and size >= MEMORY_FROM:
+                    if by_posenc and direction == "both" and size >= MEMORY_FROM:
                         own = ("memory", name, "transformers", *job[2:])
                         peaks = [in_process(*own), in_process("memory", *job)]
                         row["peaks_MiB"] = [peak.get("peak_MiB") for peak in peaks]

@@ -158,6 +158,37 @@ def image(side: int) -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(1, 3, side, side)}
 
 
+def beit(layers: int, side: int = 512) -> PreTrainedModel:
+    """With a table of biases, drawn as its values after training might be."""
+    config = transformers.BeitConfig(
+        num_hidden_layers=layers,
+        image_size=side,
+        use_relative_position_bias=True,
+        drop_path_rate=0.0,
+    )
+    model = transformers.BeitModel(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("relative_position_bias_table"):
+            torch.nn.init.normal_(parameter)
+    return model
+
+
+def bert(layers: int) -> PreTrainedModel:
+    return transformers.BertModel(
+        transformers.BertConfig(**BASE, num_hidden_layers=layers, max_position_embeddings=8192)
+    )
+
+
+def llama(layers: int) -> PreTrainedModel:
+    config = transformers.LlamaConfig(
+        **BASE | {"intermediate_size": 2048},
+        num_hidden_layers=layers,
+        num_key_value_heads=4,
+        use_cache=False,
+    )
+    return transformers.LlamaModel(config)
+
+
 def wav2vec2_bert(layers: int) -> PreTrainedModel:
     return transformers.Wav2Vec2BertModel(
         transformers.Wav2Vec2BertConfig(num_hidden_layers=layers, layerdrop=0.0)
@@ -178,6 +209,9 @@ MODELS: dict[str, Model] = {
     "bloom": Model(bloom, text),
     "sam": Model(sam, image, (1024,), "pixels"),
     "vitdet": Model(vitdet, image, (1024,), "pixels"),
+    "beit": Model(beit, image, (512,), "pixels"),
+    "bert": Model(bert, text, (512, 2048)),
+    "llama": Model(llama, text, (512, 2048)),
     "swin": Model(swin, image, (256,), "pixels"),
     "swinv2": Model(swinv2, image, (256,), "pixels"),
     "wav2vec2_bert": Model(wav2vec2_bert, frames, (512, 2048), "frames"),

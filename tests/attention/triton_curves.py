@@ -11,10 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention import trial
 from posenc.attention.backends.triton.kernels.forward import forward_kernel
 from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
-from posenc.attention.dispatch import BACKENDS
 from posenc.errors import BackendRefusal
 from tests.attention.triton_kernels import (
     HEADS,
@@ -163,18 +161,6 @@ def test_compiled_equals_eager() -> None:
     for output in (compiled(*given), checkpoint(run, *given, use_reentrant=False)):
         torch.testing.assert_close(output, run(*given))
         torch.testing.assert_close(torch.autograd.grad(output.sin().sum(), learned), wanted)
-
-
-def test_trial_of_a_device() -> None:
-    found = trial.difference(
-        BACKENDS["triton"],
-        BACKENDS["reference"],
-        torch.device("cpu"),
-        grids=[sequence(20, causal=True)],
-        dtypes=(torch.float32,),
-        kernels="curve",
-    )
-    assert found == ""
 
 
 def test_refuses_with_the_reason() -> None:

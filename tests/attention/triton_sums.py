@@ -190,7 +190,7 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
         torch.library.opcheck(attention_with_sums, arguments, test_utils=checks)
 
 
-@pytest.mark.parametrize("kernels", ["sticks", "counts"])
+@pytest.mark.parametrize("kernels", ["sticks", "counts", "curve"])
 def test_trial_of_a_device(kernels: str) -> None:
     found = trial.difference(
         BACKENDS["triton"],

@@ -38,7 +38,7 @@ class Tokens(ctypes.Structure):
 
 
 class RotaryFactors(ctypes.Structure):
-    """What pairs of features are multiplied by: ``[batch, heads, tokens, pairs]``."""
+    """Cosines and sines that rotate pairs of features: ``[batch, heads, tokens, pairs]``."""
 
     _fields_ = [
         ("cosine", ctypes.c_void_p),

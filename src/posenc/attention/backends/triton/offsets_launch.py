@@ -19,7 +19,7 @@ __all__ = ["curve_gradients", "offset_gradients"]
 
 
 class _Sums(NamedTuple):
-    """What programs have summed up.
+    """Sums of all programs.
 
     Args:
         entries: ``[splits, h, n, 2 · block]``, of biases or numbers; rows: those with a width.

@@ -230,7 +230,7 @@ def pairs_of(pairs, start, length, lane, width: tl.constexpr):
 
 @triton.jit
 def rows_of(start, length, width: tl.constexpr, block: tl.constexpr):
-    """Where the pairs of a block of queries are, which may be beyond their length."""
+    """Offsets of the pairs of a block of queries; those beyond their length are the last one's."""
     return tl.minimum(tl.arange(0, block), length - 1 - start) * width
 
 
