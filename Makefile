@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention fuzz-triton fuzz-files fuzz-options test-onnx check docs format bench gpu-test gpu-bench wheel lock clean
+.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention fuzz-triton fuzz-files fuzz-options test-onnx check docs format bench gpu-test gpu-bench wheel check-locks lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -104,7 +104,10 @@ gpu-bench: $(VENV)/.installed-bench $(VENV)/.kernels ## the same, compiled code,
 wheel: $(VENV)/.installed-test ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build --no-isolation
 
-lock: $(VENV)/.installed ## pin what pyproject.toml newly needs; all anew: make lock UPGRADE=--upgrade
+check-locks: $(VENV)/.installed-test ## ask the package index alone whether the locks can be installed
+	$(BIN)/python scripts/lock.py --check
+
+lock: $(VENV)/.installed-test ## pin what pyproject.toml newly needs; all anew: make lock UPGRADE=--upgrade
 	$(BIN)/python scripts/lock.py $(UPGRADE)
 
 clean: ## remove the environment and what tools left behind

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCKS = ["requirements.lock", "requirements-test.lock"]
 # On machines with a GPU torch brings these along, each build its own.
-BROUGHT_BY_TORCH = ("nvidia-", "cuda-")
+BROUGHT_BY_TORCH = ("nvidia-", "cuda-", "triton")
 OF_THE_LAB = ["altair", "cattrs", "jinja2", "lightning_fabric", "pandas", "rich", "scipy", "typer"]
 OPTIONAL = [*OF_THE_LAB, "hypothesis", "pytest", "torchdiffeq", "transformers", "vl_convert"]
 
@@ -117,10 +117,13 @@ def pins(file: str) -> dict[str, str]:
     for line in (ROOT / file).read_text().splitlines():
         if line.startswith(("#", "-r ")):
             continue
-        assert re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line), f"{file}: {line}"
-        name, version = line.split("==")
-        assert name not in found, f"{file} pins {name} twice"
-        found[name] = version
+        requirement = Requirement(line)
+        if requirement.name == "triton":
+            continue
+        exact = re.fullmatch(r"==([0-9][0-9a-z.]*)", str(requirement.specifier))
+        assert exact, f"{file}: {line}"
+        assert requirement.name not in found, f"{file} pins {requirement.name} twice"
+        found[requirement.name] = exact[1]
     return found
 
 
@@ -133,7 +136,18 @@ def test_locks_pin_exactly_and_leave_the_build_of_torch_open() -> None:
     assert first["torch"] == "2.13.0"
     assert not first.keys() & second.keys()
     assert not [name for name in first | second if name.startswith(BROUGHT_BY_TORCH)]
-    assert "triton" not in first  # a build of torch for GPUs brings its own
+
+
+def test_triton_is_as_the_build_of_torch_asks() -> None:
+    """Builds of one torch ask for one exact patch of a series of Triton, or for none."""
+    lines = [line for file in LOCKS for line in (ROOT / file).read_text().splitlines()]
+    (triton,) = (Requirement(line) for line in lines if line.startswith("triton"))
+    assert re.fullmatch(r"~=\d+\.\d+\.0", str(triton.specifier))
+    asked = [Requirement(text) for text in distribution("torch").requires or []]
+    for requirement in asked:
+        if requirement.name == "triton":
+            (exact,) = requirement.specifier
+            assert exact.version in triton.specifier
 
 
 def needs_of(extras: set[str]) -> list[Requirement]:
@@ -154,6 +168,8 @@ def needs_of(extras: set[str]) -> list[Requirement]:
 def test_pins_meet_what_the_project_asks(extras: set[str]) -> None:
     available = all_pins() if "test" in extras else pins(LOCKS[0])
     for requirement in needs_of(extras):
+        if requirement.name.startswith(BROUGHT_BY_TORCH):
+            continue
         version = available.get(canonicalize_name(requirement.name))
         assert version, f"{requirement} is not pinned: run `make lock`"
         assert version in requirement.specifier, f"{requirement} is pinned to {version}"
@@ -175,14 +191,14 @@ def test_pins_are_closed() -> None:
         if (name, frozenset(extras)) in seen:
             continue
         seen.add((name, frozenset(extras)))
+        if name.startswith(BROUGHT_BY_TORCH):
+            continue
         assert canonicalize_name(name) in available, f"{name} is not pinned: run `make lock`"
         try:
             requires = distribution(name).requires or []
         except PackageNotFoundError:
             pytest.fail(f"{name} is pinned but not installed: run `make check`")
         for requirement in map(Requirement, requires):
-            if canonicalize_name(requirement.name).startswith(BROUGHT_BY_TORCH):
-                continue
             marker = requirement.marker
             if marker is None or any(marker.evaluate({"extra": e}) for e in {"", *extras}):
                 queue.append((requirement.name, requirement.extras))

@@ -244,4 +244,5 @@ def _versions() -> dict[str, str]:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return versions
+    # The metadata of the package index's builds leave out which build it is (+cu130).
+    return versions | {"torch": torch.__version__}
