@@ -1,4 +1,4 @@
-"""Write what follows from the registries: pages of methods in docs/, and names in the README.
+"""Write what follows from the registries: pages of methods in docs/, and all names in their index.
 
 ``make docs`` runs it. With ``--check`` nothing is written; it fails where a page is not current.
 """
@@ -21,7 +21,7 @@ from posenc.testing import LAWS
 from posenc.visualization.catalogue import SIZES, Sheet, group, sheet
 
 DOCS = Path(__file__).parent.parent / "docs"
-README = DOCS.parent / "README.md"
+INDEX = DOCS / "README.md"
 BEGIN, END = "<!-- names: made by `make docs` -->\n", "<!-- end of names -->\n"
 SITES = {
     "embedding": "token vectors",
@@ -39,9 +39,9 @@ MADE = "<!-- made by `make docs` from the registry: edit the docstring and the e
 def pages() -> dict[str, str]:
     """Every page by its path from ``docs/``."""
     sheets = [sheet(name) for name in ENCODINGS]
-    before, _, rest = README.read_text().partition(BEGIN)
-    readme = f"{before}{BEGIN}\n{names()}\n\n{END}{rest.partition(END)[2]}"
-    return {"methods.md": overview(sheets), "../README.md": readme} | {
+    before, _, rest = INDEX.read_text().partition(BEGIN)
+    index = f"{before}{BEGIN}\n{names()}\n\n{END}{rest.partition(END)[2]}"
+    return {"methods.md": overview(sheets), "README.md": index} | {
         f"methods/{told.name}.md": page(told) for told in sheets
     }
 
@@ -50,21 +50,21 @@ def names() -> str:
     """The table of all names there are."""
     written = [name for name, family in FAMILIES.items() if family.write is not None]
     groups = group(tuple(ENCODINGS))
-    first = f"[encodings](docs/methods.md), {len(ENCODINGS)}"
+    first = f"[encodings](methods.md), {len(ENCODINGS)}"
     rows = [
         ("" if i else first, f"{SITES[site]}: {listed(groups[site])}")
         for i, site in enumerate(groups)
     ]
     rows += [
-        (f"[extensions](docs/extend.md), {len(EXTENSIONS)}", listed(EXTENSIONS)),
-        (f"[tasks](docs/results.md), {len(TASKS)}", listed(TASKS)),
+        (f"[extensions](extend.md), {len(EXTENSIONS)}", listed(EXTENSIONS)),
+        (f"[tasks](results.md), {len(TASKS)}", listed(TASKS)),
         (f"backends, {len(BACKENDS)}", listed(BACKENDS)),
         (
-            f"[checkpoints of transformers](docs/transformers.md), {len(FAMILIES)}",
+            f"[checkpoints of transformers](transformers.md), {len(FAMILIES)}",
             f"{listed(FAMILIES)}; written too: {listed(written)}",
         ),
         (
-            f"[accelerated models of transformers](docs/transformers.md), {len(ACCELERATED)}",
+            f"[accelerated models of transformers](transformers.md), {len(ACCELERATED)}",
             listed(ACCELERATED),
         ),
         (f"laws, {len(LAWS)}", listed(LAWS)),

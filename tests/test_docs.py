@@ -15,6 +15,7 @@ from posenc.testing import IDENTITIES, LAWS
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
 README = (ROOT / "README.md").read_text()
+INDEX = (ROOT / "docs" / "README.md").read_text()
 BUGS = (ROOT / "docs" / "bugs-others-had.md").read_text()
 
 
@@ -51,14 +52,24 @@ def test_every_report_that_a_test_names_is_told_of() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/results/*.md")]
+    for page in pages:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_the_readme_names_every_encoding() -> None:
+def test_the_index_names_every_encoding() -> None:
     for name in ENCODINGS:
-        assert f"`{name}`" in README, name
+        assert f"`{name}`" in INDEX, name
+
+
+def test_the_index_lists_every_document() -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"({page.name})" in INDEX, page.name
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 110
 
 
 def test_the_readmes_example_runs() -> None:
@@ -73,7 +84,7 @@ TEXT = [*(name for name, entry in ENCODINGS.items() if entry.claims.serves(1)), 
 
 @pytest.mark.parametrize("name", TEXT)
 def test_the_readmes_example_runs_with_every_encoding_of_text(name: str) -> None:
-    (example,) = re.findall(r"## In ten lines\n\n```python\n(.*?)```", README, re.DOTALL)
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     smaller = {'"rope"': f'"{name}"', "700, 324": "40, 24", "1024": "64"}
     for old, new in smaller.items():
         assert old in example
