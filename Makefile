@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention fuzz-triton fuzz-files fuzz-options test-onnx check docs format bench gpu-test gpu-bench wheel check-locks lock clean
+.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention fuzz-triton fuzz-files fuzz-options mutants test-onnx check docs format bench gpu-test gpu-bench wheel check-locks lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -38,6 +38,11 @@ $(VENV)/.installed-test: requirements-test.lock $(VENV)/.installed
 $(VENV)/.installed-bench: requirements-bench.lock $(VENV)/.installed-test
 	@echo "Installing requirements-bench.lock into $(VENV)"
 	@$(PIP) -r requirements-bench.lock
+	@touch $@
+
+$(VENV)/.installed-mutants: requirements-mutants.lock $(VENV)/.installed-test
+	@echo "Installing requirements-mutants.lock into $(VENV)"
+	@$(PIP) -r requirements-mutants.lock
 	@touch $@
 
 # The kernels' own name follows from sources, processor and PyTorch: this asks whether it is there.
@@ -91,6 +96,10 @@ fuzz-triton: $(VENV)/.installed-test ## random calls of the Triton kernels, inte
 
 fuzz-options: $(VENV)/.installed-test ## try random options of every method
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.option_fuzz --samples 50000
+
+mutants: $(VENV)/.installed-mutants $(VENV)/.kernels ## change lines at random and list what no test notices; hours
+	$(BIN)/python scripts/mutants.py --count 200 --seed $$(date +%j)
+	$(BIN)/python scripts/mutants.py --planted scripts/kernel_mutants.toml
 
 test-onnx: $(VENV)/.installed-test ## run every encoding that ONNX can express in ONNX Runtime
 	$(BIN)/python -m pytest -q -n $(WORKERS) tests/testing/test_onnx.py
