@@ -26,8 +26,8 @@ NATIVE = {
     "interpolate": "linear",
     "llama3": "llama3",
     "longrope": "longrope",
-    "ntk": "longrope",
-    "ntk_by_parts": "longrope",
+    "ntk": "default",
+    "ntk_by_parts": "llama3",
     "yarn": "yarn",
 }
 

@@ -67,5 +67,6 @@ ENTRY = Extension(
         training="helps",
         expect="Usable without training to a little less than the factor; middle pairs go beyond "
         "angles they have seen.",
+        transformers="default",
     ),
 )

@@ -112,7 +112,9 @@ ENTRY = Extension(
     summary="Interpolates the pairs that turn seldom within the trained length, keeps the others.",
     on=("rope",),
     claims=ExtensionClaims(
-        training="helps", expect="Usable without training; near tokens are told apart as before."
+        training="helps",
+        expect="Usable without training; near tokens are told apart as before.",
+        transformers="llama3",
     ),
     sample={"alpha": 0.1, "beta": 1},
     advice=ramp_advice,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.mapping import Table
+from posenc.integrations.transformers.rope import RopeFields
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Family:
         aliases: endings of the family's names, with those of older checkpoints.
         ignored: patterns of unused tensors: buffers, and tied output layers.
         write: contents of a checkpoint for a model and initial fields; None: read-only.
+        rope: names of RoPE's parameters; None: it has no RoPE.
     """
 
     make: Callable[[Fields], nn.Module]
@@ -49,6 +51,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     write: Callable[[nn.Module, Fields], Written] | None = None
+    rope: RopeFields | None = None
 
     def rows(self, gated: bool) -> Table:
         """The table for a model with or without gated feed-forward layers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +72,8 @@ class RopeFields:
     def write(self, model: Decoder, like: Fields) -> dict[str, Any]:
         """The fields of the model's encoding; those of ``like`` if they are equivalent.
 
-        Any method that divides frequencies is written as LongRoPE with equal factors for short and
-        long texts.
+        A raised base is written as such. Any other method that divides frequencies is written as
+        LongRoPE with equal factors for short and long texts.
 
         Raises:
             ArgumentError: if transformers lacks the encoding.
@@ -82,24 +82,44 @@ class RopeFields:
         if any(_traits(other) != _traits(encoding) for other in model.encodings):
             raise _unknown("one encoding for all layers", "several")
         head_dim = model.config.head_dim or model.config.dim // model.config.heads
-        named = {"rope_parameters", "rope_scaling", self.base} & set(like.values)
-        if named and _alike(self.read(like, head_dim=head_dim), encoding):
+        if self._named(like) and _alike(self.read(like, head_dim=head_dim), encoding):
             return {}
-        parameters = _parameters(encoding)
-        fraction = parameters["partial_rotary_factor"]
-        if not self.partial and fraction != 1.0:
-            raise _unknown("rope with fraction=1 for this family", f"fraction={fraction:g}")
-        changes = {
-            "rope_parameters": parameters,
-            # for versions before rope_parameters
-            "rope_scaling": None if parameters["rope_type"] == "default" else parameters,
-            self.base: parameters["rope_theta"],
-            self.fraction: fraction,
-        }
+        longest = like.optional_count("max_position_embeddings") or model.config.max_length
+        changes = self.described(_parameters(encoding, longest), like)
         part = encoding.query_key
         if isinstance(part, DynamicNtkRope):
             changes["max_position_embeddings"] = int(part.length)
         return changes
+
+    def described(self, parameters: Mapping[str, Any], like: Fields) -> dict[str, Any]:
+        """``rope_parameters`` under every name that programs read them from.
+
+        mlx-lm reads the base beside them, llama.cpp the trained length, versions of transformers
+        before 5 ``rope_scaling``.
+
+        Raises:
+            ArgumentError: if transformers cannot rotate a fraction of a head in this family.
+        """
+        parameters = dict(parameters)
+        fraction = parameters["partial_rotary_factor"]
+        if not self.partial:
+            if fraction != 1.0:
+                raise _unknown("rope with fraction=1 for this family", f"fraction={fraction:g}")
+            del parameters["partial_rotary_factor"]
+        changes = {
+            "rope_parameters": parameters,
+            "rope_scaling": None if parameters["rope_type"] == "default" else parameters,
+            self.base: parameters["rope_theta"],
+        }
+        if self.partial and (self.fraction in like.values or not self._named(like)):
+            changes[self.fraction] = fraction
+        if TRAINED in parameters:
+            changes[TRAINED] = parameters[TRAINED]
+        return changes
+
+    def _named(self, like: Fields) -> bool:
+        """True if a config has RoPE's parameters by any name."""
+        return not {"rope_parameters", "rope_scaling", self.base}.isdisjoint(like.values)
 
 
 def rope_decoder(encoding: Encoding, **fields: Any) -> Decoder:
@@ -170,8 +190,23 @@ def _arguments(kind: str, parameters: Fields, fields: Fields) -> dict[str, Any]:
     return arguments
 
 
-def _parameters(encoding: Encoding) -> dict[str, Any]:
-    """``rope_parameters`` of an encoding."""
+def yarn_gain(factor: float, temperature: float | None) -> dict[str, float]:
+    """Parameters of YaRN by which every program scales rotated features by ``temperature``.
+
+    A quotient of ``mscale`` in transformers, vLLM and mlx-lm; in llama.cpp and older vLLM
+    ``attn_factor``, relative to the default. They disagree about ``attention_factor``.
+    """
+    usual = 0.1 * math.log(factor) + 1
+    if temperature is None or temperature == usual:
+        return {}
+    if factor == 1:
+        return {"attention_factor": temperature}
+    every = (usual / temperature - 1) / math.log(factor) * 10
+    return {"mscale": 1.0, "mscale_all_dim": every, "attn_factor": temperature / usual}
+
+
+def _parameters(encoding: Encoding, longest: int | None) -> dict[str, Any]:
+    """``rope_parameters`` of an encoding, in a model of texts of up to ``longest`` tokens."""
     part, rope = _known(encoding)
     learned = rope.log_frequencies is not None
     if rope.pairing != "half" or learned:
@@ -183,23 +218,49 @@ def _parameters(encoding: Encoding) -> dict[str, Any]:
     if isinstance(part, DynamicNtkRope):
         return {"rope_type": "dynamic", "factor": part.factor, **base}
     if isinstance(part, LongRope):
-        long, short, length = part.long, part.short, part.length
-    elif part.divisors is None:
+        return _longrope(part.long, part.short, part.gain, int(part.length), longest) | base
+    if part.divisors is None:
         return {"rope_type": "default", **base}
-    elif len(set(part.divisors)) == 1 and part.gain == 1:
+    raised = _raised_base(part)
+    if raised is not None:
+        return {"rope_type": "default", **base, "rope_theta": raised}
+    if len(set(part.divisors)) == 1 and part.gain == 1:
         return {"rope_type": "linear", "factor": part.divisors[0], **base}
-    else:
-        # equal for short and long texts: any length will do
-        long, short, length = part.divisors, part.divisors, 2
-    return {
+    return _longrope(part.divisors, part.divisors, part.gain, longest, longest) | base
+
+
+def _raised_base(rope: Rope) -> float | None:
+    """The base that divides the frequencies as NTK-aware scaling does; None for other divisors."""
+    assert rope.divisors is not None
+    pairs, slowest = rope.rotated // 2, rope.divisors[-1]
+    steps = (slowest ** (t / max(1, pairs - 1)) for t in range(pairs))
+    same = all(map(math.isclose, rope.divisors, steps))
+    if not same or rope.gain != 1 or (pairs == 1 and slowest != 1):
+        return None
+    return float(rope.base * slowest ** (pairs / max(1, pairs - 1)))
+
+
+def _longrope(
+    long: Sequence[float],
+    short: Sequence[float],
+    gain: float,
+    trained: int | None,
+    longest: int | None,
+) -> dict[str, Any]:
+    """LongRoPE's parameters; the gain by the names of transformers and of vLLM.
+
+    mlx-lm derives it from the lengths: 1 unless ``longest`` exceeds ``trained``.
+    """
+    parameters = {
         "rope_type": "longrope",
-        "factor": max(1.0, *long),
+        "factor": max(1.0, longest / trained) if longest and trained else 1.0,
         "long_factor": list(long),
         "short_factor": list(short),
-        "attention_factor": part.gain,
-        TRAINED: int(length),
-        **base,
+        "attention_factor": gain,
+        "long_mscale": gain,
+        "short_mscale": gain,
     }
+    return parameters if trained is None else parameters | {TRAINED: trained}
 
 
 def _known(encoding: Encoding) -> tuple[Rope | DynamicNtkRope | LongRope, Rope]:
@@ -225,7 +286,9 @@ def _traits(encoding: Encoding) -> tuple[object, ...]:
         own = (part.length, *part.long, *part.short)
     learned = rope.log_frequencies is not None
     divisors = rope.divisors or (1.0,) * (rope.rotated // 2)
-    return (type(part), rope.pairing, learned, rope.base, rope.rotated, part.gain, *divisors, *own)
+    # a raised base equals divisors
+    periods = (rope.base ** (2 * t / rope.rotated) * by for t, by in enumerate(divisors))
+    return (type(part), rope.pairing, learned, rope.rotated, part.gain, *periods, *own)
 
 
 def _alike(one: Encoding, other: Encoding) -> bool:

@@ -14,8 +14,13 @@ from posenc.errors import ArgumentError
 from posenc.integrations.transformers.checkpoint import save
 from posenc.integrations.transformers.config import Fields
 from posenc.integrations.transformers.extended import FIELD
-from posenc.integrations.transformers.rope import SCALINGS, TRAINED
+from posenc.integrations.transformers.families import FAMILIES
+from posenc.integrations.transformers.family import family_name
+from posenc.integrations.transformers.rope import SCALINGS, TRAINED, yarn_gain
 from posenc.models.replacing import with_encodings
+
+RAMP = {"alpha": "low", "beta": "high"}
+"""Options of ``ntk_by_parts`` by their names in ``llama3``."""
 
 
 def save_stretched(
@@ -57,7 +62,7 @@ def save_stretched(
     context: dict[str, Any] = {"factor": factor, "length": length, "options": dict(options)}
     extension = {"method": method, **context}
     try:
-        native = _native_fields(originals[0], method=method, **context)
+        native = _native_fields(originals[0], fields, method=method, **context)
         save(model, folder, family=family, like=fields, fields={**grown, **native})
     except ArgumentError:
         plain = with_encodings(model, originals)
@@ -67,12 +72,24 @@ def save_stretched(
 
 
 def _native_fields(
-    original: Encoding, *, method: str, factor: float, length: int, options: Mapping[str, Any]
+    original: Encoding,
+    fields: Fields,
+    *,
+    method: str,
+    factor: float,
+    length: int,
+    options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """``rope_parameters`` of a method as transformers has it; empty if derived from the model."""
+    """Fields of a method that transformers names; empty if they are derived from the model."""
     part = original.query_key
+    rope = FAMILIES[family_name(str(fields.get("model_type")))].rope
+    if rope is None or not isinstance(part, Rope) or part.divisors is not None or part.gain != 1:
+        return {}
+    if method == "ntk_by_parts":  # Llama 3's ramp with other ends
+        options = {RAMP.get(name, name): value for name, value in options.items()}
+        method, options = "llama3", {"low": 1.0, "high": 32.0, **options}
     kinds = {ours: kind for kind, (ours, _) in SCALINGS.items() if kind != "longrope"}
-    if method not in kinds or not isinstance(part, Rope):
+    if method not in kinds or options.get("low") == 0:  # llama3 of transformers divides by it
         return {}
     kind = kinds[method]
     names = SCALINGS[kind][1]
@@ -84,6 +101,8 @@ def _native_fields(
             remedy="Omit the others.",
         )
     written = {theirs: options.get(ours, default) for ours, (theirs, default) in names.items()}
+    if kind == "yarn":
+        written |= yarn_gain(factor, written.pop("attention_factor"))
     if kind in ("yarn", "llama3"):
         written[TRAINED] = length
     parameters = {
@@ -91,9 +110,9 @@ def _native_fields(
         "rope_theta": part.base,
         "partial_rotary_factor": part.fraction,
         "factor": factor,
-        **{name: value for name, value in written.items() if value is not None},
+        **written,
     }
-    return {"rope_parameters": parameters, "rope_scaling": parameters}
+    return rope.described(parameters, fields)
 
 
 def is_stretched(folder: Path | str) -> bool:

@@ -93,4 +93,5 @@ ENTRY = Family(
         LAYER + ".attention.rotary_emb.inv_freq",
     ),
     write=write,
+    rope=ROPE,
 )

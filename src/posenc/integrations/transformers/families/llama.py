@@ -147,6 +147,7 @@ def llama_like(kind: Kind) -> Family:
         prefix="model.",
         ignored=IGNORED,
         write=partial(write, kind=kind),
+        rope=ROPE,
     )
 
 
