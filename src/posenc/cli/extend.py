@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from posenc.cli.completion import complete_methods
 from posenc.cli.console import OUT, command_line, print_json, print_report
 from posenc.cli.options import ComputeDevice, Images, Json, Quiet, TextFile, TrainedLength, option
 from posenc.cli.studies import StudyDisplay, print_study
+
+if TYPE_CHECKING:
+    from posenc.evaluation.extend import Extended
 
 
 def extend(
@@ -121,23 +124,35 @@ def extend(
         )
     if json:
         study = {} if extended.study is None else extended.study.to_json()
-        print_json(study | {"out": str(out), "transformers": extended.native})
+        served = {"transformers": extended.native, "engines": extended.engines}
+        print_json(study | {"out": str(out)} | served)
         return
     if extended.study is not None:
         print_study(extended.study)
     if extended.method is None:
         OUT.print("\nNo checkpoint was written (--always writes the best of them).")
     else:
-        _print_written(out, extended.method, extended.native)
+        _print_written(out, extended)
     if extended.study is not None:
         print_report(out / "report/index.html", gap="")
 
 
-def _print_written(out: Path, method: str, native: bool) -> None:
-    where = "transformers and posenc run it as stretched."
-    if not native:
+def _print_written(out: Path, extended: Extended) -> None:
+    where = f"transformers and posenc run it as stretched.{_engines(extended.engines)}"
+    if not extended.native:
         where = (
             "transformers does not know this method and would run the model as it was; "
             "posenc.integrations.transformers.load reads posenc_extension in its config.json."
         )
-    OUT.print(f"\nCheckpoint: {out} ({method}). {where}", soft_wrap=True)
+    OUT.print(f"\nCheckpoint: {out} ({extended.method}). {where}", soft_wrap=True)
+
+
+def _engines(found: dict[str, str]) -> str:
+    """Other programs that run a checkpoint as extended, and what the rest do."""
+    from posenc.experiments.wording import listed
+
+    alike = [name for name, difference in found.items() if not difference]
+    clauses = [f"{name} {difference}" for name, difference in found.items() if difference]
+    if alike:
+        clauses.insert(0, f"{listed(alike)} {'does' if len(alike) == 1 else 'do'} too")
+    return f" By their published rules {'; '.join(clauses)}." if clauses else ""

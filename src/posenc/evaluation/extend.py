@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from posenc.errors import ArgumentError, Interrupted
 from posenc.evaluation.candidates import Method, extended_by, methods_for
 from posenc.evaluation.checkpoint import Checkpoint
+from posenc.evaluation.engines import differences
 from posenc.evaluation.finetuning import Tuning
 from posenc.evaluation.progress import Progress, kept, silent
 from posenc.evaluation.results import Study
@@ -16,6 +17,7 @@ from posenc.evaluation.searching import require_search, searched
 from posenc.evaluation.study import measure_extensions
 from posenc.evaluation.texts import Text
 from posenc.extension.fitting import require_factor
+from posenc.integrations.transformers.config import Fields
 from posenc.storage import output_folder, require_unused
 
 
@@ -28,12 +30,14 @@ class Extended:
         study: the measurements, reported in ``out/report``; None: unmeasured.
         method: the one written; None: ``out`` has the report alone.
         native: transformers runs the checkpoint as extended.
+        engines: how others serve what transformers runs, in words; "" where they do as it does.
     """
 
     out: Path
     study: Study | None
     method: str | None
     native: bool
+    engines: dict[str, str] = field(default_factory=dict)
 
 
 def extend_checkpoint(
@@ -135,7 +139,7 @@ def extend_checkpoint(
             native = checkpoint.write(
                 result.model, result.method, out, factor=result.factor, study=study
             )
-            written = Extended(out, study, result.method.spec, native)
+            written = _written(out, study, result.method, checkpoint, native=native)
     except Interrupted:
         raise
     except Exception:
@@ -159,4 +163,12 @@ def _write_unmeasured(
     candidate = extended_by(checkpoint.model, methods[0], factor=factor, length=checkpoint.length)
     assert candidate.model is not None
     native = checkpoint.write(candidate.model, methods[0], out, factor=factor, study=None)
-    return Extended(out, None, methods[0].spec, native)
+    return _written(out, None, methods[0], checkpoint, native=native)
+
+
+def _written(
+    out: Path, study: Study | None, method: Method, checkpoint: Checkpoint, *, native: bool
+) -> Extended:
+    config = Fields.read(out).values
+    engines = differences(config, length=checkpoint.length) if native else {}
+    return Extended(out, study, method.spec, native, engines)
