@@ -44,10 +44,13 @@ def _print(diagnosis: Diagnosis) -> None:
     _line(f"{diagnosis.model_type or 'unknown'} model", style="bold")
     for place in diagnosis.positions:
         limit = f"from {place.breaks_at:,} tokens on" if place.breaks_at else "no length known"
-        methods = diagnosis.extensions.get(place.encoding, ())
         _line(f"{place.layers}: {place.described}", indent=2)
         _line(f"breaks: {limit}; {place.why}", indent=4)
-        _line(f"extended by: {', '.join(methods) or 'no method'}", indent=4)
+        methods = diagnosis.extensions.get(place.encoding, ())
+        if methods:
+            _line(f"extended by: {', '.join(methods)}", indent=4)
+    if not any(diagnosis.extensions.values()):
+        _line("posenc extend does not take this model.", indent=2)
     if not diagnosis.positions:
         _line("The config does not tell how positions enter this model.", indent=2)
     OUT.print()

@@ -93,7 +93,7 @@ class Checkpoint:
                 config = _as_transformers(decoder, folder)
         else:
             if extendable:
-                _require_extendable(config, family)
+                require_extendable(config, family)
             model = load_described(config, device=device)
         if not isinstance(model, SEES + READS):
             raise CheckpointError(
@@ -194,7 +194,7 @@ def _as_transformers(model: Decoder, folder: Path) -> Fields:
         ) from error
 
 
-def _require_extendable(config: Fields, family: str) -> None:
+def require_extendable(config: Fields, family: str) -> None:
     """Refuse checkpoints that cannot be written, before their weights are read."""
     writable = [name for name, family in FAMILIES.items() if family.write is not None]
     if family_name(family) not in writable:

@@ -97,15 +97,18 @@ def costs(folder: Path, *, budget: float) -> tuple[list[Cost], str]:
     except ValueError as error:
         served, helps = False, str(error)
     restore(model)
-    rows = _measured(model, accelerate if served else None, restore, budget)
+    rows, failure = _measured(model, accelerate if served else None, restore, budget)
     if not rows:
-        return [], "Costs were not measured: the model does not read text alone."
+        return [], f"Costs were not measured: one layer does not run on text alone ({failure})."
     if served:
         helps = _helps(rows)
     return [*rows, *_computed(rows)], helps
 
 
-def _measured(model: nn.Module, accelerate: Any, restore: Any, budget: float) -> list[Cost]:
+def _measured(
+    model: nn.Module, accelerate: Any, restore: Any, budget: float
+) -> tuple[list[Cost], str]:
+    """Costs of lengths within the budget, and why no further one could be measured."""
     rows: list[Cost] = []
     start = time.perf_counter()
     text = model.config.get_text_config()  # type: ignore[operator,union-attr]
@@ -120,15 +123,15 @@ def _measured(model: nn.Module, accelerate: Any, restore: Any, budget: float) ->
             inputs["decoder_input_ids"] = ids
         try:
             own = _one(model, inputs)
-        except (IndexError, RuntimeError, ValueError):  # beyond the table of positions
-            break
+        except (IndexError, RuntimeError, ValueError) as error:  # beyond the table of positions
+            return rows, " ".join(str(error).split()).removesuffix(".")
         fast: tuple[float | None, float | None] = (None, None)
         if accelerate is not None:
             accelerate(model, check=False, shortest=0)
             fast = _one(model, inputs)
             restore(model)
         rows.append(Cost(length, *own, *fast, measured=True))
-    return rows
+    return rows, ""
 
 
 @torch.no_grad()

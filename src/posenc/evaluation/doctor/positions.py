@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from posenc.evaluation.doctor.config_findings import TRAINED, has_rope, longest_text, rope_dicts
+from posenc.evaluation.doctor.layers import LayerKind, layer_count, layer_kinds, window_size
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,7 @@ ALIBI = ("bloom", "mpt")
 
 def positions_of(config: Mapping[str, Any]) -> list[Positions]:
     """The encodings of a model; empty where nothing in the config tells."""
-    kind = str(config.get("model_type", ""))
-    layers = next(
-        (config[key] for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-         if isinstance(config.get(key), int)),
-        None,
-    )  # fmt: skip
-    everywhere = {None: "all layers", 1: "the layer"}.get(layers, f"all {layers} layers")
+    kind, where = str(config.get("model_type", "")), everywhere(config)
     found = []
     longest = longest_text(config)
     if kind in LEARNED and longest and not has_rope(config):
@@ -105,24 +100,30 @@ def positions_of(config: Mapping[str, Any]) -> list[Positions]:
         reach = config.get("relative_attention_max_distance", 128)
         found.append(
             Positions(
-                everywhere, "t5", f"T5's buckets up to a distance of {reach:,}", None,
+                where, "t5", f"T5's buckets up to a distance of {reach:,}", None,
                 "all farther tokens share a bucket: order among them is lost, nothing fails",
             )
         )  # fmt: skip
     elif kind in ALIBI or config.get("alibi"):
         found.append(
             Positions(
-                everywhere, "alibi", "ALiBi's slopes", None,
+                where, "alibi", "ALiBi's slopes", None,
                 "far tokens fade out: nothing fails, nothing far is found",
             )
         )  # fmt: skip
     elif kind in ("deberta", "deberta-v2"):
-        found.extend(_deberta(config, everywhere))
+        found.extend(_deberta(config, where))
     elif relative := _relative(config, kind):
-        found.append(Positions(everywhere, *relative, None, "farther offsets share a row or go on"))
+        found.append(Positions(where, *relative, None, "farther offsets share a row or go on"))
     elif has_rope(config):
-        found.extend(_rope(config, everywhere))
+        found.extend(_rope(config))
     return found
+
+
+def everywhere(config: Mapping[str, Any]) -> str:
+    """All layers of a model, in words."""
+    layers = layer_count(config)
+    return {None: "all layers", 1: "the layer"}.get(layers, f"all {layers} layers")
 
 
 def _relative(config: Mapping[str, Any], kind: str) -> tuple[str, str] | None:
@@ -135,7 +136,7 @@ def _relative(config: Mapping[str, Any], kind: str) -> tuple[str, str] | None:
     return None if config.get("use_rel_pos") is False else RELATIVE.get(kind)
 
 
-def _deberta(config: Mapping[str, Any], everywhere: str) -> list[Positions]:
+def _deberta(config: Mapping[str, Any], where: str) -> list[Positions]:
     if not config.get("relative_attention"):
         return []
     reach = config.get("max_relative_positions", -1)
@@ -144,35 +145,70 @@ def _deberta(config: Mapping[str, Any], everywhere: str) -> list[Positions]:
     rows = f"{buckets} log buckets" if buckets and buckets > 0 else "a row a distance"
     return [
         Positions(
-            everywhere, "deberta", f"disentangled attention, {rows} up to a distance of {reach:,}",
+            where, "deberta", f"disentangled attention, {rows} up to a distance of {reach:,}",
             None, f"tokens {reach:,} or more apart share a row",
         )
     ]  # fmt: skip
 
 
-def _rope(config: Mapping[str, Any], everywhere: str) -> list[Positions]:
-    longest = config.get("max_position_embeddings")
-    found = []
-    for layer_type, rope in (rope_dicts(config) or {"": {}}).items():
-        base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
-        kind = rope.get("rope_type") or rope.get("type") or "default"
-        trained = config.get(TRAINED) or rope.get(TRAINED)
-        factor = rope.get("factor")
-        described = f"RoPE, base {base:,.0f}"
-        limit = longest
-        if kind != "default":
-            described += f", {kind} scaling" + (f" by {factor:g}" if factor else "")
-        if kind == "dynamic" and longest and factor:
-            limit = int(longest * factor)
-        elif kind == "linear" and trained and factor:
-            limit = int(trained * factor)
-        found.append(
-            Positions(
-                f"layers of type {layer_type}" if layer_type else everywhere,
-                "rope",
-                described,
-                limit + 1 if limit else None,
-                "angles of longer distances were never trained: outputs degrade at once",
-            )
-        )
-    return found
+def _rope(config: Mapping[str, Any]) -> Iterator[Positions]:
+    kinds = layer_kinds(config)
+    total = kinds.total()
+    for kind, count in kinds.items():
+        where = f"{count} of {total} layers" if len(kinds) > 1 else everywhere(config)
+        if kind.layer_type and len(kinds) > 1:
+            where += f" ({kind.layer_type})"
+        if kind.rotates:
+            yield _rotating(config, kind, where)
+        elif kind.other:
+            why = "the order of tokens enters by it alone"
+            yield Positions(where, "", f"{kind.other}, no positions", None, why)
+        elif kind.rotates is False:
+            why = "the order of tokens enters by the causal mask alone"
+            yield Positions(where, "nope", "no positions (NoPE)", None, why)
+        else:
+            why = "which of them rotate or see windows only is not known of this model type"
+            where = f"some or {where}"
+            yield Positions(where, "rope", f"RoPE{_scaled(config, kind)}", None, why)
+
+
+def _rotating(config: Mapping[str, Any], kind: LayerKind, where: str) -> Positions:
+    longest, window = config.get("max_position_embeddings"), window_size(config)
+    described = f"RoPE{_scaled(config, kind)}"
+    if kind.windowed is None:
+        why = "whether these layers see windows only is not known of this model type"
+        return Positions(where, "rope", described, None, why)
+    if kind.windowed:
+        described += f", in windows of {window:,} tokens" if window else ", in windows"
+        why = "no token sees beyond its window, however long the text"
+        if window and longest and window > longest:
+            why = f"a window is wider than the {longest:,} positions of the config"
+        return Positions(where, "rope", described, None, why)
+    rope = _parameters(config, kind)
+    scaling, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
+    trained = config.get(TRAINED) or rope.get(TRAINED)
+    if scaling == "dynamic" and longest and factor:
+        longest = int(longest * factor)
+    elif scaling == "linear" and trained and factor:
+        longest = int(trained * factor)
+    why = "angles of longer distances were never trained: outputs degrade at once"
+    return Positions(where, "rope", described, longest + 1 if longest else None, why)
+
+
+def _scaled(config: Mapping[str, Any], kind: LayerKind) -> str:
+    """Base and scaling, in words."""
+    rope = _parameters(config, kind)
+    bases = {base for base in config.get("layer_rope_theta") or () if base}
+    base = rope.get("rope_theta") or config.get("rope_theta")
+    if bases:
+        base = bases.pop() if len(bases) == 1 else None
+    scaling, factor = rope.get("rope_type") or rope.get("type") or "default", rope.get("factor")
+    words = f", base {base:,.0f}" if isinstance(base, int | float) else ""
+    if scaling != "default":
+        words += f", {scaling} scaling" + (f" by {factor:g}" if factor else "")
+    return words
+
+
+def _parameters(config: Mapping[str, Any], kind: LayerKind) -> Mapping[str, Any]:
+    given = rope_dicts(config)
+    return given.get(kind.layer_type) or given.get("") or {}

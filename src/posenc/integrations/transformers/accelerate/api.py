@@ -67,7 +67,7 @@ def accelerate(
     if any(isinstance(module, Accelerated) for _, module, _ in found):
         return _report(model, found)
     if not found:
-        return Report(type(model).__name__, (), note=_nothing_to_gain(model))
+        return Report(type(model).__name__, (), note=_unchanged(model))
     expected = outputs_of(model) if check else None
     off = None
     try:
@@ -138,7 +138,7 @@ def _report(model: nn.Module, found: Sequence[Found], off: float | None = None) 
     return Report(type(model).__name__, tuple(rows), off)
 
 
-def _nothing_to_gain(model: nn.Module) -> str:
+def _unchanged(model: nn.Module) -> str:
     """The reason why a model without modules of a family stays as it is.
 
     Raises:
@@ -150,8 +150,8 @@ def _nothing_to_gain(model: nn.Module) -> str:
         inner = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
         if inner and all(type(module)._can_set_attn_implementation() for module in inner):
             return (
-                "it has no attention with a bias that posenc knows, only PyTorch's own; there is "
-                "nothing to gain, and nothing was changed."
+                "it has no attention with a bias that posenc knows, only PyTorch's own, so nothing "
+                "was changed; attn_implementation='posenc' can gain where layers see windows."
             )
     titles = ", ".join(family.title for family in FAMILIES.values())
     raise ArgumentError(
