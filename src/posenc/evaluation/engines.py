@@ -16,8 +16,8 @@ from posenc.integrations.transformers.families import FAMILIES
 from posenc.integrations.transformers.family import family_name
 from posenc.integrations.transformers.rope import TRAINED, RopeFields
 
-LLAMA3_TRAINED = 8192
-"""Trained length of llama3 scaling where an engine finds none."""
+UNTOLD_TRAINED = {"llama3": 8192, "yarn": 4096}
+"""Trained lengths that llama.cpp (of llama3) and mlx-lm assume where they read none."""
 
 MLX_BASES = {"qwen2": 1e6}
 """mlx-lm's base where a config has none beside ``rope_parameters``, if not 10,000."""
@@ -180,7 +180,7 @@ def by_llama_cpp(config: Mapping[str, Any], length: int) -> Rotation:
         relative = given.get("attention_factor", given.get("attn_factor", 1.0))
         return rope.yarn(relative * rope.usual_gain(), truncate=True)
     if rope.kind == "llama3" and rope.family != "qwen2":
-        return rope.llama3(config.get(TRAINED) or LLAMA3_TRAINED)
+        return rope.llama3(config.get(TRAINED) or UNTOLD_TRAINED["llama3"])
     return rope.plain()
 
 
@@ -190,14 +190,15 @@ def by_mlx_lm(config: Mapping[str, Any], length: int) -> Rotation:
     family, longest = standard.family, standard.longest
     given = {} if family == "gpt_neox" else config.get("rope_scaling") or {}
     base = float(config.get(names.base) or MLX_BASES.get(family, 10000.0))
-    rope = RopeConfig(family, base, standard.width, given, given.get(TRAINED), longest)
+    trained = given.get(TRAINED, UNTOLD_TRAINED.get(str(given.get("rope_type"))))
+    rope = RopeConfig(family, base, standard.width, given, trained, longest)
     match rope.kind:
         case "linear":
             return rope.linear()
         case "dynamic":
             return rope.dynamic(length)
         case "llama3":
-            return rope.llama3(rope.trained or LLAMA3_TRAINED)
+            return rope.llama3(rope.trained or rope.longest)
         case "yarn":
             gain = rope.usual_gain(given.get("mscale", 1.0))
             gain /= rope.usual_gain(given.get("mscale_all_dim", 0.0))

@@ -16,8 +16,9 @@ ROTATES = (
     "gpt_neox_japanese", "gpt_oss", "granite", "granitemoe", "gte", "helium", "hunyuan_v1_dense",
     "hunyuan_v1_moe", "jetmoe", "llama", "mimo_v2_flash", "minicpm3", "ministral", "ministral3",
     "mistral", "mixtral", "modernbert", "modernbert-decoder", "nanochat", "nemotron", "nomic_bert",
-    "olmo", "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe",
-    "qwen3", "qwen3_moe", "seed_oss", "stablelm", "starcoder2", "vaultgemma",
+    "olmo", "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phi3", "phimoe", "qwen2",
+    "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl_text", "qwen3", "qwen3_moe", "qwen3_vl_text",
+    "seed_oss", "stablelm", "starcoder2", "vaultgemma",
 )  # fmt: skip
 """``model_type`` of models whose layers all rotate, but those without ``rope_parameters``."""
 
