@@ -83,6 +83,14 @@ def test_the_best_of_several_after_fine_tuning(
     assert isinstance(load(tmp_path / "out"), Decoder)
 
 
+def test_engines_that_serve_it_otherwise_are_named(posenc: Run, base: Path, tmp_path: Path) -> None:
+    given = ("extend", base, "--method", "dynamic_ntk", "--factor", "2", "--no-report", "--json")
+    code, printed, said = posenc(*given, "--out", tmp_path / "out")
+    assert code == 0, said
+    ignored = "ignores the scaling"
+    assert json.loads(printed)["engines"] == {"vLLM": ignored, "llama.cpp": ignored, "mlx-lm": ""}
+
+
 def test_a_model_of_posenc_compare_is_stretched(posenc: Run, text: Path, tmp_path: Path) -> None:
     """Saved as the lab saves it, named by its run's folder or its own."""
     torch.manual_seed(0)

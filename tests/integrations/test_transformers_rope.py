@@ -152,6 +152,18 @@ def test_a_stretched_decoder_becomes_a_llama(method: str, tmp_path: Path) -> Non
     close(theirs(tokens(60)).logits, ours(tokens(60)))
 
 
+@pytest.mark.parametrize("method", ["ntk", "yarn", "longrope"])
+@torch.no_grad()
+def test_a_stretched_decoder_without_a_longest_text_is_read(method: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = DecoderConfig(vocabulary=61, dim=64, layers=1, heads=4)
+    length = None if method == "ntk" else 24
+    extended = extend_layers(Decoder(config).encodings, method, factor=4.0, length=length)
+    ours = Decoder(config, encodings=extended).eval()
+    save(ours, tmp_path / "out")
+    close(load(tmp_path / "out")(tokens(60)), ours(tokens(60)))
+
+
 @torch.no_grad()
 def test_parameters_in_the_users_words(tmp_path: Path) -> None:
     make(ROPES["yarn"]).save_pretrained(tmp_path / "in")

@@ -19,6 +19,9 @@ from posenc.models import Decoder, DecoderConfig
 TRAINED = "original_max_position_embeddings"
 """Name of the trained length of an extended model."""
 
+UNTOLD = 2048
+"""Longest text of a model that has none, as in transformers' Llama."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RopeFields:
@@ -218,7 +221,8 @@ def _parameters(encoding: Encoding, longest: int | None) -> dict[str, Any]:
     if isinstance(part, DynamicNtkRope):
         return {"rope_type": "dynamic", "factor": part.factor, **base}
     if isinstance(part, LongRope):
-        return _longrope(part.long, part.short, part.gain, int(part.length), longest) | base
+        trained = int(part.length)
+        return _longrope(part.long, part.short, part.gain, trained, longest or trained) | base
     if part.divisors is None:
         return {"rope_type": "default", **base}
     raised = _raised_base(part)
@@ -226,6 +230,7 @@ def _parameters(encoding: Encoding, longest: int | None) -> dict[str, Any]:
         return {"rope_type": "default", **base, "rope_theta": raised}
     if len(set(part.divisors)) == 1 and part.gain == 1:
         return {"rope_type": "linear", "factor": part.divisors[0], **base}
+    longest = longest or UNTOLD
     return _longrope(part.divisors, part.divisors, part.gain, longest, longest) | base
 
 
@@ -241,26 +246,22 @@ def _raised_base(rope: Rope) -> float | None:
 
 
 def _longrope(
-    long: Sequence[float],
-    short: Sequence[float],
-    gain: float,
-    trained: int | None,
-    longest: int | None,
+    long: Sequence[float], short: Sequence[float], gain: float, trained: int, longest: int
 ) -> dict[str, Any]:
     """LongRoPE's parameters; the gain by the names of transformers and of vLLM.
 
     mlx-lm derives it from the lengths: 1 unless ``longest`` exceeds ``trained``.
     """
-    parameters = {
+    return {
         "rope_type": "longrope",
-        "factor": max(1.0, longest / trained) if longest and trained else 1.0,
+        "factor": max(1.0, longest / trained),
         "long_factor": list(long),
         "short_factor": list(short),
         "attention_factor": gain,
         "long_mscale": gain,
         "short_mscale": gain,
+        TRAINED: trained,
     }
-    return parameters if trained is None else parameters | {TRAINED: trained}
 
 
 def _known(encoding: Encoding) -> tuple[Rope | DynamicNtkRope | LongRope, Rope]:
