@@ -19,6 +19,9 @@ from posenc.layout.pytree import register
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Visibility of a pair, from its batch row, head, query and key indices."""
 
+FARTHEST = 2**62
+"""Steps of order between any two tokens at most. Sums of it and a position fit in 64 bits."""
+
 
 @dataclass(frozen=True, eq=False)
 class Grid:
@@ -28,7 +31,8 @@ class Grid:
         query, key: the layouts of both sides.
         causal: a query attends only to keys of equal or lower order.
         window: a query attends only to keys less than ``window`` away in order: itself and
-            ``window - 1`` before it (and as many after it unless causal).
+            ``window - 1`` before it (and as many after it unless causal). One too wide to hide
+            anything, beyond 2^62, becomes None.
 
     Raises:
         ArgumentError: for a window below 1, or layouts with different numbers of axes.
@@ -47,6 +51,8 @@ class Grid:
                 got=self.window,
                 remedy="Use None for no window.",
             )
+        if self.window is not None and self.window > FARTHEST:
+            object.__setattr__(self, "window", None)
         if self.query.axes != self.key.axes:
             raise ArgumentError(
                 "grid",
