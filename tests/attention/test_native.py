@@ -20,7 +20,8 @@ import posenc
 from posenc.attention import attend, explain
 from posenc.attention.backends.native import Native, heads
 from posenc.attention.backends.native import build as building
-from posenc.attention.backends.native.operands import domain_of, operands
+from posenc.attention.backends.native.operands import operands
+from posenc.attention.backends.native.place import Place
 from posenc.attention.call import AttentionCall
 from posenc.encoding import Encoding
 from posenc.encodings.common import pieces
@@ -443,7 +444,7 @@ def test_buckets_reach_the_pairs_that_are_hidden(groups: int, window: int | None
     q, k, v = _inputs(322, 322, heads=4, groups=groups)
     problem = AttentionCall(q, k, v, grid, encoding).transformed()
     assert problem.lowered is not None
-    read = operands(problem.lowered, problem, domain_of(grid, None), (-321, 321))
+    read = operands(problem.lowered, problem, Place.regular(grid).domain, (-321, 321))
     assert read.first == -321
     assert read.bucket is not None
     assert len(read.bucket) == 643

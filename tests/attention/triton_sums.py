@@ -54,6 +54,9 @@ GRIDS = {
     "queries before keys": Grid(Layout.sequence(20), Layout.sequence(17, 3), causal=True),
     "padded": Grid.of(PADDED, causal=True),
     "packed": Grid.of(Layout.packed([17, 19]), causal=True, window=18),
+    "far behind": Grid(Layout.sequence(20, 2**40), Layout.sequence(35), causal=True),
+    "far ahead": Grid(Layout.sequence(20), Layout.sequence(35, 2**32), causal=True),
+    "far window": Grid(Layout.sequence(9, 2**32), Layout.sequence(20), causal=True, window=2**32),
 }
 
 

@@ -133,9 +133,12 @@ def run_intervals(grid: Grid) -> Int[Tensor, "3 b Q"] | None:
         return None
     rows, i = sum(len(members) for members in runs.values()), torch.arange(grid.query.length)
     intervals = torch.zeros(3, rows, grid.query.length, dtype=torch.int64)
+    # Tokens of no document go on as if they were of their row's first, or of any row's.
+    anywhere = next((_base(run, i) for documents in runs for run in documents), -i)
     for documents, members in runs.items():
-        for number, run in enumerate(documents):
-            base = run.shift - run.key[0] + run.query[0] - i
+        intervals[2, members] = _base(documents[0], i) if documents else anywhere
+        for run in documents:
+            base = _base(run, i)
             first, end = run.key
             low = first + 0 * i if grid.window is None else 1 - base - grid.window
             high = end + 0 * i if grid.window is None else grid.window - base
@@ -143,7 +146,10 @@ def run_intervals(grid: Grid) -> Int[Tensor, "3 b Q"] | None:
                 high = high.minimum(1 - base)
             here = slice(*run.query)
             part = torch.stack([low.clamp(first, end), high.clamp(first, end), base])
-            if not number:  # tokens of no document go on as if they were of the first
-                intervals[2, members] = base
             intervals[:, members, here] = part[:, None, here]
-    return intervals.to(torch.int32)
+    return intervals
+
+
+def _base(run: Run, i: Int[Tensor, " Q"]) -> Int[Tensor, " Q"]:
+    """The offset of key 0 for queries of a run, or such as go on as it does."""
+    return run.shift - run.key[0] + run.query[0] - i

@@ -22,6 +22,7 @@ __all__ = [
     "document_numbers",
     "find_spacing",
     "lower_on_sequences",
+    "nearest_origin",
     "once_for",
     "spacing",
 ]
@@ -44,6 +45,15 @@ class Spacing:
 
     shift: int
     ordered: bool
+
+
+def nearest_origin(smallest: int, largest: int) -> int:
+    """The number that offsets of this range are counted from, to be small wherever tokens are.
+
+    0 if it is among them or next to them, else the nearest number that is: each offset keeps its
+    sign, which tells whether a key is before the query's own, after it, or that one.
+    """
+    return min(max(0, smallest - 1), largest + 1)
 
 
 def once_for(grid: Grid, known: Known[T], compute: Callable[[Grid], T]) -> T:

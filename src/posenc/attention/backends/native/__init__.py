@@ -20,17 +20,16 @@ from posenc.attention.backends.native.kernel_call import ITEMS
 from posenc.attention.backends.native.op import NativeAttention, NativePart, native
 from posenc.attention.backends.native.operands import (
     Operands,
-    domain_of,
     fused_form,
     image_operands,
     operands,
     terms_of,
 )
 from posenc.attention.backends.native.pairs import DESCRIPTIONS, Fused, fused
+from posenc.attention.backends.native.place import Place
 from posenc.attention.backends.native.rotation import rotate, serves_inside
 from posenc.attention.images import serves_axes, serves_images
 from posenc.attention.lowering import add_rows, repeat_heads, without_rows
-from posenc.attention.runs import run_intervals
 from posenc.encoding import BlockTransforms, DistanceFunction, FusedScore, Rotation, StructuredScore
 from posenc.runtime import is_transformed, needs_dispatch
 
@@ -74,60 +73,46 @@ class Native(Backend):
             not torch.compiler.is_compiling() and serves_axes(grid, problem.lowered)
         ):
             return Plan("compiled tiles with terms by image offset", partial(_images, problem))
-        if grid.shift is not None and not grid.segmented:
-            return _plan(problem, None)
-        if torch.compiler.is_compiling():
-            return Unsupported("inside a compiled graph it takes regular layouts only")
-        intervals = run_intervals(grid)
-        if intervals is None:
-            return Unsupported("its tokens are not whole stretches of consecutive positions")
-        return _plan(problem, intervals)
+        place = Place.of(grid)
+        return place if isinstance(place, Unsupported) else _plan(problem, place)
 
 
-def _plan(problem: Problem, intervals: Tensor | None) -> Plan | Unsupported:
-    domain = domain_of(problem.grid, intervals)
-    terms = terms_of(problem, domain)
-    if terms is not None and intervals is None and takes_rows_apart(problem):
+def _plan(problem: Problem, place: Place) -> Plan | Unsupported:
+    terms = terms_of(problem, place.domain)
+    if terms is not None and place.intervals is None and takes_rows_apart(problem):
         how = "compiled tiles, terms of a few heads at a time (memory linear in the length)"
-        return Plan(how, partial(_attend_rows_apart, replace(problem, lowered=None), domain))
+        return Plan(how, partial(_attend_rows_apart, replace(problem, lowered=None), place))
     if terms is not None:
         how = "compiled tiles, terms read by spans of the offset (memory linear in the length)"
-        return Plan(how, partial(_attend, problem, terms, domain, intervals, None))
+        return Plan(how, partial(_attend, problem, terms, place, None))
     form, terms = fused_form(problem)
     if form is None or terms is None or (terms and not isinstance(form, DistanceFunction)):
         return Unsupported("its score or value part has no form that the kernels take")
     how = f"compiled tiles with {DESCRIPTIONS[type(form)]} (memory linear in the length)"
-    return Plan(how, partial(_attend, problem, terms, domain, intervals, form))
+    return Plan(how, partial(_attend, problem, terms, place, form))
 
 
 def _attend(
     problem: Problem,
     terms: tuple[StructuredScore, ...],
-    domain: tuple[int, int],
-    intervals: Tensor | None,
+    place: Place,
     form: FusedScore | None,
     *,
     lse: bool,
 ) -> Result:
-    queries, keys = problem.q.shape[2], problem.k.shape[2]
-    if intervals is None:
-        shift = problem.grid.require_shift()
-        reach = (shift - queries + 1, shift + keys - 1)
-    else:
-        shift, reach = 0, (int(intervals[2].min()), int(intervals[2].max()) + keys - 1)
     if isinstance(form, BlockTransforms) and problem.whole is None and takes_blocks_apart(form):
         whole, seed = _of_equal_heads(problem), _draw_seed(problem)
-        call = BlocksApart(whole, shift, intervals, seed, replace(form, query=whole.q, key=whole.k))
+        call = BlocksApart(whole, place, seed, replace(form, query=whole.q, key=whole.k))
         return _result(problem, call(form.parameters), (), lse=lse)
-    x = operands(terms, problem, domain, reach)
-    pairs = None if form is None else fused(form, domain)
+    x = operands(terms, problem, place.domain, place.reach)
+    pairs = None if form is None else fused(form, place, problem.grid, problem.q.dtype)
     if pairs is not None and pairs.left is not None:
         tokens = pairs.left.tokens
         left = None if tokens is problem.q else tokens
         x = replace(x, left=left, left_rows=pairs.left.rows)
     if pairs is not None and pairs.line is not None:
-        x = replace(x, line=pairs.line, first=domain[0])
-    return _run(problem, terms, x, shift, intervals, pairs, lse=lse)
+        x = replace(x, line=pairs.line, first=place.domain[0])
+    return _run(problem, terms, x, place, pairs, lse=lse)
 
 
 def _images(problem: Problem, *, lse: bool) -> Result:
@@ -135,15 +120,14 @@ def _images(problem: Problem, *, lse: bool) -> Result:
     x = image_operands(problem.lowered, problem)
     rows, columns = problem.grid.query.extent  # type: ignore[misc]
     shift = (rows - 1) * (x.period + x.jump) + columns - 1
-    return _run(problem, problem.lowered, x, shift, None, None, lse=lse)
+    return _run(problem, problem.lowered, x, Place((0, 0), (0, 0), shift), None, lse=lse)
 
 
 def _run(
     problem: Problem,
     terms: tuple[StructuredScore, ...],
     x: Operands,
-    shift: int,
-    intervals: Tensor | None,
+    place: Place,
     pairs: Fused | None,
     *,
     lse: bool,
@@ -171,12 +155,12 @@ def _run(
         x.right_rows,
         x.value_rows,
         x.bucket,
-        intervals,
+        place.counted_intervals(),
     )
     rest = (
         _rotary_factors(rotation),
         scale,
-        [*_mask(problem, shift), x.first, x.period, x.jump, ITEMS, adjacent],
+        [*place.numbers(), x.first - place.origin, x.period, x.jump, ITEMS, adjacent],
         problem.dropout,
         _draw_seed(problem),
         [graded and term is not None and term.requires_grad for term in (x.line, x.column)],
@@ -195,15 +179,10 @@ def _run(
     return _result(problem, found, terms, lse=lse)
 
 
-def _attend_rows_apart(problem: Problem, domain: tuple[int, int], *, lse: bool) -> Result:
-    whole, shift, score = (
-        _of_equal_heads(problem),
-        problem.grid.require_shift(),
-        problem.encoding.score,
-    )
+def _attend_rows_apart(problem: Problem, place: Place, *, lse: bool) -> Result:
+    score = problem.encoding.score
     assert score is not None
-    reach = (shift - problem.q.shape[2] + 1, shift + problem.k.shape[2] - 1)
-    call = RowsApart(whole, shift, None, _draw_seed(problem), domain, reach)
+    call = RowsApart(_of_equal_heads(problem), place, _draw_seed(problem))
     return _result(problem, call(list(score.parameters())), (), lse=lse)
 
 
@@ -218,11 +197,6 @@ def _result(
     output = found[0].to(problem.v.dtype)
     wide = torch.promote_types(problem.q.dtype, torch.float32)
     return Result(output, add_rows(found[1], terms).to(wide) if lse else None)
-
-
-def _mask(problem: Problem, shift: int) -> list[int]:
-    grid = problem.grid
-    return [shift, int(grid.causal), -1 if grid.window is None else grid.window]
 
 
 def _rotary_factors(rotation: Rotation | None) -> list[Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from posenc.attention.backends.common.base import Problem
 from posenc.attention.backends.native.op import TERMS, native, native_backward
 from posenc.attention.backends.native.operands import Operands, operands
+from posenc.attention.backends.native.place import Place
 from posenc.encoding import BlockTransforms, LowRank, StructuredScore
 from posenc.runtime import without_autocast
 
@@ -62,14 +63,12 @@ class HeadsApart(ABC):
 
     Args:
         problem: of all heads; keys and values of as many heads as the queries.
-        shift: of a regular grid.
-        intervals: of another.
+        place: of its pairs.
         seed: of dropout.
     """
 
     problem: Problem
-    shift: int
-    intervals: Tensor | None
+    place: Place
     seed: int
 
     def __call__(self, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -107,10 +106,8 @@ class HeadsApart(ABC):
 
     def rest(self, heads: slice, first: int, wants: list[bool], kind: str) -> tuple[Any, ...]:
         """The arguments of ``op.native`` from the place on."""
-        grid = self.problem.grid
-        window = -1 if grid.window is None else grid.window
-        place = [self.shift, int(grid.causal), window, first, 0, 0, SPLITS, 0]
-        return place, self.problem.dropout, self.seed + heads.start, wants, kind
+        numbers = [*self.place.numbers(), first - self.place.origin, 0, 0, SPLITS, 0]
+        return numbers, self.problem.dropout, self.seed + heads.start, wants, kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +134,8 @@ class BlocksApart(HeadsApart):
         query, key, *pairs = found
         terms = (None,) * (len(TERMS) + 1)
         rest = self.rest(heads, 0, [False, False], "blocks")
-        return query, key, v.to(query.dtype), *terms, self.intervals, pairs, [], 1.0, *rest
+        intervals = self.place.counted_intervals()
+        return query, key, v.to(query.dtype), *terms, intervals, pairs, [], 1.0, *rest
 
     def differentiate(
         self,
@@ -172,14 +170,7 @@ class BlocksApart(HeadsApart):
 
 @dataclass(frozen=True, eq=False)
 class RowsApart(HeadsApart):
-    """With terms in structured form, on a regular grid.
-
-    Args:
-        domain, reach: see ``operands``.
-    """
-
-    domain: tuple[int, int]
-    reach: tuple[int, int]
+    """With terms in structured form, on a regular grid."""
 
     def arguments(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> tuple[Any, ...]:
         x = self._operands(q, k, heads)
@@ -212,7 +203,7 @@ class RowsApart(HeadsApart):
         assert score is not None
         terms = score.lower_heads(heads, q, k, grid, scale=scale)
         assert terms is not None
-        return operands(terms, replace(self.problem, q=q, k=k), self.domain, self.reach)
+        return operands(terms, replace(self.problem, q=q, k=k), self.place.domain, self.place.reach)
 
 
 def _pull_back(

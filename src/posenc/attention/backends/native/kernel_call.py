@@ -46,12 +46,10 @@ class KernelCall:
         x.q, x.k, x.v = (Tokens.of(self.keep(contiguous_rows(t))) for t in (q, k, v))
         x.chunks = min(x.batch, ceil_div(PARTS, x.heads))
         self.tiles = ceil_div(x.queries, 256)
-        shift, causal, window, first, period, jump, most, x.adjacent = place
+        shift, lowest, highest, first, period, jump, most, x.adjacent = place
         self.splits = min(ceil_div(ITEMS, x.heads * x.chunks), self.tiles, most)
         if intervals is None:
-            intervals = regular_intervals(
-                x.queries, x.keys, shift, bool(causal), window, period, jump
-            )
+            intervals = regular_intervals(x.queries, x.keys, shift, (lowest, highest), period, jump)
         self.keep(intervals)
         x.low, x.high, x.base = (part.data_ptr() for part in intervals)
         x.rows_batch = 0 if intervals.shape[1] == 1 else x.queries
@@ -158,7 +156,7 @@ def _padded(spans: Spans) -> Tensor:
 
 @lru_cache(maxsize=64)
 def regular_intervals(
-    queries: int, keys: int, shift: int, causal: bool, window: int, period: int, jump: int
+    queries: int, keys: int, shift: int, band: tuple[int, int], period: int, jump: int
 ) -> Tensor:
     """Intervals of a regular grid, or of whole images that see each other (``period`` > 0)."""
     i = torch.arange(queries)
@@ -167,8 +165,7 @@ def regular_intervals(
         width = columns + 1 - period
         base = -(i // width) * columns - i % width + shift
         low, high = torch.zeros_like(i), torch.full_like(i, keys)
-        return torch.stack([low, high, base]).unsqueeze(1).to(torch.int32)
-    low = torch.zeros_like(i) if window < 0 else (i - shift - window + 1).clamp(0, keys)
-    last = i - shift + 1 if causal else (i - shift + window if window >= 0 else i * 0 + keys)
-    high = last.clamp(0, keys)
-    return torch.stack([low, high, shift - i]).unsqueeze(1).to(torch.int32)
+    else:
+        base = shift - i
+        low, high = (band[0] - base).clamp(0, keys), (band[1] + 1 - base).clamp(0, keys)
+    return torch.stack([low, high, base]).unsqueeze(1).to(torch.int32)

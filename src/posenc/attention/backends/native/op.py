@@ -75,10 +75,11 @@ def compute_output(
             ``pairs``; none for ``""``.
         rotary: cosines and sines ``[B|1, H|1, Q, T]`` of the angles that pairs of the queries'
             features are rotated by, and those of keys, in the kernel's dtype; none for no rotation.
-        place: shift, causal and window (-1 for none) of a regular grid, the first offset of
-            ``line`` and ``bucket``, for images the keys a row and how far the offset's index
-            jumps after each (0 for none), the most blocks of queries that gradients of keys are
-            summed in apart, and whether pairs are of adjacent features.
+        place: shift of a regular grid and the smallest and largest offset that it shows, the first
+            offset of ``line`` and ``bucket``, for images the keys a row and how far the offset's
+            index jumps after each (0 for none), the most blocks of queries that gradients of keys
+            are summed in apart, and whether pairs are of adjacent features. All offsets may be
+            counted from another than 0, see ``Place.origin``.
         wants: whether gradients of line and column will be wanted.
     """
     call = KernelCall(

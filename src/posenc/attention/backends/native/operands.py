@@ -48,23 +48,6 @@ class Operands:
     jump: int = 0
 
 
-def domain_of(grid: Grid, intervals: Int[Tensor, "3 b Q"] | None) -> tuple[int, int]:
-    """The smallest and the largest offset of a visible pair; any, where there is none."""
-    if intervals is None:
-        shift, queries, keys = grid.require_shift(), grid.query.length, grid.key.length
-        first, last = shift - queries + 1, shift + keys - 1
-        if grid.window is not None:
-            first, last = max(first, 1 - grid.window), min(last, grid.window - 1)
-        if grid.causal:
-            last = min(last, 0)
-        return (first, last) if first <= last else (shift, shift)
-    low, high, base = intervals.long()
-    seen = low < high
-    if not bool(seen.any()):
-        return int(base.min()), int(base.min())
-    return int((low + base)[seen].min()), int((high - 1 + base)[seen].max())
-
-
 def terms_of(problem: Problem, domain: tuple[int, int]) -> tuple[StructuredScore, ...] | None:
     """The structured form; of documents, where each has one, that of a sequence with all offsets.
 

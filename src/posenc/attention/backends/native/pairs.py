@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.native.library import Problem
+from posenc.attention.backends.native.place import Place
 from posenc.encoding import (
     BlockTransforms,
     DistanceFunction,
@@ -18,7 +19,7 @@ from posenc.encoding import (
     StickWeights,
     TokenTableProduct,
 )
-from posenc.layout.integers import exact_dtype
+from posenc.grid import Grid
 
 DESCRIPTIONS: dict[type, str] = {
     DistanceFunction: "a piecewise-linear function of the distance",
@@ -42,8 +43,14 @@ class Fused:
     tokens: tuple[Tensor, Tensor] | None = None
 
 
-def fused(form: FusedScore, domain: tuple[int, int]) -> Fused:
-    """The arguments of a form, whose offsets are all in ``domain``."""
+def fused(form: FusedScore, place: Place, grid: Grid, dtype: torch.dtype) -> Fused:
+    """The arguments of a form, read at offsets in the dtype of the grid's positions.
+
+    Args:
+        place: of the grid's pairs.
+        dtype: of the logits.
+    """
+    (first, last), origin = place.domain, place.origin
     if isinstance(form, GateCounts):
         return Fused("counts", (), form.product)
     if isinstance(form, StickWeights):
@@ -53,16 +60,15 @@ def fused(form: FusedScore, domain: tuple[int, int]) -> Fused:
         query, key, matrices, own = form.compute(form.query, form.key, *whole)
         return Fused("blocks", (matrices, own), tokens=(query, key))
     if isinstance(form, HeadMixing):
-        offsets = torch.arange(
-            domain[0], domain[1] + 1, dtype=exact_dtype(*domain, torch.device("cpu"))
-        )
-        line = form.bias(offsets)
-        line = line.to(torch.promote_types(line.dtype, torch.float32))
+        positions = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
+        line = form.bias(torch.arange(first, last + 1).to(positions))
+        line = line.to(torch.promote_types(line.dtype, dtype))
         read, given = form.input.to(line.dtype).chunk(2, dim=1)
         hidden = given @ line + form.input_bias.to(line.dtype).unsqueeze(-1)
         return Fused("mixing", (read, hidden, form.output, form.output_bias), line=line)
-    farthest = max(abs(domain[0]), abs(domain[1]))
-    distances = torch.arange(farthest + 1, dtype=form.factor.dtype)
+    # An offset is as far from 0 as from the origin, and the origin from 0.
+    distances = abs(origin) + torch.arange(max(last - origin, origin - first) + 1)
+    distances = distances.to(form.factor.dtype)
     tensors = (form.distance(distances), form.knots, form.slope, form.intercept, form.factor)
     return Fused("distance", tensors)
 

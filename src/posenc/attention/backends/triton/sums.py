@@ -13,7 +13,7 @@ from posenc.attention.backends.triton.band import FAR
 from posenc.attention.backends.triton.op import features_together, keeping
 from posenc.attention.backends.triton.operands import Operands, Options, empty_as
 from posenc.attention.backends.triton.segments import marks_of
-from posenc.attention.spacing import find_spacing
+from posenc.attention.spacing import find_spacing, nearest_origin
 from posenc.encoding import FusedScore, GateCounts, StickWeights
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def attend_with_sums(problem: Problem, form: SumsForm, *, tuned: bool, lse: bool
     if grid.segmented:
         made = marks_of(grid, ordered=True)
         marks = (made.query_segment_ids, made.key_segment_ids, made.query_summary, made.key_summary)
-    first = -FAR if grid.window is None else 1 - grid.window
+    origin = nearest_origin(found.shift - q.shape[2] + 1, found.shift + problem.k.shape[2] - 1)
+    first = -FAR if grid.window is None else min(max(-FAR, 1 - grid.window - origin), FAR)
     output, sums = attention_with_sums(
         q,
         problem.k,
@@ -71,7 +72,7 @@ def attend_with_sums(problem: Problem, form: SumsForm, *, tuned: bool, lse: bool
         products,
         *marks,
         torch.randint(2**31 - 1, (1,), device=q.device) if problem.dropout else None,
-        [found.shift, first, -1 if sticks else 0],
+        [found.shift - origin, first, -1 if sticks else 0],
         isinstance(form, StickWeights) and form.rest_to_self,
         problem.scale,
         problem.dropout,
