@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -23,8 +23,9 @@ from posenc.attention.backends.native import build as building
 from posenc.attention.backends.native.operands import operands
 from posenc.attention.backends.native.place import Place
 from posenc.attention.call import AttentionCall
-from posenc.encoding import Encoding
+from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
 from posenc.encodings.common import pieces
+from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.score import tupe
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
@@ -449,6 +450,35 @@ def test_buckets_reach_the_pairs_that_are_hidden(groups: int, window: int | None
     assert read.bucket is not None
     assert len(read.bucket) == 643
     _check("deberta", grid)
+
+
+class TwoMaps(ScoreTerm):
+    """``s_ij += q_i · (a[Δ] + b[Δ])``, with fewer rows in one table than in the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ParameterList(torch.randn(1, count, 24) for count in (3, 7))
+
+    def forward(self, q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> Tensor:
+        terms = self.lower(q, k, grid, scale=scale)
+        return sum(gather_rows(q, t.left.rows, t.bucket(grid.offset)) for t in terms)  # type: ignore[misc, union-attr]
+
+    def lower(self, q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> tuple[BucketedTerms, ...]:
+        return tuple(
+            BucketedTerms(
+                lambda offset, last=rows.shape[1] - 1: offset[..., 0].long().clamp(0, last),  # type: ignore[misc]
+                left=TokenTableProduct(q, rows),
+            )
+            for rows in self.tables
+        )
+
+
+@built
+def test_maps_of_several_tables_that_agree_where_pairs_are_visible() -> None:
+    torch.manual_seed(3)
+    grid, encoding = Grid.of(Layout.sequence(30), window=1), Encoding(score=TwoMaps())
+    got, expected = (_both(_inputs(30, 30), grid, encoding, b) for b in ("native", "reference"))
+    _agree(got, expected)
 
 
 @built

@@ -114,7 +114,8 @@ def operands(
     heads, size = problem.heads, (problem.q.shape[0], problem.heads, -1, -1)
     parts = [(g, n) for g, n in buckets if any(x is not None for x in (g.left, g.right, g.value))]
     rowed, maps = [g for g, _ in parts], [n for _, n in parts]
-    bucket, shared = None, len(rowed) == 1 or _same(maps)
+    counts = {len(rows[0]) for g in rowed for rows in _rows_of(g)}
+    bucket, shared = None, len(rowed) == 1 or (len(counts) == 1 and _same(maps))
     if rowed:
         bucket = maps[0] if shared else torch.arange(last - first + 1, device=device)
     read = [None if shared else n for n in maps]
@@ -165,6 +166,12 @@ def image_operands(terms: Sequence[StructuredScore], problem: Problem) -> Operan
         period=key_columns,
         jump=columns - 1,
     )
+
+
+def _rows_of(group: BucketedTerms) -> list[Tensor]:
+    """Rows of a group by bucket, each ``[H|1, N, F]``."""
+    products = [product.rows for product in (group.left, group.right) if product is not None]
+    return products if group.value is None else [*products, group.value]
 
 
 def _read(rows: Tensor, at: Tensor | None) -> Tensor:
