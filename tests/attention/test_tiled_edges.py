@@ -80,3 +80,27 @@ def test_refuses_irregular_layouts_while_compiling() -> None:
     compiled = torch.compile(step, backend="eager")
     with pytest.raises(BackendRefusal, match="inside a compiled graph"):
         compiled(q, k, v)
+
+
+def test_factors_beside_rows_of_values() -> None:
+    """Queries and values are widened by the factors, and the rows with them."""
+    torch.manual_seed(3)
+    factors = posenc.create("tupe", dim=16, heads=2, head_dim=8, max_length=80)
+    values = posenc.create("shaw", head_dim=8, max_distance=3)
+    encoding = Encoding(score=factors.score, value=values.value).double()
+    grid, tensors = Grid.of(Layout.sequence(80)), draw(80, 80)
+    got, expected = (gradients(grid, encoding, tensors, way) for way in ("tiled", "reference"))
+    torch.testing.assert_close(got, expected, atol=1e-9, rtol=1e-9)
+
+
+def test_sums_over_many_tokens_are_not_rounded() -> None:
+    """Logarithms of gates add up: 1000 tokens on, float32 is 100 times less exact."""
+    torch.manual_seed(3)
+    encoding = posenc.create("forgetting", dim=16, heads=2)
+    tensors = [x.detach().float() for x in draw(1000, 1000)]
+    layout = encoding.observe(torch.randn(2, 1000, 16), Layout.sequence(1000))
+    grid = Grid.of(layout, causal=True)
+    q, k, v = tensors
+    exact = attend(q.double(), k.double(), v.double(), grid, encoding, backend="reference")
+    got = attend(q, k, v, grid, encoding, backend="tiled")
+    torch.testing.assert_close(got.double(), exact, atol=2e-6, rtol=0)

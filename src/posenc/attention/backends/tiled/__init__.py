@@ -113,11 +113,18 @@ def _attend_regular(problem: Problem, *, lse: bool) -> Result:
     assert problem.lowered is not None
     heads, wide = problem.heads, torch.promote_types(problem.q.dtype, torch.float32)
     terms = read_offsets(problem.lowered, problem.grid, device=problem.q.device)
+    if terms.column is not None:  # float64 where they are sums that grow with the length
+        wide = torch.promote_types(wide, terms.column.dtype)
     q, k, v = (x.to(wide) for x in (problem.q, problem.k, problem.v))
     k, v, scale = repeat_heads(k, heads), repeat_heads(v, heads), problem.scale
+    value_rows = terms.value_rows
     if terms.factors:
         q, k, v = _widen(q * scale, k, v, terms)
         scale = 1.0
+        if value_rows is not None:
+            value_rows = torch.nn.functional.pad(
+                value_rows, (0, v.shape[-1] - value_rows.shape[-1])
+            )
     bias_by_offset = None if terms.bias_by_offset is None else terms.bias_by_offset.to(wide)
     band = [
         problem.grid.require_shift(),
@@ -136,7 +143,7 @@ def _attend_regular(problem: Problem, *, lse: bool) -> Result:
         None if terms.right is None else terms.right.to(wide).expand(batch, -1, -1, -1),
         _contiguous(terms.right_rows, wide),
         None if terms.column is None else terms.column.to(wide).expand(batch, -1, -1),
-        _contiguous(terms.value_rows, wide),
+        _contiguous(value_rows, wide),
         scale,
         band,
         problem.dropout,
