@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -156,7 +157,22 @@ def backends_agree(subject: Subject) -> None:
         _one_grid(subject, encoding, Layout.padded([40, 65]), 30)
 
 
-def _one_grid(subject: Subject, encoding: Encoding, layout: Layout, queries: int) -> None:
+@law
+def double_is_double(subject: Subject) -> None:
+    """In float64, positions too, every backend equals ``reference`` to 1e-11, also in gradients."""
+    encoding = subject.layer().encoding
+    for layout, queries in (
+        (Layout.sequence(65), 65),
+        (Layout.sequence(65), 30),
+        (Layout.packed([20, 1, 44]), 65),
+    ):
+        wide = replace(layout, positions=layout.positions.double())
+        _one_grid(subject, encoding, wide, queries, tolerance=1e-11)
+
+
+def _one_grid(
+    subject: Subject, encoding: Encoding, layout: Layout, queries: int, *, tolerance: float = 1e-5
+) -> None:
     rows, keys = layout.batch, layout.length
     q, k, v = (x.requires_grad_() for x in operands(queries, keys, rows=rows))
     seen = observed(subject, encoding, layout, rows=rows)
@@ -174,8 +190,8 @@ def _one_grid(subject: Subject, encoding: Encoding, layout: Layout, queries: int
     expected, expected_gradients = run("reference")
     for backend in serving(q, k, v, grid, encoding):
         output, gradients = run(backend)
-        agree(f"{backend} with {queries}×{keys}", output, expected, tolerance=1e-5)
-        _agree_gradients(backend, gradients, expected_gradients)
+        agree(f"{backend} with {queries}×{keys}", output, expected, tolerance=tolerance)
+        _agree_gradients(backend, gradients, expected_gradients, tolerance=tolerance)
 
 
 def _agree_gradients(
