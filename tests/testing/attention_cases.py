@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
+from posenc.entry import Entry
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS
 from posenc.testing.subject import fold
+from tests.testing.random_parts import ENTRY
 
 MAX_LENGTH = 700
 """Longest sequence drawn, and ``max_length`` of the encodings."""
@@ -17,8 +20,32 @@ MAX_LENGTH = 700
 WRONG = ("heads", "head_dim", "causal", "key_width", "axes", "length", "dtype")
 """Kinds of invalid arguments."""
 
-LAYOUTS = ("sequence", "sequence", "cross", "packed", "padded", "gaps", "times")
+LAYOUTS = ("sequence", "sequence", "cross", "few", "packed", "padded", "gaps", "times")
 """Kinds of texts."""
+
+RANDOM = "random"
+"""Name of an encoding of random parts."""
+
+METHODS: Mapping[str, Entry] = {**ENCODINGS, RANDOM: ENTRY}
+"""Entries that cases are drawn from."""
+
+FAR = (2**31 - 100, 2**31 - 1, 2**32, 2**40)
+"""Positions about which 32-bit integers end, and beyond."""
+
+ORDERS = ("permuted", "tied", "stepped", "moved")
+"""Orders that are not positions."""
+
+WIDEST = (2**31, 2**62, 2**63 - 1, 10**30)
+"""Windows that hide nothing."""
+
+MANY: Mapping[str, Mapping[str, object]] = {
+    "contextual": {"max_distance": 900},
+    "deberta": {"max_distance": 2000},
+    "relative_bias": {"max_distance": 900},
+    "shaw": {"max_distance": 900},
+    "t5": {"buckets": 512, "max_distance": 3000},
+}
+"""Options of many buckets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +58,9 @@ class Sizes:
         batches, kv_heads, groups: batch rows, key heads, and query heads of each.
         dtypes: of the operands.
         layouts: of texts.
+        many: share of cases with more keys than the kernels hold products of at once.
+        far, orders, wide: shares of texts with far positions, with an order that is not the
+            position, and with float64 positions.
         images: share of images, where the encoding has two axes.
         wrong: share of cases with an invalid argument.
         tiles: sides of the kernels' tiles, where they can be chosen.
@@ -44,6 +74,10 @@ class Sizes:
     groups: tuple[int, ...] = (1, 2, 4)
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32)
     layouts: tuple[str, ...] = LAYOUTS
+    many: float = 0.04
+    far: float = 0.15
+    orders: float = 0.1
+    wide: float = 0.3
     images: float = 0.6
     wrong: float = 0.15
     tiles: tuple[int, ...] = (16,)
@@ -61,6 +95,7 @@ INTERPRETED = Sizes(
     groups=(1, 1, 3),
     dtypes=(torch.float32, torch.float32, torch.bfloat16),
     layouts=("sequence", "sequence", "cross", "packed", "packed", "padded", "padded", "gaps"),
+    many=0.0,
     wrong=0.0,
     tiles=(16, 32, 64),
 )
@@ -80,6 +115,9 @@ class AttentionCase:
         dtype: float64 or float32.
         frozen: the encoding's parameters require no gradient.
         memory: memory layout of the operands.
+        kind: of the layouts.
+        options: of the encoding, besides its sample's.
+        apart: the native kernels take operands of a few heads, and pieces of their keys, at a time.
         wrong: the invalid argument, or None.
         tile: sides of the kernels' tiles, of queries and of keys.
     """
@@ -98,17 +136,27 @@ class AttentionCase:
     dtype: torch.dtype
     frozen: bool
     memory: str
+    kind: str
+    options: Mapping[str, object]
+    apart: bool
     wrong: str | None
     tile: tuple[int, int] = (16, 16)
+
+    @property
+    def double(self) -> bool:
+        """True if features and positions are float64."""
+        dtypes = {self.dtype, self.queries.positions.dtype, self.keys.positions.dtype}
+        return dtypes == {torch.float64}
 
     def __str__(self) -> str:
         wrong = "" if self.wrong is None else f", wrong {self.wrong}"
         return (
             f"case {self.number}: {self.name}, batch {self.batch}, heads {self.heads}/"
             f"{self.kv_heads} of {self.head_dim}/{self.value_dim}, {self.queries.length}×"
-            f"{self.keys.length} tokens on {self.keys.axes} axes, causal={self.causal}, "
-            f"window={self.window}, {self.dtype}, frozen={self.frozen}, {self.memory}, "
-            f"tiles of {self.tile[0]}×{self.tile[1]}{wrong}"
+            f"{self.keys.length} tokens on {self.keys.axes} axes ({self.kind}), causal="
+            f"{self.causal}, window={self.window}, {self.dtype}, frozen={self.frozen}, "
+            f"{self.memory}, {dict(self.options)}, apart={self.apart}, tiles of "
+            f"{self.tile[0]}×{self.tile[1]}{wrong}"
         )
 
 
@@ -116,29 +164,38 @@ def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
     """The case with this number."""
     dice = random.Random(number)
     name = dice.choice(names)
-    claims = ENCODINGS[name].claims
+    claims = METHODS[name].claims
     axes = dice.choice(claims.axes or (1, 2, 3))
     causal = claims.causal_only or dice.random() < 0.5
     kv_heads = dice.choice(sizes.kv_heads)
     head_dim = dice.choice(sizes.head_dims)
-    batch = dice.choice(sizes.batches)
+    batch, groups = dice.choice(sizes.batches), dice.choice(sizes.groups)
     longest = dice.choice(sizes.longest) or MAX_LENGTH // batch
-    queries, keys = _layouts(dice, batch, longest, axes, sizes)
+    options: Mapping[str, object] = {}
+    if axes == 1 and dice.random() < sizes.many:
+        kv_heads, batch, head_dim, groups = 1, 1, 8, min(groups, 2)
+        queries, keys, kind = *_many(dice), "many"
+        options = MANY.get(name, {})
+    else:
+        queries, keys, kind = _layouts(dice, batch, longest, axes, sizes)
     return AttentionCase(
         number=number,
         name=name,
         batch=batch,
-        heads=kv_heads * dice.choice(sizes.groups),
+        heads=kv_heads * groups,
         kv_heads=kv_heads,
         head_dim=head_dim,
         value_dim=dice.choice(sizes.value_dims) or head_dim,
         queries=queries,
         keys=keys,
         causal=causal,
-        window=dice.choice([None, None, None, 1, 7, 70]),
+        window=dice.choice([None, None, None, 1, 7, 70, 2 ** dice.randint(31, 70)]),
         dtype=dice.choice(sizes.dtypes),
         frozen=dice.random() < 0.3,
         memory=dice.choice(["contiguous", "transposed", "strided", "offset", "expanded"]),
+        kind=kind,
+        options=options,
+        apart=dice.random() < 0.3,
         wrong=dice.choice(WRONG) if dice.random() < sizes.wrong else None,
         tile=(dice.choice(sizes.tiles), dice.choice(sizes.tiles)),
     )
@@ -146,16 +203,29 @@ def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
 
 def _layouts(
     dice: random.Random, batch: int, longest: int, axes: int, sizes: Sizes
-) -> tuple[Layout, Layout]:
-    """Layouts of queries and keys as models use them."""
+) -> tuple[Layout, Layout, str]:
+    """Layouts of queries and keys as models use them, and their kind."""
     length = dice.randint(1, longest)
     if axes == 2 and dice.random() < sizes.images:
-        return _image_layouts(dice, batch, max(1, int(length**0.5)))
+        return *_image_layouts(dice, batch, max(1, int(length**0.5))), "image"
     kind = dice.choice(sizes.layouts)
+    queries, keys = _texts(dice, kind, batch, length, longest)
+    queries, keys = _changed(queries, keys, lambda layout, _: fold(layout, axes), together=True)
+    for share, change in ((sizes.orders, _reordered), (sizes.far, _far), (sizes.wide, _wide)):
+        if dice.random() < share:
+            queries, keys, name = change(dice, queries, keys)
+            kind += f", {name}"
+    return queries, keys, kind
+
+
+def _texts(
+    dice: random.Random, kind: str, batch: int, length: int, longest: int
+) -> tuple[Layout, Layout]:
     if kind == "cross":
         keys = Layout.sequence(dice.randint(1, longest), start=dice.randint(0, 5))
-        queries = Layout.sequence(length, start=dice.randint(0, 9))
-        return fold(queries, axes), fold(keys, axes)
+        return Layout.sequence(length, start=dice.randint(0, 9)), keys
+    if kind == "few":
+        return _among(dice, Layout.sequence(longest), dice.randint(1, max(1, longest // 8)))
     if kind == "packed":
         cuts = [dice.randint(1, max(1, length)) for _ in range(dice.randint(1, 4))]
         keys = Layout.packed(cuts)
@@ -169,9 +239,71 @@ def _layouts(
         keys = Layout.at(torch.tensor(rows, dtype=dice.choice([torch.float32, torch.float64])))
     else:
         keys = Layout.sequence(length, start=dice.randint(0, 5))
-    keys = fold(keys, axes)
     begin = dice.choice([0, 0, dice.randrange(keys.length)])  # the last ones, as with a cache
     return (keys if begin == 0 else keys.slice(begin, keys.length)), keys
+
+
+def _many(dice: random.Random) -> tuple[Layout, Layout]:
+    """More keys than the kernels hold products of at once, with blocks of queries."""
+    length = dice.randint(1100, 2600)
+    keys = dice.choice([Layout.sequence(length), Layout.packed([length - 90, 90])])
+    return _among(dice, keys, dice.choice([20, 140, 300]))
+
+
+def _among(dice: random.Random, keys: Layout, count: int) -> tuple[Layout, Layout]:
+    """Some queries anywhere among the keys."""
+    begin = dice.choice([0, dice.randint(0, keys.length - count), keys.length - count])
+    return keys.slice(begin, begin + count), keys
+
+
+def _reordered(dice: random.Random, queries: Layout, keys: Layout) -> tuple[Layout, Layout, str]:
+    """The same positions in another order."""
+    kind, offset = dice.choice(ORDERS), dice.randint(-9, 9)
+
+    def change(layout: Layout, mine: bool) -> Layout:
+        order = layout.order
+        if kind == "permuted":
+            order = torch.tensor([dice.sample(row, len(row)) for row in order.tolist()])
+        elif kind == "tied":
+            order = order // 2
+        elif kind == "stepped":
+            order = 3 * order
+        elif mine:
+            order = order + offset
+        return replace(layout, order=order, start=None, consecutive=False)
+
+    return *_changed(queries, keys, change, together=kind != "moved"), kind
+
+
+def _far(dice: random.Random, queries: Layout, keys: Layout) -> tuple[Layout, Layout, str]:
+    """Both sides far from 0, or far from one another."""
+    sides, by = dice.choice([(True, True), (True, False), (False, True)]), dice.choice(FAR)
+
+    def change(layout: Layout, mine: bool) -> Layout:
+        moved = by if sides[not mine] else 0
+        start = None if layout.start is None else layout.start + moved
+        positions, order = layout.positions.double() + moved, layout.order + moved
+        return replace(layout, positions=positions, order=order, start=start)
+
+    return *_changed(queries, keys, change, together=all(sides)), f"far {by}"
+
+
+def _wide(dice: random.Random, queries: Layout, keys: Layout) -> tuple[Layout, Layout, str]:
+    """The same in float64."""
+
+    def change(layout: Layout, mine: bool) -> Layout:
+        return replace(layout, positions=layout.positions.double())
+
+    return *_changed(queries, keys, change, together=True), "float64"
+
+
+def _changed(
+    queries: Layout, keys: Layout, change: Callable[[Layout, bool], Layout], *, together: bool
+) -> tuple[Layout, Layout]:
+    """Both sides changed; one layout stays one if ``together``."""
+    if queries is keys and together:
+        return (both := change(keys, True)), both
+    return change(queries, True), change(keys, False)
 
 
 def _image_layouts(dice: random.Random, batch: int, side: int) -> tuple[Layout, Layout]:

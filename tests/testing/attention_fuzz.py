@@ -16,14 +16,16 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 
+import pytest
 import torch
 from torch import Tensor
 
 from posenc.attention import BACKENDS, attend
+from posenc.attention.backends.native import heads as native_heads
 from posenc.attention.backends.triton.form import INTERPRETED as HAS_INTERPRETER
 from posenc.encoding import Encoding
 from posenc.entry import CONTEXT
@@ -34,13 +36,25 @@ from posenc.registry import ENCODINGS
 from posenc.testing.subject import spread
 from tests.support.interpreter import language_patched
 from tests.support.tiling import tiles
-from tests.testing.attention_cases import INTERPRETED, MAX_LENGTH, WIDE, AttentionCase, Sizes, draw
+from tests.testing.attention_cases import (
+    INTERPRETED,
+    MAX_LENGTH,
+    METHODS,
+    RANDOM,
+    WIDE,
+    AttentionCase,
+    Sizes,
+    draw,
+)
 from tests.testing.rounding import rounded_logits
 from tests.testing.tolerances import distance, tolerance
 
 FLOOR = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5e-2}
-"""Minimum tolerances: positions are float32 even with float64 features, and sums that cancel are
-exactly 0 only in the definition."""
+"""Minimum tolerances: positions may be float32 even with float64 features, and sums that cancel
+are exactly 0 only in the definition."""
+
+DOUBLE = 1e-10
+"""That of float64 features at float64 positions."""
 
 ROUNDINGS = 32.0
 """Allowed multiple of an error in float64, or of rounding where terms cancel."""
@@ -54,20 +68,32 @@ class Scope:
         backends: compared with the reference.
         names: encodings to draw from.
         sizes: of the cases.
-        tiled: sets the sides of a case's tiles.
+        context: of a case's calls, such as the sides of tiles.
     """
 
     backends: tuple[str, ...]
     names: tuple[str, ...]
     sizes: Sizes
-    tiled: Callable[[AttentionCase], AbstractContextManager[None]] = lambda case: nullcontext()
+    context: Callable[[AttentionCase], AbstractContextManager[None]] = lambda case: nullcontext()
 
 
 def everywhere(names: list[str] | None = None) -> Scope:
     """All backends, with encodings that act in attention, or those named."""
     if names is None:
         names = [n for n, e in ENCODINGS.items() if e.claims.sites != ("embedding",)]
-    return Scope(backends=("auto", *BACKENDS), names=tuple(names), sizes=WIDE)
+        names += [RANDOM] * (len(names) // 8)
+    return Scope(backends=("auto", *BACKENDS), names=tuple(names), sizes=WIDE, context=_pieces)
+
+
+@contextmanager
+def _pieces(case: AttentionCase) -> Iterator[None]:
+    """The native kernels take operands of a few heads at a time in a case's call, if it says so."""
+    with pytest.MonkeyPatch.context() as patch:
+        if case.apart:
+            patch.setattr(native_heads, "MANY", 0)
+            patch.setattr(native_heads, "LARGE", 0)
+            patch.setattr(native_heads, "TOKENS", 64)
+        yield
 
 
 def interpreted(names: list[str] | None = None) -> Scope:
@@ -79,7 +105,7 @@ def interpreted(names: list[str] | None = None) -> Scope:
         backends=("triton",),
         names=tuple(names or SERVED),
         sizes=INTERPRETED,
-        tiled=lambda case: tiles(*case.tile),
+        context=lambda case: tiles(*case.tile),
     )
 
 
@@ -99,19 +125,19 @@ def make_encoding(case: AttentionCase) -> tuple[Encoding, int]:
 
     The width is 8 if the method does not support the drawn one.
     """
-    entry = ENCODINGS[case.name]
+    entry = METHODS[case.name]
     parameters = entry.parameters()
     for head_dim in (case.head_dim, 8):
         context = {
             "dim": case.heads * head_dim,
             "heads": case.heads,
             "head_dim": head_dim,
-            "max_length": 3 * MAX_LENGTH,
+            "max_length": 3 * max(MAX_LENGTH, case.keys.length),
             "causal": case.causal,
         }
         options: dict[str, object] = {key: context[key] for key in CONTEXT if key in parameters}
         try:
-            made = entry.factory(**options, **entry.sample)
+            made = entry.factory(**options, **{**entry.sample, **case.options})
             break
         except ArgumentError:
             if head_dim == 8:
@@ -275,7 +301,7 @@ def _expect_refusal(
 def _takes_any(case: AttentionCase, encoding: Encoding) -> bool:
     """True if the method accepts any heads, width, mask and axes."""
     if case.wrong == "axes":
-        return ENCODINGS[case.name].claims.axes is None
+        return METHODS[case.name].claims.axes is None
     if case.wrong not in ("heads", "head_dim", "causal"):
         return False
     if case.wrong == "causal" and encoding.causal_only:
@@ -313,11 +339,10 @@ def _compare(
     positions is right: both are rounded, at different places. Where gradients of logits
     cancel, what is left of them is rounding, which the definition may be without.
     """
+    floor = DOUBLE if case.double else FLOOR[case.dtype]
     for index, (mine, reference, truth) in enumerate(zip(got, narrow, exact, strict=True)):
         largest = truth.abs().max().item() if truth.numel() else 0.0
-        allowed = max(
-            tolerance(reference, truth, factor=ROUNDINGS), FLOOR[case.dtype] * max(1.0, largest)
-        )
+        allowed = max(tolerance(reference, truth, factor=ROUNDINGS), floor * max(1.0, largest))
         off = distance(mine, truth)
         if off <= allowed:
             continue
@@ -344,7 +369,7 @@ def fuzz(
     for number in range(first, first + count):
         case = draw(number, list(scope.names), scope.sizes)
         try:
-            with scope.tiled(case):
+            with scope.context(case):
                 served = run(case, scope.backends)
         except Failure:
             raise
