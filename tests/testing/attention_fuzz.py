@@ -103,7 +103,7 @@ def interpreted(names: list[str] | None = None) -> Scope:
     """
     return Scope(
         backends=("triton",),
-        names=tuple(names or SERVED),
+        names=tuple(names or (*SERVED, RANDOM, RANDOM)),
         sizes=INTERPRETED,
         context=lambda case: tiles(*case.tile),
     )

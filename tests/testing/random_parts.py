@@ -194,7 +194,9 @@ class RandomValues(ValueTerm):
 def _factory(*, heads: int, head_dim: int) -> Encoding:
     """An encoding drawn by PyTorch's global generator."""
     dice = random.Random(int(torch.randint(2**31, ())))
-    rotation = RandomRotation(dice, heads, head_dim) if dice.random() < 0.4 else None
+    rotation = (
+        RandomRotation(dice, heads, head_dim) if dice.random() < 0.4 and head_dim > 1 else None
+    )
     values = RandomValues(dice, heads, head_dim) if dice.random() < 0.3 else None
     alone = (rotation or values) is not None and dice.random() < 0.2
     score = None if alone else RandomTerms(dice, heads, head_dim)

@@ -62,6 +62,9 @@ class Band:
             last = min(last, 0)
         if window is not None:
             first, last = max(first, 1 - window), min(last, window - 1)
+        # Where no pair is visible, an empty range beside the offsets: kernels count in 32 bits.
+        last = max(last, smallest - 1)
+        first = min(first, last + 1)
         far = max(abs(smallest), abs(largest)) if max_distance is None else max_distance
         # What is read lies within the grid's own offsets, whatever is visible.
         lowest = max(min(max(first, -far), last), smallest)
