@@ -39,13 +39,19 @@ WIDEST = (2**31, 2**62, 2**63 - 1, 10**30)
 """Windows that hide nothing."""
 
 MANY: Mapping[str, Mapping[str, object]] = {
+    RANDOM: {},
     "contextual": {"max_distance": 900},
+    "cope": {},
     "deberta": {"max_distance": 2000},
-    "relative_bias": {"max_distance": 900},
+    "fire": {},
+    "forgetting": {},
     "shaw": {"max_distance": 900},
+    "stick_breaking": {},
     "t5": {"buckets": 512, "max_distance": 3000},
+    "transformer_xl": {},
 }
-"""Options of many buckets."""
+"""Encodings whose kernels carry something from tile to tile of the keys, with options of many
+buckets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +80,7 @@ class Sizes:
     groups: tuple[int, ...] = (1, 2, 4)
     dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32)
     layouts: tuple[str, ...] = LAYOUTS
-    many: float = 0.04
+    many: float = 0.06
     far: float = 0.15
     orders: float = 0.1
     wide: float = 0.3
@@ -163,19 +169,21 @@ class AttentionCase:
 def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
     """The case with this number."""
     dice = random.Random(number)
-    name = dice.choice(names)
+    carrying = [name for name in names if name in MANY]
+    many = bool(carrying) and dice.random() < sizes.many
+    name = dice.choice(carrying if many else names)
     claims = METHODS[name].claims
-    axes = dice.choice(claims.axes or (1, 2, 3))
+    axes = 1 if many else dice.choice(claims.axes or (1, 2, 3))
     causal = claims.causal_only or dice.random() < 0.5
     kv_heads = dice.choice(sizes.kv_heads)
     head_dim = dice.choice(sizes.head_dims)
     batch, groups = dice.choice(sizes.batches), dice.choice(sizes.groups)
     longest = dice.choice(sizes.longest) or MAX_LENGTH // batch
     options: Mapping[str, object] = {}
-    if axes == 1 and dice.random() < sizes.many:
+    if many:
         kv_heads, batch, head_dim, groups = 1, 1, 8, min(groups, 2)
         queries, keys, kind = *_many(dice), "many"
-        options = MANY.get(name, {})
+        options = MANY[name]
     else:
         queries, keys, kind = _layouts(dice, batch, longest, axes, sizes)
     return AttentionCase(
@@ -196,7 +204,7 @@ def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
         kind=kind,
         options=options,
         apart=dice.random() < 0.3,
-        wrong=dice.choice(WRONG) if dice.random() < sizes.wrong else None,
+        wrong=dice.choice(WRONG) if dice.random() < sizes.wrong and not many else None,
         tile=(dice.choice(sizes.tiles), dice.choice(sizes.tiles)),
     )
 
@@ -246,13 +254,14 @@ def _texts(
 def _many(dice: random.Random) -> tuple[Layout, Layout]:
     """More keys than the kernels hold products of at once, with blocks of queries."""
     length = dice.randint(1100, 2600)
-    keys = dice.choice([Layout.sequence(length), Layout.packed([length - 90, 90])])
+    keys = dice.choice([Layout.sequence(length), Layout.packed([90, length - 90])])
     return _among(dice, keys, dice.choice([20, 140, 300]))
 
 
 def _among(dice: random.Random, keys: Layout, count: int) -> tuple[Layout, Layout]:
     """Some queries anywhere among the keys."""
-    begin = dice.choice([0, dice.randint(0, keys.length - count), keys.length - count])
+    last = keys.length - count
+    begin = dice.choice([0, dice.randint(0, last), last, last])
     return keys.slice(begin, begin + count), keys
 
 
