@@ -88,6 +88,10 @@ class BackendRefusal(PosencError, RuntimeError):
     """The explicitly requested backend does not support these inputs."""
 
 
+class DerivativeError(PosencError, RuntimeError):
+    """A derivative of a gradient that has none."""
+
+
 class RankError(PosencError, RuntimeError):
     """A collective that failed because another process did not take part."""
 

@@ -23,10 +23,18 @@ def widest(device: torch.device) -> torch.dtype:
 def has_values(x: Tensor) -> bool:
     """True if Python may read the values of ``x``.
 
-    False for meta and fake tensors, and while ``torch.compile`` or ``torch.export`` traces, where
-    reading would break the graph.
+    False for meta and fake tensors, inside ``torch.func.vmap`` for tensors of all its rows, and
+    while ``torch.compile`` or ``torch.export`` traces, where reading would break the graph.
     """
-    return not (torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor))
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._are_functorch_transforms_active():
+        functorch = torch._C._functorch
+        while functorch.is_functorch_wrapped_tensor(x):
+            if functorch.is_batchedtensor(x):
+                return False
+            x = functorch.get_unwrapped(x)
+    return not (x.is_meta or isinstance(x, FakeTensor))
 
 
 def needs_dispatch(*tensors: Tensor | None) -> bool:
@@ -50,6 +58,15 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 def differentiates_forward() -> bool:
     """True inside ``torch.func.jvp``, ``jacfwd``, ``hessian`` and ``forward_ad.dual_level``."""
     return forward_ad._current_level >= 0
+
+
+def differentiates_twice() -> bool:
+    """True inside two of ``torch.func.grad``, ``vjp`` and ``jacrev``, one in the other."""
+    if not torch._C._are_functorch_transforms_active():
+        return False
+    transforms = torch._C._functorch.get_interpreter_stack() or ()
+    grads = [x for x in transforms if x.key() == torch._C._functorch.TransformType.Grad]
+    return len(grads) > 1
 
 
 def is_transformed() -> bool:

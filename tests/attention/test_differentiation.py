@@ -10,8 +10,13 @@ from torch.autograd import forward_ad
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention import dispatch
+from posenc.attention.backends.common.definition import attend_by_definition
+from posenc.attention.call import AttentionCall
+from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import SMALL
-from posenc.errors import BackendRefusal
+from posenc.derivatives import with_definition
+from posenc.encoding import ScoreTerm
+from posenc.errors import BackendRefusal, DerivativeError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`torch.jit.script` is deprecated",  # PyTorch's own, at the first forward derivative
@@ -182,14 +187,95 @@ def test_explain_says_why() -> None:
         assert "torch.func can transform" in explain(q, k, v, grid, encoding, backend="tiled").how
 
 
-@pytest.mark.parametrize("backend", ["native", "tiled"])
-def test_second_derivatives_of_tiles_are_refused(backend: str) -> None:
-    """An error of autograd's, not zeros."""
+def served(backend: str) -> str:
+    """The backend, unless its kernels are not built."""
     if dispatch.BACKENDS[backend].unavailable(torch.device("cpu")):
         pytest.skip("kernels are not built")
+    return backend
+
+
+GRIDS = {
+    "cross": Grid(Layout.sequence(21, start=60), Layout.sequence(81), causal=True),
+    "packed": Grid.of(Layout.packed([30, 51]), causal=True),
+    "padded": Grid.of(Layout.padded([81, 60], side="left"), causal=True),
+    "window": Grid.of(Layout.sequence(81), causal=True, window=9),
+    "image": Grid.of(Layout.image(9, 9)),
+}
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "native", "tiled"])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        *(("shaw", place) for place in ("cross", "packed", "padded", "window")),
+        *(("fire", place) for place in ("cross", "padded")),
+        ("rope+cable", "packed"),
+        ("alibi", "window"),
+        ("swin", "image"),
+    ],
+)
+def test_hessian_products(name: str, place: str, backend: str) -> None:
+    """Products of a vector and the second derivatives by everything, as by the definition."""
+    grid, encoding = GRIDS[place], make(name)
+    q, k, v, _ = (x.requires_grad_() for x in draw(grid.key.length, batch=2))
+    q = q[:, :, : grid.query.length]
+    x = torch.randn(2, grid.key.length, HEADS * WIDTH, dtype=q.dtype)
+    key = encoding.observe(x, grid.key)
+    grid = Grid(key if grid.query is grid.key else grid.query, key, grid.causal, grid.window)
+    inputs = [q, k, v, *encoding.parameters()]
+
+    def products(backend: str) -> list[Tensor]:
+        output = attend(q, k, v, grid, encoding, backend=backend)
+        first = torch.autograd.grad(output.sin().sum(), inputs, create_graph=True)
+        along = [x.detach().cos() for x in inputs]
+        product = sum(((g * d).sum() for g, d in zip(first, along, strict=True)), torch.zeros(()))
+        return list(torch.autograd.grad(product, inputs, retain_graph=True, materialize_grads=True))
+
+    if refused(q, k, v, grid, encoding, served(backend)):
+        pytest.skip("refused")
+    torch.testing.assert_close(products(backend), products("reference"), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["native", "tiled"])
+def test_second_derivatives_with_dropout_are_refused(backend: str) -> None:
+    """In words, also where other terms of a loss have second derivatives."""
     grid, encoding = where("shaw", 40), make("shaw")
     q, k, v, _ = (x.requires_grad_() for x in draw(40))
-    output = attend(q, k, v, grid, encoding, backend=backend)
-    first = torch.autograd.grad(output.sin().sum(), q, create_graph=True)[0]
-    with pytest.raises(RuntimeError):
-        torch.autograd.grad(first.sum(), q)
+    output = attend(q, k, v, grid, encoding, backend=served(backend), dropout=0.5)
+    first = torch.autograd.grad(output.sum(), q, create_graph=True)[0]
+    with pytest.raises(DerivativeError, match='backend="reference"'):
+        torch.autograd.grad((first + q.square()).sum(), q)
+    again = attend(q, k, v, grid, encoding, backend=backend, dropout=0.5)
+    again.sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_other_tensors_of_a_part_are_refused() -> None:
+    """Second derivatives by what a part without structured form hides would be left out."""
+
+    class Hidden(ScoreTerm):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = [torch.ones((), dtype=torch.float64, requires_grad=True)]
+
+        def forward(self, q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> Tensor:
+            return grid.offset[..., 0].unsqueeze(1) * self.hidden[0]
+
+    q, k, v, _ = (x.requires_grad_() for x in draw(8))
+    grid, encoding = where("nope", 8), Encoding.of(Hidden())
+    problem = AttentionCall(q, k, v, grid, encoding).transformed()
+    output = differentiable_twice(attend_by_definition(problem).output, problem)
+    with pytest.raises(DerivativeError, match="another tensor"):
+        torch.autograd.grad(output.sum(), q, create_graph=True)
+
+
+def test_gradients_are_the_kernels_without_second_derivatives() -> None:
+    """Nothing is computed by the definition in ordinary training."""
+
+    def unreachable(*_: Tensor) -> Tensor:
+        raise AssertionError
+
+    x = torch.ones(3, requires_grad=True)
+    output = with_definition(x * 2, unreachable, (x,))
+    output.sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2, 2]

@@ -13,6 +13,7 @@ from posenc.attention.backends.common.base import Backend, Whole
 from posenc.attention.cache import LayerCache
 from posenc.attention.call import AttentionCall
 from posenc.attention.decoding import refusal_of_last
+from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import choose, refusals
 from posenc.attention.dropout import KeyedDropout
 from posenc.attention.validation import validate
@@ -163,8 +164,12 @@ def _attend(
         if not (q.shape[0] and q.shape[2] and k.shape[2]):
             output, lse = _empty_result(call)
             return output, lse if return_lse else None
-        choice = choose(call.without_padding(), backend)
+        call = call.without_padding()
+        choice = choose(call, backend)
         result = choice.plan.run(lse=return_lse)
+        if not choice.plan.differentiable_twice:
+            output = differentiable_twice(result.output, call.problem(choice.backend))
+            result = result._replace(output=output)
         if result.lse is None or choice.backend.lse_has_gradient:
             return result
         return result.output, result.lse.detach()

@@ -8,9 +8,14 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from posenc.derivatives import differentiable_once
 from posenc.distributed.group import Group
+
+first_derivative = differentiable_once(
+    "collectives", "Attend in one process, by posenc.attend, for second derivatives."
+)
+"""Decorator of backward passes, whose collectives autograd does not record."""
 
 
 def gather(
@@ -69,6 +74,7 @@ class _Replicated(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
+    @first_derivative
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return None, ctx.group.sum(gradient.clone(memory_format=torch.contiguous_format))
 
@@ -80,6 +86,7 @@ class _Total(torch.autograd.Function):
         return group.sum(x.clone())
 
     @staticmethod
+    @first_derivative
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return None, ctx.group.sum(gradient.clone(memory_format=torch.contiguous_format))
 
@@ -98,6 +105,7 @@ class _Gather(torch.autograd.Function):
         return tuple(_arranged(group.gather(x, lengths), arrangement) for x in tensors)
 
     @staticmethod
+    @first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         restored = (_arranged(g, ctx.inverse) for g in gradients)  # one at a time
         return None, None, None, *(ctx.group.reduce_scatter(g, ctx.lengths) for g in restored)
@@ -113,7 +121,7 @@ class _Beginnings(torch.autograd.Function):
         return tuple(x[:, :, :length] for length in lengths)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         *parts, total = gradients
         if total.untyped_storage().nbytes() < total.nbytes:  # expanded
@@ -132,5 +140,6 @@ class _Exchange(torch.autograd.Function):
         return group.exchange(x, sends, receives)
 
     @staticmethod
+    @first_derivative
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return None, ctx.group.exchange(gradient, ctx.receives, ctx.sends), None, None

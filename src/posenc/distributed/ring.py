@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from posenc.attention.api import attend_block, attend_part
 from posenc.attention.backends.common.base import Whole
 from posenc.attention.dispatch import differentiating_parts
 from posenc.distributed.call import ShardedCall
+from posenc.distributed.collectives import first_derivative
 from posenc.distributed.gathered import attend_gathered
 from posenc.distributed.group import Group
 from posenc.distributed.shards import Piece, Shards, pieces
@@ -149,7 +149,7 @@ class _Attend(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx: Any, gradient: Tensor) -> Any:
         with without_autocast(gradient.device):
             return None, *_backward(ctx.ring, ctx.parameters, gradient, *ctx.saved_tensors)

@@ -15,7 +15,7 @@ from torch import Tensor
 from posenc.attention import LayerCache, attend
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.testing import backend_laws, padding_laws, position_laws, tracing_laws
+from posenc.testing import backend_laws, derivative_laws, padding_laws, position_laws, tracing_laws
 from posenc.testing.subject import (
     LENGTH,
     REGISTERED,
@@ -30,7 +30,7 @@ from posenc.testing.subject import (
     tokens_of,
 )
 
-MODULES = (backend_laws, padding_laws, position_laws, tracing_laws)
+MODULES = (backend_laws, derivative_laws, padding_laws, position_laws, tracing_laws)
 """Modules with further laws."""
 
 

@@ -20,7 +20,7 @@ class Reference(Backend):
         score = problem.encoding.score
         size = "Q×K" if score is None or not score.keys_by_keys else "Q×K and K×K"
         how = f"materialises the logits from each part's own definition (memory of size {size})"
-        return Plan(how, partial(attend_by_definition, problem))
+        return Plan(how, partial(attend_by_definition, problem), differentiable_twice=True)
 
 
 ENTRY = Reference()

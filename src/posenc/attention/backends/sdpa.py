@@ -29,7 +29,7 @@ from posenc.attention.lowering import bias_by_offset, is_constant_table, repeat_
 from posenc.attention.views import strided_view
 from posenc.encoding import BucketedTerms, LowRank
 from posenc.grid import Grid
-from posenc.runtime import differentiates_forward, has_values, is_transformed
+from posenc.runtime import differentiates_forward, differentiates_twice, has_values, is_transformed
 
 CAUSAL_BLOCK = 512
 """Queries a kernel call when a causal grid has a bias: keys ahead of a whole block are skipped.
@@ -54,6 +54,8 @@ def _unsupported(problem: Problem) -> Unsupported | None:
         return Unsupported("the fused kernel has no place for a value part")
     if differentiates_forward():
         return Unsupported("the fused kernel has no forward-mode derivative")
+    if differentiates_twice():
+        return Unsupported("the fused kernel has no second derivatives under torch.func")
     on_cpu = problem.q.device.type == "cpu"
     if problem.dropout and on_cpu:
         return Unsupported("the fused CPU kernel has no dropout")

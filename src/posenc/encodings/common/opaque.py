@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.runtime import has_values
+from posenc.errors import ArgumentError
+from posenc.runtime import has_values, is_transformed
 
 
 class PositionFunction(Protocol):
@@ -87,6 +88,13 @@ def opaque(
     operator.register_autograd(differentiate, setup_context=setup_context)
 
     def call(positions: Tensor, weights: Sequence[Tensor], settings: str) -> Tensor:
+        if not (has_values(positions) or torch.compiler.is_compiling()) and is_transformed():
+            raise ArgumentError(
+                "layout",
+                expected="the same positions in all rows of torch.func.vmap",
+                got="positions of each row",
+                remedy="Make the layout outside, of the whole batch, or loop over its rows.",
+            )
         if not has_values(positions):
             vectors: Tensor = operator(positions, list(weights), settings)
             return vectors

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from posenc.runtime import without_autocast
 
@@ -51,18 +50,24 @@ class _Pieces(torch.autograd.Function):
         return tuple(whole)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, *parameters = ctx.saved_tensors
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
         dx, totals = torch.empty_like(x), [torch.zeros_like(parameter) for parameter in wanted]
+        twice = torch.is_grad_enabled()
         for piece in _pieces(len(x)):
-            rows = x[piece].detach().requires_grad_()
+            rows = x[piece]
+            if not (twice and x.requires_grad):
+                rows = rows.detach().requires_grad_()
             with torch.enable_grad(), without_autocast(x.device):
                 parts = ctx.compute(rows)
-            given = [gradient[piece] for gradient in gradients]
             dx[piece], *rest = torch.autograd.grad(
-                parts, [rows, *wanted], given, allow_unused=True, materialize_grads=True
+                parts,
+                [rows, *wanted],
+                [gradient[piece] for gradient in gradients],
+                create_graph=twice,
+                allow_unused=True,
+                materialize_grads=True,
             )
             for total, part in zip(totals, rest, strict=True):
                 total += part

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Magnitude, Probability, Width, checked
+from posenc.derivatives import with_definition
 from posenc.encoding import EmbeddingEncoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
@@ -18,6 +19,7 @@ from posenc.encodings.common.table import real_positions, require_inside
 from posenc.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
+from posenc.runtime import is_transformed
 
 BASE = 10
 
@@ -167,13 +169,24 @@ class _Block(nn.Module):
     ) -> Float[Tensor, "n L C"]:
         parts = self.projection(self.first(x)).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        attended = nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=visible.unsqueeze(1)
-        )
+        attended = _attend(visible.unsqueeze(1), q, k, v)
         x = x + self.dropout(self.joined(attended.transpose(1, 2).flatten(2)))
         hidden = nn.functional.gelu(self.widen(self.second(x)), approximate="tanh")
         mixed: Tensor = x + self.dropout(self.narrow(hidden))
         return mixed
+
+
+def _attend(visible: Bool[Tensor, "n 1 L L"], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention by PyTorch's fused kernel, which has first derivatives only."""
+
+    def definition(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        logits = (q * q.shape[-1] ** -0.5) @ k.mT
+        return logits.masked_fill(~visible, -torch.inf).softmax(-1) @ v
+
+    if is_transformed():
+        return definition(q, k, v)
+    fused = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+    return with_definition(fused, definition, (q, k, v))
 
 
 ENTRY = Entry(

@@ -12,8 +12,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.dropout import KeyedDropout
+from posenc.derivatives import differentiable_once
 from posenc.encoding import Encoding, Rotation, StructuredScore
 from posenc.grid import Grid
+
+kernel_gradients = differentiable_once(
+    "dropout by kernels, and of parts of the keys",
+    'Use attend(…, backend="reference"), or no dropout.',
+)
+"""Decorator of the backward pass of a kernel; without dropout ``attend`` has second derivatives."""
 
 
 class Whole(NamedTuple):
@@ -100,11 +107,14 @@ class Plan:
         description: how it is computed, in a sentence without a full stop.
         compute: the computation, with the problem bound to it.
         kernels: a name in ``trial.KERNELS``, of kernels that are tried on a device by themselves.
+        differentiable_twice: whether autograd differentiates its gradients; where not, those of
+            the definition are.
     """
 
     description: str
     compute: Compute
     kernels: str = ""
+    differentiable_twice: bool = False
 
     def describe(self) -> str:
         """Description of the computation, in a sentence without a full stop."""

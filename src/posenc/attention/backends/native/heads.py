@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.common.base import Problem
+from posenc.attention.backends.common.base import Problem, kernel_gradients
 from posenc.attention.backends.native.op import TERMS, native, native_backward
 from posenc.attention.backends.native.operands import Operands, operands
 from posenc.attention.backends.native.place import Place
@@ -233,10 +233,12 @@ class _HeadsApart(torch.autograd.Function):
         ctx.call = call
         ctx.save_for_backward(q, k, v, output, lse, *parameters)
         ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
         return output, lse
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    @kernel_gradients
+    def backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         call: HeadsApart = ctx.call
         q, k, v, output, lse, *parameters = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from posenc.attention.backends.common.base import kernel_gradients
 from posenc.attention.backends.native.build import library
 from posenc.attention.backends.native.kernel_call import (
     KernelCall,
@@ -268,6 +268,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.save_for_backward(*output, *inputs[:14], *inputs[14])
     ctx.rest = inputs[15:]
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
 
 
 def _differentiate(
@@ -290,7 +291,7 @@ def _differentiate(
     return (*gradients, None, None, list(found), *unwanted)
 
 
-native.register_autograd(_differentiate, setup_context=_keep)
+native.register_autograd(kernel_gradients(_differentiate), setup_context=_keep)
 
 
 class NativeAttention(torch.autograd.Function):
@@ -305,8 +306,8 @@ class NativeAttention(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Any:
+    @kernel_gradients
+    def backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> Any:
         given = gradient.resolve_neg()
         *gradients, pairs = _differentiate(ctx, given, compute=compute_gradients)[:15]
         return *gradients, *(None for _ in ctx.rest), *pairs
@@ -323,6 +324,7 @@ class NativePart(torch.autograd.Function):
         return output.new_zeros(()).expand(output.shape)
 
     @staticmethod
+    @kernel_gradients
     def backward(ctx: Any, gradient: Tensor) -> Any:
         *gradients, pairs = _differentiate(ctx, gradient, part=True)[:15]
         return None, None, *gradients, *(None for _ in ctx.rest), *pairs

@@ -44,7 +44,7 @@ class Tiled(Backend):
 
     def plan(self, problem: Problem) -> Plan | Unsupported:
         if problem.keyed is not None:
-            return Plan(_definition(problem), partial(attend_blockwise, problem))
+            return _by_blocks(problem)
         if _regular(problem):
             how = "tiles with the terms of every offset (memory linear in the length)"
             return Plan(how, partial(_attend_regular, problem))
@@ -60,17 +60,19 @@ class Tiled(Backend):
         if runs is not None:
             how = "each document by itself, in tiles (memory linear in the length)"
             return Plan(how, partial(_attend_runs, problem, runs))
-        return Plan(_definition(problem), partial(attend_blockwise, problem))
+        return _by_blocks(problem)
 
 
-def _definition(problem: Problem) -> str:
-    """Description of attention in blocks of queries."""
-    score = problem.encoding.score
+def _by_blocks(problem: Problem) -> Plan:
+    """The definition in blocks of queries."""
+    score, how = problem.encoding.score, "the definition, some queries at a time"
     if score is not None and score.keys_by_keys:
-        return "the definition, some queries at a time (its score takes memory K×K)"
-    if is_transformed():
-        return "the definition, some queries at a time, which torch.func can transform"
-    return "the definition, some queries at a time (memory linear in the length)"
+        how += " (its score takes memory K×K)"
+    elif is_transformed():
+        how += ", which torch.func can transform"
+    else:
+        how += " (memory linear in the length)"
+    return Plan(how, partial(attend_blockwise, problem), differentiable_twice=True)
 
 
 def _regular(problem: Problem) -> bool:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.attention.backends.common.base import kernel_gradients
 from posenc.attention.backends.tiled.memory import Memory
 from posenc.attention.backends.tiled.sdpa_cpu import (
     Partial,
@@ -236,6 +237,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(*output, *inputs[:4])
     ctx.rest = inputs[4:]
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -244,7 +246,7 @@ def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor
     return (*found[:3], found[3] if ctx.rest[1] else None, None, None)
 
 
-tiled_image.register_autograd(_differentiate, setup_context=_keep)
+tiled_image.register_autograd(kernel_gradients(_differentiate), setup_context=_keep)
 
 
 class TiledImagePart(torch.autograd.Function):
@@ -258,5 +260,6 @@ class TiledImagePart(torch.autograd.Function):
         return output.clone()
 
     @staticmethod
+    @kernel_gradients
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return None, None, *_differentiate(ctx, gradient, None)

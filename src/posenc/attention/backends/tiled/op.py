@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.attention.backends.common.base import kernel_gradients
 from posenc.attention.backends.tiled import engine
 from posenc.attention.backends.tiled.band import Band
 from posenc.attention.backends.tiled.operands import Operands
@@ -141,6 +142,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     operands, (*ctx.rest, _) = inputs[:COUNT], inputs[COUNT:]
     ctx.save_for_backward(*operands, *output)
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -153,7 +155,7 @@ def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tenso
     return (*gradients, None, None, None, None, None, None)
 
 
-tiled.register_autograd(_differentiate, setup_context=_keep)
+tiled.register_autograd(kernel_gradients(_differentiate), setup_context=_keep)
 
 
 class TiledPart(torch.autograd.Function):
@@ -171,5 +173,6 @@ class TiledPart(torch.autograd.Function):
         return output.clone()
 
     @staticmethod
+    @kernel_gradients
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return None, None, *_differentiate(ctx, gradient)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from posenc.attention.backends.common.base import kernel_gradients
 from posenc.attention.backends.triton.operands import (
     DIFFERENTIABLE,
     TENSORS,
@@ -234,6 +235,7 @@ def keeping(count: int) -> Callable[[Any, tuple[Any, ...], tuple[Tensor, ...]], 
         ctx.save_for_backward(*inputs[:count], *output)
         ctx.rest = inputs[count:]
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
 
     return keep
 
@@ -251,4 +253,4 @@ def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tenso
     return (*gradients, *[None for _ in ctx.rest])
 
 
-attention.register_autograd(_differentiate, setup_context=keeping(COUNT))
+attention.register_autograd(kernel_gradients(_differentiate), setup_context=keeping(COUNT))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from posenc.attention.backends.common.base import Problem, Result, Unsupported
+from posenc.attention.backends.common.base import Problem, Result, Unsupported, kernel_gradients
 from posenc.attention.backends.triton.band import FAR
 from posenc.attention.backends.triton.op import features_together, keeping
 from posenc.attention.backends.triton.operands import Operands, Options, empty_as
@@ -189,4 +189,6 @@ def _differentiate(ctx: Any, gradient: Tensor, *_: Tensor | None) -> tuple[Tenso
     return (*found, *others)
 
 
-attention_with_sums.register_autograd(_differentiate, setup_context=keeping(COUNT))
+attention_with_sums.register_autograd(
+    kernel_gradients(_differentiate), setup_context=keeping(COUNT)
+)

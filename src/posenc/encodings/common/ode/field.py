@@ -88,9 +88,11 @@ def _times(p: Float[Tensor, "*dims C"], rotation: Tensor) -> Float[Tensor, "*dim
     """Pairs of features as complex numbers times ``rotation``; an odd last feature is copied.
 
     The pair (sin α, cos α) times ``exp(-iβ)`` is that of ``α + β``. Lazy conjugates are avoided:
-    they are lost inside an operator of a compiled graph.
+    they are lost inside an operator of a compiled graph. So are complex views: ``vmap`` gives them
+    gradients in strides that they do not take.
     """
     paired = 2 * rotation.shape[-1]
     pairs = torch.complex(p[..., 0:paired:2], p[..., 1:paired:2])
-    rotated = torch.view_as_real(pairs * rotation).flatten(-2)
+    product = pairs * rotation
+    rotated = torch.stack([product.real, product.imag], dim=-1).flatten(-2)
     return rotated if paired == p.shape[-1] else torch.cat([rotated, p[..., paired:]], dim=-1)

@@ -1,0 +1,110 @@
+"""Second derivatives of attention by kernels, which have first ones only: by the definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from posenc.attention.backends.common.base import Problem
+from posenc.attention.backends.common.definition import attend_by_definition
+from posenc.attention.given_terms import GivenTerms, GivenValues
+from posenc.derivatives import Definition, records, with_definition
+from posenc.encoding import BucketedTerms, Encoding, LowRank, StructuredScore, TokenTableProduct
+
+EMPTY = torch.empty(0)
+"""Stands for a tensor that is kept elsewhere."""
+
+NOTHING = Encoding()
+
+
+def differentiable_twice(output: Tensor, problem: Problem) -> Tensor:
+    """The output of a kernel, whose gradient is the definition's where it gets gradients itself.
+
+    With dropout it is the kernel's, as the definition does not know its mask.
+    """
+    if problem.dropout or not records(output):
+        return output
+    definition, tensors = _definition(problem)
+    return with_definition(output, definition, tensors)
+
+
+def _definition(problem: Problem) -> tuple[Definition, list[Tensor]]:
+    """The definition, and the tensors that it may be differentiated by."""
+    tensors = [problem.q, problem.k, problem.v]
+
+    def take(x: Tensor) -> Tensor:
+        tensors.append(x)
+        return EMPTY
+
+    grid, sides = problem.grid, (problem.grid.query, problem.grid.key)
+    by_tokens = any(x.signal is not None or x.positions.requires_grad for x in sides)
+    if by_tokens:
+        grid = pytree.tree_map_only(Tensor, take, grid)
+    terms = problem.lowered
+    names: list[str] = []
+    if terms is not None:
+        terms = tuple(_mapped(take, term) for term in terms)
+    else:
+        parameters = dict(_Parts(problem.encoding).named_parameters())
+        names = list(parameters)
+        tensors += parameters.values()
+    encoding = problem.encoding if terms is None else NOTHING
+    hollow = replace(
+        problem, q=EMPTY, k=EMPTY, v=EMPTY, grid=grid, encoding=encoding, lowered=terms
+    )
+
+    def definition(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> Tensor:
+        rest = iter(others)
+
+        def put(_: Tensor) -> Tensor:
+            return next(rest)
+
+        whole = replace(hollow, q=q, k=k, v=v)
+        if by_tokens:
+            whole = replace(whole, grid=pytree.tree_map_only(Tensor, put, grid))
+        if whole.rotation is not None:
+            q, k = whole.rotation.apply(q, k)
+            whole = replace(whole, q=q, k=k, rotation=None)
+        if terms is not None:
+            whole = replace(whole, encoding=_encoding([_mapped(put, term) for term in terms]))
+        parts = _Parts(whole.encoding)
+        output: Tensor = functional_call(parts, dict(zip(names, rest, strict=True)), (whole,))
+        return output
+
+    return definition, tensors
+
+
+class _Parts(nn.Module):
+    """The parts that the definition reads, as a module whose parameters can be given."""
+
+    def __init__(self, encoding: Encoding) -> None:
+        super().__init__()
+        self.score, self.value = encoding.score, encoding.value
+
+    def forward(self, problem: Problem) -> Tensor:
+        return attend_by_definition(problem).output
+
+
+def _encoding(terms: Sequence[StructuredScore]) -> Encoding:
+    """The encoding whose structured form these terms are."""
+    score, value = [], None
+    for term in terms:
+        if isinstance(term, BucketedTerms) and term.value is not None:
+            value = GivenValues(term)
+        else:
+            score.append(term)
+    return Encoding(score=GivenTerms(*score) if score else None, value=value)
+
+
+def _mapped(function: Callable[[Tensor], Tensor], x: Any) -> Any:
+    """A structured term with the function applied to its tensors, in order."""
+    if isinstance(x, BucketedTerms | LowRank | TokenTableProduct):
+        parts = {field.name: getattr(x, field.name) for field in fields(x)}
+        return replace(x, **{name: _mapped(function, part) for name, part in parts.items()})
+    return function(x) if isinstance(x, Tensor) else x

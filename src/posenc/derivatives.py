@@ -1,0 +1,149 @@
+"""Gradients of gradients, where kernels compute the first."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.errors import DerivativeError
+from posenc.runtime import is_transformed
+
+Backward = Callable[..., Any]
+"""The backward pass of an autograd function, or of an operator."""
+
+
+Definition = Callable[..., Tensor]
+"""A computation by differentiable operations, of the tensors that it may be differentiated by."""
+
+
+def records(output: Tensor) -> bool:
+    """True if ``with_definition`` has an effect."""
+    if torch.compiler.is_compiling() or is_transformed():
+        return False
+    return output.requires_grad and torch.is_grad_enabled()
+
+
+def with_definition(output: Tensor, definition: Definition, tensors: Sequence[Tensor]) -> Tensor:
+    """``output``, whose gradient is the definition's where that is to have gradients itself.
+
+    The definition is computed in backward passes with ``create_graph=True`` alone.
+
+    Args:
+        output: of a kernel with first derivatives.
+        definition: computes the same from ``tensors``.
+        tensors: all that the output may have gradients for.
+    """
+    if not records(output):
+        return output
+    twice: Tensor = _Twice.apply(output, definition, *tensors)  # type: ignore[no-untyped-call]
+    return twice
+
+
+class _Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, definition: Definition, *tensors: Tensor) -> Tensor:
+        ctx.definition = definition
+        ctx.save_for_backward(*tensors)  # and nowhere else, so that they are freed after use
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        needed = ctx.needs_input_grad[2:]
+        if not torch.is_grad_enabled():
+            return gradient, None, *(None for _ in needed)
+        # New views, through none of which another one is reached.
+        views = [x.view_as(x) for x in ctx.saved_tensors]
+        output = ctx.definition(*views)
+        wanted = [x for x, need in zip(views, needed, strict=True) if need]
+        _require_no_others(output, wanted)
+        found = torch.autograd.grad(output, wanted, gradient, create_graph=True, allow_unused=True)
+        gradients = iter(found)
+        return None, None, *(next(gradients) if need else None for need in needed)
+
+
+def _require_no_others(output: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Refuse a definition with gradients by tensors that are not among those given."""
+    known, waiting = {x.grad_fn for x in tensors}, [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        if hasattr(node, "variable"):
+            raise DerivativeError(
+                "create_graph",
+                expected="parameters of the encoding's parts",
+                got=f"another tensor of shape {list(node.variable.shape)} that they read",
+                remedy='Use attend(…, backend="reference") for second derivatives.',
+            )
+        waiting += [into for into, _ in node.next_functions]
+
+
+def differentiable_once(of: str, remedy: str) -> Callable[[Backward], Backward]:
+    """Decorator of a backward pass, the derivatives of whose results raise an error.
+
+    PyTorch's ``once_differentiable`` raises one only where nothing else has derivatives: otherwise
+    those of its results are left out in silence. ``ctx.set_materialize_grads(False)`` saves
+    the pass where its output has no gradient.
+
+    Args:
+        of: of what there are first derivatives only.
+        remedy: how to get second ones.
+    """
+
+    def decorate(backward: Backward) -> Backward:
+        @functools.wraps(backward)
+        def run(ctx: Any, *gradients: Tensor | None, **options: Any) -> Any:
+            if all(gradient is None for gradient in gradients):
+                return tuple(
+                    [None for _ in needed] if isinstance(needed, list) else None
+                    for needed in ctx.needs_input_grad
+                )
+            if not torch.is_grad_enabled():
+                return backward(ctx, *gradients, **options)
+            kept = _Kept(ctx)
+            with torch.no_grad():
+                found = backward(kept, *gradients, **options)
+            sources = [x for x in (*gradients, *kept.saved_tensors) if x is not None]
+            return _mapped(lambda x: _Once.apply(of, remedy, x, *sources), found)  # type: ignore[no-untyped-call]
+
+        return run
+
+    return decorate
+
+
+class _Kept:
+    """A context whose tensors are read once: under checkpointing, reading computes them again."""
+
+    def __init__(self, ctx: Any) -> None:
+        self.ctx, self.saved_tensors = ctx, ctx.saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ctx, name)
+
+
+def _mapped(function: Callable[[Tensor], Tensor], found: Any) -> Any:
+    """Gradients, single or in tuples and lists, with the function applied to each."""
+    if isinstance(found, tuple | list):
+        return type(found)(_mapped(function, x) for x in found)
+    return function(found) if isinstance(found, Tensor) else found
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that depends on its sources, by which it has no derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, of: str, remedy: str, x: Tensor, *sources: Tensor) -> Tensor:
+        ctx.words = of, remedy
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        of, remedy = ctx.words
+        raise DerivativeError(
+            "create_graph", expected=f"first derivatives of {of}", got="second ones", remedy=remedy
+        )
