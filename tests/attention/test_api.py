@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import Encoding, Grid, Layout, attend, explain
+from posenc import Encoding, Grid, Layout, attend, create, explain
 from posenc.attention import BACKENDS, Attention, Backend
 from posenc.attention.backends.common.base import Plan, Problem, Result, Unsupported
 from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.bench.contenders import VARIANTS
 from posenc.encoding import QueryKeyTransform
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
+from posenc.models import Decoder, DecoderConfig
 
 GRID = Grid.of(Layout.sequence(5), causal=True)
 
@@ -56,6 +57,32 @@ BAD = {
 def test_wrong_arguments(function, change: dict[str, object], message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ArgumentError, match=message):
         function(**({"encoding": Encoding()} | GOOD | change))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", [torch.strided, torch.jagged])
+def test_nested_tensors_are_named_in_the_refusal(kind: torch.layout) -> None:
+    def nested(*shape: int) -> Tensor:
+        rows = [torch.ones(length, *shape) for length in (3, 5)]
+        return torch.nested.nested_tensor(rows, layout=kind)
+
+    x, layout = nested(16), Layout.sequence(5)
+    q = nested(2, 8).transpose(1, 2)
+    encoding = create("learned", dim=16, max_length=9) + create("rope", head_dim=8)
+    layer = Attention(dim=16, heads=2, encoding=encoding)
+    model = Decoder(DecoderConfig(vocabulary=5, dim=16, layers=1, heads=2))
+    for call in (
+        lambda: attend(q, q, q, Grid.of(layout), encoding),
+        lambda: layer(x, layout),
+        lambda: layer.project(x, layout),
+        lambda: encoding.embed(x, layout),
+        lambda: encoding.observe(x, layout),
+        lambda: model(nested().long()),
+        lambda: Layout.at(nested()),
+        lambda: Layout.from_attention_mask(nested()),
+    ):
+        with pytest.raises(ArgumentError, match=r"a nested tensor.*Layout.packed"):
+            call()
 
 
 def test_every_message_has_a_remedy() -> None:

@@ -21,6 +21,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.layout.nested import require_regular
 from posenc.layout.padding import zero_invalid
 
 
@@ -193,6 +194,7 @@ class Attention(nn.Module):
                 got="a cache",
                 remedy="Decode with a model that is on one rank.",
             )
+        require_regular("x", x)
         x = zero_invalid(x, layout)
         own = context is None
         if context is None and self.merged is not None:
@@ -266,6 +268,7 @@ class Attention(nn.Module):
 
     def project(self, context: Float[Tensor, "B K C"], layout: Layout) -> Context:
         """Keys and values of ``context``, whose positions are in ``layout``."""
+        require_regular("context", context)
         context = zero_invalid(context, layout)
         if self.merged is None:
             keys, values = self._projected(context, "key"), self._projected(context, "value")

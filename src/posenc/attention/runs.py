@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.runtime import has_values
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ def _runs(grid: Grid) -> dict[tuple[Run, ...], list[int]] | None:
 
 
 def _spans(layout: Layout) -> list[dict[int, _Span]] | None:
-    """For each row of a layout of one axis, its documents by number."""
-    if layout.axes != 1 or layout.special is not None:
+    """For each row of a layout of one axis, its documents by number; None without values."""
+    if layout.axes != 1 or layout.special is not None or not has_values(layout.positions):
         return None
     rows = layout.batch
     positions = layout.positions[..., 0].detach().expand(rows, -1)

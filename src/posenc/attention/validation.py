@@ -11,6 +11,7 @@ from posenc.attention.call import AttentionCall
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
+from posenc.layout.nested import require_regular
 
 
 def validate(call: AttentionCall) -> None:
@@ -127,6 +128,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
                 got=type(x).__name__,
                 remedy="Its shape is [B, heads, L, D].",
             )
+        require_regular(name, x)
         if x.dim() != 4:
             raise ArgumentError(
                 name,

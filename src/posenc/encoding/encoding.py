@@ -13,6 +13,7 @@ from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.display import table_html
+from posenc.layout.nested import require_regular
 from posenc.layout.padding import zero_invalid
 
 
@@ -156,6 +157,7 @@ class Encoding(Standalone, nn.Module):
         """
         if self.embedding is None:
             return x
+        require_regular("x", x)
         embedded: Tensor = self.embedding(zero_invalid(x, layout), layout, tokens=tokens)
         return embedded
 
@@ -167,6 +169,7 @@ class Encoding(Standalone, nn.Module):
         Raises:
             ArgumentError: if two parts compute a signal.
         """
+        require_regular("x", x)
         observed, x = layout, zero_invalid(x, layout)
         for part in (self.query_key, self.score, self.value):
             if part is None:

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.errors import ArgumentError
+from posenc.layout.nested import require_regular
 from posenc.runtime import has_values
 
 TOKEN_FIELDS = {
@@ -29,6 +30,7 @@ def require_tensor(name: str, value: object) -> None:
             got=type(value).__name__,
             remedy="Use torch.tensor(…), or another constructor of Layout.",
         )
+    require_regular(name, value)
 
 
 def require_tensors(positions: Tensor, token_fields: Mapping[str, Tensor | None]) -> None:

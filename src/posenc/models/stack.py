@@ -16,6 +16,7 @@ from posenc.encoding import Encoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
+from posenc.layout.nested import require_regular
 from posenc.models.block import Activation, Block, FeedForward
 from posenc.models.norm import Norm, make_norm
 from posenc.registry import create_layers
@@ -261,6 +262,7 @@ def token_layout(
     Raises:
         ArgumentError: for tokens of another rank or dtype.
     """
+    require_regular(name, tokens)
     if tokens.dim() != 2 or tokens.dtype != torch.int64:
         raise ArgumentError(
             name,

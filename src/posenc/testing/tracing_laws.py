@@ -29,7 +29,7 @@ SIZES = ((2, LENGTH), (3, 21), (1, 2))
 """Batch sizes and lengths of comparisons; programs are traced with the first."""
 
 LONGEST = 150
-"""Maximum length of exported programs."""
+"""Maximum length of exported programs, which has more logits than the definition is chosen for."""
 
 
 class Model(nn.Module):
@@ -85,13 +85,14 @@ def runs_without_values(subject: Subject) -> None:
     """Meta and fake tensors give the right shapes, without reading values."""
 
     def check(kind: str, device: str, model: Model) -> None:
-        x = torch.zeros(2, LENGTH, DIM, device=device)
-        tokens = torch.zeros(2, LENGTH, dtype=torch.int64, device=device)
         for layout in (
             Layout.sequence(LENGTH, device=device),
             Layout.packed([8, LENGTH - 8], device=device),
+            Layout.packed([8, LONGEST - 8], device=device),
             Layout.padded([LENGTH, 8], device=device),
         ):
+            x = torch.zeros(2, layout.length, DIM, device=device)
+            tokens = torch.zeros(2, layout.length, dtype=torch.int64, device=device)
             output = model.layer(x, subject.place(layout), tokens=tokens)
             if output.shape != x.shape:
                 raise LawBroken(f"{kind} tensors give {list(output.shape)}")
