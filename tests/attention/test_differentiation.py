@@ -187,6 +187,22 @@ def test_explain_says_why() -> None:
         assert "torch.func can transform" in explain(q, k, v, grid, encoding, backend="tiled").how
 
 
+def test_nested_transforms_are_not_for_fused_kernels() -> None:
+    """Those have first derivatives only; auto takes what has second ones, however long."""
+    grid, encoding = where("rope", 40), make("rope")
+    q, k, v, _ = draw(40)
+
+    def curvature(backend: str) -> Tensor:
+        def loss(q: Tensor) -> Tensor:
+            return attend(q, k, v, grid, encoding, backend=backend).sin().sum()
+
+        return torch.func.grad(lambda q: torch.func.grad(loss)(q).square().sum())(q)
+
+    with pytest.raises(BackendRefusal, match=r"no second derivatives under torch.func"):
+        curvature("sdpa")
+    torch.testing.assert_close(curvature("auto"), curvature("reference"))
+
+
 def served(backend: str) -> str:
     """The backend, unless its kernels are not built."""
     if dispatch.BACKENDS[backend].unavailable(torch.device("cpu")):

@@ -439,3 +439,17 @@ def test_padding_holds_anything() -> None:
         results.append([output, *torch.autograd.grad(output.sin().sum(), learned)])
     for plain, poisoned in zip(*results, strict=True):
         assert torch.equal(plain, poisoned)
+
+
+def test_second_derivatives() -> None:
+    """Of the definition by the structured form, of which everything is a part."""
+    encoding, grid = everything(), sequence(40, causal=True)
+    given, learned = inputs(grid), list(encoding.parameters())
+    found = []
+    for backend in ("triton", "reference"):
+        output = attend(*given, grid, encoding, backend=backend)
+        first = torch.autograd.grad(output.sin().sum(), given, create_graph=True)
+        squares = sum((x.double().square().sum() for x in first), torch.zeros(()))
+        found.append(torch.autograd.grad(squares, [*given, *learned]))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=3e-5 * theirs.abs().max().item(), rtol=3e-5)

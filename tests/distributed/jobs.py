@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from posenc import Attention, Cache, Layout, create, distributed
 from posenc.distributed.group import Group
-from posenc.errors import PosencError, RankError
+from posenc.errors import DerivativeError, PosencError, RankError
 from posenc.models import Decoder, DecoderConfig
 from posenc.testing.subject import spread
 from posenc.training import Watch, fit
@@ -52,6 +52,21 @@ def dropped(group: dist.ProcessGroup, form: str, name: str, layout: str) -> tupl
     assert q.grad is not None
     assert k.grad is not None
     return index, output.detach(), q.grad, k.grad
+
+
+def second_derivative(group: dist.ProcessGroup, form: str) -> str:
+    """What is said of the second derivatives of attention, beside a loss that has them."""
+    index = place(group, "balanced")
+    q, k, v = (x[:, :, index].requires_grad_() for x in tensors(torch.float64)[:3])
+    layout = distributed.take(LAYOUTS["sequence"](), index)
+    encoding = encoding_of("t5", torch.float64)
+    output = distributed.attend(q, k, v, layout, encoding, mesh=group, causal=True, form=form)
+    (first,) = torch.autograd.grad(output.sin().sum(), k, create_graph=True)
+    try:
+        torch.autograd.grad((first + k.square()).sum(), k)
+    except DerivativeError as error:
+        return str(error)
+    return ""
 
 
 def decoder(name: str, **changes: Any) -> Decoder:

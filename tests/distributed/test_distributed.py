@@ -40,6 +40,12 @@ def test_dropout_is_the_same_for_any_number_of_ranks(pool: Pool, form: str, layo
         torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("form", ["ring", "gather", "heads"])
+def test_second_derivatives_are_refused(pool: Pool, form: str) -> None:
+    for message in pool.run(f"{JOBS}:second_derivative", 2, form=form):
+        assert "Attend in one process" in message
+
+
 @pytest.mark.parametrize(
     ("name", "form", "split", "how"),
     [

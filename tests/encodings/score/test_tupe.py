@@ -12,6 +12,8 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encoding import BucketedTerms, StructuredScore
+from posenc.encodings.common import pieces
+from posenc.encodings.common.pieces import by_pieces
 from posenc.encodings.score.tupe import Tupe
 from posenc.errors import ArgumentError, LengthError
 from posenc.testing.oracles import attention_by_loops, t5_bucket_by_loops
@@ -240,3 +242,16 @@ def test_initial_values() -> None:
 def test_bad_options(options: dict[str, int]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(options))):
         Tupe(**(WIDTHS | options))  # type: ignore[arg-type]
+
+
+def test_projections_in_pieces_have_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "ROWS", 3)
+    table, weight = (torch.randn(size, dtype=torch.float64) for size in ((8, 4), (4, 5)))
+    table.requires_grad_(), weight.requires_grad_()
+
+    def project(table: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return by_pieces(lambda rows: ((rows @ weight).tanh(), rows.square()), table, [weight])
+
+    assert torch.autograd.gradcheck(project, (table, weight))
+    assert torch.autograd.gradgradcheck(project, (table, weight))
+    assert torch.autograd.gradgradcheck(project, (table.detach(), weight))

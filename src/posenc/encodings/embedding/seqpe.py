@@ -181,7 +181,8 @@ def _attend(visible: Bool[Tensor, "n 1 L L"], q: Tensor, k: Tensor, v: Tensor) -
 
     def definition(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         logits = (q * q.shape[-1] ** -0.5) @ k.mT
-        return logits.masked_fill(~visible, -torch.inf).softmax(-1) @ v
+        attended: Tensor = logits.masked_fill(~visible, -torch.inf).softmax(-1) @ v
+        return attended
 
     if is_transformed():
         return definition(q, k, v)
