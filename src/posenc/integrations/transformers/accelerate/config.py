@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from copy import deepcopy
 from functools import cache
 from typing import Any, cast
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from posenc.errors import ArgumentError
 
 NAME = "posenc"
 """Name of the attention implementation."""
+
+KEYS, CAUSAL_KEYS = "posenc_keys", "posenc_causal_keys"
+"""Its names where accelerated modules take masks of keys: see ``interface.keys_mask``."""
 
 
 def with_posenc(config: PreTrainedConfig, name: str = NAME) -> PreTrainedConfig:
@@ -51,3 +56,31 @@ def _view_class(kind: Hashable, name: str) -> type[PreTrainedConfig]:
     }
     config = cast(type[PreTrainedConfig], kind)
     return type(config.__name__, (config,), members)
+
+
+def require_interface(config: PreTrainedConfig | None) -> None:
+    """Check that the model of a config computes attention through transformers' interface.
+
+    Raises:
+        ArgumentError: if none of the loaded models with such a config does: it would take the name
+            and run code of its own, with masks that are not for it.
+    """
+    if config is not None and _of_its_own(cast(Hashable, type(config_behind(config)))):
+        raise ArgumentError(
+            "attn_implementation",
+            expected="'eager' for a model that is not on transformers' attention interface",
+            got=f"{NAME!r} for {config.model_type}",
+            remedy="Use 'eager', with accelerate(model) if its positions are a bias.",
+        )
+
+
+@cache
+def _of_its_own(kind: Hashable) -> bool:
+    models = [model for model in _subclasses(PreTrainedModel) if model.config_class is kind]
+    return bool(models) and not any(model._can_set_attn_implementation() for model in models)
+
+
+def _subclasses(kind: type[PreTrainedModel]) -> Iterator[type[PreTrainedModel]]:
+    for model in kind.__subclasses__():
+        yield model
+        yield from _subclasses(model)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
@@ -25,10 +25,20 @@ from posenc.attention.lowering import repeat_heads
 from posenc.attention.softmax import masked_softmax
 from posenc.encoding import BucketedTerms
 from posenc.errors import ArgumentError
+from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import settings_of
-from posenc.integrations.transformers.accelerate.config import NAME
-from posenc.integrations.transformers.accelerate.masks import all_attended, grid_of, visible_pairs
+from posenc.integrations.transformers.accelerate.config import (
+    CAUSAL_KEYS,
+    KEYS,
+    NAME,
+    require_interface,
+)
+from posenc.integrations.transformers.accelerate.grid_mask import carrying, grid_behind, written_out
+from posenc.integrations.transformers.accelerate.masks import all_attended, grid_of
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce, encoding_of
+
+IGNORED = frozenset({"output_attentions", "position_ids", "sliding_window", "use_cache"})
+"""Options that say nothing about attention, or what the mask says."""
 
 
 @dataclass(eq=False)
@@ -61,47 +71,52 @@ def attention(
     """Attention as transformers calls it.
 
     Args:
-        module: the layer; its ``is_causal`` holds where the argument is None.
-        attention_mask: ``[B, K]``, False for padding, from ``mask``; or ``[B, 1, Q, K]``, all that
-            may be seen (bool) or what is added to the logits.
+        module: the layer.
+        attention_mask: from ``mask``; ``[B, 1, Q, K]``, all that may be seen (bool) or what is
+            added to the logits; ``[B, K]``, False for padding; or None, where all is seen.
+        is_causal: not read, as in eager attention: the mask has it.
         position_bias: added to the logits.
-        options: ``sliding_window`` is in the mask; ``output_attentions`` makes the weights.
+        options: ``output_attentions`` makes the weights; ``IGNORED`` are not read.
 
     Returns:
-        The output and, if asked for, the weights ``[B, H, Q, K]``.
+        The output, contiguous, and, if asked for, the weights ``[B, H, Q, K]``.
 
     Raises:
-        ArgumentError: for soft-capped logits, attention sinks and paged caches.
+        ArgumentError: for any other option that is not None, such as soft-capped logits
+            (``softcap``), attention sinks (``s_aux``) and paged caches (``cache``).
     """
-    for name in ("softcap", "s_aux", "cache"):
-        if options.get(name) is not None:
+    for name, option in options.items():
+        if option is not None and name not in IGNORED:
             raise ArgumentError(
-                "attn_implementation",
-                expected=f"one that computes {name}",
-                got=NAME,
-                remedy="Use 'eager' for this model.",
+                name,
+                expected="None, since posenc's attention does not read it",
+                got=type(option).__name__,
+                remedy="Use attn_implementation='eager' for this model.",
             )
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    compact = attention_mask is None or attention_mask.dim() == 2
-    attended = attention_mask if compact else None
     queries, keys = query.shape[2], key.shape[2]
-    grid = grid_of(queries, keys, attended, causal=causal and compact, device=query.device)
+    grid: Grid | None = None
+    if attention_mask is None or attention_mask.dim() == 2:
+        grid = grid_of(queries, keys, attention_mask, device=query.device)
+    elif attention_mask.shape[2:] == (queries, keys):
+        grid = grid_behind(attention_mask)
     settings = settings_of(module)
     with_weights = wants_weights(module, options)
-    fast = compact and not with_weights and keys >= settings.shortest
-    if fast and not isinstance(position_bias, Tensor):
+    fast = not with_weights and keys >= settings.shortest
+    if fast and grid is not None and not isinstance(position_bias, Tensor):
         encoding = encoding_of(*(() if position_bias is None else position_bias.terms))
         backend = settings.backend
         output = attend(
             query, key, value, grid, encoding, backend=backend, dropout=dropout, scale=scaling
         )
-        return output.transpose(1, 2), None
+        return output.transpose(1, 2).contiguous(), None
     bias = position_bias.dense if isinstance(position_bias, PositionBias) else position_bias
-    mask = visible_pairs(grid) if compact else attention_mask
+    mask = written_out(attention_mask)
+    if mask is not None and mask.dim() == 2:
+        mask = mask[:, None, None]
     output, weights = dense_attention(
         query, key, value, bias, mask, dropout=dropout, scale=scaling, with_weights=with_weights
     )
-    return output.transpose(1, 2), weights
+    return output.transpose(1, 2).contiguous(), weights
 
 
 def wants_weights(module: nn.Module, options: Mapping[str, Any]) -> bool:
@@ -158,44 +173,78 @@ def mask(
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Bool[Tensor, "B L"] | None = None,
-    use_vmap: bool = False,
+    config: PreTrainedConfig | None = None,
+    device: torch.device | str = "cpu",
     **options: Any,
-) -> Tensor | None:
-    """The mask that ``attention`` takes, made as transformers makes masks.
+) -> Bool[Tensor, "B 1 Q K"]:
+    """The mask that ``attention`` takes, made as transformers makes masks, and never None.
+
+    It carries its grid if it is causal or full, but for padding; any other is written out.
+
+    Raises:
+        ArgumentError: for a model whose attention is not on transformers' attention interface.
+    """
+    require_interface(config)
+
+    def write() -> Tensor:
+        skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        made: Tensor | None = sdpa_mask(
+            batch_size,
+            q_length,
+            kv_length,
+            q_offset,
+            kv_offset,
+            mask_function,
+            attention_mask,
+            device=device,
+            **options | skips,
+        )
+        return cast(Tensor, made)
+
+    causal = mask_function is causal_mask_function
+    known = causal or mask_function is bidirectional_mask_function
+    if not known or isinstance(q_offset, Tensor):  # that of a static cache
+        return write()
+    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if padding is not None:
+        padding = padding[:, kv_offset : kv_offset + kv_length].bool()
+    grid = grid_of(
+        q_length,
+        kv_length,
+        None if all_attended(padding) else padding,
+        causal=causal,
+        device=device,
+        starts=(q_offset, kv_offset),
+    )
+    return carrying(grid, write, (batch_size, 1, q_length, kv_length), device)
+
+
+def keys_mask(causal: bool) -> Callable[..., Tensor | None]:
+    """Masks for accelerated modules that are causal themselves, or see all keys themselves.
 
     Returns:
-        None or ``[B, K]``, where the mask is causal or full, but for padding, and the queries are
-        the last tokens; else ``[B, 1, Q, K]`` bool.
+        A function that makes a mask: ``[B, K]``, False for padding, or None without padding, if
+        that and ``causal`` is all it says of the last tokens; else ``[B, 1, Q, K]``.
     """
-    full = mask_function is bidirectional_mask_function
-    last = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
-    if use_vmap or not (full or (mask_function is causal_mask_function and last)):
-        allowed = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return cast(
-            Tensor,
-            sdpa_mask(
-                batch_size,
-                q_length,
-                kv_length,
-                q_offset,
-                kv_offset,
-                mask_function,
-                attention_mask,
-                use_vmap=use_vmap,
-                **options | allowed,
-            ),
-        )
-    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    if padding is None:
-        return None
-    padding = padding[:, kv_offset : kv_offset + kv_length].bool()
-    return None if all_attended(padding) else padding
+
+    def made(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
+        pairs = mask(*arguments, **options)
+        grid = grid_behind(pairs)
+        last = grid is not None and grid.shift == grid.query.length - grid.key.length
+        if grid is not None and grid.causal == causal and (last or not causal):
+            return grid.key.valid
+        return written_out(pairs)
+
+    return made
 
 
 def register() -> None:
     """Add the implementation ``"posenc"`` to transformers; also done by importing this package."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
+    for name, causal in ((KEYS, False), (CAUSAL_KEYS, True)):
+        AttentionInterface.register(name, attention)
+        AttentionMaskInterface.register(name, keys_mask(causal))
 
 
 register()

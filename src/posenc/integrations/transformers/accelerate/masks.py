@@ -18,7 +18,8 @@ def grid_of(
     attended: Bool[Tensor, "B K"] | None,
     *,
     causal: bool = False,
-    device: torch.device,
+    device: torch.device | str,
+    starts: tuple[int, int] | None = None,
 ) -> Grid:
     """The grid of the last ``queries`` of ``keys`` tokens in sequence.
 
@@ -27,12 +28,14 @@ def grid_of(
         attended: False for padding, which is masked as a key only. None: no padding.
         causal: keys after a query are masked.
         device: of the layouts.
+        starts: positions of the first query and the first key, if not those of the last tokens.
     """
-    key = Layout.sequence(keys, device=device)
-    if queries == keys:
+    first, start = (max(0, keys - queries), 0) if starts is None else starts
+    key = Layout.sequence(keys, start, device=device)
+    if (queries, first) == (keys, start):
         query = key
     else:
-        query = Layout.sequence(queries, max(0, keys - queries), device=device)
+        query = Layout.sequence(queries, first, device=device)
     if attended is not None:
         key = replace(key, valid=attended)
     return Grid(query, key, causal)
@@ -43,11 +46,6 @@ def all_attended(attended: Bool[Tensor, "B K"] | None) -> bool:
     if attended is None:
         return True
     return not torch.compiler.is_compiling() and bool(attended.all())
-
-
-def visible_pairs(grid: Grid) -> Bool[Tensor, "B 1 Q K"] | None:
-    """The mask for PyTorch's attention; None if nothing is masked."""
-    return None if grid.dense else grid.visible
 
 
 def attended_keys(mask: Tensor | None) -> Tensor | None:

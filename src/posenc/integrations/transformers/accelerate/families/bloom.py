@@ -10,6 +10,7 @@ from torch.nn.functional import dropout
 from transformers.models.bloom.modeling_bloom import BloomAttention, BloomModel
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.config import CAUSAL_KEYS
 from posenc.integrations.transformers.accelerate.families.common.alibi import attend_alibi
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.masks import added_causal_mask
@@ -71,5 +72,9 @@ def _refusal(module: nn.Module) -> str | None:
 
 
 ENTRY = AcceleratedFamily(
-    title="Bloom", classes={BloomAttention: BloomAlibi}, configured=(BloomModel,), refusal=_refusal
+    title="Bloom",
+    classes={BloomAttention: BloomAlibi},
+    configured=(BloomModel,),
+    masks=CAUSAL_KEYS,
+    refusal=_refusal,
 )

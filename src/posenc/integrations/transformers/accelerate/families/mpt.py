@@ -13,10 +13,11 @@ from transformers.models.mpt.modeling_mpt import MptAttention, MptBlock, MptMode
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
 from posenc.integrations.transformers.accelerate.families.common.alibi import attend_alibi
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
-from posenc.integrations.transformers.accelerate.interface import mask
+from posenc.integrations.transformers.accelerate.interface import keys_mask
 from posenc.integrations.transformers.accelerate.masks import grid_of
 
 MASKS = "posenc_mpt"
+causal_keys = keys_mask(causal=True)
 
 
 def hidden_keys(*arguments: Any, **options: Any) -> Bool[Tensor, "..."]:
@@ -25,7 +26,7 @@ def hidden_keys(*arguments: Any, **options: Any) -> Bool[Tensor, "..."]:
     Returns:
         ``[0]`` without padding and ``[B, K]`` with it under causal masks; else ``[B, 1, Q, K]``.
     """
-    seen = mask(*arguments, **options)
+    seen = causal_keys(*arguments, **options)
     return torch.zeros(0, dtype=torch.bool, device=options["device"]) if seen is None else ~seen
 
 

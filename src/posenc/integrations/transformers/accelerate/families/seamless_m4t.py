@@ -7,6 +7,7 @@ from transformers.models.seamless_m4t.modeling_seamless_m4t import (
     SeamlessM4TConformerSelfAttention,
 )
 
+from posenc.integrations.transformers.accelerate.config import KEYS
 from posenc.integrations.transformers.accelerate.families.common.conformer import (
     ConformerAttention,
     features_and_ids,
@@ -25,6 +26,7 @@ ENTRY = AcceleratedFamily(
     title="SeamlessM4T",
     classes={SeamlessM4TConformerSelfAttention: SeamlessAttention},
     configured=(SeamlessM4TConformerEncoder,),
+    masks=KEYS,
     refusal=refusal,
     inputs=features_and_ids,
 )

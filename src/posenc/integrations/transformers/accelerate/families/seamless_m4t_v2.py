@@ -12,6 +12,7 @@ from transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2 import (
 )
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated
+from posenc.integrations.transformers.accelerate.config import KEYS
 from posenc.integrations.transformers.accelerate.families.common.conformer import (
     ConformerAttention,
     features_and_ids,
@@ -53,6 +54,7 @@ ENTRY = AcceleratedFamily(
         SeamlessM4Tv2ConformerEncoder: SeamlessV2Encoder,
     },
     configured=(SeamlessM4Tv2ConformerEncoder,),
+    masks=KEYS,
     refusal=_refusal,
     inputs=features_and_ids,
 )

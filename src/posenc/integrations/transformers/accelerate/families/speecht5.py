@@ -16,6 +16,7 @@ from transformers.models.speecht5.modeling_speecht5 import (
 )
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.config import KEYS
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import (
     PositionBias,
@@ -141,6 +142,7 @@ ENTRY = AcceleratedFamily(
         SpeechT5RelativePositionalEncoding: AcceleratedSpeechT5Positions,
     },
     configured=(SpeechT5Encoder,),
+    masks=KEYS,
     refusal=refusal,
     shortest=128,
     inputs=inputs,

@@ -7,6 +7,7 @@ from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import (
     Wav2Vec2BertSelfAttention,
 )
 
+from posenc.integrations.transformers.accelerate.config import KEYS
 from posenc.integrations.transformers.accelerate.families.common.conformer import (
     ConformerAttention,
     refusal,
@@ -24,5 +25,6 @@ ENTRY = AcceleratedFamily(
     title="Wav2Vec2-BERT",
     classes={Wav2Vec2BertSelfAttention: Wav2Vec2BertAttention},
     configured=(Wav2Vec2BertEncoder,),
+    masks=KEYS,
     refusal=refusal,
 )

@@ -7,6 +7,7 @@ from transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer import (
     Wav2Vec2ConformerSelfAttention,
 )
 
+from posenc.integrations.transformers.accelerate.config import KEYS
 from posenc.integrations.transformers.accelerate.families.common.conformer import (
     ConformerAttention,
     refusal,
@@ -24,5 +25,6 @@ ENTRY = AcceleratedFamily(
     title="Wav2Vec2-Conformer",
     classes={Wav2Vec2ConformerSelfAttention: Wav2Vec2ConformerAttention},
     configured=(Wav2Vec2ConformerEncoder,),
+    masks=KEYS,
     refusal=refusal,
 )
