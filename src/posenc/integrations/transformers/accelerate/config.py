@@ -7,6 +7,7 @@ from copy import deepcopy
 from functools import cache
 from typing import Any, cast
 
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from posenc.errors import ArgumentError
@@ -58,26 +59,39 @@ def _view_class(kind: Hashable, name: str) -> type[PreTrainedConfig]:
     return type(config.__name__, (config,), members)
 
 
-def require_interface(config: PreTrainedConfig | None) -> None:
-    """Check that the model of a config computes attention through transformers' interface.
+def takes_added_masks(config: PreTrainedConfig | None) -> bool:
+    """True if models with such a config take masks that are added to logits, and no bool ones.
 
     Raises:
-        ArgumentError: if none of the loaded models with such a config does: it would take the name
-            and run code of its own, with masks that are not for it.
+        ArgumentError: if none of them computes attention through transformers' interface: it would
+            take the name and run code of its own.
     """
-    if config is not None and _of_its_own(cast(Hashable, type(config_behind(config)))):
+    if config is None:
+        return False
+    on_interface, takes_bool = _traits(type(config_behind(config)))
+    if not on_interface:
         raise ArgumentError(
             "attn_implementation",
             expected="'eager' for a model that is not on transformers' attention interface",
             got=f"{NAME!r} for {config.model_type}",
             remedy="Use 'eager', with accelerate(model) if its positions are a bias.",
         )
+    return not takes_bool
 
 
-@cache
-def _of_its_own(kind: Hashable) -> bool:
-    models = [model for model in _subclasses(PreTrainedModel) if model.config_class is kind]
-    return bool(models) and not any(model._can_set_attn_implementation() for model in models)
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _traits(kind: type[PreTrainedConfig]) -> tuple[bool, bool]:
+    """True if loaded models with such a config are on the interface; True if all support sdpa."""
+    if kind not in _TRAITS:
+        models = [model for model in _subclasses(PreTrainedModel) if model.config_class is kind]
+        _TRAITS[kind] = (
+            not models or any(model._can_set_attn_implementation() for model in models),
+            all(model._supports_sdpa for model in models),
+        )
+    return _TRAITS[kind]
+
+
+_TRAITS: dict[type[PreTrainedConfig], tuple[bool, bool]] = {}
 
 
 def _subclasses(kind: type[PreTrainedModel]) -> Iterator[type[PreTrainedModel]]:

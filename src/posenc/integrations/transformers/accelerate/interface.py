@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
@@ -31,9 +31,14 @@ from posenc.integrations.transformers.accelerate.config import (
     CAUSAL_KEYS,
     KEYS,
     NAME,
-    require_interface,
+    takes_added_masks,
 )
-from posenc.integrations.transformers.accelerate.grid_mask import carrying, grid_behind, written_out
+from posenc.integrations.transformers.accelerate.lazy_mask import (
+    Pairs,
+    carrying,
+    pairs_behind,
+    written_out,
+)
 from posenc.integrations.transformers.accelerate.masks import all_attended, grid_of
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce, encoding_of
 
@@ -98,7 +103,8 @@ def attention(
     if attention_mask is None or attention_mask.dim() == 2:
         grid = grid_of(queries, keys, attention_mask, device=query.device)
     elif attention_mask.shape[2:] == (queries, keys):
-        grid = grid_behind(attention_mask)
+        pairs = pairs_behind(attention_mask)
+        grid = None if pairs is None else pairs.grid
     settings = settings_of(module)
     with_weights = wants_weights(module, options)
     fast = not with_weights and keys >= settings.shortest
@@ -113,6 +119,8 @@ def attention(
     mask = written_out(attention_mask)
     if mask is not None and mask.dim() == 2:
         mask = mask[:, None, None]
+    elif mask is not None and mask.is_floating_point():
+        mask = mask.to(query.dtype)  # which autocast has made another
     output, weights = dense_attention(
         query, key, value, bias, mask, dropout=dropout, scale=scaling, with_weights=with_weights
     )
@@ -173,22 +181,55 @@ def mask(
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Bool[Tensor, "B L"] | None = None,
+    dtype: torch.dtype = torch.float32,
     config: PreTrainedConfig | None = None,
     device: torch.device | str = "cpu",
     **options: Any,
-) -> Bool[Tensor, "B 1 Q K"]:
+) -> Shaped[Tensor, "B 1 Q K"]:
     """The mask that ``attention`` takes, made as transformers makes masks, and never None.
 
-    It carries its grid if it is causal or full, but for padding; any other is written out.
+    Models that read it find the one of ``"sdpa"``, or of ``"eager"`` if they lack that.
 
     Raises:
         ArgumentError: for a model whose attention is not on transformers' attention interface.
     """
-    require_interface(config)
+    if not takes_added_masks(config):
+        dtype = torch.bool
+    pairs = pairs_of(
+        batch_size,
+        q_length,
+        kv_length,
+        q_offset,
+        kv_offset,
+        mask_function,
+        attention_mask,
+        device=device,
+        **options,
+    )
+    shape = batch_size, 1, q_length, kv_length
+    return carrying(pairs, shape, dtype, torch.device(device))
 
-    def write() -> Tensor:
+
+def pairs_of(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Bool[Tensor, "B L"] | None = None,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> Pairs:
+    """The pairs that a mask of transformers lets through.
+
+    Their grid is known if they are causal or full, but for padding: by the mask's function, since
+    layers and options say otherwise in some models.
+    """
+
+    def visible() -> Tensor:
         skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        made: Tensor | None = sdpa_mask(
+        made: Any = sdpa_mask(
             batch_size,
             q_length,
             kv_length,
@@ -203,8 +244,9 @@ def mask(
 
     causal = mask_function is causal_mask_function
     known = causal or mask_function is bidirectional_mask_function
-    if not known or isinstance(q_offset, Tensor):  # that of a static cache
-        return write()
+    if not known or isinstance(q_offset, Tensor):  # as of a static cache
+        pairs = visible()
+        return Pairs(None, lambda: pairs)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
         padding = padding[:, kv_offset : kv_offset + kv_length].bool()
@@ -216,10 +258,10 @@ def mask(
         device=device,
         starts=(q_offset, kv_offset),
     )
-    return carrying(grid, write, (batch_size, 1, q_length, kv_length), device)
+    return Pairs(grid, visible)
 
 
-def keys_mask(causal: bool) -> Callable[..., Tensor | None]:
+def keys_mask(causal: bool) -> Callable[..., Bool[Tensor, "B *pairs"] | None]:
     """Masks for accelerated modules that are causal themselves, or see all keys themselves.
 
     Returns:
@@ -227,13 +269,16 @@ def keys_mask(causal: bool) -> Callable[..., Tensor | None]:
         that and ``causal`` is all it says of the last tokens; else ``[B, 1, Q, K]``.
     """
 
-    def made(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
-        pairs = mask(*arguments, **options)
-        grid = grid_behind(pairs)
-        last = grid is not None and grid.shift == grid.query.length - grid.key.length
-        if grid is not None and grid.causal == causal and (last or not causal):
-            return grid.key.valid
-        return written_out(pairs)
+    def made(
+        *arguments: Any, dtype: Any = None, config: Any = None, **options: Any
+    ) -> Tensor | None:
+        pairs = pairs_of(*arguments, **options)
+        grid = pairs.grid
+        if grid is not None and grid.causal == causal:
+            last = grid.shift == grid.query.length - grid.key.length
+            if last or not causal:
+                return grid.key.valid
+        return cast(Tensor, pairs.dense)
 
     return made
 

@@ -1,0 +1,107 @@
+"""Masks for transformers that carry the pairs they stand for, and are written out when read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Shaped
+from torch import Tensor
+from torch.jit import is_tracing  # type: ignore[attr-defined]
+from torch.utils._pytree import tree_map
+
+from posenc.grid import Grid
+from posenc.integrations.transformers.accelerate.terms import ComputedOnce
+
+CARRIED = "_posenc_pairs"
+
+
+@dataclass(eq=False)
+class Pairs(ComputedOnce):
+    """Pairs of queries and keys that attend to each other.
+
+    Args:
+        grid: of the same pairs; None if no grid is known.
+        compute: makes the mask ``[B, 1, Q, K]``, True where a query may attend to a key; ``dense``
+            is its result.
+    """
+
+    grid: Grid | None
+    compute: Callable[[], Bool[Tensor, "B 1 Q K"]]
+
+    def written(self, dtype: torch.dtype) -> Shaped[Tensor, "B 1 Q K"]:
+        """The mask as bool, or as numbers to add to the logits: 0 or the lowest."""
+        visible = cast(Tensor, self.dense)
+        if dtype == torch.bool:
+            return visible
+        return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+
+
+class LazyMask(Tensor):
+    """A mask ``[B, 1, Q, K]`` without storage, bool or added to the logits.
+
+    It is written out when an operation reads it, and carries its pairs until then: afterwards its
+    numbers may have been changed.
+    """
+
+    _posenc_pairs: Pairs | None
+    _written: Tensor
+
+    @staticmethod
+    def __new__(
+        cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device, pairs: Pairs
+    ) -> LazyMask:
+        mask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        mask._posenc_pairs = pairs
+        return mask
+
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
+        return f"LazyMask({self._posenc_pairs!r})"
+
+    def written(self) -> Shaped[Tensor, "B 1 Q K"]:
+        """The mask written out, once for all layers."""
+        if self._posenc_pairs is not None:
+            self._written = self._posenc_pairs.written(self.dtype)
+            self._posenc_pairs = None
+        return self._written
+
+    __torch_function__ = cast(Any, torch._C._disabled_torch_function_impl)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        def plain(value: Any) -> Any:
+            return value.written() if isinstance(value, LazyMask) else value
+
+        return function(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
+
+
+def carrying(
+    pairs: Pairs, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Shaped[Tensor, "B 1 Q K"]:
+    """A mask that carries pairs.
+
+    Where a graph is being made it is written out, and leaves the graph if nothing reads it.
+    """
+    tracing = is_tracing()  # type: ignore[no-untyped-call]
+    if not (tracing or torch.compiler.is_compiling()):
+        return LazyMask(shape, dtype, device, pairs)
+    mask = pairs.written(dtype)
+    setattr(mask, CARRIED, pairs)
+    return mask
+
+
+def pairs_behind(mask: Tensor | None) -> Pairs | None:
+    """The pairs that a mask carries; None if it carries none."""
+    return getattr(mask, CARRIED, None)
+
+
+def written_out(mask: Tensor | None) -> Tensor | None:
+    """A mask as a tensor with storage: bool if it carries its pairs, else as it is."""
+    pairs = pairs_behind(mask)
+    if pairs is not None:
+        return cast(Tensor, pairs.dense)
+    return mask.written() if isinstance(mask, LazyMask) else mask
