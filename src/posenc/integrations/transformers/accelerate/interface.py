@@ -42,8 +42,15 @@ from posenc.integrations.transformers.accelerate.lazy_mask import (
 from posenc.integrations.transformers.accelerate.masks import all_attended, grid_of
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce, encoding_of
 
-IGNORED = frozenset({"output_attentions", "position_ids", "sliding_window", "use_cache"})
-"""Options that say nothing about attention, or what the mask says."""
+IGNORED = frozenset(
+    {
+        *("deterministic", "position_ids", "sliding_window"),
+        *("cache_position", "grid_thw", "logits_to_keep", "num_items_in_batch", "use_cache"),
+        *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
+    }
+)
+"""Options that say nothing about attention beyond the mask; models hand on what they are called
+with."""
 
 
 @dataclass(eq=False)
@@ -79,7 +86,7 @@ def attention(
         module: the layer.
         attention_mask: from ``mask``; ``[B, 1, Q, K]``, all that may be seen (bool) or what is
             added to the logits; ``[B, K]``, False for padding; or None, where all is seen.
-        is_causal: not read, as in eager attention: the mask has it.
+        is_causal: True is refused without a mask; else the mask has it, as in eager attention.
         position_bias: added to the logits.
         options: ``output_attentions`` makes the weights; ``IGNORED`` are not read.
 
@@ -88,7 +95,8 @@ def attention(
 
     Raises:
         ArgumentError: for any other option that is not None, such as soft-capped logits
-            (``softcap``), attention sinks (``s_aux``) and paged caches (``cache``).
+            (``softcap``), attention sinks (``s_aux``) and paged caches (``cache``); for
+            ``is_causal=True`` without a mask.
     """
     for name, option in options.items():
         if option is not None and name not in IGNORED:
@@ -99,6 +107,13 @@ def attention(
                 remedy="Use attn_implementation='eager' for this model.",
             )
     queries, keys = query.shape[2], key.shape[2]
+    if is_causal and attention_mask is None and queries > 1:
+        raise ArgumentError(
+            "attention_mask",
+            expected="a mask beside is_causal=True, which does not say which tokens queries are",
+            got=None,
+            remedy="Make one by transformers' create_causal_mask.",
+        )
     grid: Grid | None = None
     if attention_mask is None or attention_mask.dim() == 2:
         grid = grid_of(queries, keys, attention_mask, device=query.device)

@@ -21,7 +21,6 @@ class MPNetAttention(Accelerated, MPNetSelfAttention):
     """Self-attention that takes a ``PositionBias``; with any other it runs as it did."""
 
     original = MPNetSelfAttention
-    is_causal = False
 
     def forward(
         self,

@@ -48,7 +48,6 @@ class AcceleratedSpeechT5Attention(Accelerated, SpeechT5Attention):
     """The encoder's attention, which takes ``RelativeKeys``; with any other it runs as it did."""
 
     original = SpeechT5Attention
-    is_causal = False
 
     def forward(
         self,

@@ -25,7 +25,6 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
     """Self-attention that hands its position bias on as a table."""
 
     original = WavLMAttention
-    is_causal = False
 
     def forward(
         self,
