@@ -1,0 +1,321 @@
+"""``attn_implementation="posenc"``: models of all kinds against their own attention, and masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    Aimv2TextModel,
+    AlignTextModel,
+    AutoConfig,
+    AutoModel,
+    BloomConfig,
+    BloomModel,
+    ClapTextModel,
+    PreTrainedModel,
+)
+from transformers.masking_utils import (
+    and_masks,
+    bidirectional_mask_function,
+    causal_mask_function,
+    packed_sequence_mask_function,
+    sdpa_mask,
+    sliding_window_causal_mask_function,
+)
+
+from posenc.errors import ArgumentError
+from posenc.integrations.transformers.accelerate import accelerate, interface, lazy_mask
+from posenc.integrations.transformers.accelerate.accelerated import SETTINGS, Settings
+from posenc.integrations.transformers.accelerate.interface import (
+    IGNORED,
+    attention,
+    keys_mask,
+    mask,
+)
+from posenc.integrations.transformers.accelerate.lazy_mask import (
+    LazyMask,
+    pairs_behind,
+    written_out,
+)
+from posenc.integrations.transformers.accelerate.masks import attended_keys
+from tests.integrations.accelerate.case import VOCABULARY, texts
+from tests.integrations.accelerate.cases.bloom import SIZES as BLOOM
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = SIZES | {"num_key_value_heads": 2, "head_dim": 8}
+ALTERNATING = GROUPED | {
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+PAIR: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 2,
+} | {
+    f"{side}_{size}": number
+    for side in ("encoder", "decoder")
+    for size, number in (("layers", 2), ("ffn_dim", 48), ("attention_heads", 4))
+}
+VISION = SIZES | {"image_size": 16, "patch_size": 8, "projection_dim": 32}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 8}
+INDEXER = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 4}
+
+SERVED: dict[str, dict[str, Any]] = {
+    "afmoe": ALTERNATING | EXPERTS | {"moe_intermediate_size": 24, "num_dense_layers": 1},
+    "align_text_model": SIZES,
+    "aimv2_text_model": SIZES,
+    "bart": PAIR,
+    "bert": SIZES,
+    "bigbird_pegasus": PAIR | {"attention_type": "original_full"},
+    "clap_text_model": SIZES,
+    "doge": GROUPED,
+    "gemma3_text": ALTERNATING,
+    "llama": GROUPED,
+    "llama4_text": GROUPED
+    | EXPERTS
+    | {"intermediate_size_mlp": 48, "attention_chunk_size": 8, "no_rope_layers": [1, 0]},
+    "mistral": GROUPED | {"sliding_window": 7},
+    "modernbert": SIZES | {"local_attention": 8, "global_attn_every_n_layers": 2},
+    "nllb-moe": PAIR | {"num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
+    "paligemma": {
+        "text_config": GROUPED | {"model_type": "gemma"},
+        "vision_config": VISION | {"model_type": "siglip_vision_model"},
+        "image_token_index": 59,
+        "hidden_size": 32,
+    },
+    "pegasus_x": PAIR | {"num_global_tokens": 4, "block_size": 8},
+    "qwen3_moe": GROUPED | EXPERTS | {"moe_intermediate_size": 24},
+    "siglip_vision_model": VISION,
+    "splinter": SIZES | {"question_token_id": 5},
+    "t5gemma2": {
+        "encoder": {"text_config": ALTERNATING, "vision_config": VISION},
+        "decoder": ALTERNATING,
+        "image_token_index": 59,
+        "eoi_token_index": 58,
+    },
+}
+"""Types of models, with their sizes."""
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v32": ("indices", SIZES | LATENT | INDEXER | {"qk_nope_head_dim": 8}),
+    "gemma2": ("softcap", ALTERNATING),
+    "gpt_oss": ("s_aux", ALTERNATING | EXPERTS),
+    "inkling2_text": ("sinks", GROUPED),
+    "big_bird": ("big_bird", SIZES),
+    "bloom": ("bloom", BLOOM),
+    "mpnet": ("mpnet", SIZES),
+    "roformer": ("roformer", SIZES),
+}
+"""Types, with the option or the type that the error names, and their sizes."""
+
+TEXT_ALONE = {
+    "aimv2_text_model": Aimv2TextModel,
+    "align_text_model": AlignTextModel,
+    "clap_text_model": ClapTextModel,
+}
+"""Parts of models, which AutoModel does not make."""
+
+
+def model_of(kind: str, options: dict[str, Any], implementation: str) -> PreTrainedModel:
+    """A model with weights away from zero, the same for every implementation."""
+    config = AutoConfig.for_model(kind, **options)
+    make = TEXT_ALONE[kind]._from_config if kind in TEXT_ALONE else AutoModel.from_config
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: PreTrainedModel = make(config, attn_implementation=implementation).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def outputs_of(model: PreTrainedModel, *, padded: bool) -> Tensor:
+    """Last hidden states, zero for padding."""
+    if model.main_input_name == "pixel_values":
+        image = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+        states: Tensor = model(image).last_hidden_state
+        return states
+    inputs = texts() if padded else {"input_ids": texts()["input_ids"]}
+    rows = texts()["attention_mask"].bool() if padded else torch.ones(2, 23, dtype=torch.bool)
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs["input_ids"][:, 5:]
+        rows = torch.ones(2, 18, dtype=torch.bool)
+    states = model(**inputs)[0]
+    return states.where(rows.unsqueeze(-1), 0.0)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("kind", SERVED)
+@torch.no_grad()
+def test_models_compute_what_their_own_attention_does(kind: str, padded: bool) -> None:
+    expected = outputs_of(model_of(kind, SERVED[kind], "eager"), padded=padded)
+    got = outputs_of(model_of(kind, SERVED[kind], "posenc"), padded=padded)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@torch.no_grad()
+def test_models_that_posenc_does_not_serve_are_refused_by_name(kind: str) -> None:
+    name, options = REFUSED[kind]
+    model = model_of(kind, options, "posenc")
+    with pytest.raises(ArgumentError, match=rf"{name}.*'eager'"):
+        outputs_of(model, padded=True)
+
+
+def heads(queries: int, keys: int) -> list[Tensor]:
+    """Queries, keys and values of 2 rows and 4 heads."""
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(2, 4, n, 8, generator=generator) for n in (queries, keys, keys)]
+
+
+@pytest.mark.parametrize("name", ["indices", "block_indices", "sinks", "s_aux", "cache", "other"])
+def test_options_that_are_not_read_are_refused_by_name(name: str) -> None:
+    ignored: dict[str, Any] = dict.fromkeys(IGNORED - {"output_attentions"}, 1)
+    attention(nn.Identity(), *heads(5, 5), None, **ignored, **{name: None})
+    with pytest.raises(ArgumentError, match=rf"{name}: .*'eager'"):
+        attention(nn.Identity(), *heads(5, 5), None, **{name: torch.ones(1)})
+
+
+def test_nothing_is_causal_without_a_mask() -> None:
+    module = nn.Identity()
+    module.is_causal = True
+    q, k, v = heads(5, 5)
+    full = (q @ k.mT / 8**0.5).softmax(-1) @ v
+    torch.testing.assert_close(attention(module, q, k, v, None)[0].transpose(1, 2), full)
+    with pytest.raises(ArgumentError, match="attention_mask"):
+        attention(module, q, k, v, None, is_causal=True)
+    one = attention(module, q[:, :, :1], k, v, None, is_causal=True)[0]
+    torch.testing.assert_close(one.transpose(1, 2), full[:, :, :1])
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled", "native"])
+def test_outputs_are_contiguous(backend: str) -> None:
+    module = nn.Identity()
+    module.__dict__[SETTINGS] = Settings(backend)
+    for seen in (None, mask(2, 40, 40)):
+        assert attention(module, *heads(40, 40), seen)[0].is_contiguous()
+
+
+PADDING = torch.ones(2, 12, dtype=torch.bool)
+PADDING[0, :3] = False
+PADDING[1, 9:] = False
+DOCUMENTS = torch.arange(12).ge(5).long().expand(2, -1)
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "causal": causal_mask_function,
+    "full": bidirectional_mask_function,
+    "window": sliding_window_causal_mask_function(3),
+    "packed": and_masks(causal_mask_function, packed_sequence_mask_function(DOCUMENTS)),
+}
+PLACES = [(12, 12, 0, 0), (1, 12, 11, 0), (4, 12, 8, 0), (5, 12, 3, 0), (3, 8, 9, 4), (12, 7, 0, 0)]
+"""Numbers of queries and of keys, and the first of each."""
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("padding", [None, PADDING], ids=["whole", "padded"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_masks_stand_for_the_pairs_of_their_function(
+    name: str, padding: Tensor | None, place: tuple[int, int, int, int]
+) -> None:
+    call: Any = (2, *place, FUNCTIONS[name], padding)
+    expected = sdpa_mask(*call, allow_is_causal_skip=False)
+    made = mask(*call)
+    pairs = pairs_behind(made)
+    assert pairs is not None
+    assert torch.equal(pairs.dense, expected)
+    assert (pairs.grid is not None) == (name in {"causal", "full"})
+    if pairs.grid is not None:
+        assert torch.equal(pairs.grid.visible.expand_as(expected), expected)
+    queries, keys, first, start = place
+    last = first + queries == start + keys
+    for causal, known in ((False, name == "full"), (True, name == "causal" and last)):
+        short = keys_mask(causal)(*call)
+        if not known:
+            assert torch.equal(short, expected)
+        elif padding is None:
+            assert short is None
+        else:
+            assert torch.equal(short, padding[:, start : start + keys])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float64])
+def test_masks_are_what_a_model_reads(dtype: torch.dtype) -> None:
+    """Read or changed by a model, a mask is what PyTorch's or eager attention would have got."""
+    visible = sdpa_mask(2, 6, 6, attention_mask=PADDING[:, :6], allow_is_causal_skip=False)
+    expected = visible
+    if dtype != torch.bool:
+        lowest = torch.finfo(dtype).min
+        expected = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, lowest)
+
+    def made() -> Tensor:
+        pairs = interface.pairs_of(2, 6, 6, attention_mask=PADDING[:, :6])
+        return lazy_mask.carrying(pairs, (2, 1, 6, 6), dtype, torch.device("cpu"))
+
+    carried = made()
+    assert isinstance(carried, LazyMask)
+    assert (carried.shape, carried.dtype) == (expected.shape, dtype)
+    assert pairs_behind(carried.to("cpu").contiguous()) is not None
+    assert torch.equal(torch.cat([carried, carried], -1)[..., :6], expected)
+    changed = made()
+    changed[:, :, :, 2] = expected[:, :, :1, 5]
+    q, k, v = heads(6, 6)
+    q, k, v = (x.double() for x in (q, k, v))
+    for seen, numbers in ((made(), expected), (carried, expected), (changed, written_out(changed))):
+        logits = q @ k.mT / 8**0.5
+        logits = logits.masked_fill(~numbers, -1e300) if dtype == torch.bool else logits + numbers
+        got = attention(nn.Identity(), q, k, v, seen)[0].transpose(1, 2)
+        rows = visible.any(-1, keepdim=True)
+        torch.testing.assert_close(got.where(rows, 0), (logits.softmax(-1) @ v).where(rows, 0))
+    assert pairs_behind(changed) is None
+    assert not torch.equal(written_out(changed), expected)
+
+
+def test_masks_in_a_compiled_graph() -> None:
+    config = model_of("llama", SERVED["llama"], "eager").config
+
+    def attended(q: Tensor, k: Tensor, v: Tensor, padding: Tensor | None) -> Tensor:
+        seen = mask(2, 12, 12, attention_mask=padding, config=config)
+        return attention(nn.Identity(), q, k, v, seen)[0]
+
+    compiled = torch.compile(attended, fullgraph=True, backend="eager")
+    tensors = heads(12, 12)
+    torch.testing.assert_close(compiled(*tensors, PADDING), attended(*tensors, PADDING))
+
+
+def test_accelerated_models_see_what_their_config_says() -> None:
+    """A decoder made to see both ways, as its config can ask."""
+    model = BloomModel(BloomConfig(**BLOOM)).eval()
+    model.config.is_causal = False
+    with torch.no_grad():
+        expected = model(**texts()).last_hidden_state
+        accelerate(model, shortest=0)
+        found = model(**texts()).last_hidden_state
+    rows = texts()["attention_mask"].bool().unsqueeze(-1)
+    torch.testing.assert_close(found.where(rows, 0), expected.where(rows, 0))
+
+
+def test_biases_of_keys_are_not_padding() -> None:
+    """Numbers added to all queries' logits, of which only the lowest hides a key."""
+    lowest = torch.finfo(torch.float32).min
+    row = torch.tensor([0.0, -1.0, -10_000.0, lowest, 2.0])
+    for bias in (row, row[:3], torch.tensor([0.0, -1e-3]), torch.tensor([0.0, 5.0])):
+        added = bias.expand(2, 1, len(bias), -1)
+        assert attended_keys(added) is added
+    hidden = torch.tensor([0.0, lowest, float("-inf")]).expand(1, 1, 3, -1)
+    assert torch.equal(attended_keys(hidden), torch.tensor([[True, False, False]]))
