@@ -29,7 +29,11 @@ def unsure(comparison: Comparison, rows: Sequence[Row]) -> Iterable[str]:
             (row.predicts, comparison.headline, row.values),
             (row.finds, comparison.metric("recall"), row.recall),
         ):
-            facts = {"label": row.subject.label, "metric": metric, "advice": _longer(comparison)}
+            facts = {
+                "label": row.subject.label,
+                "metric": metric,
+                "advice": longer_training(comparison),
+            }
             if metric is None:
                 continue
             if verdict == "unsure":
@@ -67,7 +71,7 @@ def gated(comparison: Comparison, rows: Sequence[Row], longest: int) -> Iterable
         yield f"Not finished: {names}. Continue with --resume."
     if unlearned := stopped("unlearned"):
         yield sentence(
-            "unlearned", values=values(unlearned), metric=metric, advice=_longer(comparison)
+            "unlearned", values=values(unlearned), metric=metric, advice=longer_training(comparison)
         )
     if over := stopped("overfitted"):
         yield sentence(
@@ -75,7 +79,7 @@ def gated(comparison: Comparison, rows: Sequence[Row], longest: int) -> Iterable
             held_out=values(over),
             seen=[(row.subject.label, row.seen) for row in over if row.seen is not None],
             metric=metric,
-            advice=_steps(comparison, lambda steps: steps // MORE),
+            advice=advised_steps(comparison, lambda steps: steps // MORE),
         )
     for row in stopped("tied"):
         yield sentence(
@@ -84,7 +88,7 @@ def gated(comparison: Comparison, rows: Sequence[Row], longest: int) -> Iterable
             control=row.tied_with,
             train=train,
             last=max(row.values),
-            advice=_longer(comparison),
+            advice=longer_training(comparison),
         )
     yield from _untestable([row for row in rows if row.gate in ("untestable", *LEARNED_NOTHING)])
     beyond = {x: why for row in rows for x, why in row.refusals.items() if x > longest}
@@ -104,13 +108,14 @@ def _untestable(rows: Sequence[Row]) -> Iterable[str]:
         yield f"{listed(labels)} could not be tested at {length}: {why}."
 
 
-def _longer(comparison: Comparison) -> tuple[int, int] | None:
+def longer_training(comparison: Comparison) -> tuple[int, int] | None:
     """Advised steps (four times as many, or the task's own if more), and the actual ones."""
     entry = TASKS.get(comparison.task)
     usual = 0 if entry is None else entry.defaults.steps
-    return _steps(comparison, lambda steps: max(MORE * steps, usual))
+    return advised_steps(comparison, lambda steps: max(MORE * steps, usual))
 
 
-def _steps(comparison: Comparison, change: Callable[[int], int]) -> tuple[int, int] | None:
+def advised_steps(comparison: Comparison, change: Callable[[int], int]) -> tuple[int, int] | None:
+    """Changed steps, and the actual ones; None if those are unknown."""
     steps = comparison.provenance.settings.get("steps")
     return (max(1, change(steps)), steps) if isinstance(steps, int) else None

@@ -34,6 +34,7 @@ class Metric:
             is significantly better than chance.
         rule: how ``learned`` is reached, in a phrase ("the byte before alone").
         overfit: largest gap between training and held-out data; None: any, if both are learned.
+        short: its name after "best"; ``key`` in words by default.
     """
 
     key: str
@@ -48,6 +49,12 @@ class Metric:
     learned: float | None = None
     rule: str = ""
     overfit: float | None = None
+    short: str = ""
+
+    @property
+    def noun(self) -> str:
+        """Its name in a sentence, after "best"."""
+        return self.short or self.key.replace("_", " ")
 
     @property
     def is_share(self) -> bool:

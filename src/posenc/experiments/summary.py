@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 from posenc.experiments.bounds import SHARES
 from posenc.experiments.gates import gated, unsure
+from posenc.experiments.headline import headline
 from posenc.experiments.results import Comparison, Metric
+from posenc.experiments.settling import Remedy, remedies
 from posenc.experiments.statistics import Estimate, compared, held, paired_difference
 from posenc.experiments.verdicts import LEARNED_NOTHING, Row, judged, longest_measured
 from posenc.experiments.wording import amount, listed, sentence, spread_of
@@ -25,16 +27,30 @@ VERBS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Rows of the subjects, the best first, and ``answer``: sentences, the most important first."""
+    """Verdicts on a comparison, in words.
+
+    Args:
+        rows: of the subjects, the best first.
+        headline: the finding in at most 90 characters.
+        remedies: ways to settle what is open.
+        answer: the finding in detail: sentences, the most important first.
+    """
 
     rows: tuple[Row, ...]
+    headline: str
+    remedies: tuple[Remedy, ...]
     answer: tuple[str, ...]
 
 
 def summarise(comparison: Comparison) -> Summary:
-    """Verdicts on all subjects of a comparison, and the answer in words."""
+    """Verdicts on all subjects of a comparison, and the finding in words."""
     rows = judged(comparison)
-    return Summary(rows=rows, answer=tuple(_answer(comparison, rows)))
+    return Summary(
+        rows=rows,
+        headline=headline(comparison, rows),
+        remedies=remedies(comparison, rows),
+        answer=tuple(_answer(comparison, rows)),
+    )
 
 
 def _answer(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:

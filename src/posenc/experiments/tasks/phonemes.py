@@ -102,6 +102,7 @@ def _metrics(settings: TaskSettings) -> tuple[Metric, ...]:
     return (
         metric(
             key="phoneme_errors",
+            short="phoneme error rate",
             label="Phoneme error rate",
             unit="errors per phoneme",
             description="Insertions, deletions and replacements that make what is said right, "

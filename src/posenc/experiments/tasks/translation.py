@@ -80,6 +80,7 @@ def _metrics(settings: TaskSettings) -> tuple[Metric, ...]:
     return (
         metric(
             key="bleu",
+            short="BLEU",
             label="BLEU",
             unit="BLEU",
             description="sacrebleu's BLEU of greedy translations. Sentences at the training "
