@@ -10,10 +10,8 @@ import pandas as pd
 
 from posenc.bench.contenders import PLAIN
 from posenc.bench.results import Reading, Report
-from posenc.visualization.colours import COLOURS
+from posenc.visualization.colours import COLOURS, CONTROL, LIGHT
 from posenc.visualization.pictures import CONFIG
-
-PLAIN_COLOUR = "#80878f"
 
 ACROSS = 4
 """Encodings in a row of the chart."""
@@ -76,7 +74,7 @@ def _points(readings: list[Reading], values: dict[Reading, float]) -> pd.DataFra
 
 def _panels(data: pd.DataFrame, title: str, unit: str, names: list[str]) -> Any:
     others = iter(COLOURS * (len(names) // len(COLOURS) + 1))
-    colours = [PLAIN_COLOUR if name == PLAIN else next(others) for name in names]
+    colours = [LIGHT[CONTROL] if name == PLAIN else next(others) for name in names]
     colour = alt.Color("contender:N", sort=names, legend=alt.Legend(title=None, orient="top"))
     lengths = sorted(set(data.length))
     x = alt.X("length:Q", title="tokens", axis=alt.Axis(values=lengths, labelFlush=False))

@@ -167,6 +167,8 @@ def compare(
         print_json(
             {
                 "complete": comparison.complete,
+                "headline": summary.headline,
+                "remedies": [dataclasses.asdict(remedy) for remedy in summary.remedies],
                 "answer": list(summary.answer),
                 "report": str(report.page),
                 "comparison": str(report.folder / "comparison.json"),
@@ -177,7 +179,8 @@ def compare(
     else:
         _print_summary(comparison, summary)
         _print_models(comparison, out)
-        print_report(report.page)
+        _print_headline(summary, remedies=comparison.complete)
+        print_report(report.page, gap="")
     if not comparison.complete:
         ERRORS.print(f"Interrupted. To continue: {display.resume}", style="yellow", soft_wrap=True)
         raise typer.Exit(130)
@@ -259,6 +262,13 @@ def _print_summary(comparison: Comparison, summary: Summary) -> None:
     if OUT.measure(table, options=unlimited).maximum > OUT.width:
         table = _table(comparison, summary, between="\n")
     OUT.print(table)
+
+
+def _print_headline(summary: Summary, *, remedies: bool) -> None:
+    """Print the finding in a line and, if asked for, the commands that settle what is open."""
+    OUT.print(Text(f"\n{summary.headline}", "bold"), soft_wrap=True)
+    for remedy in summary.remedies if remedies else ():
+        OUT.print(Text(f"{remedy.text} {remedy.command}".rstrip(": ")), soft_wrap=True)
 
 
 def _table(comparison: Comparison, summary: Summary, *, between: str) -> Table:

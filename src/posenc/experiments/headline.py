@@ -15,9 +15,12 @@ LONGEST = 90
 
 LONGEST_NAME = 24
 
-FORMS = ((9, 9, True), (2, 2, True), (0, 2, True), (0, 1, True), (0, 1, False))
+FORMS = (
+    *((9, 9, "both_best"), (2, 2, "both_best"), (0, 2, "both_best")),
+    *((0, 1, "both_best"), (0, 1, "leading"), (0, 1, "best_by")),
+)
 """From the most detailed on: most names of those that hold, and of the best, before they are
-counted, and whether recall is told."""
+counted, and the sentence on the best, of which the last leaves out recall."""
 
 OPEN = ("unsure", "unfinished", "tied", *LEARNED_NOTHING)
 """Verdicts after which a candidate may still turn out to hold."""
@@ -42,9 +45,10 @@ def headline(comparison: Comparison, rows: Sequence[Row]) -> str:
         return _of_one(comparison, candidates[0], longest, at)
     loss = _best_loss(judged, longest)
     recall = _best_recall(comparison, judged, longest)
-    for most_holding, most_best, told in FORMS:
+    for most_holding, most_best, form in FORMS:
         holding = _holding(candidates, at, most_holding)
-        best = _best(comparison, candidates, loss, recall if told else [], most_best)
+        found = [] if form == "best_by" else recall
+        best = _best(comparison, candidates, loss, found, form, most_best)
         text = f"{holding}: {best}" if best else holding
         if len(text) <= LONGEST:
             return text
@@ -109,6 +113,7 @@ def _best(
     candidates: Sequence[Row],
     loss: Sequence[Row],
     recall: Sequence[Row],
+    form: str,
     most: int,
 ) -> str:
     """The best by the deciding metric and by recall; "" if nothing was measured that far."""
@@ -122,7 +127,7 @@ def _best(
     facts = {"of": len(candidates), "most": most}
     if loss and recall and loss != recall:
         best, found = names(loss), names(recall)
-        return sentence("both_best", best=best, found=found, nouns=nouns, **facts)
+        return sentence(form, best=best, found=found, nouns=nouns, **facts)
     if not loss:
         return ""
     joint = " or " if len(loss) == len(candidates) else " and "

@@ -10,7 +10,7 @@ import altair as alt
 import pandas as pd
 
 from posenc.visualization.bounds import Bounds
-from posenc.visualization.colours import CONTROL_COLOUR
+from posenc.visualization.colours import CONTROL
 
 TICKS = 6
 """Steps that an axis is divided into, roughly."""
@@ -81,18 +81,41 @@ def rule(axis: alt.X | alt.Y, at: float, label: str, *, top: bool = False) -> li
     base = alt.Chart(pd.DataFrame({"at": [at], "label": [label]})).encode(
         **{"x" if across else "y": of_field(axis, "at:Q")}
     )
-    line = base.mark_rule(strokeDash=[5, 4], color=CONTROL_COLOUR, strokeWidth=1)
+    line = base.mark_rule(strokeDash=[5, 4], color=CONTROL, strokeWidth=1.2)
     if not across:
-        text = base.mark_text(align="right", baseline="bottom", dy=-3, color=CONTROL_COLOUR)
+        text = base.mark_text(align="right", baseline="bottom", dy=-3, color="--soft")
         return [line, text.encode(x=alt.value("width"), text="label:N")]
     text = base.mark_text(
         align="left",
         baseline="top" if top else "bottom",
         dx=5,
         dy=3 if top else -12,
-        color=CONTROL_COLOUR,
+        color="--soft",
     )
     return [line, text.encode(y=alt.value(0 if top else "height"), text="label:N")]
+
+
+def shade(axis: alt.X, begin: float, end: float, label: str, *, top: bool = False) -> list[Any]:
+    """A shaded range of a horizontal axis over the whole height, named at its end.
+
+    Args:
+        top: write the name above rather than below.
+    """
+    data = pd.DataFrame({"begin": [begin], "end": [end], "label": [label]})
+    area = (
+        alt.Chart(data)
+        .mark_rect(color="--shade")
+        .encode(x=of_field(axis, "begin:Q"), x2="end:Q", y=alt.value(0), y2=alt.value("height"))
+    )
+    text = alt.Chart(data).mark_text(
+        align="right",
+        baseline="top" if top else "bottom",
+        dx=-5,
+        dy=5 if top else -5,
+        color="--soft",
+    )
+    at = alt.value(0 if top else "height")
+    return [area, text.encode(x=of_field(axis, "end:Q"), y=at, text="label:N")]
 
 
 def legend(limit: int, **options: Any) -> alt.Legend:

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import vl_convert
 
+from posenc.visualization.colours import LIGHT
+
 PICTURE_WIDTH = 760
 """Pixels a chart is wide as a picture, before doubling."""
 
-LIGHT: dict[str, Any] = {
-    "background": "#ffffff",
+PICTURE_PADDING = 8
+"""Pixels around a picture: fonts of readers may be wider than the one it is laid out with."""
+
+THEME: dict[str, Any] = {
+    "background": "transparent",
     "font": "sans-serif",
-    "axis": {"gridColor": "#e8eaed", "domainColor": "#9aa0a6", "tickColor": "#9aa0a6"}
-    | {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 10},
-    "legend": {"labelFontSize": 12, "symbolStrokeWidth": 2.4},
-    "title": {"anchor": "start", "fontSize": 15, "offset": 14},
+    "axis": {"gridColor": "--line", "domainColor": "--edge", "tickColor": "--edge"}
+    | {"labelColor": "--soft", "labelFontSize": 12}
+    | {"titleColor": "--soft", "titleFontSize": 12, "titleFontWeight": "normal"},
+    # The title of a vertical axis stands above it, where it can be read without turning.
+    "axisY": {
+        "titleAngle": 0,
+        "titleAlign": "left",
+        "titleAnchor": "end",
+        "titleBaseline": "bottom",
+    }
+    | {"titleX": -30, "titleY": -9},
+    "axisX": {"titlePadding": 8},
+    "legend": {
+        "labelColor": "--ink",
+        "labelFontSize": 12.5,
+        "symbolStrokeWidth": 2.4,
+        "offset": 28,
+    },
+    "title": {"anchor": "start", "color": "--ink", "fontSize": 15, "offset": 14},
     "view": {"stroke": None},
 }
+"""Vega's configuration of all charts. Colours are by name; see ``colours.py``."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +53,7 @@ class Chart:
         guide: how to read it, true whatever the results.
         spec: Vega-Lite, with its data, as wide as what holds it.
         text: the same in words, for those who cannot see it.
+        width: pixels that it is wide as a picture.
     """
 
     key: str
@@ -39,14 +61,36 @@ class Chart:
     guide: str
     spec: dict[str, Any]
     text: str
+    width: int = PICTURE_WIDTH
 
     @classmethod
-    def of(cls, key: str, title: str, guide: str, chart: Any, text: str) -> Chart:
-        """A chart by Altair, 320 pixels high."""
-        sized = chart.properties(width="container", height=320, description=text)
-        spec = sized.to_dict(validate=False)
+    def of(
+        cls,
+        key: str,
+        title: str,
+        guide: str,
+        chart: Any,
+        text: str,
+        *,
+        width: int = PICTURE_WIDTH,
+        height: int = 320,
+        narrow: int | None = None,
+    ) -> Chart:
+        """A chart by Altair.
+
+        Args:
+            key, title, guide, text, width: as of the class.
+            chart: Altair's.
+            height: pixels of its plot.
+            narrow: the same on a narrow page.
+        """
+        spec = chart.properties(width="container", height=height, description=text).to_dict(
+            validate=False
+        )
         spec.pop("config", None)
-        return cls(key, title, guide, spec, text)
+        if narrow is not None:
+            spec["usermeta"] = {"narrow": narrow}
+        return cls(key, title, guide, spec, text, width)
 
 
 def text_of(
@@ -69,10 +113,22 @@ def text_of(
     return f"{title}. {axes[1]} against {axes[0]}. {'; '.join(parts)}."
 
 
+def coloured(value: Any, colours: Mapping[str, str]) -> Any:
+    """A specification or configuration with the colours of these names."""
+    if isinstance(value, dict):
+        return {key: coloured(inner, colours) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [coloured(inner, colours) for inner in value]
+    return colours.get(value, value) if isinstance(value, str) else value
+
+
 def picture_files(charts: Iterable[Chart]) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the charts' PNG and SVG files."""
+    """Names and contents of the charts' PNG and SVG files, on white."""
+    config = coloured(THEME, LIGHT) | {"background": LIGHT["--paper"]}
     for chart in charts:
-        spec = chart.spec | {"width": PICTURE_WIDTH, "title": chart.title, "config": LIGHT}
-        svg = vl_convert.vegalite_to_svg(spec)
+        fit = {"type": "fit-x", "contains": "padding"}  # names beside the plot are within the width
+        own = {"width": chart.width, "autosize": fit, "padding": PICTURE_PADDING}
+        own |= {"title": chart.title, "config": config}
+        svg = vl_convert.vegalite_to_svg(coloured(chart.spec, LIGHT) | own)
         yield f"{chart.key}.png", vl_convert.svg_to_png(svg, scale=2)
         yield f"{chart.key}.svg", svg.encode()

@@ -10,6 +10,8 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from posenc.visualization.colours import DARK, LIGHT
+
 
 def environment(*packages: str) -> Environment:
     """Templates of these packages, the first that has a name before the others, and the shared."""
@@ -30,6 +32,27 @@ def source(templates: Environment, name: str) -> Markup:
     """A template's own text, put into a page as it is."""
     assert templates.loader is not None  # given above
     return Markup(templates.loader.get_source(templates, name)[0])
+
+
+def styles(templates: Environment, *names: str) -> Markup:
+    """Style sheets one after the other, with the colours of light and dark paper before them."""
+    light, dark = (
+        ":root { " + " ".join(f"{name}: {colour};" for name, colour in colours.items()) + " }"
+        for colours in (LIGHT, DARK)
+    )
+    colours = f"{light}\n@media screen and (prefers-color-scheme: dark) {{ {dark} }}\n"
+    return Markup(colours) + Markup("").join(source(templates, name) for name in names)
+
+
+def recoloured(selector: str) -> Markup:
+    """Styles by which pictures drawn for light paper follow the paper."""
+    rules = [
+        f'{selector} [{part}="{colour}"] {{ {part}: var({name}); }}'
+        for name, colour in LIGHT.items()
+        for part in ("stroke", "fill")
+        if name != "--paper"
+    ]
+    return Markup("\n".join(rules) + "\n")
 
 
 def _inline_json(value: Any) -> Markup:

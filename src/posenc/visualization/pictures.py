@@ -13,7 +13,7 @@ import vl_convert
 
 from posenc.errors import ArgumentError
 from posenc.storage import write_bytes
-from posenc.visualization.colours import COLOURS, RISE, Scale, is_narrow
+from posenc.visualization.colours import COLOURS, LIGHT, RISE, Scale, is_narrow
 from posenc.visualization.panels import Curves, Heat, Panel, Profile, Trail
 from posenc.visualization.raster import data_uri
 
@@ -30,7 +30,7 @@ APART = 0.09
 NOTE_WIDTH = 54
 """Characters a line of the note on a panel."""
 
-INK, SOFT, GRID = "#1c2126", "#5b6570", "#e8eaed"
+INK, SOFT, EDGE, GRID = (LIGHT[f"--{name}"] for name in ("ink", "soft", "edge", "line"))
 
 PARAMETERS = {
     "initial": "Drawn with the initial values of its parameters, which training changes.",
@@ -41,7 +41,7 @@ CONFIG: dict[str, Any] = {
     "background": "#ffffff",
     "font": "sans-serif",
     "padding": 20,
-    "axis": {"gridColor": GRID, "domainColor": "#9aa0a6", "tickColor": "#9aa0a6"}
+    "axis": {"gridColor": GRID, "domainColor": EDGE, "tickColor": EDGE}
     | {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal", "titleColor": SOFT}
     | {"labelColor": SOFT, "titlePadding": 8, "labelFlush": False},
     "legend": {"labelFontSize": 11, "labelColor": SOFT, "titleFontSize": 11, "titleColor": SOFT}
@@ -202,7 +202,7 @@ def _draw_trail(trail: Trail) -> Any:
         ),
         order="position:Q",
     )
-    line = base.mark_line(color="#b9c0c7", strokeWidth=1.2)
+    line = base.mark_line(color=EDGE, strokeWidth=1.2)
     points = base.mark_point(filled=True, size=26, opacity=1).encode(
         color=alt.Color(
             "position:Q", scale=alt.Scale(range=[COLOURS[0], COLOURS[1]]), legend=_gradient()

@@ -12,12 +12,10 @@ from posenc.evaluation.results import Study, StudyMetric, StudyReading
 from posenc.visualization.axes import legend, rule, value_axis
 from posenc.visualization.bounds import Bounds
 from posenc.visualization.charts import Chart, text_of
-from posenc.visualization.colours import COLOURS, CONTROL_COLOUR, SHAPES
+from posenc.visualization.colours import CONTROL, SERIES, SHAPES
 
 MOST = 7
 """Number of distinguishable colours."""
-
-REST_COLOUR = "#98a1ab"
 
 Points = Callable[[StudyReading], Iterable[tuple[float, float]]]
 
@@ -71,14 +69,14 @@ class _Artist:
         ranked = [method.key for method, _ in study.ranked(tuned=study.tuned)]
         ahead = [key for key in [study.chosen, *ranked, *keys] if key and key not in baselines]
         shown = list(dict.fromkeys(ahead))[:MOST]
-        colours = dict(zip(shown, COLOURS, strict=False))
+        colours = dict(zip(shown, SERIES, strict=False))
         self.named = [*baselines, *reversed(shown)]  # the last is drawn on top
         self.grey = len(keys) - len(self.named)
         shapes = dict(zip([*shown, *baselines], SHAPES * 2, strict=False))
         listed = legend(260, values=[*shown, *baselines])
         self.pick = alt.selection_point(fields=["method"], bind="legend", name="picked")
         self.colour = alt.Color("method:N", sort=self.named, legend=listed).scale(
-            domain=self.named, range=[colours.get(key, CONTROL_COLOUR) for key in self.named]
+            domain=self.named, range=[colours.get(key, CONTROL) for key in self.named]
         )
         self.dash = alt.StrokeDash("method:N", sort=self.named, legend=listed).scale(
             domain=self.named,
@@ -138,10 +136,10 @@ class _Artist:
         others = [key for key in readings if key not in self.named]
         rest = alt.Chart(table(others)).encode(x=x, y=y, detail="method:N", opacity=self.dim)
         named = alt.Chart(table(self.named)).encode(x=x, y=y, color=self.colour, opacity=self.dim)
-        grey = rest.mark_point(size=26, filled=True, color=REST_COLOUR)
+        grey = rest.mark_point(size=26, filled=True, color=CONTROL)
         layers: list[Any] = [
             *rule(x, self.study.length, "trained", top=metric.lower),
-            *([rest.mark_line(strokeWidth=1, color=REST_COLOUR)] if others else []),
+            *([rest.mark_line(strokeWidth=1, color=CONTROL)] if others else []),
             *([grey.encode(tooltip=tooltip)] if others else []),
             named.mark_line(strokeWidth=2.4).encode(strokeDash=self.dash),
             named.mark_point(size=72 if by_length else 24, filled=True)

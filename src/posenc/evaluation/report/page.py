@@ -17,8 +17,8 @@ from posenc.evaluation.report.charts import draw_charts
 from posenc.evaluation.results import Study
 from posenc.evaluation.verdict import findings, headline, setting
 from posenc.storage import make_folder, write_bytes
-from posenc.visualization.charts import Chart, picture_files
-from posenc.visualization.html import environment, source
+from posenc.visualization.charts import THEME, Chart, picture_files
+from posenc.visualization.html import environment, source, styles
 
 
 def write_study(study: Study, folder: Path) -> Path:
@@ -49,8 +49,8 @@ def render_page(study: Study, charts: list[Chart]) -> str:
         needles=next((metric for metric in study.metrics if metric.key == "needles"), None),
         charts=charts,
         specs={chart.key: chart.spec for chart in charts},
-        style=source(templates, "style.css"),
-        own_style=source(templates, "study.css"),
+        theme=THEME,
+        styles=styles(templates, "style.css", "study.css"),
         script=source(templates, "table.js") + source(templates, "charts.js"),
         libraries=Markup(libraries.replace("</script", "<\\/script")),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -13,14 +14,43 @@ from posenc.experiments.bounds import bounds_of, interval
 from posenc.experiments.results import Comparison, Metric
 from posenc.experiments.statistics import estimate
 from posenc.experiments.summary import Summary
-from posenc.visualization.axes import legend, of_field, rule, value_axis
-from posenc.visualization.charts import Chart, text_of
-from posenc.visualization.colours import COLOURS, CONTROL_COLOUR, SHAPES
+from posenc.visualization.axes import of_field, rule, shade, value_axis
+from posenc.visualization.charts import PICTURE_WIDTH, Chart, text_of
+from posenc.visualization.colours import CONTROL, SERIES, SHAPES
+from posenc.visualization.line_names import LINE_HEIGHT, MANY, line_names
 
 FEW = 90
 """Points up to which a chart has large ones, and a dot a seed."""
 
 DASHES: dict[str, list[int]] = {"candidate": [1, 0], "baseline": [7, 4], "control": [2, 3]}
+
+HEIGHT, NARROW_HEIGHT = 400, 300
+"""Pixels of the plot of the first chart, and on a narrow page."""
+
+SMALL_HEIGHT, SMALL_WIDTH = 230, 420
+"""Pixels of the plots of the others, which stand side by side, and of their pictures."""
+
+BEFORE = 0.16
+"""Part of an axis of test lengths that shows the trained range."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour (by its name), dashes and mark of a subject, the same in all charts."""
+
+    colour: str
+    dash: list[int]
+    shape: str
+
+
+def looks(comparison: Comparison) -> dict[str, Look]:
+    """By label: candidates in colours, references in grey, baselines dashed and controls dotted."""
+    candidates = [s.label for s in comparison.subjects if s.role == "candidate"]
+    colours = dict(zip(candidates, cycle(SERIES), strict=False))
+    return {
+        subject.label: Look(colours.get(subject.label, CONTROL), DASHES[subject.role], shape)
+        for subject, shape in zip(comparison.subjects, cycle(SHAPES), strict=False)
+    }
 
 
 def draw_charts(comparison: Comparison, summary: Summary) -> list[Chart]:
@@ -29,62 +59,69 @@ def draw_charts(comparison: Comparison, summary: Summary) -> list[Chart]:
     charts = []
     if drawing.measured(comparison.headline):
         charts.append(drawing.headline())
-        if len(comparison.test_lengths) > 1 and drawing.changes():
-            charts.append(drawing.change())
+    recall = comparison.metric("recall")
+    if recall is not None and drawing.measured(recall):
+        guide = "A flat loss alone does not show that something far back can still be found."
+        charts.append(drawing.curve(recall, guide))
+    if charts and len(comparison.test_lengths) > 1 and drawing.changes():
+        charts.append(drawing.change())
     guides = {
-        "loss_by_position": "Each point is the mean over a stretch of the context. Where a line "
-        "falls, the model uses the further context; where it jumps at the dashed rule, positions "
-        "it was not trained at mislead it.",
-        "recall": "Can the model still find something far back? A flat loss alone does not show "
-        "it: a model that forgets everything older than the training length has one too.",
+        "loss_by_position": "Where a line falls, the model uses the further context; where it "
+        "jumps, positions it was not trained at mislead it.",
         "training_loss": "Lines that still fall at the end would gain from more steps.",
     }
     others = (
         metric
         for metric in comparison.metrics
-        if not metric.headline and metric.key != "seen" and drawing.measured(metric)
+        if not metric.headline and metric.key not in ("seen", "recall") and drawing.measured(metric)
     )
     charts += [drawing.curve(metric, guides.get(metric.key, "")) for metric in others]
-    if comparison.runs and drawing.measured(comparison.headline):
-        charts.append(drawing.cost())
+    if any(row.tokens_per_second for row in summary.rows):
+        charts.append(drawing.speed())
     return charts
 
 
 class _ComparisonCharts:
-    """Draws the charts of one comparison, with one colour a subject in all of them."""
+    """Draws the charts of one comparison, in which a name can be picked."""
 
     def __init__(self, comparison: Comparison, summary: Summary) -> None:
         self.comparison, self.rows = comparison, summary.rows
         labels = [row.subject.label for row in self.rows]
-        subjects = comparison.subjects
-        coloured = [subject.label for subject in subjects if subject.role != "control"]
-        colours = dict(zip(coloured, cycle(COLOURS), strict=False))
-        shapes = dict(zip((subject.label for subject in subjects), cycle(SHAPES), strict=False))
+        own = looks(comparison)
 
         def by_subject(channel: Any, values: list[Any]) -> Any:
-            scaled = channel("subject:N", sort=labels, legend=legend(220))
+            scaled = channel("subject:N", sort=labels, legend=None)
             return scaled.scale(domain=labels, range=values)
 
-        self.pick = alt.selection_point(fields=["subject"], bind="legend", name="picked")
-        self.colour = by_subject(alt.Color, [colours.get(n, CONTROL_COLOUR) for n in labels])
-        self.shape = by_subject(alt.Shape, [shapes[n] for n in labels])
-        self.dash = by_subject(alt.StrokeDash, [DASHES[row.subject.role] for row in self.rows])
-        self.dim = alt.condition(self.pick, alt.value(1.0), alt.value(0.12))
+        self.colour = by_subject(alt.Color, [own[label].colour for label in labels])
+        self.shape = by_subject(alt.Shape, [own[label].shape for label in labels])
+        self.dash = by_subject(alt.StrokeDash, [own[label].dash for label in labels])
+        self.picked = alt.param(name="picked", value="")
+        self.dim = self._unless_dimmed(1.0, 0.12)
+
+    @staticmethod
+    def _unless_dimmed(value: float, dimmed: float) -> Any:
+        """A value for what is picked, and for all if nothing is."""
+        chosen = "picked === '' || datum.subject === picked"
+        return alt.condition(chosen, alt.value(value), alt.value(dimmed))
 
     def measured(self, metric: Metric) -> bool:
         return any(m.metric == metric.key for m in self.comparison.measurements)
 
     def headline(self) -> Chart:
         metric = self.comparison.headline
-        direction = "lower" if metric.lower_is_better else "higher"
-        return Chart.of(
-            "headline",
-            metric.label,
-            f"{metric.description} The training length is the dashed rule; bands are 95 % "
-            f"intervals over seeds, dots the seeds; {direction} is better. Baselines are dashed, "
-            "controls dotted. Click a name to single it out.",
-            *self._curve(metric, metric.label),
-        )
+        notes = [
+            *(["shaded: the trained length"] if len(self.comparison.test_lengths) > 1 else []),
+            *(["bands: 95 % over seeds"] if self.comparison.most_seeds > 1 else []),
+            *(
+                ["grey: for comparison"]
+                if any(r.subject.role != "candidate" for r in self.rows)
+                else []
+            ),
+        ]
+        better = f"{'Lower' if metric.lower_is_better else 'Higher'} is better"
+        guide = f"{metric.description} {'; '.join([better, *notes])}."
+        return self._chart("headline", metric.label, guide, metric)
 
     def changes(self) -> bool:
         """True if there is a change to draw: nothing is a share of zero."""
@@ -94,73 +131,58 @@ class _ComparisonCharts:
         metric = self.comparison.headline
         worse = "above" if metric.lower_is_better else "below"
         how = "in points of a hundred" if metric.is_share else "as a share of it"
-        title = "Change from the training length"
-        return Chart.of(
-            "change",
-            title,
-            f"The same measurement, each run against itself at the training length, {how}: {worse} "
-            "zero is worse. It shows what holds up, whatever the level it started from.",
-            *self._curve(metric, title, changed=True),
-        )
+        guide = f"Each run against itself at the training length, {how}: {worse} zero is worse."
+        return self._chart("change", "Change from the training length", guide, metric, changed=True)
 
     def curve(self, metric: Metric, guide: str) -> Chart:
-        guide = f"{metric.description} {guide}".strip()
-        return Chart.of(metric.key, metric.label, guide, *self._curve(metric, metric.label))
-
-    def cost(self) -> Chart:
-        metric, longest = self.comparison.headline, self.comparison.test_lengths[-1]
-        at = max(
-            (x for row in self.rows for x in row.values if x <= longest),
-            default=self.comparison.train_length,
+        return self._chart(
+            metric.key, metric.label, f"{metric.description} {guide}".strip(), metric
         )
+
+    def speed(self) -> Chart:
+        """A row a subject: names need no room of their own on an axis."""
+        rows = [row for row in self.rows if row.tokens_per_second]
         data = pd.DataFrame(
             {
                 "subject": row.subject.label,
                 "speed": row.tokens_per_second,
-                "mean": row.values[at].mean,
                 "memory": f"{(row.peak_memory_bytes or 0) / 2**20:.0f} MiB",
                 "parameters": f"{row.parameters:,}",
             }
-            for row in self.rows
-            if at in row.values and row.tokens_per_second
+            for row in rows
         )
-        form = ".1%" if metric.is_share else ".3f"
-        title = f"{metric.unit} at {at}"
-        up = value_axis(data["mean"], title, percent=metric.is_share, bounds=bounds_of(metric))
         across = "tokens a second in training"
+        names = list(data.sort_values("speed", ascending=False).subject)
         base = alt.Chart(data).encode(
-            x=alt.X("speed:Q", title=across, axis=alt.Axis(format="~s", tickCount=6)).scale(
-                zero=False, padding=24
+            x=alt.X("speed:Q", title=across, axis=alt.Axis(format="~s", tickCount=5)),
+            y=alt.Y("subject:N", title=None, sort=names).axis(
+                labelLimit=140, grid=False, labelColor="--ink", domain=False, ticks=False
             ),
-            y=up,
+            color=self.colour,
             opacity=self.dim,
         )
-        points = base.mark_point(size=130, filled=True).encode(
-            color=self.colour,
-            shape=self.shape,
-            tooltip=[
-                alt.Tooltip("subject", title="encoding"),
-                alt.Tooltip("speed", title="tokens/s", format=",.0f"),
-                alt.Tooltip("mean", title=metric.unit, format=form),
-                alt.Tooltip("memory", title="peak memory"),
-                alt.Tooltip("parameters"),
-            ],
+        tooltip = [
+            alt.Tooltip("subject", title="encoding"),
+            alt.Tooltip("speed", title="tokens/s", format=",.0f"),
+            alt.Tooltip("memory", title="peak memory"),
+            alt.Tooltip("parameters"),
+        ]
+        stems = base.mark_rule(strokeWidth=2).encode(x2=alt.datum(0), strokeDash=self.dash)
+        points = base.mark_point(size=60, filled=True, opacity=1).encode(
+            shape=self.shape, tooltip=tooltip
         )
-        names = base.mark_text(dy=-13, color=CONTROL_COLOUR).encode(text="subject:N")
+        title = "Speed in training"
+        series = [
+            (row["subject"], [(row["speed"], row["memory"])]) for row in data.to_dict("records")
+        ]
         return Chart.of(
             "cost",
-            "What it costs",
-            "Speed in training against the result at the longest length tested. Speeds are of "
-            "this machine in this run; only their ratios carry over.",
-            alt.layer(points.add_params(self.pick), names),
-            text_of(
-                "What it costs",
-                (across, title),
-                [
-                    (row["subject"], [(row["speed"], f"{row['mean']:{form}}")])
-                    for row in data.to_dict("records")
-                ],
-            ),
+            title,
+            "Of this machine in this run; only ratios carry over.",
+            alt.layer(stems, points).add_params(self.picked),
+            text_of(title, (across, "peak memory"), series),
+            width=SMALL_WIDTH,
+            height=max(SMALL_HEIGHT, round(LINE_HEIGHT * len(names))),
         )
 
     def _table(self, metric: Metric, *, changed: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -197,18 +219,13 @@ class _ComparisonCharts:
         columns = ["subject", "x", "mean", "low", "high", "shown", "seeds"]
         return pd.DataFrame(means, columns=columns), pd.DataFrame(seeds, columns=columns[:3])
 
-    def _curve(self, metric: Metric, title: str, *, changed: bool = False) -> tuple[Any, str]:
-        """Lines over an axis with bands, points, and rules at chance and training length."""
+    def _chart(
+        self, key: str, title: str, guide: str, metric: Metric, *, changed: bool = False
+    ) -> Chart:
+        """Lines over an axis with bands, points and names, and rules at chance and zero."""
         data, seeds = self._table(metric, changed=changed)
-        lengths = list(self.comparison.test_lengths)
-        at_lengths = set(data.x) <= set(lengths)
-        axis = alt.Axis(values=lengths) if at_lengths else alt.Axis(tickCount=8)
-        scale = (
-            alt.Scale(type="log", base=2)
-            if metric.log_x
-            else alt.Scale(zero=not at_lengths, nice=False)
-        )
-        x = alt.X("x:Q", title=metric.axis, axis=axis, scale=scale)
+        first = key == "headline"
+        x, start = self._across(metric, data)
         unit = "change" if changed else metric.unit
         level, name = (0.0, "") if changed else (metric.chance, "chance")
         if level is not None and (data.empty or level > 1.1 * float(data.high.max())):
@@ -232,28 +249,77 @@ class _ComparisonCharts:
             y=of_field(y, "low:Q"),
             y2="high:Q",
             # Not opacity, for which a rasteriser draws each band into a layer of its own.
-            fillOpacity=alt.condition(self.pick, alt.value(0.16), alt.value(0.02)),
+            fillOpacity=self._unless_dimmed(0.16, 0.02),
         )
         line = base.mark_line(strokeWidth=2.2).encode(strokeDash=self.dash, opacity=self.dim)
         few = len(data) < FEW
-        points = base.mark_point(size=80 if few else 24, filled=True).encode(
+        size = (64 if first else 36) if few else 12
+        points = base.mark_point(size=size, filled=True).encode(
             shape=self.shape, opacity=self.dim, tooltip=tooltip
         )
-        layers: list[Any] = [band, line, points.add_params(self.pick)]
-        if few and not seeds.empty:
+        layers: list[Any] = [band, line, points]
+        if few and first and not seeds.empty:
             dots = alt.Chart(seeds).mark_circle(size=14, clip=True)
             layers.insert(1, dots.encode(x=x, y=y, color=self.colour, opacity=self.dim))
-        if metric.key != "training_loss":
-            trained = self.comparison.train_length
-            # Labelled where lines do not begin: what is better lower comes from below.
-            layers = (
-                rule(x, trained, "trained", top=self.comparison.headline.lower_is_better) + layers
-            )
+        trained = self.comparison.train_length
         if level is not None:
             layers = rule(y, level, name) + layers
+        if start < trained and metric.key != "training_loss":
+            label = "trained" if first else ""
+            layers = shade(x, start, trained, label, top=metric.lower_is_better) + layers
+        drawn = [row.subject.label for row in self.rows if row.subject.label in set(data.subject)]
+        many = len(drawn) > MANY
+        narrow = HEIGHT if many else NARROW_HEIGHT
+        ends = data.sort_values("x").groupby("subject", sort=False).tail(1)
+        if not first:  # names of points on the axis have no room, nor have many
+            ends = ends[(ends.x > data.x.min()) & (not many)]
+        layers += line_names(
+            ends,
+            x,
+            y,
+            height=narrow if first else SMALL_HEIGHT,
+            left_of=trained if first and start < trained else -math.inf,
+            colour=self.colour,
+            opacity=self.dim,
+        )
         series = [
             (label, list(zip(own.x, own.shown, strict=True)))
-            for label in (row.subject.label for row in self.rows)
+            for label in drawn
             if not (own := data[data.subject == label]).empty
         ]
-        return alt.layer(*layers), text_of(title, (metric.axis, unit), series)
+        return Chart.of(
+            key,
+            title,
+            guide,
+            alt.layer(*layers).add_params(self.picked),
+            text_of(title, (metric.axis, unit), series),
+            width=PICTURE_WIDTH if first else SMALL_WIDTH,
+            height=HEIGHT if first else SMALL_HEIGHT,
+            narrow=narrow if first else None,
+        )
+
+    def _at_lengths(self, data: pd.DataFrame) -> bool:
+        return set(data.x) <= set(self.comparison.test_lengths)
+
+    def _across(self, metric: Metric, data: pd.DataFrame) -> tuple[alt.X, float]:
+        """The horizontal axis, and where it begins: of test lengths, before the trained one."""
+        if not self._at_lengths(data):
+            scale = alt.Scale(zero=True, nice=False)
+            axis = alt.Axis(tickCount=5, grid=False)
+            return alt.X("x:Q", title=metric.axis, axis=axis, scale=scale), 0.0
+        trained, last = self.comparison.train_length, max(data.x)
+        if last == trained:
+            scale, low = alt.Scale(domain=[0, 2 * trained]), trained
+        elif metric.log_x:
+            low = trained * (trained / last) ** (BEFORE / (1 - BEFORE))
+            scale = alt.Scale(type="log", base=2, domain=[low, last], nice=False)
+        else:
+            low = trained - (last - trained) * BEFORE / (1 - BEFORE)
+            scale = alt.Scale(domain=[low, last], nice=False, zero=False)
+        times = f"format(datum.value / {trained}, '.3~g') + ' ×'"
+        axis = alt.Axis(
+            values=list(self.comparison.test_lengths),
+            labelExpr=f"[format(datum.value, 'd'), {times}]",
+            grid=False,
+        )
+        return alt.X("x:Q", title=metric.axis, axis=axis, scale=scale), low

@@ -1,7 +1,4 @@
-"""The page of a report: one self-contained HTML file.
-
-Its headline is the first sentence of ``posenc.experiments.summary.summarise``.
-"""
+"""The page of a report: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -10,11 +7,14 @@ from markupsafe import Markup
 
 from posenc.experiments.bounds import bounds_of, interval
 from posenc.experiments.gates import reason
+from posenc.experiments.report.charts import looks
 from posenc.experiments.results import Comparison, Metric
-from posenc.experiments.statistics import Estimate
+from posenc.experiments.statistics import BREAKS, HOLDS, Estimate
 from posenc.experiments.summary import Summary
-from posenc.visualization.charts import Chart
-from posenc.visualization.html import environment, source
+from posenc.experiments.verdicts import longest_measured
+from posenc.visualization.charts import THEME, Chart
+from posenc.visualization.colours import OUTLINES
+from posenc.visualization.html import environment, source, styles
 
 
 def render_page(comparison: Comparison, summary: Summary, charts: list[Chart]) -> str:
@@ -22,20 +22,21 @@ def render_page(comparison: Comparison, summary: Summary, charts: list[Chart]) -
     templates = environment("posenc.experiments.report")
     libraries = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub is wrong
     templates.filters |= {"number": _number, "spread": _spread, "bytes": _bytes, "count": _count}
-    # The first sentence is the heading, but for a note that runs are missing.
-    first = 1 if not comparison.complete and len(summary.answer) > 1 else 0
     return templates.get_template("page.html.jinja").render(
         comparison=comparison,
-        finding=summary.answer[first],
-        rest=summary.answer[:first] + summary.answer[first + 1 :],
         summary=summary,
+        longest=longest_measured(comparison, summary.rows),
+        limits=(HOLDS, BREAKS),
+        looks=looks(comparison),
+        outlines=OUTLINES,
         charts=charts,
+        theme=THEME,
         specs={chart.key: chart.spec for chart in charts},
         headline=comparison.headline,
         reasons={row.subject.name: reason(comparison, row) for row in summary.rows},
         recall=comparison.metric("recall"),
         recalled=sorted({length for row in summary.rows for length in row.recall}),
-        style=source(templates, "style.css"),
+        styles=styles(templates, "style.css", "report.css"),
         script=source(templates, "table.js") + source(templates, "charts.js"),
         libraries=Markup(libraries.replace("</script", "<\\/script")),
     )

@@ -14,10 +14,13 @@ from markupsafe import Markup
 from posenc.registry import ENCODINGS
 from posenc.storage import write_bytes
 from posenc.visualization.catalogue import SITES, SIZES, Sheet, group, sheet
-from posenc.visualization.html import environment, source
+from posenc.visualization.html import environment, recoloured, styles
 from posenc.visualization.panels import Panel
 from posenc.visualization.pictures import CONFIG, PARAMETERS, draw_panel
 from posenc.visualization.profile import make_profile
+
+PADDING = {"left": 3, "top": 6, "right": 8, "bottom": 3}
+"""Pixels around a picture, for what labels reach beyond what Vega measures."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def render_gallery(
         count=len(chosen),
         sizes=SIZES,
         version=version("posenc"),
-        styles=source(templates, "style.css") + source(templates, "gallery.css"),
+        styles=styles(templates, "style.css", "gallery.css") + recoloured(".plot"),
     )
 
 
@@ -98,7 +101,7 @@ def _exhibit(name: str) -> Exhibit:
 def _figure(panel: Panel, *, key: str) -> Figure:
     chart = draw_panel(panel)
     del chart["title"]  # it stands above the picture, where it can be wrapped and read aloud
-    config = CONFIG | {"background": "transparent", "padding": 2, "aria": False}
+    config = CONFIG | {"background": "transparent", "padding": PADDING, "aria": False}
     config["axis"] = CONFIG["axis"] | {"labelFontSize": 12, "titleFontSize": 12.5}
     svg = vl_convert.vegalite_to_svg(chart | {"config": config})
     # Names inside a picture are its own; on a page they must not meet those of another.

@@ -1,46 +1,64 @@
 "use strict";
 (() => {
-  const specs = JSON.parse(document.getElementById("specs").textContent);
+  const written = document.getElementById("charts").textContent;
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 40rem)");
+  let views = [];
+  let picked = "";
 
   // Colours come from the style sheet, so that charts and page always agree.
-  function config() {
+  function coloured() {
     const style = getComputedStyle(document.documentElement);
-    const colour = (name) => style.getPropertyValue(name).trim();
-    const [ink, soft, line] = ["--ink", "--soft", "--line"].map(colour);
-    return {
-      background: "transparent",
-      font: getComputedStyle(document.body).fontFamily,
-      view: { stroke: null },
-      axis: {
-        labelColor: soft, titleColor: soft, gridColor: line, domainColor: soft, tickColor: soft,
-        labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", titlePadding: 10,
-      },
-      legend: { labelColor: ink, labelFontSize: 12.5, symbolStrokeWidth: 2.4, columns: narrow.matches ? 2 : 4 },
-    };
+    return JSON.parse(written, (key, value) =>
+      typeof value === "string" && value.startsWith("--") ? style.getPropertyValue(value).trim() || value : value);
   }
 
   async function draw() {
+    const { theme, specs } = coloured();
+    theme.font = getComputedStyle(document.body).fontFamily;
+    theme.legend.columns = narrow.matches ? 2 : 4;
+    const made = [];
     for (const [key, spec] of Object.entries(specs)) {
-      const own = structuredClone(spec);
       if (narrow.matches) {
-        JSON.stringify(own, (name, value) => {
+        spec.height = spec.usermeta?.narrow ?? spec.height;
+        JSON.stringify(spec, (name, value) => {
           if (name === "legend" && value) value.columns = 2;
           return value;
         });
       }
-      await vegaEmbed(`#chart-${key}`, own, { actions: false, renderer: "svg", config: config() });
+      const result = await vegaEmbed(`#chart-${key}`, spec, { actions: false, renderer: "svg", config: theme });
+      if (spec.params?.some((param) => param.name === "picked" && "value" in param)) made.push(result.view);
     }
+    views = made;
+    for (const view of views) view.addEventListener("click", (event, item) => item?.datum?.subject && pick(item.datum.subject));
+    show();
     document.documentElement.dataset.drawn = dark.matches ? "dark" : "light";
   }
 
+  // What is picked stands out in all charts; picked again, all do.
+  function pick(name) {
+    picked = picked === name ? "" : name;
+    show();
+  }
+
+  function show() {
+    for (const view of views) view.signal("picked", picked).runAsync();
+    for (const button of document.querySelectorAll("button.pick")) {
+      button.setAttribute("aria-pressed", String(button.dataset.subject === picked));
+    }
+  }
+
+  for (const button of document.querySelectorAll("button.pick")) {
+    button.addEventListener("click", () => pick(button.dataset.subject));
+  }
+  for (const button of document.querySelectorAll("button.copy")) {
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(button.previousElementSibling.textContent);
+      button.textContent = "Copied";
+    });
+  }
   dark.addEventListener("change", draw);
   narrow.addEventListener("change", draw);
   draw();
-
-  document.getElementById("copy").addEventListener("click", async (event) => {
-    await navigator.clipboard.writeText(document.getElementById("command").textContent);
-    event.target.textContent = "Copied";
-  });
 })();
