@@ -13,7 +13,6 @@ import vl_convert
 
 from posenc.experiments.bounds import bounds_of, interval
 from posenc.experiments.report.charts import draw_charts
-from posenc.experiments.report.page import render_page
 from posenc.experiments.statistics import estimate
 from posenc.experiments.summary import summarise
 from posenc.visualization.axes import value_axis
@@ -92,8 +91,10 @@ def test_no_band_and_no_tick_leaves_what_is_possible() -> None:
         rows = [row for rows in charts[key]["datasets"].values() for row in rows if "low" in row]
         assert rows
         assert all(low <= row["low"] <= row["mean"] <= row["high"] <= 1 for row in rows)
-        domains = re.findall(r"'domain': \[(-?\d[^]]*)\]", str(charts[key]))
-        assert set(domains) == {f"{low}, 1.0"}
+        heights = [layer["encoding"].get("y", {}) for layer in charts[key]["layer"]]
+        domains = [y["scale"]["domain"] for y in heights if "scale" in y]
+        assert domains
+        assert all(domain == [low, 1.0] for domain in domains)
 
 
 def test_seeds_are_dots(charts: list[Chart]) -> None:
@@ -111,12 +112,3 @@ def test_charts_are_told_in_words(charts: list[Chart]) -> None:
         "learned: 3.08 ±0.062 at 64.",
     ):
         assert words in headline.text
-
-
-@pytest.mark.parametrize("complete", [True, False])
-def test_the_finding_is_the_heading(charts: list[Chart], complete: bool) -> None:
-    comparison = sample(complete=complete)
-    page = render_page(comparison, summarise(comparison), charts)
-    (heading,) = re.findall("<h1>(.*?)</h1>", page)
-    assert heading.startswith("alibi holds up at 512")
-    assert page.count(heading) == 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import errno
+import itertools
 import json
+import math
 import re
 import threading
 from dataclasses import replace
@@ -15,13 +17,15 @@ import pytest
 
 from posenc.errors import OutputError
 from posenc.experiments.report import LiveReport, ReportFiles, write_report
-from posenc.experiments.report.charts import draw_charts
+from posenc.experiments.report.charts import NARROW_HEIGHT, draw_charts
 from posenc.experiments.report.page import render_page
 from posenc.experiments.results import Comparison
 from posenc.experiments.summary import summarise
 from posenc.storage import output_folder
 from posenc.visualization.charts import Chart
-from tests.support.samples import ACCURACY, sample
+from posenc.visualization.colours import CONTROL, LIGHT
+from posenc.visualization.line_names import LINE_HEIGHT
+from tests.support.samples import ACCURACY, LOSS, sample
 
 
 def test_files(report: ReportFiles) -> None:
@@ -54,7 +58,11 @@ def test_page_stands_alone(report: ReportFiles) -> None:
 
 def test_page_says_what_was_found_and_how_to_get_it_again(report: ReportFiles) -> None:
     page = report.page.read_text()
-    assert page.index("alibi holds up at 512") < page.index('id="table"') < page.index("chart-")
+    (heading,) = re.findall("<h1>(.*?)</h1>", page)
+    assert heading == summarise(sample()).headline
+    order = ("<h1>", 'id="chart-headline"', 'class="verdicts"', 'class="multiples"', 'id="table"')
+    places = [page.index(part) for part in (*order, 'id="method"', 'id="provenance"')]
+    assert places == sorted(places)
     assert "posenc compare --encodings rope,alibi,t5 --out &lt;demo&gt;" in page
     assert "ab" * 32 in page
     assert "the learned table ends at position 63" in page
@@ -79,7 +87,7 @@ def test_page_adapts_to_accuracies_and_generated_data() -> None:
     charts = draw_charts(comparison, summary)
     page = render_page(comparison, summary, charts)
     for words in (
-        "Trained at 64 symbols",
+        "trained at 64 symbols, tested at up to 512",
         "Expected from the literature:</b> T5 holds (Kazemnejad et al. 2023).",
         '<span class="verdict unlearned" title="Not learned, so no verdict: ',
         "does not reach 80%",
@@ -118,7 +126,19 @@ def test_a_subject_has_one_colour_in_all_charts(charts: list[Chart]) -> None:
                 seen.setdefault(name, set()).add(colour)
     assert len(seen) == len(comparison.subjects)
     assert all(len(colours) == 1 for colours in seen.values())
-    assert len({next(iter(colours)) for colours in seen.values()}) == len(seen)
+    references = {s.label for s in comparison.subjects if s.role != "candidate"}
+    assert {name for name, colours in seen.items() if colours == {CONTROL}} == references
+    candidates = seen.keys() - references
+    assert len({next(iter(seen[name])) for name in candidates}) == len(candidates)
+
+
+def test_colours_are_those_of_the_paper(charts: list[Chart]) -> None:
+    """A colour that is not by name would stay the same on dark paper."""
+    for chart in charts:
+        assert re.findall(r'"#[0-9a-fA-F]+"', json.dumps(chart.spec)) == []
+        named = set(re.findall(r'"(--[\w-]+)"', json.dumps(chart.spec)))
+        assert named
+        assert named <= LIGHT.keys()
 
 
 def test_charts_keep_the_schema_of_vega_lite(charts: list[Chart]) -> None:
@@ -126,25 +146,57 @@ def test_charts_keep_the_schema_of_vega_lite(charts: list[Chart]) -> None:
         alt.LayerChart.from_dict(chart.spec)
 
 
-def test_legends_show_what_is_drawn() -> None:
-    """Colour and mark of each subject, in one legend; lines tell candidates from references."""
-    comparison = sample(metric=ACCURACY)
-    charts = {chart.key: chart.spec for chart in draw_charts(comparison, summarise(comparison))}
-    for key in ("headline", "cost"):
-        marks = [each["encoding"] for each in charts[key]["layer"] if "shape" in each["encoding"]]
-        assert len(marks) == 1
-        colour, shape = (marks[0][channel] for channel in ("color", "shape"))
-        assert colour["legend"] == shape["legend"]
-        assert colour["scale"]["domain"] == shape["scale"]["domain"]
-        pairs = list(zip(colour["scale"]["range"], shape["scale"]["range"], strict=True))
-        assert len(set(pairs)) == len(comparison.subjects)
+def test_lines_are_named_at_their_ends(charts: list[Chart]) -> None:
+    comparison = sample()
+    (names,) = [
+        rows
+        for layer in charts[0].spec["layer"]
+        if layer["mark"]["type"] == "text" and layer["mark"].get("dx") == 10
+        for rows in (charts[0].spec["datasets"][layer["data"]["name"]],)
+        if layer["mark"].get("color") == "--ink"
+    ]
+    last = {row["name"]: row["x"] for row in names}
+    assert last == {
+        subject.label: 512 for subject in comparison.subjects if subject.label != "learned"
+    }
+    gap = min(abs(a["at"] - b["at"]) for a, b in itertools.combinations(names, 2))
+    (low, high) = next(
+        layer["encoding"]["y"]["scale"]["domain"]
+        for layer in charts[0].spec["layer"]
+        if layer["mark"]["type"] == "line"
+    )
+    assert gap / (high - low) * NARROW_HEIGHT >= 0.999 * LINE_HEIGHT
+
+
+def test_dashes_and_marks_tell_subjects_apart(charts: list[Chart]) -> None:
+    """Lines tell candidates from references; marks all from one another."""
     (lines,) = [
-        each["encoding"]["strokeDash"]["scale"]
-        for each in charts["headline"]["layer"]
-        if each["mark"]["type"] == "line"
+        layer["encoding"]["strokeDash"]["scale"]
+        for layer in charts[0].spec["layer"]
+        if layer["mark"]["type"] == "line"
     ]
     dashes = dict(zip(lines["domain"], lines["range"], strict=True))
     assert dashes["alibi"] == dashes["rope"] != dashes["rope (window 64)"] != dashes["nope"]
+    for chart in charts:
+        marks = [layer["encoding"] for layer in chart.spec["layer"] if "shape" in layer["encoding"]]
+        assert len(marks) == 1
+        pairs = zip(*(marks[0][c]["scale"]["range"] for c in ("color", "shape")), strict=True)
+        assert len(set(pairs)) == len(sample().subjects)
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_the_trained_range_is_shaded(log: bool) -> None:
+    """From where the axis begins to the trained length, which is a part of it that can be seen."""
+    comparison = sample(metric=replace(LOSS, log_x=log))
+    first, *_ = draw_charts(comparison, summarise(comparison))
+    (area,) = [layer for layer in first.spec["layer"] if layer["mark"]["type"] == "rect"]
+    ((row,), scale) = first.spec["datasets"][area["data"]["name"]], area["encoding"]["x"]["scale"]
+    assert row["end"] == comparison.train_length
+    low, high = scale["domain"]
+    assert row["begin"] == low < row["end"] < high == comparison.test_lengths[-1]
+    place = math.log if log else float
+    share = (place(row["end"]) - place(low)) / (place(high) - place(low))
+    assert share == pytest.approx(0.16)
 
 
 def test_no_change_is_drawn_from_nothing() -> None:

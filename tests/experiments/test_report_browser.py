@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 
 from posenc.evaluation.report.page import write_study
-from posenc.experiments.report import ReportFiles
-from tests.support.browsing import CHROMIUM, CONTRAST, Visit, browser
-from tests.support.samples import stretched_sample
+from posenc.experiments.report import ReportFiles, write_report
+from tests.support.browsing import CHROMIUM, CONTRAST, CUT, STROKES, Visit, browser
+from tests.support.samples import sample, stretched_sample
 
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -24,6 +26,18 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def comparison(report: ReportFiles) -> Path:
     return report.page
+
+
+@pytest.fixture(scope="module")
+def undecided(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample, but seeds disagree on what all find, whose intervals are as wide as can be."""
+    base = sample()
+    shares = cycle([1.0, 0.9, 0.8, 0.2, 0.9, 1.0, 0.7, 1.0, 1.0, 0.8, 0.9, 0.5])
+    wild = tuple(
+        replace(m, value=next(shares)) if m.metric == "recall" else m for m in base.measurements
+    )
+    comparison = replace(base, measurements=wild)
+    return write_report(comparison, tmp_path_factory.mktemp("browser") / "undecided").page
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +79,78 @@ def test_hovering_shows_the_numbers(browser: playwright.Browser, comparison: Pat
 
 
 def test_clicking_a_name_singles_it_out(browser: playwright.Browser, comparison: Path) -> None:
-    visit = Visit(browser, comparison, "html[data-drawn]")
-    chart = visit.page.locator("#chart-headline")
-    chart.locator(".role-legend-entry text", has_text="alibi").first.click()
-    visit.page.wait_for_function(
-        "[...document.querySelectorAll('#chart-headline .mark-line path')]"
-        ".filter(p => +(p.getAttribute('opacity') ?? p.style.opacity ?? 1) < 0.5).length >= 5"
+    """In all charts; a second click undoes it."""
+    faint = (
+        "(count) => [...document.querySelectorAll('.mark-line path')].filter("
+        "p => +(p.getAttribute('opacity') ?? p.style.opacity ?? 1) < 0.5).length === count"
     )
+    visit = Visit(browser, comparison, "html[data-drawn]")
+    lines = visit.page.locator(".mark-line path").count()
+    button = visit.page.locator("button.pick", has_text="alibi")
+    button.click()
+    charts = visit.page.locator(".chart:has(.mark-line)").count()
+    visit.page.wait_for_function(faint, arg=lines - charts)
+    assert button.get_attribute("aria-pressed") == "true"
+    button.click()
+    visit.page.wait_for_function(faint, arg=0)
+    visit.page.close()
+
+
+@pytest.mark.parametrize(("width", "height", "last"), [(1280, 800, 800), (390, 844, 1266)])
+def test_the_answer_is_on_the_first_screen(
+    browser: playwright.Browser, undecided: Path, width: int, height: int, last: int
+) -> None:
+    """Chart, verdicts and the command that settles the rest; on a phone in a screen and a half."""
+    visit = Visit(
+        browser, undecided, "html[data-drawn]", viewport={"width": width, "height": height}
+    )
+
+    def box(selector: str) -> dict[str, float]:
+        found = visit.page.locator(selector).first.bounding_box()
+        assert found is not None
+        return found
+
+    facts, heading, chart, verdicts, settle = (
+        box(s) for s in (".facts-line", "h1", "#chart-headline", ".verdicts", "#settle")
+    )
+    assert len(visit.page.locator("h1").inner_text()) <= 90
+    assert facts["height"] < 70
+    assert facts["y"] < heading["y"] < chart["y"]
+    assert settle["y"] > verdicts["y"]
+    for part in (chart, verdicts, settle):
+        assert part["y"] + part["height"] <= last
+    if width == 1280:
+        assert chart["x"] + chart["width"] <= verdicts["x"]
+    assert visit.page.locator("#settle code").inner_text().startswith("posenc compare ")
+    assert visit.page.locator(".verdicts tbody .verdict").count() == 14
+    multiples, table = box(".multiples"), box("#table")
+    assert settle["y"] < multiples["y"] < table["y"] < box("#method")["y"]
+    visit.page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_label_is_cut(browser: playwright.Browser, page: Path, width: int) -> None:
+    visit = Visit(browser, page, "html[data-drawn]", viewport={"width": width, "height": 800})
+    assert visit.page.locator(".chart text").count() > 50
+    assert visit.page.evaluate(CUT, ".chart text") == []
+    visit.page.close()
+
+
+def test_without_scripts_charts_are_pictures(browser: playwright.Browser, page: Path) -> None:
+    visit = Visit(browser, page, java_script_enabled=False)
+    pictures = visit.page.locator(".chart img")
+    keys = {path.stem for path in page.parent.glob("*.png")}
+    assert pictures.count() == len(keys)
+    assert {Path(url).stem for url in visit.requests[1:]} == keys
+    assert all(url.startswith(page.parent.as_uri()) for url in visit.requests)
+    assert visit.troubles == []
+    for picture in pictures.all():
+        picture.scroll_into_view_if_needed()
+        shown = picture.bounding_box()
+        assert shown is not None
+        assert shown["width"] > 300
+        assert shown["height"] > 150
+    assert visit.page.locator("button.copy:visible").count() == 0
     visit.page.close()
 
 
@@ -81,10 +160,21 @@ def test_legible_in_both_schemes(
 ) -> None:
     visit = Visit(browser, comparison, "html[data-drawn]", color_scheme=scheme)
     assert visit.page.evaluate("document.documentElement.dataset.drawn") == scheme
-    for selector in ("p", "td", "th", ".verdict", ".role-axis text", ".role-legend-entry text"):
+    for selector in (
+        "p",
+        "td",
+        "th",
+        ".verdict",
+        ".role-axis text",
+        ".mark-text text:not([stroke])",
+    ):
         ratios = visit.page.evaluate(CONTRAST, selector)
         assert ratios
         assert min(ratios) >= 4.5, (selector, min(ratios))
+    for selector in (".mark-line path", ".mark-rule.role-mark line", ".role-axis-domain line"):
+        ratios = visit.page.evaluate(STROKES, selector)
+        assert ratios
+        assert min(ratios) >= 3, (selector, min(ratios))
     visit.page.close()
 
 
@@ -97,10 +187,12 @@ def test_charts_follow_a_change_of_scheme(browser: playwright.Browser, compariso
 
 
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("found", ["comparison", "undecided", "study"])
 def test_shows_every_number_of_the_table(
-    browser: playwright.Browser, page: Path, width: int
+    browser: playwright.Browser, request: pytest.FixtureRequest, found: str, width: int
 ) -> None:
     """Nothing is cut, and nothing is to be scrolled aside for, on a phone either."""
+    page = request.getfixturevalue(found)
     visit = Visit(browser, page, "html[data-drawn]", viewport={"width": width, "height": 800})
     assert visit.troubles == []
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= width

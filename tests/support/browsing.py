@@ -49,13 +49,38 @@ class Visit:
             self.troubles.append(message.text)
 
 
-CONTRAST = """(selector) => {
-  const light = (c) => {
+LIGHTNESS = """const light = (c) => {
     const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map((v) => {
       v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
     return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
   const paper = light(getComputedStyle(document.documentElement).backgroundColor);
-  return [...document.querySelectorAll(selector)].map((e) => {
+  const ratio = (c) => (Math.max(light(c), paper) + 0.05) / (Math.min(light(c), paper) + 0.05);"""
+
+CONTRAST = f"""(selector) => {{ {LIGHTNESS}
+  return [...document.querySelectorAll(selector)].map((e) => {{
     const style = getComputedStyle(e);
-    const ink = light(e instanceof SVGElement ? style.fill : style.color);
-    return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05); }); }"""
+    return ratio(e instanceof SVGElement ? style.fill : style.color); }}); }}"""
+"""Contrasts of words with the paper."""
+
+STROKES = f"""(selector) => {{ {LIGHTNESS}
+  return [...document.querySelectorAll(selector)].map((e) => getComputedStyle(e).stroke)
+    .filter((c) => c.startsWith("rgb(")).map(ratio); }}"""
+"""Contrasts of lines with the paper."""
+
+CUT = """(selector) => [...document.querySelectorAll(selector)].filter((text) => {
+    const own = text.getBoundingClientRect();
+    const page = document.documentElement.clientWidth;
+    if (!text.textContent.trim() || !own.width) return false;
+    let beyond = Math.max(-own.left, own.right - page);
+    for (let e = text.parentElement; e; e = e.parentElement) {
+      const clips = !(e instanceof SVGElement) || e.tagName === "svg";
+      if (!clips || getComputedStyle(e).overflow === "visible") continue;
+      const box = e.getBoundingClientRect();
+      beyond = Math.max(beyond, box.left - own.left, own.right - box.right);
+      beyond = Math.max(beyond, box.top - own.top, own.bottom - box.bottom); }
+    return beyond > 0.5;
+  }).map((text) => text.textContent)"""
+"""Texts of pictures that reach out of what clips them, or out of the page."""
+
+WIDE_FONT = "svg text { font-family: Arial, 'Liberation Sans' !important; letter-spacing: .07em; }"
+"""Labels as wide as those of DejaVu Sans or Verdana, whatever fonts there are."""

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from posenc.visualization.colours import COLOURS, CONTROL_COLOUR, SHAPES
+from posenc.visualization.colours import COLOURS, CONTROL, DARK, FALL, LIGHT, RISE, SERIES, SHAPES
 
 Colour = np.ndarray
 
@@ -85,19 +85,51 @@ def test_the_difference_is_that_of_the_paper() -> None:
         assert ciede2000(np.array(first), np.array(second)) == pytest.approx(expected, abs=1e-4)
 
 
+PAPERS = {"light": LIGHT, "dark": DARK}
+
+
+def contrast(first: str, second: str) -> float:
+    """By WCAG 2.2."""
+    low, high = sorted(XYZ[1] @ linear(colour) + 0.05 for colour in (first, second))
+    return float(high / low)
+
+
+@pytest.mark.parametrize("paper", PAPERS.values(), ids=PAPERS)
 @pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
-def test_any_two_colours_are_told_apart(seen: Colour) -> None:
-    labs = {c: cielab(np.clip(seen @ linear(c), 0, 1)) for c in (*COLOURS, CONTROL_COLOUR)}
+def test_any_two_colours_are_told_apart(seen: Colour, paper: dict[str, str]) -> None:
+    colours = [paper[name] for name in (*SERIES, CONTROL)]
+    labs = {c: cielab(np.clip(seen @ linear(c), 0, 1)) for c in colours}
     apart = {pair: ciede2000(labs[pair[0]], labs[pair[1]]) for pair in combinations(labs, 2)}
     assert min(apart.values()) > 11, min(apart, key=apart.__getitem__)
 
 
-@pytest.mark.parametrize("paper", ["#ffffff", "#14171a"])
-def test_colours_stand_out_from_the_paper(paper: str) -> None:
-    ground = XYZ[1] @ linear(paper) + 0.05
-    for colour in (*COLOURS, CONTROL_COLOUR):
-        ink = XYZ[1] @ linear(colour) + 0.05
-        assert max(ink, ground) / min(ink, ground) >= 3, colour
+@pytest.mark.parametrize("paper", PAPERS.values(), ids=PAPERS)
+@pytest.mark.parametrize("ground", ["--paper", "--tint", "--shade"])
+def test_words_can_be_read(paper: dict[str, str], ground: str) -> None:
+    for name in ("--ink", "--soft", "--good", "--fair", "--bad"):
+        assert contrast(paper[name], paper[ground]) >= 4.5, name
+
+
+@pytest.mark.parametrize("paper", PAPERS.values(), ids=PAPERS)
+@pytest.mark.parametrize("ground", ["--paper", "--shade"])
+def test_lines_stand_out_from_the_paper(paper: dict[str, str], ground: str) -> None:
+    for name in (*SERIES, CONTROL, "--edge"):
+        assert contrast(paper[name], paper[ground]) >= 3, name
+
+
+def test_what_keeps_its_colour_stands_out_from_both_papers() -> None:
+    """Lines of pictures, and points from the first colour to the second, in light and dark."""
+    first, second = (np.frombuffer(bytes.fromhex(c[1:]), np.uint8) for c in COLOURS[:2])
+    between = [first + share * (second.astype(int) - first) for share in np.linspace(0, 1, 9)]
+    points = ["#" + bytes(point.round().astype(np.uint8)).hex() for point in between]
+    for paper in PAPERS.values():
+        for colour in (RISE, FALL, *points):
+            assert contrast(colour, paper["--paper"]) >= 3, colour
+
+
+def test_both_papers_have_the_same_names() -> None:
+    assert LIGHT.keys() == DARK.keys()
+    assert [LIGHT[name] for name in SERIES] == list(COLOURS)
 
 
 def test_colour_and_mark_differ_for_forty_series() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from posenc.visualization.gallery import write_gallery
-from tests.support.browsing import CHROMIUM, CONTRAST, Visit, browser
+from tests.support.browsing import CHROMIUM, CONTRAST, CUT, STROKES, WIDE_FONT, Visit, browser
 
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path"),
 ]
-NAMES = ["alibi", "shaw", "sinusoidal", "nope"]
+NAMES = ["alibi", "shaw", "sinusoidal", "nope", "learned"]
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,30 @@ def test_legible_in_both_schemes(browser: playwright.Browser, gallery: Path, sch
         ratios = visit.page.evaluate(CONTRAST, selector)
         assert ratios
         assert min(ratios) >= 4.5, (selector, min(ratios))
+    visit.page.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_label_is_cut(browser: playwright.Browser, gallery: Path, width: int) -> None:
+    """Nor in a font wider than the one that pictures are laid out with."""
+    visit = Visit(browser, gallery, viewport={"width": width, "height": 800})
+    assert visit.page.locator(".plot text").count() > 100
+    assert visit.page.evaluate(CUT, ".plot text") == []
+    visit.page.add_style_tag(content=WIDE_FONT)
+    assert visit.page.evaluate(CUT, ".plot text") == []
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+    visit.page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_lines_stand_out_in_both_schemes(
+    browser: playwright.Browser, gallery: Path, scheme: str
+) -> None:
+    visit = Visit(browser, gallery, color_scheme=scheme)
+    for selector in (".plot .mark-line path", ".plot .role-axis-domain line", ".plot .mark-symbol"):
+        ratios = visit.page.evaluate(STROKES, selector)
+        assert min(ratios, default=9) >= 3, selector
+    assert visit.page.evaluate(STROKES, ".plot .mark-line path")
     visit.page.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 
 from posenc.experiments.results import Comparison
 from posenc.experiments.statistics import paired_difference
@@ -13,7 +14,8 @@ from posenc.experiments.wording import sentence
 LONGEST = 90
 """Characters of a headline."""
 
-LONGEST_NAME = 24
+NAMES = (24, 14)
+"""Characters of a name, at most; the second where the first leaves no room."""
 
 FORMS = (
     *((9, 9, "both_best"), (2, 2, "both_best"), (0, 2, "both_best")),
@@ -45,14 +47,20 @@ def headline(comparison: Comparison, rows: Sequence[Row]) -> str:
         return _of_one(comparison, candidates[0], longest, at)
     loss = _best_loss(judged, longest)
     recall = _best_recall(comparison, judged, longest)
-    for most_holding, most_best, form in FORMS:
-        holding = _holding(candidates, at, most_holding)
-        found = [] if form == "best_by" else recall
-        best = _best(comparison, candidates, loss, found, form, most_best)
+    held = [row for row in candidates if row.verdict == "holds"]
+    for (most_held, most_best, form), most in product(FORMS, NAMES):
+        told = [] if form == "best_by" else recall
+        lone = held if len(held) == 1 <= most_held else []
+        names, found = (
+            ["it"] if rows and rows == lone else [_name(row, most) for row in rows]
+            for rows in (loss, told)
+        )
+        holding = _holding(candidates, at, [_name(row, most) for row in held], most_held)
+        best = _best(comparison, names, found, form, of=len(candidates), most=most_best)
         text = f"{holding}: {best}" if best else holding
         if len(text) <= LONGEST:
             return text
-    return _holding(candidates, at, 0)
+    return _holding(candidates, at, [_name(row, most) for row in held], 0)
 
 
 def _unjudged(comparison: Comparison, rows: Sequence[Row]) -> str:
@@ -75,9 +83,9 @@ def _place(comparison: Comparison, longest: int) -> str:
     return f"{so_far}at {longest / train:.3g} × the trained {extent}"
 
 
-def _name(row: Row) -> str:
+def _name(row: Row, most: int = NAMES[0]) -> str:
     label = row.subject.label
-    return label if len(label) <= LONGEST_NAME else f"{label[: LONGEST_NAME - 1]}…"
+    return label if len(label) <= most else f"{label[: most - 1]}…"
 
 
 def _of_one(comparison: Comparison, row: Row, longest: int, at: str) -> str:
@@ -96,42 +104,25 @@ def _of_one(comparison: Comparison, row: Row, longest: int, at: str) -> str:
     return next(text for text in texts if len(text) <= LONGEST)
 
 
-def _holding(candidates: Sequence[Row], at: str, most: int) -> str:
+def _holding(candidates: Sequence[Row], at: str, held: Sequence[str], most: int) -> str:
     if any(row.verdict == "learned" for row in candidates):
         return sentence("one_length_only", at=at)
-    held = [_name(row) for row in candidates if row.verdict == "holds"]
-    possible = [row for row in candidates if row.verdict in OPEN]
-    if possible and not held:
-        return sentence(
-            "undecided", of=len(candidates), at=at, all=len(possible) == len(candidates)
-        )
+    still = [row for row in candidates if row.verdict in OPEN]
+    if still and not held:
+        return sentence("undecided", of=len(candidates), at=at, all=len(still) == len(candidates))
     return sentence("holding", held=held, of=len(candidates), at=at, most=most)
 
 
 def _best(
-    comparison: Comparison,
-    candidates: Sequence[Row],
-    loss: Sequence[Row],
-    recall: Sequence[Row],
-    form: str,
-    most: int,
+    comparison: Comparison, best: Sequence[str], found: Sequence[str], form: str, **facts: int
 ) -> str:
-    """The best by the deciding metric and by recall; "" if nothing was measured that far."""
-    held = [row for row in candidates if row.verdict == "holds"]
-
-    def names(rows: Sequence[Row]) -> list[str]:
-        return ["it"] if len(rows) == 1 and list(rows) == held else [_name(row) for row in rows]
-
+    """Names of the best by the deciding metric and by recall; "" if none got that far."""
     asked = comparison.metric("recall")
-    nouns = [comparison.headline.noun, *([asked.noun] if asked is not None and recall else [])]
-    facts = {"of": len(candidates), "most": most}
-    if loss and recall and loss != recall:
-        best, found = names(loss), names(recall)
+    nouns = [comparison.headline.noun, *([asked.noun] if asked is not None and found else [])]
+    if best and found and best != found:
         return sentence(form, best=best, found=found, nouns=nouns, **facts)
-    if not loss:
-        return ""
-    joint = " or " if len(loss) == len(candidates) else " and "
-    return sentence("best_by", names=names(loss), noun=joint.join(nouns), **facts)
+    joint = " or " if len(best) == facts["of"] else " and "
+    return sentence("best_by", names=best, noun=joint.join(nouns), **facts) if best else ""
 
 
 def _best_loss(judged: Sequence[Row], longest: int) -> list[Row]:

@@ -84,6 +84,9 @@ def line_names(
         layers += [
             text.mark_text(align=side, baseline="middle", dx=away * sign, fontSize=size, **ink)
             # First around the letters, so that they can be read over lines.
-            for ink in ({"stroke": "--paper", "strokeWidth": 3.0}, {"color": "--ink"})
+            for ink in (
+                {"color": "--paper", "stroke": "--paper", "strokeWidth": 3.0},
+                {"color": "--ink"},
+            )
         ]
     return layers
