@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 import pandas as pd
@@ -63,18 +63,21 @@ def line_names(
         left_of: short names of lines that end here or before stand on the left of their end.
         colour, opacity: of the lines.
     """
-    low, high = y.to_dict()["scale"]["domain"]
+    height_axis: Any = y.to_dict()
+    low, high = height_axis["scale"]["domain"]
     many = len(ends) > MANY
     gap, size, away = (TIGHT, 11, 24) if many else (LINE_HEIGHT, 12, 10)
-    rows = []
+    rows: list[pd.DataFrame] = []
     for _, group in ends.groupby("x", sort=True):
         placed = apart(list(group["mean"]), gap * (high - low) / height, low, high)
         names = [n if len(n) <= LONGEST else f"{n[: LONGEST - 1]}…" for n in group.subject]
         rows.append(group.assign(at=placed, name=names))
     data = pd.concat(rows) if rows else ends.assign(at=[], name=[])
     on_left = (data.x <= left_of) & (data.subject.str.len() <= LONGEST_LEFT)
-    layers = []
-    for here, sign, side in ((data[on_left], -1, "right"), (data[~on_left], 1, "left")):
+    layers: list[Any] = []
+    sides: tuple[tuple[Any, int, Literal["left", "right"]], ...]
+    sides = ((data[on_left], -1, "right"), (data[~on_left], 1, "left"))
+    for here, sign, side in sides:
         if here.empty:
             continue
         base = alt.Chart(here).encode(x=x, opacity=opacity)
