@@ -36,6 +36,7 @@ from posenc.evaluation.images import ImageSource
 from posenc.evaluation.study import measure_extensions
 from posenc.evaluation.texts import SpecialTokens, read_ids
 from posenc.experiments.corpus import read_corpus
+from posenc.experiments.pieces import Pieces
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.statistics import estimate
 from posenc.experiments.tasks.digits import Digits
@@ -68,12 +69,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    text = torch.frombuffer(bytearray(read_corpus(None).held_out), dtype=torch.uint8)
+    text, pieces = Pieces.joined(read_corpus(None).held_out)
     rows: list[dict[str, object]] = []
     for length in options.lengths:
         models = [trained(length, seed, options.steps) for seed in range(options.seeds)]
-        rows += order(models, text, length)
-        rows += ramps(models, text, length)
+        rows += order(models, text, pieces, length)
+        rows += ramps(models, text, pieces, length)
     rows += masked(options.seeds)
     rows += images(options.seeds)
     path = write_results("stretching", rows, steps=options.steps, seeds=options.seeds)
@@ -104,9 +105,11 @@ def stretched(model: Decoder, spec: str, *, factor: float, length: int) -> nn.Mo
     return with_encodings(model, records)
 
 
-def order(models: list[Decoder], text: torch.Tensor, length: int) -> list[dict[str, object]]:
+def order(
+    models: list[Decoder], text: torch.Tensor, pieces: Pieces, length: int
+) -> list[dict[str, object]]:
     """Every method at twice the trained length, from worst to best."""
-    targets = Targets.spread(len(text), width=length // 2, longest=2 * length, count=WINDOWS)
+    targets = Targets.spread(pieces, width=length // 2, longest=2 * length, count=WINDOWS)
     found = {
         spec: [
             targets.loss(stretched(m, spec, factor=2, length=length), text, 2 * length)
@@ -124,9 +127,11 @@ def order(models: list[Decoder], text: torch.Tensor, length: int) -> list[dict[s
     return rows
 
 
-def ramps(models: list[Decoder], text: torch.Tensor, length: int) -> list[dict[str, object]]:
+def ramps(
+    models: list[Decoder], text: torch.Tensor, pieces: Pieces, length: int
+) -> list[dict[str, object]]:
     """YaRN at factor 4: loss at the trained length, as a share of the original's, and at 4 L."""
-    targets = Targets.spread(len(text), width=length // 2, longest=4 * length, count=WINDOWS)
+    targets = Targets.spread(pieces, width=length // 2, longest=4 * length, count=WINDOWS)
     base = [targets.loss(model, text, length) for model in models]
     print(
         f"\ntrained at {length} bytes, factor 4; at {length} against the original; at {4 * length}"

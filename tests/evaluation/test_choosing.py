@@ -13,9 +13,12 @@ from posenc.evaluation.suites import next_token as measuring
 from posenc.evaluation.suites.needles import ByteNeedles, letters
 from posenc.evaluation.suites.next_token import NextTokenSuite
 from posenc.evaluation.verdict import findings, headline
+from posenc.experiments.pieces import Pieces
 
 STRETCHES = 64
-RULER = NextTokenSuite(torch.zeros(64), (16, 32), ByteNeedles(), letters(), seed=0, windows=1)
+RULER = NextTokenSuite(
+    torch.zeros(64), Pieces((64,)), (16, 32), ByteNeedles(), letters(), seed=0, windows=1
+)
 NOISE = [0.01 * ((7 * n) % 5 - 2) for n in range(STRETCHES)]
 
 

@@ -22,6 +22,7 @@ from posenc.evaluation.suites.masked import MaskedSuite
 from posenc.evaluation.suites.retrieval import RetrievalSuite
 from posenc.evaluation.texts import SpecialTokens, Text, read_ids
 from posenc.evaluation.verdict import findings, headline, setting
+from posenc.experiments.pieces import Pieces
 from posenc.experiments.text_loss import restored
 from posenc.extension import Misfit
 from posenc.models import Encoder, EncoderConfig, MaskedLM
@@ -123,7 +124,8 @@ def test_with_a_limit_no_context_is_longer(text: Text) -> None:
 def documents(count: int, size: int) -> Text:
     """A text in which no token comes twice."""
     ids = torch.randperm(8900, generator=torch.Generator().manual_seed(1))[: count * size] + 10
-    return Text(ids, ids[:0], "token", None, ids, "words", "", MARKS)  # type: ignore[arg-type]
+    pieces = Pieces((len(ids),))
+    return Text(ids, ids[:0], pieces, pieces, "token", None, ids, "words", "", MARKS)  # type: ignore[arg-type]
 
 
 def test_a_passage_is_found_where_its_tokens_are_left_and_at_no_other_length() -> None:

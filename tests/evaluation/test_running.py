@@ -20,7 +20,6 @@ from posenc.evaluation.finetuning import Tuning, finetuned
 from posenc.evaluation.report.page import write_study
 from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.evaluation.study import ExtensionResult, evaluate, measure_extensions
-from posenc.evaluation.suites.needles import ByteNeedles, letters
 from posenc.evaluation.suites.next_token import NextTokenSuite, lengths_to
 from posenc.evaluation.texts import Text, read_ids
 from posenc.evaluation.verdict import expectation, findings, headline
@@ -69,7 +68,7 @@ def test_lengths_double_from_the_trained_one_to_the_goal() -> None:
 
 
 def test_every_byte_costs_eight_bits_where_all_are_alike(text: Text) -> None:
-    suite = NextTokenSuite.of(text.measured, (8, 16, 32), ByteNeedles(), letters(), seed=0)
+    suite = NextTokenSuite.of(text, (8, 16, 32), seed=0)
     reading = suite.measure(Uniform())
     assert all(math.isclose(value, 8, abs_tol=1e-5) for value in reading.loss.values())
     assert all(math.isclose(value, 8, abs_tol=1e-5) for _, value in reading.by_position)
@@ -78,8 +77,8 @@ def test_every_byte_costs_eight_bits_where_all_are_alike(text: Text) -> None:
 
 
 def test_a_short_text_is_refused(text: Text) -> None:
-    with pytest.raises(DataError, match="at least 4096 tokens"):
-        NextTokenSuite.of(text.measured, (8, 1024), ByteNeedles(), letters(), seed=0)
+    with pytest.raises(DataError, match="at least 4096 bytes"):
+        NextTokenSuite.of(text, (8, 1024), seed=0)
 
 
 def test_baselines_come_first_and_what_does_not_fit_says_so(outcome: ExtensionResult) -> None:
@@ -171,7 +170,15 @@ def test_fine_tuning_leaves_the_model_and_is_the_same_twice(
     tuning = Tuning(steps=3, positions=positions)  # type: ignore[arg-type]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     one, two = (
-        finetuned(model, text.trained, tuning, length=LENGTH, goal=48, byte_needles=True)[0]
+        finetuned(
+            model,
+            text.trained,
+            text.trained_pieces,
+            tuning,
+            length=LENGTH,
+            goal=48,
+            byte_needles=True,
+        )[0]
         for _ in range(2)
     )
     for name, tensor in one.state_dict().items():
@@ -188,6 +195,7 @@ def test_fine_tuning_learns(model: Decoder, text: Text) -> None:
     finetuned(
         model,
         text.trained,
+        text.trained_pieces,
         tuning,
         length=LENGTH,
         goal=32,
@@ -212,7 +220,15 @@ def test_positions_of_fine_tuning_reach_the_goal(
     for positions in ("randomized", "skipped"):
         seen.clear()
         tuning = Tuning(steps=12, positions=positions)  # type: ignore[arg-type]
-        finetuned(model, text.trained, tuning, length=LENGTH, goal=64, byte_needles=False)
+        finetuned(
+            model,
+            text.trained,
+            text.trained_pieces,
+            tuning,
+            length=LENGTH,
+            goal=64,
+            byte_needles=False,
+        )
         assert max(seen) > 2 * LENGTH
         assert max(seen) < 64
 

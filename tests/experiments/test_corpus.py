@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import sys
 import sysconfig
 import zipfile
 from pathlib import Path
+from random import Random
 
 import pytest
+import torch
 
 from posenc.errors import DataError
 from posenc.experiments import corpus
 from posenc.experiments.corpus import TextCorpus, read_corpus, read_text, shipped_text
+from posenc.experiments.pieces import Pieces
+from posenc.experiments.text_loss import pair_entropy
+
+PINNED = "500b181695c61d4b579255f42b8598dae0908eccaf315a2cdea12f4e442517e7"
 
 
 @pytest.fixture(scope="module")
@@ -22,23 +29,21 @@ def shipped() -> TextCorpus:
 
 
 def test_shipped_text_is_large_with_a_tenth_held_out(shipped: TextCorpus) -> None:
-    total = len(shipped.train) + len(shipped.held_out)
-    assert total == 3_151_597
-    assert 0.05 < len(shipped.held_out) / total < 0.15
-    assert b"import torch" in shipped.train
-    assert b"def __init__(self" in shipped.held_out
-    assert b"\r" not in shipped.train + shipped.held_out
-    assert "578 files, 2.8 MB to train on, 357.9 kB held out" in shipped.describe()
+    assert len(shipped.text) == 3_151_597
+    assert len(shipped.held_out) == 16
+    assert sum(map(len, shipped.held_out)) == pytest.approx(len(shipped.text) / 10, rel=1e-3)
+    assert b"import torch" in shipped.train[0]
+    assert b"def __init__(self" in b"".join(shipped.held_out)
+    assert b"\r" not in shipped.text
+    assert "578 files, 2.8 MB to train on, 315.2 kB held out in 16 blocks" in shipped.describe()
 
 
 def test_shipped_text_is_pinned_by_its_checksum_here(shipped: TextCorpus) -> None:
     """Of the bytes, counted here, so that neither the text nor the constant changes unnoticed."""
     digest = hashlib.sha256()
-    for part in (shipped.train, shipped.held_out):
+    for part in (*shipped.train, *shipped.held_out):
         digest.update(len(part).to_bytes(8, "big") + part)
-    assert digest.hexdigest() == (
-        "05500652d0c645721f5ef3b1a3f444adc4ff4eb43f852bb2d83a7a68f1a4ca99"
-    )
+    assert digest.hexdigest() == PINNED
     assert shipped.sha256 == digest.hexdigest()
     assert read_corpus(None) == shipped
 
@@ -71,39 +76,55 @@ def test_another_text_in_its_place_is_refused(
         shipped_text()
 
 
-def test_last_tenth_of_a_file_is_held_out(tmp_path: Path) -> None:
-    text = bytes(range(256)) * 40
-    (tmp_path / "a.bin").write_bytes(text)
-    found = read_text(tmp_path / "a.bin")
-    assert found.train + found.held_out == text
-    assert len(found.held_out) == len(text) // 10
-    assert found.files == 1
+@pytest.mark.parametrize("size", [1, 2, 3, 40, 10_240, 61_443, 1_000_003])
+def test_interleaved_blocks_are_held_out(size: int) -> None:
+    """Each byte is in one piece alone, in order; blocks come from every part of the text."""
+    text = bytes((7 * i + i // 251) % 256 for i in range(size))
+    found = TextCorpus(name="x", text=text, files=1)
+    assert len(found.train) == len(found.held_out) + 1
+    pieces = [*itertools.chain(*zip(found.train, found.held_out, strict=False)), found.train[-1]]
+    assert b"".join(pieces) == text
+    if size > 100:
+        sizes = [len(block) for block in found.held_out]
+        assert sum(sizes) == pytest.approx(size / 10, rel=0.01)
+        assert max(sizes) - min(sizes) <= 1
+        between = [len(piece) for piece in found.train]
+        assert max(between[1:-1]) <= 1.01 * 2 * min(between), "no long stretch is left out"
+    if len(found.held_out) > 2:
+        assert min(map(len, found.held_out)) >= 2048
+
+
+def test_held_out_text_is_like_the_rest_where_the_tail_is_not() -> None:
+    """A text whose last tenth is in another script: byte pairs cost the same on both parts."""
+    source = Random(0)
+    words = [bytes(source.choices(b"abcdefgh ", k=500)) for _ in range(180)]
+    tail = [bytes(source.choices(b"PQRSTUVW.", k=500)) for _ in range(20)]
+    corpus = TextCorpus(name="x", text=b"".join(words + tail), files=1)
+    train, _ = Pieces.joined(corpus.train)
+    held_out, _ = Pieces.joined(corpus.held_out)
+    own, other = (
+        pair_entropy(train, part, torch.arange(1, len(part))) for part in (train, held_out)
+    )
+    assert other - own < 0.1
+    split = 9 * len(corpus.text) // 10
+    whole = torch.tensor(list(corpus.text), dtype=torch.uint8)
+    last = torch.arange(split, len(whole))
+    assert pair_entropy(whole[:split], whole, last) - own > 1
 
 
 def test_bytes_need_no_encoding(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes("naïve café".encode("latin-1") * 100)
-    assert b"\xef" in read_text(tmp_path / "latin.txt").train
+    assert b"\xef" in read_text(tmp_path / "latin.txt").text
 
 
-def test_whole_files_of_a_folder_are_held_out(tmp_path: Path) -> None:
+def test_files_of_a_folder_are_one_text(tmp_path: Path) -> None:
     for number in range(40):
-        folder = tmp_path / f"part-{number % 4}"
+        folder = tmp_path / f"part-{number // 10}"
         folder.mkdir(exist_ok=True)
-        (folder / f"{number}.txt").write_bytes(b"%02d" % number * 50)
+        (folder / f"{number:02d}.txt").write_bytes(b"%02d" % number * 50)
     found = read_text(tmp_path)
     assert found.files == 40
-    assert 0.05 < len(found.held_out) / 4000 < 0.2
-    train = {found.train[i : i + 2] for i in range(0, len(found.train), 2)}
-    held_out = {found.held_out[i : i + 2] for i in range(0, len(found.held_out), 2)}
-    assert not train & held_out
-    assert len(train | held_out) == 40
-
-
-def test_folder_of_one_large_file_is_cut_like_a_file(tmp_path: Path) -> None:
-    (tmp_path / "large.txt").write_bytes(b"a" * 10_000)
-    (tmp_path / "small.txt").write_bytes(b"b" * 10)
-    found = read_text(tmp_path)
-    assert len(found.held_out) == 1001
+    assert found.text == b"".join(b"%02d" % number * 50 for number in range(40))
 
 
 def test_hidden_files_are_no_text(tmp_path: Path) -> None:
@@ -111,12 +132,8 @@ def test_hidden_files_are_no_text(tmp_path: Path) -> None:
     (tmp_path / ".git" / "index").write_bytes(b"HIDDEN" * 100)
     (tmp_path / "a.txt").write_bytes(b"seen" * 100)
     found = read_text(tmp_path)
-    assert b"HIDDEN" not in found.train + found.held_out
+    assert b"HIDDEN" not in found.text
     assert found.files == 1
-
-
-def test_hash_tells_where_the_cut_is() -> None:
-    assert TextCorpus.of("x", b"ab", b"c", 1).sha256 != TextCorpus.of("x", b"a", b"bc", 1).sha256
 
 
 def test_missing_text(tmp_path: Path) -> None:

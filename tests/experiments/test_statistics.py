@@ -135,7 +135,7 @@ def test_values_beyond_measure_do_not_divide_by_zero() -> None:
 @pytest.mark.parametrize("better", ["lower", "higher"])
 def test_a_change_from_nothing_is_no_percentage(better: str) -> None:
     """A BLEU of 0, or no errors at all, at the training length."""
-    base = sample(metric=replace(LOSS, lower_is_better=better == "lower", chance=None))
+    base = sample(metric=replace(LOSS, lower_is_better=better == "lower", trivial=None))
     none = tuple(
         replace(m, value=0.0)
         if (m.subject, m.metric, m.x) == ("rope", "loss", base.train_length)

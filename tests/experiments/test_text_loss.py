@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -9,7 +10,15 @@ import torch
 from torch import Tensor
 
 from posenc.experiments import text_loss as measure
-from posenc.experiments.text_loss import PositionProfile, Targets, byte_entropy, losses, predictions
+from posenc.experiments.pieces import Pieces
+from posenc.experiments.text_loss import (
+    PositionProfile,
+    Targets,
+    byte_entropy,
+    losses,
+    pair_entropy,
+    predictions,
+)
 from posenc.models import Decoder, DecoderConfig
 
 TEXT = torch.randint(256, (6000,), generator=torch.Generator().manual_seed(1)).byte()
@@ -39,7 +48,7 @@ def random_decoder(encoding: str) -> Decoder:
 
 
 def test_targets_are_the_same_bytes_at_every_length() -> None:
-    targets = Targets.spread(len(TEXT), width=32, longest=512, count=40)
+    targets = Targets.spread(Pieces((len(TEXT),)), width=32, longest=512, count=40)
     short, long = targets.windows(TEXT, 64), targets.windows(TEXT, 512)
     assert short.shape == (40, 65)
     assert long.shape == (40, 513)
@@ -47,7 +56,7 @@ def test_targets_are_the_same_bytes_at_every_length() -> None:
 
 
 def test_targets_do_not_overlap_and_lie_in_the_text() -> None:
-    targets = Targets.spread(len(TEXT), width=32, longest=512, count=1000)
+    targets = Targets.spread(Pieces((len(TEXT),)), width=32, longest=512, count=1000)
     assert len(targets.ends) == (len(TEXT) - 513) // 32
     assert int(targets.ends.diff().min()) >= 32
     assert int(targets.ends.max()) <= len(TEXT)
@@ -55,14 +64,14 @@ def test_targets_do_not_overlap_and_lie_in_the_text() -> None:
 
 
 def test_loss_without_context_is_the_same_at_every_length() -> None:
-    targets = Targets.spread(len(TEXT), width=32, longest=512, count=40)
+    targets = Targets.spread(Pieces((len(TEXT),)), width=32, longest=512, count=40)
     values = [targets.loss(Unigram(), TEXT, length) for length in (64, 128, 512)]
     assert values[1] == pytest.approx(values[0], abs=1e-6)
     assert values[2] == pytest.approx(values[0], abs=1e-6)
 
 
 def test_loss_is_that_of_a_loop() -> None:
-    targets = Targets.spread(len(TEXT), width=8, longest=32, count=5)
+    targets = Targets.spread(Pieces((len(TEXT),)), width=8, longest=32, count=5)
     model = random_decoder("rope")
     bits = []
     for end in targets.ends.tolist():
@@ -74,7 +83,7 @@ def test_loss_is_that_of_a_loop() -> None:
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_decoder("alibi")
-    windows = Targets.spread(len(TEXT), width=8, longest=32, count=21).windows(TEXT, 32)
+    windows = Targets.spread(Pieces((len(TEXT),)), width=8, longest=32, count=21).windows(TEXT, 32)
     whole, guesses = losses(model, windows, last=8), predictions(model, windows)
     monkeypatch.setattr(measure, "TOKENS_A_CALL", 100)
     torch.testing.assert_close(losses(model, windows, last=8), whole)
@@ -82,7 +91,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_profile_scores_the_same_bytes_at_every_position() -> None:
-    profile = PositionProfile.spread(len(TEXT), length=64, bins=8, run=5, count=3)
+    profile = PositionProfile.spread(Pieces((len(TEXT),)), length=64, bins=8, run=5, count=3)
     bins = profile.loss(Unigram(), TEXT)
     assert [x for x, _ in bins] == [4, 12, 20, 28, 36, 44, 52, 60]
     for _, value in bins:
@@ -100,7 +109,7 @@ def test_profile_tells_positions_apart() -> None:
         return logits + 50.0 * following * (places < 16)
 
     counting = (torch.arange(4000) % 256).byte()
-    profile = PositionProfile.spread(len(counting), length=64, bins=4, run=3, count=2)
+    profile = PositionProfile.spread(Pieces((len(counting),)), length=64, bins=4, run=3, count=2)
     values = [value for _, value in profile.loss(model, counting)]
     assert values == pytest.approx([0.0, 8.0, 8.0, 8.0], abs=1e-4)
 
@@ -108,7 +117,7 @@ def test_profile_tells_positions_apart() -> None:
 def test_profile_of_a_causal_model_is_its_loss_in_shorter_contexts() -> None:
     """Two ways to the same number: bin b of long windows, and windows of b + 1 bins."""
     model = random_decoder("alibi")
-    profile = PositionProfile.spread(len(TEXT), length=64, bins=4, run=6, count=3)
+    profile = PositionProfile.spread(Pieces((len(TEXT),)), length=64, bins=4, run=6, count=3)
     ends = (profile.starts.unsqueeze(1) + (torch.arange(6) + 1) * 16).flatten()
     targets = Targets(ends, 16)
     for index, (_, value) in enumerate(profile.loss(model, TEXT)):
@@ -116,7 +125,7 @@ def test_profile_of_a_causal_model_is_its_loss_in_shorter_contexts() -> None:
 
 
 def test_shortened_profile_keeps_its_segments() -> None:
-    profile = PositionProfile.spread(len(TEXT), length=64, bins=8, run=5, count=3)
+    profile = PositionProfile.spread(Pieces((len(TEXT),)), length=64, bins=8, run=5, count=3)
     short = profile.shortened(16)
     assert short.length == 16
     model = random_decoder("rope")
@@ -128,7 +137,7 @@ def test_shortened_profile_keeps_its_segments() -> None:
 @pytest.mark.parametrize("spare", [0, 1, 3000])
 def test_profile_fits_into_small_texts(length: int, spare: int) -> None:
     size = 4 * length + spare
-    profile = PositionProfile.spread(size, length=length, bins=16, run=16, count=4)
+    profile = PositionProfile.spread(Pieces((size,)), length=length, bins=16, run=16, count=4)
     assert profile.length <= length
     last = int(profile.starts.max()) + (profile.run - 1) * profile.width + profile.length
     assert last <= size
@@ -148,6 +157,49 @@ def test_predictions_are_the_likeliest_byte_after_the_window() -> None:
 def test_byte_entropy_by_hand() -> None:
     """Counts 3 and 1 of 4, each with one added for all 256 bytes: 4/260 and 2/260."""
     train = torch.tensor([0, 0, 0, 1], dtype=torch.uint8)
-    held_out = torch.tensor([0, 1], dtype=torch.uint8)
+    text, places = torch.tensor([7, 0, 1], dtype=torch.uint8), torch.tensor([1, 2])
     expected = -(math.log2(4 / 260) + math.log2(2 / 260)) / 2
-    assert byte_entropy(train, held_out) == pytest.approx(expected)
+    assert byte_entropy(train, text, places) == pytest.approx(expected)
+
+
+def test_pair_entropy_by_hand() -> None:
+    """After 0 came 0 twice and 1 once of 3: (n + 8 p) / (3 + 8), p as by byte frequencies."""
+    train = torch.tensor([0, 0, 0, 1], dtype=torch.uint8)
+    text, places = torch.tensor([0, 1, 0], dtype=torch.uint8), torch.tensor([1])
+    expected = -math.log2((1 + 8 * 2 / 260) / 11)
+    assert pair_entropy(train, text, places) == pytest.approx(expected)
+
+
+PIECES = Pieces((100, 37, 900, 64, 200))
+BORDERS = list(itertools.accumulate(PIECES.sizes, initial=0))
+
+
+def inside(begin: int, end: int) -> bool:
+    """True if [begin, end) lies in one piece."""
+    return any(a <= begin and end <= b for a, b in itertools.pairwise(BORDERS))
+
+
+@pytest.mark.parametrize("span", [1, 37, 64, 65, 150, 900])
+def test_windows_lie_in_one_piece_and_none_is_left_out(span: int) -> None:
+    begins = PIECES.begins(torch.arange(PIECES.count(span)), span).tolist()
+    assert begins == [b for b in range(BORDERS[-1]) if inside(b, b + span)]
+
+
+def test_windows_longer_than_every_piece_span_several() -> None:
+    assert PIECES.count(1000) == 1301 - 999
+    assert PIECES.begins(torch.tensor([0, 301]), 1000).tolist() == [0, 301]
+
+
+def test_targets_and_profiles_straddle_no_border() -> None:
+    targets = Targets.spread(PIECES, width=16, longest=63, count=30)
+    assert len(targets.ends) == 30
+    assert all(inside(end - 64, end) for end in targets.ends.tolist())
+    assert int(targets.ends.diff().min()) >= 16, "and do not overlap"
+    profile = PositionProfile.spread(PIECES, length=64, bins=8, run=5, count=3)
+    read: list[int] = []
+    profile.curve(lambda rows: read.extend(rows.flatten().tolist()) or torch.zeros(len(rows), 64))
+    assert len(profile.starts) == 3
+    for index, start in enumerate(profile.starts.tolist()):
+        own = read[index * len(read) // 3 : (index + 1) * len(read) // 3]
+        assert min(own) < start < max(own)
+        assert inside(min(own), max(own) + 1)

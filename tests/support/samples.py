@@ -9,6 +9,7 @@ import torch
 from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.evaluation.suites.needles import ByteNeedles, letters
 from posenc.evaluation.suites.next_token import NextTokenSuite
+from posenc.experiments.pieces import Pieces
 from posenc.experiments.results import (
     ComparedEncoding,
     Comparison,
@@ -26,7 +27,8 @@ LOSS = Metric(
     unit="bits per byte",
     axis="context length (bytes)",
     lower_is_better=True,
-    chance=4.9,
+    trivial=4.9,
+    trivial_rule="byte frequencies",
     description="The same held-out bytes at every length: a longer window only adds context.",
     headline=True,
     log_x=True,
@@ -37,7 +39,8 @@ BY_POSITION = Metric(
     unit="bits per byte",
     axis="position in the context (bytes)",
     lower_is_better=True,
-    chance=4.9,
+    trivial=4.9,
+    trivial_rule="byte frequencies",
     description="In sliding windows of 512 bytes.",
     headline=False,
     log_x=False,
@@ -48,7 +51,7 @@ RECALL = Metric(
     unit="share of needles",
     axis="context length (bytes)",
     lower_is_better=False,
-    chance=1 / 16,
+    trivial=1 / 16,
     description="One of 16 marked bytes stands far back; asked at the end, is it named?",
     headline=False,
     log_x=True,
@@ -59,7 +62,6 @@ TRAINING = Metric(
     unit="bits per byte",
     axis="training step",
     lower_is_better=True,
-    chance=None,
     description="Mean over the steps since the point before.",
     headline=False,
     log_x=False,
@@ -70,7 +72,7 @@ ACCURACY = Metric(
     unit="share of sequences",
     axis="context length (tokens)",
     lower_is_better=False,
-    chance=0.0,
+    trivial=0.0,
     description="Every token of the answer is right.",
     headline=True,
     log_x=True,
@@ -193,7 +195,7 @@ LENGTHS = (128, 256, 512)
 def stretched_sample() -> Study:
     """A study of a stretched checkpoint with plausible numbers, the same at every call."""
     suite = NextTokenSuite(
-        torch.zeros(64), LENGTHS[::2], ByteNeedles(), letters(), seed=0, windows=1
+        torch.zeros(64), Pieces((64,)), LENGTHS[::2], ByteNeedles(), letters(), seed=0, windows=1
     )
     depths = (0.1, 0.5, 0.9)
     findings = []

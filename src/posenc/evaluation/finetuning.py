@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import Natural, Rate, check
 from posenc.errors import ArgumentError
+from posenc.experiments.pieces import Pieces
 from posenc.experiments.tasks.common import needles
 from posenc.layout import Layout
 from posenc.training import TrainingPlan, Watch, fit
@@ -66,6 +67,7 @@ class Tuning:
 def finetuned(
     model: nn.Module,
     text: Int[Tensor, " T"],
+    pieces: Pieces,
     tuning: Tuning,
     *,
     length: int,
@@ -78,6 +80,7 @@ def finetuned(
     Args:
         model: the extended model.
         text: ``[T]`` ids.
+        pieces: that they consist of.
         tuning: settings.
         length, goal: the trained and the new length.
         byte_needles: hide needles in some rows.
@@ -109,7 +112,9 @@ def finetuned(
         weight_decay=0.0,
         schedule=_triangle,
     )
-    windows = _Windows(text, tuning.positions, length=length, goal=goal, byte_needles=byte_needles)
+    windows = _Windows(
+        text, pieces, tuning.positions, length=length, goal=goal, byte_needles=byte_needles
+    )
     done = fit(trained, windows, plan, Watch(stepped=after))
     return done.model, done.seconds
 
@@ -120,9 +125,16 @@ class _Windows:
     fingerprint = ""
 
     def __init__(
-        self, text: Tensor, positions: Positions, *, length: int, goal: int, byte_needles: bool
+        self,
+        text: Tensor,
+        pieces: Pieces,
+        positions: Positions,
+        *,
+        length: int,
+        goal: int,
+        byte_needles: bool,
     ) -> None:
-        self.text, self.positions, self.goal = text, positions, goal
+        self.text, self.pieces, self.positions, self.goal = text, pieces, positions, goal
         self.byte_needles = byte_needles
         self.size = goal if positions == "plain" else length
         self.rows = max(1, TOKENS_A_STEP // self.size)
@@ -131,7 +143,9 @@ class _Windows:
     def batch(self, seed: int, step: int) -> dict[str, Tensor | Layout]:
         """``inputs``, ``targets`` ``[rows, size]`` and their ``layout``."""
         draw = generator(seed, step)
-        begins = torch.randint(len(self.text) - self.size, (self.rows, 1), generator=draw)
+        count = self.pieces.count(self.size + 1)
+        drawn = torch.randint(count, (self.rows, 1), generator=draw)
+        begins = self.pieces.begins(drawn, self.size + 1)
         windows = self.text[begins + torch.arange(self.size + 1)].long()
         inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
         asking = round(NEEDLE_SHARE * self.rows) if self.rows > 1 else step % 4 == 0

@@ -104,7 +104,7 @@ def _search(
             remedy="Give a longer text, or a smaller factor.",
         )
     count, width = max(FEWEST, TOKENS // goal), max(1, goal - length)
-    targets = Targets.spread(len(text.trained), width=width, longest=goal, count=count)
+    targets = Targets.spread(text.trained_pieces, width=width, longest=goal, count=count)
     model, originals = checkpoint.model, encodings_of(checkpoint.model)
     device = next(model.parameters()).device
     context: dict[str, Any] = {"factor": factor, "length": length}

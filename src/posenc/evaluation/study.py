@@ -152,6 +152,7 @@ def measure_extensions(
         return finetuned(
             candidate.model,
             data.trained,
+            data.trained_pieces,
             tuning,
             length=checkpoint.length,
             goal=suite.lengths[-1],
@@ -248,7 +249,7 @@ def _text_suite(
         return MaskedSuite.of(data, lengths, seed=seed)
     if isinstance(checkpoint.model, Encoder):
         return RetrievalSuite.of(data, lengths)
-    return NextTokenSuite.of(data.measured, lengths, data.needles, data.pool, seed=seed)
+    return NextTokenSuite.of(data, lengths, seed=seed)
 
 
 def _images(checkpoint: Checkpoint, data: Text | ImageSource) -> ImageSource:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.evaluation.suites.needles import ByteNeedles, KeyNeedles, Needles, letters
 from posenc.experiments.corpus import read_corpus
+from posenc.experiments.pieces import Pieces
 from posenc.integrations.transformers.config import SAVE_AGAIN, read_object
 from posenc.storage import panics_as_errors, read_bytes
 
@@ -20,7 +22,7 @@ Encode = Callable[[str], Sequence[int]]
 """Text to ids, without special tokens."""
 
 MOST_BYTES = 4_000_000
-"""Bytes of each part that are encoded by a tokenizer."""
+"""Bytes of each part that are encoded by a tokenizer, an equal number of each of its pieces."""
 
 BYTES = 256
 """Vocabulary of models of bytes, without a mask."""
@@ -69,6 +71,7 @@ class Text:
 
     Args:
         measured, trained: ``[T]`` ids, disjoint parts of the text; the latter may be empty.
+        measured_pieces, trained_pieces: pieces that they consist of.
         unit: of an id, ``"byte"`` or ``"token"``.
         needles: how they are hidden in it.
         pool: ids that words to be copied consist of.
@@ -79,6 +82,8 @@ class Text:
 
     measured: Int[Tensor, " T"]
     trained: Int[Tensor, " T"]
+    measured_pieces: Pieces
+    trained_pieces: Pieces
     unit: str
     needles: Needles
     pool: Int[Tensor, " P"]
@@ -99,22 +104,22 @@ def read_ids(
     Args:
         path: a file or folder.
         encode: of the tokenizer; None: ids are bytes.
-        training: hold out what is measured. The shipped text always is held out, as posenc's own
-            models were trained on the rest.
+        training: measure on held-out blocks (see ``TextCorpus``) and train on the rest. The shipped
+            text is always measured so, as posenc's own models were trained on the rest.
         special: tokens that the tokenizer adds; none by default.
 
     Raises:
         DataError: if it is unusable.
     """
     corpus = read_corpus(path)
-    held_out = corpus.held_out
-    if path is not None and not training:
-        held_out = corpus.train + corpus.held_out
-    to_train = corpus.train if training else b""
-    measured, trained = (_ids(part, encode) for part in (held_out, to_train))
+    whole = path is not None and not training
+    measured, measured_pieces = _ids((corpus.text,) if whole else corpus.held_out, encode)
+    trained, trained_pieces = _ids(corpus.train if training else (), encode)
     return Text(
         measured=measured,
         trained=trained,
+        measured_pieces=measured_pieces,
+        trained_pieces=trained_pieces,
         unit="byte" if encode is None else "token",
         needles=ByteNeedles() if encode is None else KeyNeedles(encode),
         pool=letters() if encode is None else _pool(measured),
@@ -191,12 +196,14 @@ def _no_tokenizer(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(str(path), expected="a tokenizer", got=error, remedy=SAVE_AGAIN)
 
 
-def _ids(part: bytes, encode: Encode | None) -> Int[Tensor, " T"]:
-    if not part:
-        return torch.empty(0, dtype=torch.int64)
+def _ids(parts: Sequence[bytes], encode: Encode | None) -> tuple[Int[Tensor, " T"], Pieces]:
+    """Ids of pieces of a text, end to end."""
     if encode is None:
-        return torch.frombuffer(bytearray(part), dtype=torch.uint8).long()
-    return torch.tensor(list(encode(part[:MOST_BYTES].decode(errors="replace"))))
+        text, pieces = Pieces.joined(parts)
+        return text.long(), pieces
+    most = MOST_BYTES // max(1, len(parts))
+    ids = [encode(part[:most].decode(errors="replace")) for part in parts]
+    return torch.tensor([*chain(*ids)], dtype=torch.int64), Pieces(tuple(map(len, ids)))
 
 
 def _pool(ids: Int[Tensor, " T"]) -> Int[Tensor, " P"]:

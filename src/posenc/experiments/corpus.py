@@ -7,68 +7,86 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from posenc.errors import DataError
 from posenc.experiments.results import Corpus
-from posenc.experiments.sequences import drawn
 from posenc.storage import read_bytes
 
 HELD_OUT = 0.1
 """Share of the bytes that is kept for testing."""
 
+FEWEST_BLOCKS, MOST_BLOCKS, BLOCK = 2, 16, 2048
+"""Held-out blocks, and bytes that each has at least if there are more than the fewest."""
+
 MOST_BYTES = 1 << 30
 """A larger text would not fit beside a model in the memory of a small machine."""
 
 SHIPPED = Path(__file__).with_name("data") / "source.zip"
-"""``train.txt`` and ``held_out.txt``: posenc's own source, tests and documentation at one commit,
-files one after another, a tenth of them (by the hash of their names) held out."""
+"""posenc's own source, tests and documentation at one commit, files one after another, in two
+members that are read as one text."""
 
+MEMBERS = ("train.txt", "held_out.txt")
 SHIPPED_FILES = 578
-SHIPPED_SHA256 = "05500652d0c645721f5ef3b1a3f444adc4ff4eb43f852bb2d83a7a68f1a4ca99"
-"""``TextCorpus.sha256`` of ``SHIPPED``; it never changes, so that results stay comparable."""
+SHIPPED_SHA256 = "500b181695c61d4b579255f42b8598dae0908eccaf315a2cdea12f4e442517e7"
+"""``TextCorpus.sha256`` of ``SHIPPED``; pinned, so that results stay comparable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextCorpus:
-    """A text in two parts that share no file (or, of a single file, no byte).
+    """A text, of which interleaved blocks are held out.
+
+    The text is cut into equal parts, and the middle tenth of each is held out, so that what is
+    tested comes from everywhere in the text. No byte is in both, and windows lie within a block
+    or between two (see ``Pieces``): none straddles a border. The blocks depend on the size of the
+    text alone.
 
     Args:
         name: what it is, in a phrase.
-        train: bytes to train on.
-        held_out: bytes to test on.
+        text: all of it.
         files: how many files it was read from.
-        sha256: of both parts, with their lengths.
     """
 
     name: str
-    train: bytes
-    held_out: bytes
+    text: bytes
     files: int
-    sha256: str
 
-    @classmethod
-    def of(cls, name: str, train: bytes, held_out: bytes, files: int) -> TextCorpus:
-        """The corpus of these bytes."""
+    @property
+    def train(self) -> tuple[bytes, ...]:
+        """Pieces to train on: what lies between the blocks."""
+        ends = [0, *(end for _, end in self._blocks())]
+        begins = [*(begin for begin, _ in self._blocks()), len(self.text)]
+        return tuple(self.text[a:b] for a, b in zip(ends, begins, strict=True))
+
+    @property
+    def held_out(self) -> tuple[bytes, ...]:
+        """Blocks to test on."""
+        return tuple(self.text[begin:end] for begin, end in self._blocks())
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of all pieces with their sizes."""
         digest = hashlib.sha256()
-        for part in (train, held_out):
-            digest.update(len(part).to_bytes(8, "big"))
-            digest.update(part)
-        return cls(
-            name=name, train=train, held_out=held_out, files=files, sha256=digest.hexdigest()
-        )
+        for piece in (*self.train, *self.held_out):
+            digest.update(len(piece).to_bytes(8, "big"))
+            digest.update(piece)
+        return digest.hexdigest()
 
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        """Both parts as uint8."""
-        return (
-            torch.frombuffer(bytearray(self.train), dtype=torch.uint8),
-            torch.frombuffer(bytearray(self.held_out), dtype=torch.uint8),
-        )
+    def _blocks(self) -> list[tuple[int, int]]:
+        """Begin and end of each held-out block."""
+        total = len(self.text)
+        count = min(MOST_BLOCKS, max(FEWEST_BLOCKS, round(HELD_OUT * total) // BLOCK), total)
+        parts = [total * index // count for index in range(count + 1)]
+        sizes = [max(1, round(HELD_OUT * (end - begin))) for begin, end in pairwise(parts)]
+        begins = [
+            begin + (end - begin - size) // 2
+            for (begin, end), size in zip(pairwise(parts), sizes, strict=True)
+        ]
+        return [(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
 
     def record(self) -> Corpus:
         """Name, sizes and hash, for the results."""
@@ -76,8 +94,8 @@ class TextCorpus:
             name=self.name,
             sha256=self.sha256,
             files=self.files,
-            train_bytes=len(self.train),
-            held_out_bytes=len(self.held_out),
+            train_bytes=_length(self.train),
+            held_out_bytes=_length(self.held_out),
         )
 
     def require_size(self, train: int, held_out: int, *, longest: int) -> None:
@@ -86,20 +104,22 @@ class TextCorpus:
         Raises:
             DataError: with both sizes.
         """
-        if len(self.train) < train or len(self.held_out) < held_out:
+        sizes = _length(self.train), _length(self.held_out)
+        if sizes[0] < train or sizes[1] < held_out:
             raise DataError(
                 "text",
                 expected=f"at least {train} bytes to train on and {held_out} held out, "
                 f"to test at length {longest}",
-                got=f"{len(self.train)} and {len(self.held_out)}",
+                got=f"{sizes[0]} and {sizes[1]}",
                 remedy="Give a longer text, or shorter test lengths.",
             )
 
     def describe(self) -> str:
         """Name and sizes in a phrase."""
-        train, held_out = _size(len(self.train)), _size(len(self.held_out))
+        train, held_out = _size(_length(self.train)), _size(_length(self.held_out))
         files = f"{self.files} file" + ("s" if self.files != 1 else "")
-        return f"{self.name} ({files}, {train} to train on, {held_out} held out)"
+        blocks = f"{held_out} held out in {len(self.held_out)} blocks"
+        return f"{self.name} ({files}, {train} to train on, {blocks})"
 
 
 def read_corpus(path: Path | None) -> TextCorpus:
@@ -115,11 +135,11 @@ def shipped_text() -> TextCorpus:
     """
     try:
         with zipfile.ZipFile(SHIPPED) as archive:
-            train, held_out = archive.read("train.txt"), archive.read("held_out.txt")
+            text = b"".join(archive.read(name) for name in MEMBERS)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise _not_as_shipped(error) from error
     name = "posenc's own source and documentation"
-    corpus = TextCorpus.of(name, train, held_out, SHIPPED_FILES)
+    corpus = TextCorpus(name=name, text=text, files=SHIPPED_FILES)
     if corpus.sha256 != SHIPPED_SHA256:
         raise _not_as_shipped(f"the SHA-256 {corpus.sha256}")
     return corpus
@@ -128,8 +148,7 @@ def shipped_text() -> TextCorpus:
 def read_text(path: Path) -> TextCorpus:
     """A text file, or all files below a folder (hidden ones left out), as bytes.
 
-    Of a file the last tenth is held out; of a folder whole files are, chosen by the hash of their
-    names, unless there are too few for that.
+    The files of a folder follow one another in the order of their paths.
 
     Raises:
         DataError: when it is missing, unreadable, empty, too large, or no file or folder.
@@ -147,20 +166,14 @@ def read_text(path: Path) -> TextCorpus:
         total = sum(file.stat().st_size for file in files)
         if total > MOST_BYTES:
             raise _unusable(path, f"{_size(total)}", f"Give at most {_size(MOST_BYTES)}.")
-        contents = {
-            file.relative_to(path).as_posix() if file != path else file.name: read_bytes(
-                file, most=MOST_BYTES
-            )
-            for file in files
-        }
+        contents = [read_bytes(file, most=MOST_BYTES) for file in files]
     except OSError as error:
         got = f"{error.strerror or error} ({error.filename or path})"
         raise _unusable(path, got, "Check the file's permissions, or leave it out.") from error
-    if not any(contents.values()):
+    if not any(contents):
         got = "an empty file" if path.is_file() else "a folder without text"
         raise _unusable(path, got, "Give a text of at least a few thousand bytes.")
-    train, held_out = _split(contents)
-    return TextCorpus.of(path.resolve().name, train, held_out, len(contents))
+    return TextCorpus(name=path.resolve().name, text=b"".join(contents), files=len(contents))
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -171,25 +184,6 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield from _walk(entry)
         elif entry.is_file() or entry.is_symlink():
             yield entry
-
-
-def _split(contents: dict[str, bytes]) -> tuple[bytes, bytes]:
-    """Whole files held out where that gives about a tenth of the bytes, else the last tenth."""
-    total = sum(map(len, contents.values()))
-    chosen: set[str] = set()
-    size = 0
-    for name in sorted(contents, key=drawn):
-        if size + len(contents[name]) <= 1.5 * HELD_OUT * total and size < HELD_OUT * total:
-            chosen.add(name)
-            size += len(contents[name])
-    if size >= 0.5 * HELD_OUT * total:
-        return (
-            b"".join(text for name, text in contents.items() if name not in chosen),
-            b"".join(text for name, text in contents.items() if name in chosen),
-        )
-    joined = b"".join(contents.values())
-    end = len(joined) - max(1, round(HELD_OUT * len(joined)))
-    return joined[:end], joined[end:]
 
 
 def _unusable(path: Path, got: str, remedy: str) -> DataError:
@@ -203,6 +197,10 @@ def _not_as_shipped(got: object) -> DataError:
         got=got,
         remedy="Install posenc again, or give a text of your own (--text FILE_OR_FOLDER).",
     )
+
+
+def _length(pieces: Sequence[bytes]) -> int:
+    return sum(map(len, pieces))
 
 
 def _size(count: int) -> str:

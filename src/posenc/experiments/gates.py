@@ -79,6 +79,7 @@ def gated(comparison: Comparison, rows: Sequence[Row], longest: int) -> Iterable
             held_out=values(over),
             seen=[(row.subject.label, row.seen) for row in over if row.seen is not None],
             metric=metric,
+            known=comparison.metric("seen"),
             advice=advised_steps(comparison, lambda steps: steps // MORE),
         )
     for row in stopped("tied"):

@@ -27,13 +27,15 @@ class Metric:
         axis: quantity on the horizontal axis, with the unit.
         lower_is_better: small values are good.
         description: how it is measured, in a sentence or two.
-        chance: value reached without any information, if there is one.
+        trivial: value of a predictor that sees no input, if there is one.
+        trivial_rule: that predictor, in a phrase ("byte frequencies").
         headline: the comparison is decided by it; exactly one metric is.
         log_x: draw the axis on a log scale.
         learned: value at the training length that shows that the task is learned; None: any that
-            is significantly better than chance.
+            is significantly better than ``trivial``.
         rule: how ``learned`` is reached, in a phrase ("the byte before alone").
-        overfit: largest gap between training and held-out data; None: any, if both are learned.
+        overfit: largest gap between training and held-out data, net of the gap that ``rule`` has;
+            None: any, if both are learned.
         short: its name after "best"; ``key`` in words by default.
     """
 
@@ -43,7 +45,8 @@ class Metric:
     axis: str
     lower_is_better: bool
     description: str
-    chance: float | None = None
+    trivial: float | None = None
+    trivial_rule: str = "a guess"
     headline: bool = False
     log_x: bool = False
     learned: float | None = None

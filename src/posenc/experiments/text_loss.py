@@ -11,6 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.experiments.pieces import Pieces
+
 Model = Callable[[Tensor], Tensor]
 """Tokens ``[B, L]`` to logits ``[B, L, V]`` of the token after each (``restored``: of each)."""
 
@@ -37,16 +39,22 @@ class Targets:
     width: int
 
     @classmethod
-    def spread(cls, size: int, *, width: int, longest: int, count: int) -> Targets:
-        """Up to ``count`` segments without overlap, evenly over a text of ``size`` bytes.
+    def spread(cls, pieces: Pieces, *, width: int, longest: int, count: int) -> Targets:
+        """Up to ``count`` segments without overlap, evenly over a text of these pieces.
 
-        Each has ``longest`` bytes of input before its end; ``size`` must exceed
+        Each has ``longest`` bytes of input before its end; the text must be longer than
         ``longest + width``.
         """
-        room = size - longest - 1
+        span = longest + 1
+        room = pieces.count(span) - 1
         steps = min(count, max(1, room // width))
-        ends = longest + 1 + torch.arange(1, steps + 1) * room // steps
-        return cls(ends, width)
+        begins = pieces.begins(torch.arange(1, steps + 1) * room // steps, span)
+        return cls(begins + span, width)
+
+    @property
+    def places(self) -> Int[Tensor, "W width"]:
+        """Where in the text the predicted bytes are."""
+        return self.ends.unsqueeze(1) + torch.arange(-self.width, 0)
 
     def windows(self, text: Int[Tensor, " T"], length: int) -> Int[Tensor, "W L1"]:
         """Windows of ``length`` inputs and one target more, which end where the segments end."""
@@ -81,18 +89,20 @@ class PositionProfile:
     run: int
 
     @classmethod
-    def spread(cls, size: int, *, length: int, bins: int, run: int, count: int) -> PositionProfile:
-        """Up to ``count`` runs, evenly over a text of ``size`` bytes, for windows of ``length``.
+    def spread(
+        cls, pieces: Pieces, *, length: int, bins: int, run: int, count: int
+    ) -> PositionProfile:
+        """Up to ``count`` runs, evenly over a text of these pieces, for windows of ``length``.
 
-        ``size`` must exceed ``(run + 2 · bins) · width``, about three times ``length``.
+        The text must be longer than ``(run + 2 · bins) · width``, about three times ``length``.
         """
         bins = min(bins, length)
         width = length // bins
         span = (run + 2 * bins - 2) * width + 1
-        room = size - span
+        room = pieces.count(span) - 1
         runs = max(1, min(count, room // span + 1))
-        starts = 1 + (bins - 1) * width + torch.arange(runs) * max(0, room) // max(1, runs - 1)
-        return cls(starts, width, bins, run)
+        begins = pieces.begins(torch.arange(runs) * room // max(1, runs - 1), span)
+        return cls(begins + 1 + (bins - 1) * width, width, bins, run)
 
     def shortened(self, length: int) -> PositionProfile:
         """The same segments in shorter windows, of at most ``length`` tokens."""
@@ -179,26 +189,30 @@ def predictions(model: Model, windows: Int[Tensor, "W L"]) -> Int[Tensor, " W"]:
     return torch.cat([model(chunk)[:, -1].argmax(-1).cpu() for chunk in chunks])
 
 
-def byte_entropy(train: Int[Tensor, " T"], held_out: Int[Tensor, " U"]) -> float:
-    """Bits per byte of ``held_out`` under the byte frequencies of ``train``."""
+def byte_entropy(train: Int[Tensor, " T"], text: Int[Tensor, " U"], places: Tensor) -> float:
+    """Bits per byte at some places of ``text`` under the byte frequencies of ``train``."""
     counts = torch.bincount(train.long(), minlength=256).double() + 1
     bits = -(counts / counts.sum()).log2()
-    shares = torch.bincount(held_out.long(), minlength=256).double()
-    return float((bits * shares).sum() / shares.sum())
+    return float(bits[text[places].long()].mean())
 
 
-def pair_entropy(train: Int[Tensor, " T"], held_out: Int[Tensor, " U"]) -> float:
-    """Bits per byte of ``held_out`` under the frequencies of pairs of bytes in ``train``.
+def pair_entropy(train: Int[Tensor, " T"], text: Int[Tensor, " U"], places: Tensor) -> float:
+    """Bits per byte at some places of ``text``, given the byte before each, by pairs in ``train``.
 
-    Frequencies of pairs in ``train``, smoothed by those of single bytes: log2 of
+    Frequencies of pairs, smoothed by those of single bytes: log2 of
     (n(a, b) + K p(b)) / (n(a) + K), with ``PRIOR`` as K.
+
+    Args:
+        train: to count in.
+        text: with the bytes to predict.
+        places: of these, none the first.
     """
     single = torch.bincount(train.long(), minlength=256).double() + 1
     single /= single.sum()
     pairs = torch.bincount(256 * train[:-1].long() + train[1:].long(), minlength=1 << 16)
     counts = pairs.double().reshape(256, 256)
     share = (counts + PRIOR * single) / (counts.sum(1, keepdim=True) + PRIOR)
-    return float(-share[held_out[:-1].long(), held_out[1:].long()].log2().mean())
+    return float(-share[text[places - 1].long(), text[places].long()].log2().mean())
 
 
 def _chunks(windows: Tensor, length: int) -> list[Tensor]:

@@ -35,10 +35,10 @@ Verdict = Literal[
 the change reaches from the first to the last, or where what it finds says nothing; learned where
 the training length is the only one of the comparison. The others are gates."""
 
-GATES: tuple[Verdict, ...] = ("unfinished", "untestable", "overfitted", "unlearned", "tied")
+GATES: tuple[Verdict, ...] = ("unfinished", "untestable", "unlearned", "overfitted", "tied")
 """Reasons why there is no verdict, in the order in which they are asked."""
 
-LEARNED_NOTHING: tuple[Verdict, ...] = ("overfitted", "unlearned")
+LEARNED_NOTHING: tuple[Verdict, ...] = ("unlearned", "overfitted")
 """Gates of subjects whose values say nothing of length."""
 
 SEVERITY: tuple[Verdict, ...] = ("holds", "unsure", "degrades", "breaks")
@@ -177,9 +177,10 @@ def _judged(
         return "unfinished"
     if train not in values:
         return "untestable"
-    if metric.headline and _overfitted(comparison, subject):
+    learned = _learned(metric, values[train])
+    if metric.headline and _overfitted(comparison, subject, learned=learned):
         return "overfitted"
-    if not _learned(metric, values[train]):
+    if not learned:
         return "unlearned"
     worse = _change(comparison, subject, metric, values)
     if worse is None:
@@ -192,30 +193,42 @@ def _judged(
 
 
 def _learned(metric: Metric, base: Estimate) -> bool:
-    """True if the mean reaches the required level and the interval excludes chance."""
+    """True if the mean reaches the required level and the interval excludes the trivial one."""
     sign = 1 if metric.lower_is_better else -1
     if metric.learned is not None and sign * (base.mean - metric.learned) > 0:
         return False
-    if metric.chance is None:
+    if metric.trivial is None:
         return True
-    spread = MARGIN * abs(metric.chance) if base.half_width is None else base.half_width
-    return sign * (base.mean - metric.chance) + spread < 0
+    spread = MARGIN * abs(metric.trivial) if base.half_width is None else base.half_width
+    return sign * (base.mean - metric.trivial) + spread < 0
 
 
-def _overfitted(comparison: Comparison, subject: ComparedEncoding) -> bool:
-    """True if only training data is learned, or the gap to held-out data exceeds ``overfit``."""
+def _overfitted(comparison: Comparison, subject: ComparedEncoding, *, learned: bool) -> bool:
+    """True if training data is learned, and held-out data is not or costs too much more.
+
+    Nothing is overfitted that has not learned its training data either. Of the gap, that of the
+    predictor behind ``Metric.learned`` is due to the data, not to the model.
+
+    Args:
+        learned: whether held-out data is.
+    """
     metric, train = comparison.headline, comparison.train_length
+    known = comparison.metric("seen") or metric
     kept = comparison.values(subject.name, metric.key, train)
     seen = comparison.values(subject.name, "seen", train)
-    gap = paired_difference(kept, seen)
-    on_seen, on_kept = estimate(seen.values()), estimate(kept.values())
-    if gap is None or on_seen is None or on_kept is None:
+    on_seen = estimate(seen.values())
+    if on_seen is None or not (learned or _learned(known, on_seen)):
         return False
-    if compared(metric, seen, kept) != "better":
+    shift = 0.0
+    if metric.learned is not None and known.learned is not None:
+        shift = metric.learned - known.learned
+    fair = {seed: value + shift for seed, value in seen.items()}
+    if compared(metric, fair, kept) != "better":
         return False
-    if _learned(metric, on_seen) and not _learned(metric, on_kept):
-        return True
-    return metric.overfit is not None and abs(gap.mean) > metric.overfit
+    if metric.overfit is None:
+        return not learned
+    gap = paired_difference(kept, fair)
+    return gap is not None and abs(gap.mean) > metric.overfit
 
 
 def _tied_with(comparison: Comparison, subject: ComparedEncoding) -> str | None:

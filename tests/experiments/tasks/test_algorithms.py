@@ -143,7 +143,7 @@ def test_brackets_are_counted_at_even_places() -> None:
         if target is not None:
             assert target == (dyck.OPEN if depth else dyck.CLOSED)
             asked, still_open = asked + 1, still_open + target
-    assert still_open / asked == pytest.approx(dyck.CHANCE, abs=0.02)
+    assert still_open / asked == pytest.approx(dyck.OPEN_SHARE, abs=0.02)
 
 
 class Knows(nn.Module):

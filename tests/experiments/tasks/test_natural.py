@@ -276,8 +276,8 @@ def test_labelled_sentences_of_the_user(tmp_path: Path) -> None:
         lines.append(f"{'good' if index % 3 else 'bad'}\t{' '.join(words)}!")
     task, _ = made("word_order", tmp_path, text=labelled(tmp_path, lines), test_lengths=(8, 16, 99))
     headline = next(metric for metric in task.metrics if metric.headline)
-    assert headline.chance is not None
-    assert 0.5 < headline.chance < 0.8
+    assert headline.trivial is not None
+    assert 0.5 < headline.trivial < 0.8
     assert "pairs" not in {metric.key for metric in task.metrics}
     model = task.build("t5").eval().requires_grad_(requires_grad=False)
     found = measured(task, "t5", model)

@@ -14,6 +14,7 @@ from posenc.evaluation.results import StudyReading
 from posenc.evaluation.suites.next_token import BUDGET, FEWEST, MOST, cost, profile_of, require_text
 from posenc.evaluation.suites.words import words
 from posenc.evaluation.texts import SpecialTokens, Text
+from posenc.experiments.pieces import Pieces
 from posenc.experiments.text_loss import restored
 from posenc.training.seeding import generator
 
@@ -27,6 +28,7 @@ class MaskedSuite:
 
     Args:
         text: ``[T]`` ids.
+        pieces: that they consist of.
         masked: ``[T]``, tokens hidden wherever they are read.
         special: added to every text.
         lengths: of contexts, special tokens included; in all of them the tokens of the shortest, in
@@ -35,6 +37,7 @@ class MaskedSuite:
     """
 
     text: Int[Tensor, " T"]
+    pieces: Pieces
     masked: Bool[Tensor, " T"]
     special: SpecialTokens
     lengths: tuple[int, ...]
@@ -59,7 +62,7 @@ class MaskedSuite:
         require_text(len(ids), longest, text.unit)
         masked = torch.rand(len(ids), generator=generator(seed)) < RATE
         windows = min(MOST, max(FEWEST, BUDGET // longest), len(ids) // longest)
-        return cls(ids, masked, text.special, lengths, windows)
+        return cls(ids, text.measured_pieces, masked, text.special, lengths, windows)
 
     def measure(self, model: nn.Module, *, limit: int | None = None) -> StudyReading:
         """See ``Suite``; contexts are cut to ``limit`` tokens around the scored ones."""
@@ -68,7 +71,7 @@ class MaskedSuite:
         longest = read[self.lengths[-1]]
         begins = len(self.special.begin)
         whole = self.lengths[-1] - self.special.count
-        profile = profile_of(len(self.text), whole, self.windows)
+        profile = profile_of(self.pieces, whole, self.windows)
         by_position = profile.shortened(longest - self.special.count).curve(
             lambda rows: self._bits(model, rows[:, 1:], self.masked[rows[:, 1:]])
         )
@@ -93,7 +96,8 @@ class MaskedSuite:
         shortest, own, longest = (
             size - self.special.count for size in (self.lengths[0], length, self.lengths[-1])
         )
-        begins = torch.arange(self.windows) * (len(self.text) - longest) // self.windows
+        room = self.pieces.count(longest) - 1
+        begins = self.pieces.begins(torch.arange(self.windows) * room // self.windows, longest)
         middle = begins.unsqueeze(1) + (longest - shortest) // 2
         rows = begins.unsqueeze(1) + (longest - own) // 2 + torch.arange(own)
         inside = (rows >= middle) & (rows < middle + shortest)

@@ -17,6 +17,8 @@ from posenc.errors import DataError
 from posenc.evaluation.results import StudyReading
 from posenc.evaluation.suites.needles import DEPTHS, Needles, copying, share_right
 from posenc.evaluation.suites.words import words
+from posenc.evaluation.texts import Text
+from posenc.experiments.pieces import Pieces
 from posenc.experiments.text_loss import PositionProfile, Targets
 from posenc.training.machine import PeakMemory
 from posenc.training.seeding import generator
@@ -63,6 +65,7 @@ class NextTokenSuite:
 
     Args:
         text: ``[T]`` ids.
+        pieces: that they consist of.
         lengths: of contexts; the same tokens are predicted in all of them.
         needles: how they are hidden.
         pool: ids that words to be copied consist of.
@@ -71,6 +74,7 @@ class NextTokenSuite:
     """
 
     text: Int[Tensor, " T"]
+    pieces: Pieces
     lengths: tuple[int, ...]
     needles: Needles
     pool: Int[Tensor, " P"]
@@ -78,30 +82,24 @@ class NextTokenSuite:
     windows: int
 
     @classmethod
-    def of(
-        cls,
-        text: Int[Tensor, " T"],
-        lengths: tuple[int, ...],
-        needles: Needles,
-        pool: Int[Tensor, " P"],
-        *,
-        seed: int,
-    ) -> NextTokenSuite:
+    def of(cls, text: Text, lengths: tuple[int, ...], *, seed: int) -> NextTokenSuite:
         """The suite of a text, with the default number of windows.
 
         Raises:
             DataError: if the text is too short.
         """
-        require_text(len(text), lengths[-1], "token")
+        require_text(len(text.measured), lengths[-1], text.unit)
         windows = min(MOST, max(FEWEST, BUDGET // lengths[-1]))
-        return cls(text, lengths, needles, pool, seed, windows)
+        return cls(
+            text.measured, text.measured_pieces, lengths, text.needles, text.pool, seed, windows
+        )
 
     @property
     def targets(self) -> Targets:
         """Tokens predicted at every length."""
         longest = self.lengths[-1]
         width = max(1, self.lengths[0] // 2)
-        return Targets.spread(len(self.text), width=width, longest=longest, count=self.windows)
+        return Targets.spread(self.pieces, width=width, longest=longest, count=self.windows)
 
     def measure(self, model: nn.Module, *, limit: int | None = None) -> StudyReading:
         """See ``Suite``; ``limit`` is ignored, as causal models read texts of any length."""
@@ -116,7 +114,7 @@ class NextTokenSuite:
         spent = cost(model, self._windows(longest, 1), count=longest)
         targets = self.targets
         bits = {length: targets.each(run, text, length) for length in self.lengths}
-        profile = profile_of(len(text), longest, self.windows)
+        profile = profile_of(self.pieces, longest, self.windows)
         return StudyReading(
             loss={length: float(values.mean()) for length, values in bits.items()},
             by_position=tuple(profile.loss(run, text)),
@@ -132,7 +130,7 @@ class NextTokenSuite:
         return max(FEWEST, self.windows // 4)
 
     def _windows(self, length: int, count: int) -> Int[Tensor, "W L"]:
-        spread = Targets.spread(len(self.text), width=1, longest=self.lengths[-1], count=count)
+        spread = Targets.spread(self.pieces, width=1, longest=self.lengths[-1], count=count)
         return spread.windows(self.text, length)[:, 1:]
 
     def _needles(self, run: Model, length: int) -> tuple[float, ...]:
@@ -231,12 +229,12 @@ def require_text(size: int, longest: int, unit: str) -> None:
         )
 
 
-def profile_of(size: int, longest: int, windows: int) -> PositionProfile:
+def profile_of(pieces: Pieces, longest: int, windows: int) -> PositionProfile:
     """Segments of a text for the loss by position in the longest context."""
     few = BUDGET // longest < BINS + RUN
     bins, run = (BINS // 2, RUN // 4) if few else (BINS, RUN)
     count = max(1, windows // (bins + run))
-    return PositionProfile.spread(size, length=longest, bins=bins, run=run, count=count)
+    return PositionProfile.spread(pieces, length=longest, bins=bins, run=run, count=count)
 
 
 def lengths_to(length: int, factor: float) -> tuple[int, ...]:

@@ -68,7 +68,9 @@ class RetrievalSuite:
                 remedy="Give a longer text, or a smaller factor.",
             )
         count = min(MOST, max(FEWEST, READ // lengths[-1]), len(ids) // size)
-        begins = torch.arange(count) * (len(ids) - size) // max(1, count - 1)
+        pieces = text.measured_pieces
+        numbers = torch.arange(count) * (pieces.count(size) - 1) // max(1, count - 1)
+        begins = pieces.begins(numbers, size)
         documents = ids[begins.unsqueeze(1) + torch.arange(size)]
         return cls(documents, text.special, lengths, passage)
 

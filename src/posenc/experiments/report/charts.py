@@ -222,12 +222,12 @@ class _ComparisonCharts:
     def _chart(
         self, key: str, title: str, guide: str, metric: Metric, *, changed: bool = False
     ) -> Chart:
-        """Lines over an axis with bands, points and names, and rules at chance and zero."""
+        """Lines over an axis with bands, points and names, and rules at the trivial level and zero."""
         data, seeds = self._table(metric, changed=changed)
         first = key == "headline"
         x, start = self._across(metric, data)
         unit = "change" if changed else metric.unit
-        level, name = (0.0, "") if changed else (metric.chance, "chance")
+        level, name = (0.0, "") if changed else (metric.trivial, metric.trivial_rule)
         if level is not None and (data.empty or level > 1.1 * float(data.high.max())):
             level = None
         y = value_axis(

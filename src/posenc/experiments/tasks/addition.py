@@ -41,7 +41,7 @@ def _make(settings: TaskSettings) -> AlgorithmTask:
             vocabulary=SYMBOLS + 11,
             draw=draw,
             width=lambda length: 3 * length + 3,
-            chance=0.1,
+            trivial=0.1,
             unit="digits",
             scored="digits of the sums",
         ),

@@ -170,7 +170,7 @@ def _metrics() -> tuple[Metric, ...]:
             unit="share of images",
             axis="size (pixels a side)",
             lower_is_better=False,
-            chance=1 / CLASSES,
+            trivial=1 / CLASSES,
             description=f"Share of held-out digits classified right {description}",
             headline=key == "scaled",
             learned=0.9 if key == "scaled" else None,

@@ -20,7 +20,7 @@ OPENING, CLOSING = SYMBOLS, SYMBOLS + 1
 OPENS = 0.4
 """Probability that an open bracket is followed by another; the depth often returns to 0."""
 
-CHANCE = 2 / 3
+OPEN_SHARE = 2 / 3
 """Share of even places, in the long run, at which a bracket is open."""
 
 
@@ -53,7 +53,8 @@ def _make(settings: TaskSettings) -> AlgorithmTask:
             draw=draw,
             shortest=2,
             width=lambda length: length,
-            chance=CHANCE,
+            trivial=OPEN_SHARE,
+            trivial_rule="always open",
             unit="brackets",
             scored="places",
         ),

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import Share, check
 from posenc.experiments.corpus import read_corpus
+from posenc.experiments.pieces import Pieces
 from posenc.experiments.recipe import Variant
 from posenc.experiments.results import Measurement, Metric, Refusal
 from posenc.experiments.tasks.common import needles
@@ -52,7 +53,7 @@ TESTED_TOKENS = 1 << 20
 FEWEST = 16
 
 OVERFIT = 0.5
-"""Bits per byte that training text may cost less; files differ by less than that."""
+"""Bits per byte that training text may cost less than held-out text, net of what byte pairs do."""
 
 HELD_OUT_LENGTHS = 4
 """Least held-out text, in multiples of the longest context."""
@@ -81,21 +82,22 @@ class LanguageModelling(Task):
         corpus = read_corpus(settings.text)
         length, longest = settings.train_length, settings.lengths[-1]
         corpus.require_size(4 * (length + 1), HELD_OUT_LENGTHS * longest, longest=longest)
-        self._train, self._held_out = corpus.tensors()
-        size, width = len(self._held_out), length // 2
-        windows = max(FEWEST, TESTED_TOKENS // longest)
-        segments = Targets.spread(size, width=width, longest=longest, count=min(SEGMENTS, windows))
-        known = Targets.spread(len(self._train), width=width, longest=length, count=SEGMENTS)
-        self._haystacks = Targets.spread(
-            size, width=1, longest=longest, count=min(NEEDLES, windows)
-        )
+        self._train, self._pieces = Pieces.joined(corpus.train)
+        self._held_out, pieces = Pieces.joined(corpus.held_out)
+        spread = partial(Targets.spread, pieces, longest=longest)
+        width, windows = length // 2, max(FEWEST, TESTED_TOKENS // longest)
+        segments = spread(width=width, count=min(SEGMENTS, windows))
+        known = Targets.spread(self._pieces, width=width, longest=length, count=SEGMENTS)
+        self._haystacks = spread(width=1, count=min(NEEDLES, windows))
         runs = min(RUNS, max(1, windows // (RUN + BINS)))
-        self._profile = PositionProfile.spread(size, length=longest, bins=BINS, run=RUN, count=runs)
+        self._profile = PositionProfile.spread(
+            pieces, length=longest, bins=BINS, run=RUN, count=runs
+        )
         super().__init__(
             settings,
             title="Next byte of real text, at longer contexts than trained on",
             corpus=corpus.record(),
-            metrics=self._metrics(segments, length, longest),
+            metrics=self._metrics(segments, known, length, longest),
             decisive=(corpus.sha256, length),
             also_decisive=(self._needle_rows,),
             example_length=length,
@@ -113,10 +115,12 @@ class LanguageModelling(Task):
         return Decoder(DecoderConfig(vocabulary=VOCABULARY, **arguments))
 
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
-        """``inputs`` and ``targets`` ``[batch, train_length]``, windows from anywhere."""
+        """``inputs`` and ``targets`` ``[batch, train_length]``, windows of the text to train on."""
         length, batch = self.settings.train_length, self.settings.batch
         source = generator(seed, step)
-        begins = torch.randint(len(self._train) - length, (batch, 1), generator=source)
+        count = self._pieces.count(length + 1)
+        drawn = torch.randint(count, (batch, 1), generator=source)
+        begins = self._pieces.begins(drawn, length + 1)
         windows = self._train[begins + torch.arange(length + 1)].long()
         inputs, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
         rows = round(self._needle_rows * batch)
@@ -181,21 +185,24 @@ class LanguageModelling(Task):
             refusals.append(Refusal(subject=variant.name, metric=key, x=length, reason=values))
         return refusals[:1]
 
-    def _metrics(self, segments: Targets, length: int, longest: int) -> list[Metric]:
+    def _metrics(
+        self, segments: Targets, known: Targets, length: int, longest: int
+    ) -> list[Metric]:
         context = partial(Metric, axis="context length (bytes)", log_x=True)
-        entropy = byte_entropy(self._train, self._held_out)
-        width = segments.width
+        tested, trained = (self._held_out, segments.places), (self._train, known.places)
+        entropy, width = byte_entropy(self._train, *tested), segments.width
         loss = context(
             key="loss",
             label="Loss on the same bytes",
             unit="bits per byte",
             lower_is_better=True,
-            chance=entropy,
+            trivial=entropy,
+            trivial_rule="byte frequencies",
             description=f"The same {len(segments.ends) * width:,} held-out bytes at every length, "
             f"{width} at the end of each window: a longer window only adds context before "
             "them. The rule is what a byte costs who knows only how frequent each is.",
             headline=True,
-            learned=pair_entropy(self._train, self._held_out),
+            learned=pair_entropy(self._train, *tested),
             rule="the byte before alone",
             overfit=OVERFIT,
         )
@@ -204,7 +211,7 @@ class LanguageModelling(Task):
             label="Needles found",
             unit="share of needles",
             lower_is_better=False,
-            chance=needles.CHANCE,
+            trivial=needles.CHANCE,
             description="One of 16 marked bytes stands in the first eighth of a window of real "
             f"text; asked at its end, how often is it named? {self._needle_rows:.0%} of the "
             f"training windows ask this within {length} bytes. The rule is a guess.",
@@ -216,12 +223,17 @@ class LanguageModelling(Task):
             unit="bits per byte",
             axis="position in the context (bytes)",
             lower_is_better=True,
-            chance=entropy,
+            trivial=entropy,
+            trivial_rule="byte frequencies",
             description=f"In windows of {longest} bytes that slide over held-out text, so "
             "that every position is scored on the same bytes.",
         )
         more = ", needles included." if self._needle_rows else "."
-        others = [by_position, training_loss("bits per byte", more), seen(loss)]
+        levels = {
+            "trivial": byte_entropy(self._train, *trained),
+            "learned": pair_entropy(self._train, *trained),
+        }
+        others = [by_position, training_loss("bits per byte", more), seen(loss, **levels)]
         return [loss, *([recall] if self._needle_rows else []), *others]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.experiments.corpus import read_corpus
+from posenc.experiments.pieces import Pieces
 from posenc.experiments.results import Metric
 from posenc.experiments.tasks.common.task import (
     Defaults,
@@ -56,19 +57,17 @@ class MaskedBytes(Task):
         corpus = read_corpus(settings.text)
         length, longest = settings.train_length, settings.lengths[-1]
         corpus.require_size(4 * length, 4 * longest, longest=longest)
-        self._train, held_out = corpus.tensors()
+        self._train, self._pieces = Pieces.joined(corpus.train)
         windows = max(1, min(WINDOWS, TESTED_TOKENS // longest))
-        self._windows = _spread(held_out, windows, longest)
-        self._seen = _spread(self._train, windows, length)
+        self._windows = _spread(*Pieces.joined(corpus.held_out), windows, longest)
+        self._seen = _spread(self._train, self._pieces, windows, length)
         self._masked = torch.rand(windows, longest, generator=generator(longest)) < RATE
         self._shortest = settings.lengths[0]
-        first, scored = self._middle(longest)
-        count = int(self._masked[:, first : first + scored].sum())
         super().__init__(
             settings,
             title="Masked bytes of real text, from both sides, at longer contexts than trained on",
             corpus=corpus.record(),
-            metrics=_metrics(self._train, held_out, count, log_x=is_wide(settings.lengths)),
+            metrics=self._metrics(log_x=is_wide(settings.lengths)),
             decisive=(corpus.sha256, length),
             example_length=length,
         )
@@ -86,9 +85,9 @@ class MaskedBytes(Task):
     def batch(self, seed: int, step: int) -> dict[str, Tensor]:
         """``inputs``, ``targets`` and ``chosen``, all ``[batch, train_length]``."""
         length, source = self.settings.train_length, generator(seed, step)
-        begins = torch.randint(
-            len(self._train) - length, (self.settings.batch, 1), generator=source
-        )
+        count = self._pieces.count(length)
+        drawn = torch.randint(count, (self.settings.batch, 1), generator=source)
+        begins = self._pieces.begins(drawn, length)
         targets = self._train[begins + torch.arange(length)].long()
         masked = mask_tokens(targets, mask_token=MASK, vocabulary=MASK, rate=RATE, generator=source)
         return {"inputs": masked.inputs, "targets": targets, "chosen": masked.chosen}
@@ -110,25 +109,69 @@ class MaskedBytes(Task):
         part = slice(begin, begin + length)
         return self._score_middle(model, self._windows[:, part], self._masked[:, part])
 
+    @property
+    def _masked_seen(self) -> Tensor:
+        """Which bytes of the windows trained on are masked."""
+        return self._masked[:, : self._seen.shape[1]]
+
     def _score_seen(self, model: nn.Module) -> tuple[float]:
-        masked = self._masked[:, : self._seen.shape[1]]
-        return self._score_middle(model, self._seen, masked)[:1]
+        return self._score_middle(model, self._seen, self._masked_seen)[:1]
 
     def _score_middle(
         self, model: nn.Module, windows: Tensor, masked: Tensor
     ) -> tuple[float, float]:
         """Loss and accuracy of the masked bytes in the middle of windows."""
         device = next(model.parameters()).device
-        first, scored = self._middle(windows.shape[1])
-        chosen = masked.clone()
-        chosen[:, :first] = chosen[:, first + scored :] = False
         bits, right = restored(
             lambda tokens: model(tokens.to(device)),
             windows.masked_fill(masked, MASK),
             windows,
-            chosen,
+            self._scored(masked),
         )
         return float(bits.nanmean()), float(right.double().nanmean())
+
+    def _scored(self, masked: Tensor) -> Tensor:
+        """Which of the masked bytes of windows are scored."""
+        first, scored = self._middle(masked.shape[1])
+        chosen = masked.clone()
+        chosen[:, :first] = chosen[:, first + scored :] = False
+        return chosen
+
+    def _metrics(self, *, log_x: bool) -> tuple[Metric, ...]:
+        tested, trained = (
+            (windows.flatten(), self._scored(masked).flatten().nonzero())
+            for windows, masked in ((self._windows, self._masked), (self._seen, self._masked_seen))
+        )
+        scored = len(tested[1])
+        metric = partial(Metric, axis="context length (bytes)", log_x=log_x)
+        loss = metric(
+            key="loss",
+            label="Loss on the same masked bytes",
+            unit="bits per byte",
+            lower_is_better=True,
+            trivial=byte_entropy(self._train, *tested),
+            trivial_rule="byte frequencies",
+            description=f"The same {scored:,} masked bytes at every length, in the middle of "
+            "each window: a longer one only adds context on both sides. The rule is what a "
+            "byte costs who knows only how frequent each is.",
+            headline=True,
+            learned=pair_entropy(self._train, *tested),
+            rule="the byte before alone",
+            overfit=OVERFIT,
+        )
+        accuracy = metric(
+            key="accuracy",
+            label="Masked bytes restored",
+            unit="share of masked bytes",
+            lower_is_better=False,
+            description="Share of these bytes that the model finds likeliest.",
+        )
+        more = "; a tenth of the chosen bytes is shown as it is, and a tenth as another."
+        levels = {
+            "trivial": byte_entropy(self._train, *trained),
+            "learned": pair_entropy(self._train, *trained),
+        }
+        return loss, accuracy, training_loss("bits per byte", more), seen(loss, **levels)
 
     def _middle(self, length: int) -> tuple[int, int]:
         """First scored byte in windows of ``length``, and the number of scored bytes."""
@@ -137,37 +180,11 @@ class MaskedBytes(Task):
         return middle - (longest - length) // 2, scored
 
 
-def _spread(text: Tensor, count: int, length: int) -> Tensor:
+def _spread(text: Tensor, pieces: Pieces, count: int, length: int) -> Tensor:
     """Windows ``[count, length]``, evenly over a text."""
-    begins = torch.arange(count) * (len(text) - length) // count
+    numbers = torch.arange(count) * (pieces.count(length) - 1) // count
+    begins = pieces.begins(numbers, length)
     return text[begins.unsqueeze(1) + torch.arange(length)].long()
-
-
-def _metrics(train: Tensor, held_out: Tensor, scored: int, *, log_x: bool) -> tuple[Metric, ...]:
-    metric = partial(Metric, axis="context length (bytes)", log_x=log_x)
-    loss = metric(
-        key="loss",
-        label="Loss on the same masked bytes",
-        unit="bits per byte",
-        lower_is_better=True,
-        chance=byte_entropy(train, held_out),
-        description=f"The same {scored:,} masked bytes at every length, in the middle of "
-        "each window: a longer one only adds context on both sides. The rule is what a "
-        "byte costs who knows only how frequent each is.",
-        headline=True,
-        learned=pair_entropy(train, held_out),
-        rule="the byte before alone",
-        overfit=OVERFIT,
-    )
-    accuracy = metric(
-        key="accuracy",
-        label="Masked bytes restored",
-        unit="share of masked bytes",
-        lower_is_better=False,
-        description="Share of these bytes that the model finds likeliest.",
-    )
-    more = "; a tenth of the chosen bytes is shown as it is, and a tenth as another."
-    return loss, accuracy, training_loss("bits per byte", more), seen(loss)
 
 
 ENTRY = TaskEntry(

@@ -38,7 +38,7 @@ def _make(settings: TaskSettings) -> AlgorithmTask:
             vocabulary=SYMBOLS + 2,
             draw=draw,
             width=lambda length: length,
-            chance=0.5,
+            trivial=0.5,
             unit="bits",
             scored="parities",
         ),

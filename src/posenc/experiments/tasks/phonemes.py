@@ -115,7 +115,8 @@ def _metrics(settings: TaskSettings) -> tuple[Metric, ...]:
             key="word_errors",
             label="Words said wrong",
             unit="share of words",
-            chance=1.0,
+            trivial=1.0,
+            trivial_rule="saying nothing",
             description="Share of words with any error.",
         ),
     )

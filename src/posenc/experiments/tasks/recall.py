@@ -51,7 +51,7 @@ def _make(settings: TaskSettings) -> AlgorithmTask:
             vocabulary=SYMBOLS + keys + values,
             draw=draw,
             width=lambda length: 4 * length + 1,
-            chance=1 / values,
+            trivial=1 / values,
             unit="pairs",
             scored="answers",
         ),

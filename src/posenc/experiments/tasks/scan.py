@@ -44,7 +44,7 @@ def _make(settings: TaskSettings) -> AlgorithmTask:
             draw=lambda length, random: random.choice(by_length[length]),
             train=lambda random: random.choice(training),
             width=lambda length: question + 1 + length,
-            chance=1 / len(all_actions),
+            trivial=1 / len(all_actions),
             unit="actions",
         ),
     )

@@ -146,7 +146,8 @@ def _metrics(*, log_x: bool) -> tuple[Metric, ...]:
         key="error",
         label="Squared error of hidden readings",
         unit="share of the variance",
-        chance=1.0,
+        trivial=1.0,
+        trivial_rule="always the mean",
         description=f"{HIDDEN:.0%} of the readings of each held-out span are hidden. The "
         "rule is what always telling the mean reaches.",
         headline=True,

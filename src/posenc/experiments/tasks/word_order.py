@@ -107,21 +107,23 @@ class WordOrder(Task):
 
 def _metrics(sentences: Sentences, *, log_x: bool) -> list[Metric]:
     metric = partial(Metric, axis="length (words)", lower_is_better=False, log_x=log_x)
-    chance = sentences.chance
+    level = sentences.most_frequent
     accuracy = metric(
         key="accuracy",
         label="Sentences classified right",
         unit="share of sentences",
-        chance=chance,
+        trivial=level,
+        trivial_rule="the most frequent class",
         description="Share of sentences. The rule is what naming the most frequent class reaches.",
         headline=True,
-        learned=chance + 0.5 * (1 - chance) if sentences.paired else None,
+        learned=level + 0.5 * (1 - level) if sentences.paired else None,
     )
     pairs = metric(
         key="pairs",
         label="Minimal pairs told apart",
         unit="share of pairs",
-        chance=0.0,
+        trivial=0.0,
+        trivial_rule="any answer without word order",
         description="Share of pairs of sentences with the same words of which both are "
         "classified right. Who sees only which words there are answers both alike: none.",
     )
@@ -162,7 +164,7 @@ def _generated(settings: TaskSettings) -> Sentences:
         corpus=corpus,
         vocabulary=WORDS + len(ids),
         classes=2,
-        chance=0.5,
+        most_frequent=0.5,
         draw=draw,
         tests=tests,
         paired=True,

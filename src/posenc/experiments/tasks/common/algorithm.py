@@ -84,7 +84,8 @@ class Algorithm:
         train: a random training example; by default one of ``shortest`` to ``train_length``.
         shortest: shortest length in training.
         width: tokens in the longest example of a length.
-        chance: share of tokens that a guess gets right.
+        trivial: share of tokens that ``trivial_rule`` gets right.
+        trivial_rule: a predictor that sees no input.
         unit: what lengths count.
         scored: what is scored, in the plural.
         learned: share of tokens that shows that the rule was learned at the training length.
@@ -98,7 +99,8 @@ class Algorithm:
     train: Callable[[Random], Example] | None = None
     shortest: int = 1
     width: Callable[[int], int]
-    chance: float
+    trivial: float
+    trivial_rule: str = "a guess"
     unit: str
     scored: str = "tokens of the answers"
     learned: float = 0.9
@@ -198,9 +200,10 @@ def _metrics(rule: Algorithm, lengths: Sequence[int]) -> tuple[Metric, ...]:
             key="token_accuracy",
             label=f"{rule.scored.capitalize()} right",
             unit=f"share of {rule.scored}",
-            chance=rule.chance,
+            trivial=rule.trivial,
+            trivial_rule=rule.trivial_rule,
             description=f"Share of {rule.scored} that are predicted right, each after the "
-            "right ones before it. The rule is a guess.",
+            f"right ones before it. The rule is {rule.trivial_rule}.",
             headline=True,
             learned=rule.learned,
         ),
@@ -268,7 +271,7 @@ def rewriting(
             vocabulary=SYMBOLS + kinds,
             draw=draw,
             width=lambda length: 2 * length + 1,
-            chance=1 / kinds,
+            trivial=1 / kinds,
             unit="symbols",
         ),
     )

@@ -35,7 +35,7 @@ class Sentences:
         corpus: the data.
         vocabulary: number of tokens.
         classes: how many.
-        chance: share that is right by always naming the most frequent class.
+        most_frequent: share that is right by always naming the most frequent class.
         draw: so many sentences to train on.
         tests: length to sentences.
         paired: sentence 2 n + 1 has the words of sentence 2 n, in another order and class.
@@ -45,7 +45,7 @@ class Sentences:
     corpus: Corpus
     vocabulary: int
     classes: int
-    chance: float
+    most_frequent: float
     draw: Callable[[int, Random], Sequence[Sentence]]
     tests: Mapping[int, Sequence[Sentence]]
     paired: bool
@@ -108,7 +108,7 @@ def labelled(settings: TaskSettings) -> Sentences:
         ),
         vocabulary=WORDS + len(ids),
         classes=len(labels),
-        chance=most / len(held_out),
+        most_frequent=most / len(held_out),
         draw=lambda count, random: random.choices(train, k=count),
         tests=tests,
         paired=False,

@@ -338,17 +338,21 @@ def training_loss(unit: str, more: str = ".") -> Metric:
     )
 
 
-def seen(metric: Metric) -> Metric:
-    """The metric ``"seen"``: the headline on training data, to detect overfitting."""
+def seen(metric: Metric, *, trivial: float | None = None, learned: float | None = None) -> Metric:
+    """The metric ``"seen"``: the headline on training data, to detect overfitting.
+
+    Args:
+        metric: the headline.
+        trivial, learned: what the same predictors reach on training data; by default as held out.
+    """
     return replace(
         metric,
         key="seen",
         label=f"{metric.label}: the same of data trained on",
         description="At the training length alone, to tell what was learned by heart.",
-        chance=None,
+        trivial=metric.trivial if trivial is None else trivial,
         headline=False,
-        learned=None,
-        rule="",
+        learned=metric.learned if learned is None else learned,
         overfit=None,
     )
 
