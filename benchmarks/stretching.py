@@ -249,8 +249,7 @@ def _train_vit(folder: Path, seed: int) -> None:
 def shown(values: list[float], form: str = ".3f") -> str:
     found = estimate(values)
     assert found is not None
-    half = "" if found.half_width is None else f" ± {found.half_width:{form.lstrip('+')}}"
-    return f"{found.mean:{form}}{half}"
+    return found.shown(form)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ def table(rows: list[Mapping[str, str]]) -> str:
     head = f"trained at {lengths[0]} bytes; bits per byte at | {' | '.join(lengths)}"
     lines = [f"| {head} | recall at {last} | verdict |", "|---" * (len(lengths) + 3) + "|"]
     for row in rows:
-        losses = [_cell(row, f"loss@{length}", 1, 2) or "cannot" for length in lengths]
-        found = _cell(row, f"recall@{last}", 100, 0)
-        cells = [_label(row["subject"]), *losses, f"{found} %" if found else "–", row["verdict"]]
+        losses = [_cell(row, f"loss@{length}", ".2f") or "cannot" for length in lengths]
+        found = _cell(row, f"recall@{last}", ".0%") or "–"
+        cells = [_label(row["subject"]), *losses, found, row["verdict"]]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -48,18 +48,15 @@ def _label(subject: str) -> str:
     return f"{name} (window {window})" if bar else name
 
 
-def _cell(row: Mapping[str, str], key: str, factor: int, places: int) -> str:
-    """A mean with its interval; "" where there is none."""
+def _cell(row: Mapping[str, str], key: str, form: str) -> str:
+    """A mean with its interval, as reports show it; "" where there is none."""
     if not row.get(key):
         return ""
-    mean, spread = float(row[key]), row.get(f"{key}_half_width")
-    shown = f"{factor * mean:.{places}f}"
-    if not spread:
+    shown = f"{float(row[key]):{form}}"
+    if not row[f"{key}_low"]:
         return shown
-    low, high = mean - float(spread), mean + float(spread)
-    if factor == 100 and not 0 <= low <= high <= 1:  # of a share
-        return f"{shown} ({100 * max(low, 0):.0f} to {100 * min(high, 1):.0f})"
-    return f"{shown} ± {factor * float(spread):.{places}f}"
+    low, high = (f"{float(row[f'{key}_{end}']):{form}}".rstrip("%") for end in ("low", "high"))
+    return f"{shown} ({low} to {high})"
 
 
 def main(folder: Path) -> None:

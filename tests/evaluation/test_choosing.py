@@ -244,7 +244,7 @@ def test_the_answer_names_the_method_and_says_how_sure_it_is() -> None:
         "50% of the needles (not stretched: 10%, a plain sliding window: 5%)."
     )
     assert "ntk cannot be told from it by its loss" in sure
-    assert "rerope, the next that loses more, costs 0.200 ± 0.000 bits a byte more" in sure
+    assert "rerope, the next that loses more, costs 0.200 (0.200 to 0.200) bits a byte more" in sure
     assert "window has less loss" in sure
     assert "64 stretches of text" in sure
     assert "sure to 12%" in chance

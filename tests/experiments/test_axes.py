@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 import vl_convert
 
-from posenc.experiments.bounds import bounds_of, interval
+from posenc.experiments.bounds import bounds_of
 from posenc.experiments.report.charts import draw_charts
-from posenc.experiments.statistics import estimate
+from posenc.experiments.statistics import Estimate, estimate
 from posenc.experiments.summary import summarise
 from posenc.visualization.axes import value_axis
 from posenc.visualization.bounds import Bounds
@@ -62,19 +62,30 @@ def test_an_axis_ends_where_its_metric_does() -> None:
 
 
 def test_intervals_are_of_what_is_possible() -> None:
-    shares = estimate([0.1, 0.54, 0.98])
+    free = estimate([0.1, 0.54, 0.98])
+    assert free is not None
+    assert free.low < 0 < 1 < free.high, "as Student's t has it"
+    shares = estimate([0.1, 0.54, 0.98], bounds_of(ACCURACY))
     assert shares is not None
-    assert shares.low < 0 < 1 < shares.high, "as Student's t has it"
-    assert interval(shares, bounds_of(ACCURACY), ".0%") == "0% – 100%"
-    narrow = estimate([0.5, 0.51, 0.52])
+    assert shares.shown(".0%") == "54% (0 to 100)"
+    assert shares.shown(".0%", "\n") == "54%\n(0\nto 100)"
+    assert shares.to_json() == {"mean": pytest.approx(0.54), "low": 0.0, "high": 1.0, "n": 3}
+    assert shares.scaled(-100).shown(".0f") == "-54 (-100 to 0)".replace("to 0", "to -0")
+    narrow = estimate([0.5, 0.51, 0.52], bounds_of(ACCURACY))
     assert narrow is not None
-    assert interval(narrow, bounds_of(ACCURACY), ".1%") == "±2.5%"
-    loss = estimate([0.1, 2.0])
+    assert narrow.shown(".1%") == "51.0% (48.5 to 53.5)"
+    loss = estimate([0.1, 2.0], bounds_of(LOSS))
     assert loss is not None
-    assert interval(loss, bounds_of(LOSS), ".1f").startswith("0.0 – ")
-    one = estimate([0.5])
+    assert loss.shown(".1f").startswith("1.1 (0.0 to ")
+    one = estimate([0.5], bounds_of(LOSS))
     assert one is not None
-    assert interval(one, bounds_of(LOSS), ".1f") == ""
+    assert one.shown(".1f") == "0.5"
+    assert [Estimate(*of, 3).shown() for of in ((2.7, 0.05), (0.0066, 0.6), (612.0, 3.0))] == [
+        "2.70 (2.65 to 2.75)",
+        "0.01 (-0.59 to 0.61)",
+        "612 (609 to 615)",
+    ]
+    assert one.to_json() == {"mean": 0.5, "low": None, "high": None, "n": 1}
 
 
 def test_no_band_and_no_tick_leaves_what_is_possible() -> None:
@@ -108,7 +119,7 @@ def test_charts_are_told_in_words(charts: list[Chart]) -> None:
     assert headline.spec["description"] == headline.text
     for words in (
         "Loss on the same bytes. bits per byte against context length (bytes).",
-        "rope: 2.81 ±0.065 at 64, 3.92 ±0.042 at 512",
-        "learned: 3.08 ±0.062 at 64.",
+        "rope: 2.81 (2.74 to 2.87) at 64, 3.92 (3.88 to 3.96) at 512",
+        "learned: 3.08 (3.02 to 3.14) at 64.",
     ):
         assert words in headline.text

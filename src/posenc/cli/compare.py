@@ -256,7 +256,7 @@ def _print_summary(comparison: Comparison, summary: Summary) -> None:
         OUT.print(Text(sentence))
     metric = comparison.headline
     OUT.print()
-    OUT.print(Text(f"{metric.label}, {metric.unit}, ± 95 % over seeds", "dim"))
+    OUT.print(Text(f"{metric.label}, {metric.unit}, (95 % interval over seeds)", "dim"))
     table = _table(comparison, summary, between=" ")
     unlimited = OUT.options.update(width=1000)
     if OUT.measure(table, options=unlimited).maximum > OUT.width:
@@ -297,9 +297,7 @@ def _table(comparison: Comparison, summary: Summary, *, between: str) -> Table:
 def _shown(value: Estimate | None, between: str, *, share: bool, digits: int = 1) -> str:
     if value is None:
         return "—"
-    form = f".{digits}%" if share else ".3f"
-    spread = "" if value.half_width is None else f"{between}±{value.half_width:{form}}"
-    return f"{value.mean:{form}}{spread}"
+    return value.shown(f".{digits}%" if share else None, between)
 
 
 def _print_models(comparison: Comparison, out: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from posenc.codec import to_plain
 from posenc.experiments.statistics import Estimate
+from posenc.visualization.bounds import Bounds
 
 TIMED = 0.2
 """Largest ``time_error`` of times that are compared."""
@@ -50,9 +51,11 @@ class StudyMetric:
 
     def difference(self, deficit: Estimate) -> str:
         """The deficit of a worse model in a sentence, with its interval."""
-        factor, places = (100, 1) if self.percent else (1, 3)
-        half = factor * (deficit.half_width or 0.0)
-        return self.worse.format(f"{factor * deficit.mean:.{places}f} ± {half:.{places}f}")
+        if not self.percent:
+            return self.worse.format(deficit.shown(".3f"))
+        return self.worse.format(
+            replace(deficit, bounds=Bounds(-1.0, 1.0)).scaled(100).shown(".1f")
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

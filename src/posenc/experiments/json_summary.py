@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ def numbers(comparison: Comparison, summary: Summary, *, out: Path) -> list[dict
     Each has its rank, ``verdict``, ``gate`` (why there is no verdict, or null) and its ``reason``
     in a sentence, verdicts by what it ``predicts`` and ``finds``, the change from the training
     length, and for every length the estimates of the headline metric and of recall (``mean``,
-    ``half_width`` of the 95 % interval, ``n`` seeds) or why there are none (``refusal``).
+    ``low`` and ``high`` end of the 95 % interval, ``n`` seeds) or why there are none
+    (``refusal``).
 
     Args:
         comparison: the records.
@@ -71,4 +71,4 @@ def _record(comparison: Comparison, row: Row, out: Path) -> dict[str, Any]:
 
 
 def _estimate(value: Estimate | None) -> dict[str, Any] | None:
-    return None if value is None else asdict(value)
+    return None if value is None else value.to_json()

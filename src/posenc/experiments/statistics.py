@@ -10,8 +10,13 @@ from typing import Literal
 from scipy import special
 
 from posenc.experiments.results import Metric
+from posenc.visualization.bounds import Bounds
 
 CONFIDENCE = 0.95
+
+UNBOUNDED = Bounds()
+
+MOST_PLACES = 6
 
 HOLDS, BREAKS = 0.05, 0.25
 """Deteriorations from the training length, as shares, up to which a metric holds, and beyond which
@@ -23,46 +28,83 @@ MARGIN = 0.02
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds with its 95 % interval.
+    """A mean over seeds with its 95 % interval, which ends where possible values do.
 
     Args:
         mean: of the seeds.
         half_width: of the Student-t interval; None with one seed, which says nothing of spread.
         n: seeds.
+        bounds: possible values.
     """
 
     mean: float
     half_width: float | None
     n: int
+    bounds: Bounds = UNBOUNDED
 
     @property
     def low(self) -> float:
         """Lower end of the interval (the mean itself with one seed)."""
-        return self.mean - (self.half_width or 0.0)
+        return self.bounds.clip(self.mean - (self.half_width or 0.0))
 
     @property
     def high(self) -> float:
         """Upper end of the interval (the mean itself with one seed)."""
-        return self.mean + (self.half_width or 0.0)
+        return self.bounds.clip(self.mean + (self.half_width or 0.0))
 
     @property
     def sure(self) -> bool:
         """True if the interval is known and excludes zero."""
         return self.half_width is not None and not self.low <= 0.0 <= self.high
 
+    def scaled(self, factor: float) -> Estimate:
+        """The estimate of ``factor`` times the quantity."""
+        low, high = sorted((factor * self.bounds.low, factor * self.bounds.high))
+        half = None if self.half_width is None else abs(factor) * self.half_width
+        return Estimate(factor * self.mean, half, self.n, Bounds(low, high))
 
-def estimate(values: Iterable[float]) -> Estimate | None:
-    """Mean and 95 % Student-t interval of ``values``; None if there are none."""
+    def shown(self, form: str | None = None, between: str = " ") -> str:
+        """``2.06 (2.02 to 2.10)``, ``65% (0 to 100)``; the mean alone with one seed.
+
+        Args:
+            form: format of the three numbers, whose per cent sign follows the mean alone; by
+                default three digits of the mean, but at most two of the half width.
+            between: what separates the numbers.
+        """
+        form = form or f".{self._places()}f"
+        return between.join(filter(None, (f"{self.mean:{form}}", self.interval(form, between))))
+
+    def interval(self, form: str, between: str = " ") -> str:
+        """The interval as in ``shown``; empty with one seed."""
+        if self.half_width is None:
+            return ""
+        low, high = (f"{end:{form}}".removesuffix("%") for end in (self.low, self.high))
+        return f"({low}{between}to {high})"
+
+    def _places(self) -> int:
+        places = [_places(self.mean, 3)]
+        if self.half_width:
+            places.append(_places(self.half_width, 2))
+        return min(places)
+
+    def to_json(self) -> dict[str, float | int | None]:
+        """Mean, ends of the interval (null with one seed) and number of seeds."""
+        low, high = (None, None) if self.half_width is None else (self.low, self.high)
+        return {"mean": self.mean, "low": low, "high": high, "n": self.n}
+
+
+def estimate(values: Iterable[float], bounds: Bounds = UNBOUNDED) -> Estimate | None:
+    """Mean and 95 % Student-t interval of ``values`` within ``bounds``; None if there are none."""
     numbers = list(values)
     count = len(numbers)
     if not count:
         return None
     mean = math.fsum(numbers) / count
     if count == 1:
-        return Estimate(mean, None, 1)
+        return Estimate(mean, None, 1, bounds)
     variance = math.fsum((value - mean) ** 2 for value in numbers) / (count - 1)
     quantile = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2))
-    return Estimate(mean, quantile * math.sqrt(variance / count), count)
+    return Estimate(mean, quantile * math.sqrt(variance / count), count, bounds)
 
 
 def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Estimate | None:
@@ -105,8 +147,9 @@ def change(metric: Metric, base: Mapping[int, float], last: Mapping[int, float])
         metric: of the values.
         base, last: seed to value.
     """
+    most = Bounds(low=-1.0) if metric.lower_is_better else Bounds(high=1.0)
     return estimate(
-        _worse(metric, last[seed], base[seed]) for seed in sorted(base.keys() & last.keys())
+        (_worse(metric, last[seed], base[seed]) for seed in sorted(base.keys() & last.keys())), most
     )
 
 
@@ -132,3 +175,10 @@ def _worse(metric: Metric, value: float, base: float) -> float:
     if not difference:
         return 0.0
     return difference / abs(base) if base else math.copysign(math.inf, difference)
+
+
+def _places(value: float, digits: int) -> int:
+    """Decimal places that show so many digits of a value."""
+    if not value or not math.isfinite(value):
+        return digits - 1
+    return min(MOST_PLACES, max(0, digits - 1 - math.floor(math.log10(abs(value)))))

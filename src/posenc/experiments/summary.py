@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from posenc.experiments.bounds import SHARES
 from posenc.experiments.gates import gated, unsure
 from posenc.experiments.headline import headline
 from posenc.experiments.results import Comparison, Metric
 from posenc.experiments.settling import Remedy, remedies
 from posenc.experiments.statistics import Estimate, compared, held, paired_difference
 from posenc.experiments.verdicts import LEARNED_NOTHING, Row, judged, longest_measured
-from posenc.experiments.wording import amount, listed, sentence, spread_of
+from posenc.experiments.wording import amount, listed, sentence
+from posenc.visualization.bounds import Bounds
 
 MANIFOLD = 3.0
 """Larger changes are given as multiples."""
@@ -99,16 +99,19 @@ def _change(row: Row, metric: Metric, train: int, longest: int, *, unit: bool) -
     """From the training length to the last that was tested, and how far it held before."""
     assert row.change is not None  # rows with a verdict by length have one
     last = max(row.values)
-    before = row.values[train].mean
-    shown = f"{before:.1%}" if metric.is_share else f"{before:.3g}"
-    after = amount(replace(row.values[last], half_width=None), metric, unit=unit)
-    notes = [_percent(row.change)] if math.isfinite(row.change.mean) else []  # none of 0
+    before, after = (
+        amount(replace(row.values[length], half_width=None), metric, unit=unit and length == last)
+        for length in (train, last)
+    )
     if last < longest:
         after += f" at {last}"
+    notes = [f"{before} → {after}"]
+    if math.isfinite(row.change.mean):  # there is none of 0
+        notes.append(_percent(row.change))
     kept = held(row.values, metric, train)
     if row.predicts != "holds" and kept > train:
         notes.append(f"holds up to {kept}")
-    return f"{shown} → {after}" + (f" ({', '.join(notes)})" if notes else "")
+    return ", ".join(notes)
 
 
 def _recalled(row: Row, train: int, *, unit: bool) -> str:
@@ -116,20 +119,19 @@ def _recalled(row: Row, train: int, *, unit: bool) -> str:
     if row.finds is None or row.finds == "untestable":
         return ""
     last = row.recall[max(row.recall)]
-    spread = spread_of(last, SHARES, ".0%")
     of = " of needles found" if unit else " found"
     note = ", which it has not learned" if row.finds == "unlearned" else ""
-    return f", {row.recall[train].mean:.0%} → {last.mean:.0%}{spread}{of}{note}"
+    return f", {row.recall[train].mean:.0%} → {last.shown('.0%')}{of}{note}"
 
 
 def _percent(change: Estimate) -> str:
     """A change for the worse, with its interval, in words."""
     if change.mean > MANIFOLD:
-        spread = "" if change.half_width is None else f" ± {change.half_width:.2g}"
-        return f"{1 + change.mean:.2g}{spread} times as much"
-    size = f"{abs(change.mean):.0%}" if abs(change.mean) >= 0.095 else f"{abs(change.mean):.1%}"
-    spread = "" if change.half_width is None else f" ± {change.half_width:.1%}"
-    return f"{size}{spread} {'worse' if change.mean > 0 else 'better'}"
+        times = replace(change, mean=1 + change.mean, bounds=Bounds(0.0))
+        return f"{times.shown()} times as much"
+    size = change.scaled(1 if change.mean > 0 else -1)
+    form = ".0%" if size.mean >= 0.095 else ".1%"
+    return f"{size.shown(form)} {'worse' if change.mean > 0 else 'better'}"
 
 
 def _best(comparison: Comparison, rows: Sequence[Row], longest: int) -> Iterable[str]:
@@ -158,8 +160,9 @@ def _gap(comparison: Comparison, worse: Row, better: Row, length: int) -> str:
     scale, unit = (100, "points") if metric.is_share else (1, metric.unit)
     if gap is None:
         return f"an unknown number of {unit}"
-    spread = "" if gap.half_width is None else f" ± {scale * gap.half_width:.2g}"
-    return f"{scale * abs(gap.mean):.2g}{spread} {unit}"
+    bounds = Bounds(-1.0, 1.0) if metric.is_share else Bounds()
+    lead = replace(gap, bounds=bounds).scaled(math.copysign(scale, gap.mean))
+    return f"{lead.shown()} {unit}"
 
 
 def _most_found(comparison: Comparison, rows: tuple[Row, ...]) -> Iterable[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from posenc.experiments.bounds import bounds_of
 from posenc.experiments.results import ComparedEncoding, Comparison, Metric
 from posenc.experiments.statistics import (
     BREAKS,
@@ -18,6 +19,7 @@ from posenc.experiments.statistics import (
     estimate,
     paired_difference,
 )
+from posenc.visualization.bounds import Bounds
 
 Verdict = Literal[
     "holds",
@@ -134,7 +136,7 @@ def _row(comparison: Comparison, subject: ComparedEncoding) -> Row:
         refusals=refusals,
         change=_change(comparison, subject, metric, values),
         recall=recall,
-        seen=estimate(comparison.values(subject.name, "seen", train).values()),
+        seen=_estimates(comparison, subject, "seen").get(train),
         tokens_per_second=_mean(run.tokens_per_second for run in runs),
         peak_memory_bytes=_mean(float(run.peak_memory_bytes) for run in runs),
         parameters=runs[0].parameters if runs else None,
@@ -143,11 +145,10 @@ def _row(comparison: Comparison, subject: ComparedEncoding) -> Row:
 
 def _estimates(comparison: Comparison, subject: ComparedEncoding, key: str) -> dict[int, Estimate]:
     """Length to estimate of a metric."""
-    return {
-        length: value
-        for length in comparison.test_lengths
-        if (value := estimate(comparison.values(subject.name, key, length).values())) is not None
-    }
+    metric = comparison.metric(key)
+    bounds = Bounds() if metric is None else bounds_of(metric)
+    values = {n: comparison.values(subject.name, key, n).values() for n in comparison.test_lengths}
+    return {n: found for n in values if (found := estimate(values[n], bounds)) is not None}
 
 
 def _change(

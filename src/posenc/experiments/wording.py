@@ -8,10 +8,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from posenc.experiments.bounds import bounds_of, interval
 from posenc.experiments.results import Metric
 from posenc.experiments.statistics import Estimate
-from posenc.visualization.bounds import Bounds
 
 
 def sentence(name: str, **facts: Any) -> str:
@@ -38,29 +36,19 @@ def _templates(package: str) -> Environment:
 
 
 def amount(value: Estimate, metric: Metric, *, unit: bool = True) -> str:
-    """A value with its interval, shares in percent: ``54.3% ± 8.0%`` or ``54.3% (0.0% – 100.0%)``.
+    """A value with its interval, shares in percent: ``54.3% (46.3 to 62.3) of needles``.
 
     Args:
         value: of the metric.
         metric: decides form and unit.
         unit: with its unit.
     """
-    form, fine = (".1%", ".1%") if metric.is_share else (".3g", ".2g")
-    spread = spread_of(value, bounds_of(metric), form, fine)
     of = metric.unit.removeprefix("share").strip() if unit else ""
-    return f"{value.mean:{form}}{spread} {of}".strip()
-
-
-def spread_of(value: Estimate, bounds: Bounds, form: str, fine: str | None = None) -> str:
-    """The interval as it follows a value in a sentence; see ``interval``."""
-    text = interval(value, bounds, form, fine)
-    if not text:
-        return ""
-    return f" ± {text[1:]}" if text.startswith("±") else f" ({text})"
+    return f"{value.shown('.1%' if metric.is_share else None)} {of}".strip()
 
 
 def _exactly(value: float, metric: Metric) -> str:
-    return amount(Estimate(value, None, 1), metric, unit=False)
+    return f"{value:.1%}" if metric.is_share else f"{value:.3g}"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from posenc.experiments.bounds import bounds_of, interval
+from posenc.experiments.bounds import bounds_of
 from posenc.experiments.results import Comparison, Metric
 from posenc.experiments.statistics import estimate
 from posenc.experiments.summary import Summary
@@ -191,7 +191,7 @@ class _ComparisonCharts:
         Changes are from the training length: differences of shares, else shares of the base.
         """
         percent = metric.is_share or changed
-        form, fine = (".1%", ".1%") if percent else (".3g", ".2g")
+        form = ".1%" if percent else None
         bounds = bounds_of(metric, changed=changed)
         train = self.comparison.train_length
         labels = {subject.name: subject.label for subject in self.comparison.subjects}
@@ -207,14 +207,12 @@ class _ComparisonCharts:
                     value=change if metric.is_share else change / base.where(base != 0)
                 )
             values = [value for value in group.value if math.isfinite(value)]
-            point = estimate(values)
+            point = estimate(values, bounds)
             if point is None:
                 continue
             here = {"subject": labels[name], "x": x}
-            shown = f"{point.mean:{form}} {interval(point, bounds, form, fine)}".strip()
-            low, high = bounds.clip(point.low), bounds.clip(point.high)
-            ends = {"mean": point.mean, "low": low, "high": high}
-            means.append(here | ends | {"shown": shown, "seeds": point.n})
+            ends = {"mean": point.mean, "low": point.low, "high": point.high}
+            means.append(here | ends | {"shown": point.shown(form), "seeds": point.n})
             seeds += [here | {"mean": value} for value in values if point.n > 1]
         columns = ["subject", "x", "mean", "low", "high", "shown", "seeds"]
         return pd.DataFrame(means, columns=columns), pd.DataFrame(seeds, columns=columns[:3])
@@ -222,7 +220,7 @@ class _ComparisonCharts:
     def _chart(
         self, key: str, title: str, guide: str, metric: Metric, *, changed: bool = False
     ) -> Chart:
-        """Lines over an axis with bands, points and names, and rules at the trivial level and zero."""
+        """Lines over an axis with bands, points, names, and rules at trivial level and zero."""
         data, seeds = self._table(metric, changed=changed)
         first = key == "headline"
         x, start = self._across(metric, data)

@@ -114,7 +114,7 @@ def _summary_table(comparison: Comparison, summary: Summary) -> str:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(
         ["rank", "subject", "role", "verdict", "predicts", "finds"]
-        + [f"{column}{end}" for column in columns for end in ("", "_half_width")]
+        + [f"{column}{end}" for column in columns for end in ("", "_low", "_high")]
         + ["tokens_per_second", "peak_memory_bytes", "parameters", "reason"]
     )
     for row in summary.rows:
@@ -122,7 +122,8 @@ def _summary_table(comparison: Comparison, summary: Summary) -> str:
         values: list[object] = [row.rank, row.subject.name, row.subject.role]
         values += [row.verdict, row.predicts, row.finds]
         for estimate in estimates:
-            values += ["", ""] if estimate is None else [estimate.mean, estimate.half_width]
+            plain = {} if estimate is None else estimate.to_json()
+            values += [plain.get(end) for end in ("mean", "low", "high")]
         values += [row.tokens_per_second, row.peak_memory_bytes, row.parameters]
         table.writerow([*values, reason(comparison, row)])
     return text.getvalue()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import vl_convert
 from markupsafe import Markup
 
-from posenc.experiments.bounds import bounds_of, interval
 from posenc.experiments.gates import reason
 from posenc.experiments.report.charts import looks
 from posenc.experiments.results import Comparison, Metric
@@ -51,7 +50,7 @@ def _number(value: Estimate | None, unit: str = "") -> str:
 def _spread(value: Estimate | None, metric: Metric) -> str:
     if value is None:
         return ""
-    return interval(value, bounds_of(metric), *((".0%", ".1%") if metric.is_share else (".3f",)))
+    return value.interval(".1%" if metric.is_share else ".3f")
 
 
 def _bytes(value: float | None) -> str:
