@@ -15,18 +15,18 @@ import torch
 from posenc import storage
 from posenc.integrations.transformers import load, save
 from posenc.models import Decoder, DecoderConfig
+from tests.support.samples import next_token_model
 
 LENGTH = 16
+TEXT = b"the quick brown fox jumps over the lazy dog. " * 60
 
 Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    config = DecoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH)
     folder = tmp_path_factory.mktemp("base") / "model"
-    save(Decoder(config), folder)
+    save(next_token_model(TEXT, length=LENGTH), folder)
     (folder / "tokenizer_config.json").write_text("{}")
     (folder / "README.md").write_text("words")
     return folder
@@ -35,7 +35,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 60)
+    path.write_bytes(TEXT)
     return path
 
 
@@ -93,10 +93,8 @@ def test_engines_that_serve_it_otherwise_are_named(posenc: Run, base: Path, tmp_
 
 def test_a_model_of_posenc_compare_is_stretched(posenc: Run, text: Path, tmp_path: Path) -> None:
     """Saved as the lab saves it, named by its run's folder or its own."""
-    torch.manual_seed(0)
-    config = DecoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH)
     run = tmp_path / "runs/rope/seed-0"
-    Decoder(config).save(run / "model")
+    next_token_model(TEXT, length=LENGTH).save(run / "model")
     before = digest(run / "model")
     given = ("--method", "yarn", "--factor", "2", "--text", text)
     for folder, options in ((run, ("--no-report",)), (run / "model", ())):
@@ -110,10 +108,7 @@ def test_a_model_of_posenc_compare_is_stretched(posenc: Run, text: Path, tmp_pat
         tokens = torch.arange(2 * LENGTH).unsqueeze(0)
         assert load(out)(tokens).shape == (1, 2 * LENGTH, 256)
     assert digest(run / "model") == before
-    alibi = DecoderConfig(
-        vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH, encoding="alibi"
-    )
-    Decoder(alibi).save(tmp_path / "alibi")
+    next_token_model(TEXT, length=LENGTH, encoding="alibi").save(tmp_path / "alibi")
     code, _, said = posenc("extend", tmp_path / "alibi", *given, "--out", tmp_path / "no")
     assert code == 2
     assert "one trained with alibi" in said
@@ -128,7 +123,7 @@ def test_a_model_of_posenc_compare_is_stretched(posenc: Run, text: Path, tmp_pat
 def test_nothing_is_written_of_several_that_gain_nothing(
     posenc: Run, base: Path, text: Path, tmp_path: Path
 ) -> None:
-    """A model that has learned nothing: all methods are at chance."""
+    """A model that looks at nothing but the last byte: all methods are level."""
     out = tmp_path / "out"
     code, printed, said = posenc(
         *("extend", base, "--method", "self_extend,rerope", "--factor", "2", "--text", text),
@@ -141,6 +136,47 @@ def test_nothing_is_written_of_several_that_gain_nothing(
     assert "needles do not count" in printed
     assert "No checkpoint was written" in printed
     assert [path.name for path in out.iterdir()] == ["report"]
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    config = DecoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH)
+    folder = tmp_path_factory.mktemp("untrained") / "model"
+    save(Decoder(config), folder)
+    return folder
+
+
+def test_figures_of_random_weights_are_no_headline(
+    posenc: Run, untrained: Path, text: Path, tmp_path: Path
+) -> None:
+    """What does not beat the frequencies of bytes is told so, and fails, report and all."""
+    given = ("evaluate", untrained, "--text", text)
+    code, printed, said = posenc(*given, "--out", tmp_path / "out")
+    assert code == 2
+    assert printed.strip().startswith("Nothing can be said of model: at best its loss is ")
+    assert "where byte frequencies alone give 4.405" in " ".join(printed.split())
+    assert "expected loss better than 4.405" in said
+    page = (tmp_path / "out/index.html").read_text()
+    assert "<h1>Nothing can be said of model" in page
+    code, printed, said = posenc(*given, "--out", tmp_path / "json", "--json")
+    assert code == 2
+    assert json.loads(printed)["gate"].startswith("Nothing can be said of model")
+
+
+def test_random_weights_are_not_stretched(
+    posenc: Run, untrained: Path, text: Path, tmp_path: Path
+) -> None:
+    given = ("extend", untrained, "--method", "yarn", "--factor", "2", "--text", text)
+    code, printed, said = posenc(*given, "--out", tmp_path / "out")
+    assert code == 2
+    assert "use yarn" not in printed
+    assert "expected loss better than" in said
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report"]
+    code, printed, said = posenc(*given, "--out", tmp_path / "always", "--always")
+    assert code == 0, said
+    assert "Written: yarn" in printed
+    assert printed.strip().startswith("Nothing can be said of model")
 
 
 def test_longrope_is_searched_on_the_text(
@@ -197,11 +233,11 @@ TOKENIZER = TOKENIZER.replace(
 
 
 def test_a_tokenizer_is_used_and_goes_along(posenc: Run, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    config = DecoderConfig(vocabulary=40, dim=16, layers=1, heads=2, max_length=64)
-    save(Decoder(config), tmp_path / "words")
+    sentence = "the quick brown fox jumps over the lazy dog ."
+    ids = [WORDS.index(word) for word in sentence.split()]
+    save(next_token_model(ids * 2, length=64, vocabulary=40), tmp_path / "words")
     text = tmp_path / "text.txt"
-    text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 300)
+    text.write_text(f"{sentence} " * 300)
     arguments = ("--method", "ntk", "--factor", "2", "--text", text, "--out", tmp_path / "out")
     code, _, said = posenc("extend", tmp_path / "words", *arguments)
     assert code == 2
@@ -209,7 +245,7 @@ def test_a_tokenizer_is_used_and_goes_along(posenc: Run, tmp_path: Path) -> None
     (tmp_path / "words/tokenizer.json").write_text(TOKENIZER)
     code, printed, said = posenc("extend", tmp_path / "words", *arguments)
     assert code == 0, said
-    assert "bits a token" in printed
+    assert "bits per token" in printed
     assert (tmp_path / "out/tokenizer.json").read_text() == TOKENIZER
 
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import typer.main
 
 from posenc.cli import app
 from posenc.integrations.transformers import save
-from posenc.models import Decoder, DecoderConfig
-from tests.support.samples import sample
+from posenc.models import Decoder
+from tests.support.samples import next_token_model, sample
 
 FOLDER = Path(__file__).parent / "transcripts"
 APPROVE = "POSENC_APPROVE"
@@ -49,7 +48,10 @@ TRANSCRIPTS: dict[str, Sequence[str]] = {
         "model --method yarn,string --factor 3 --text text.txt --out out",
         "model --method rerope --factor 2 --no-report --out out-unmeasured",
     ],
-    "evaluate": ["model --text text.txt --lengths 8,16,32 --out out"],
+    "evaluate": [
+        "model --text text.txt --lengths 8,16,32 --out out",
+        "untrained --text text.txt --lengths 8,16,32 --out out-untrained",
+    ],
     "doctor": ["model --seconds 0", "stretched --seconds 0"],
     "generate": ["saved --prompt def --max-new 9"],
     "bench": [f"--lengths 16 --out out {SIZES}"],
@@ -91,23 +93,18 @@ HELP = _commands(typer.main.get_command(app.app))
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models that have learned nothing, and a text."""
+    """Models that look at the last byte alone, one that knows nothing, and a text."""
     folder = tmp_path_factory.mktemp("given")
+    text = b"the quick brown fox jumps over the lazy dog. " * 400
     for name, encoding in (("saved", "rope"), ("alibi", "alibi")):
-        model = Decoder(
-            DecoderConfig(
-                vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH, encoding=encoding
-            )
-        )
-        for parameter in model.parameters():
-            torch.nn.init.zeros_(parameter)  # every byte as likely as another on every machine
-        model.save(folder / name)
+        next_token_model(text, length=LENGTH, encoding=encoding).save(folder / name)
     save(Decoder.load(folder / "saved"), folder / "model")
+    save(next_token_model(b"\0\1\0", length=LENGTH), folder / "untrained")
     (folder / "stretched").mkdir()
     wrong = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 2048}
     wrong |= {"rope_theta": 500000.0, "rope_parameters": {"rope_theta": 10000.0, "factor": 4.0}}
     (folder / "stretched" / "config.json").write_text(json.dumps(wrong))
-    (folder / "text.txt").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 400)
+    (folder / "text.txt").write_bytes(text)
     return folder
 
 

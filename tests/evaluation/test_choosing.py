@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posenc.evaluation.choosing import choose, gap
+from posenc.errors import CheckpointError
+from posenc.evaluation.choosing import choose, gap, gate, require_learned
 from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.evaluation.suites import next_token as measuring
 from posenc.evaluation.suites.needles import ByteNeedles, letters
@@ -157,6 +158,21 @@ def test_what_no_checkpoint_holds_is_not_advised() -> None:
     found = study(**BASE, segments=reading(2.0, 0.9), ntk=reading(2.3, 0.2), yarn=reading(2.5))
     assert choose(found, tuned=False)[0] == "yarn"
     assert choose(study(**BASE, segments=reading(2.0)), tuned=False)[0] is None
+
+
+def test_a_model_no_better_than_frequencies_is_not_judged() -> None:
+    """By its best value: longer contexts may well cost more than frequencies do."""
+    known = replace(study(**BASE), trivial=2.2, trivial_rule="byte frequencies")
+    assert gate(known) == "", "2.0 at 16"
+    assert gate(replace(known, trivial=None)) == ""
+    level = replace(known, trivial=2.0)
+    assert "at best its loss is 2.000 bits a byte, where byte frequencies alone" in gate(level)
+    stopped = replace(level, gate=gate(level))
+    assert headline(stopped) == [stopped.gate]
+    assert choose(stopped, tuned=False)[0] is None
+    with pytest.raises(CheckpointError, match=r"better than 2\.000, .* got 2\.000 at best"):
+        require_learned(stopped)
+    require_learned(known)
 
 
 def test_the_gap_is_paired() -> None:

@@ -204,7 +204,7 @@ def test_every_method_that_fits_is_measured_beside_the_cut_original(
 
 
 def test_what_is_said_of_it(outcome: ExtensionResult, tmp_path: Path) -> None:
-    study = outcome.study
+    study = replace(outcome.study, gate="")  # nothing was trained
     assert "texts of 8, 16, 32, 48" in setting(study)
     told = " ".join(headline(study))
     assert str(study.chosen) in told

@@ -18,6 +18,7 @@ from posenc.experiments.text_loss import (
     losses,
     pair_entropy,
     predictions,
+    unigram_entropy,
 )
 from posenc.models import Decoder, DecoderConfig
 
@@ -160,6 +161,13 @@ def test_byte_entropy_by_hand() -> None:
     text, places = torch.tensor([7, 0, 1], dtype=torch.uint8), torch.tensor([1, 2])
     expected = -(math.log2(4 / 260) + math.log2(2 / 260)) / 2
     assert byte_entropy(train, text, places) == pytest.approx(expected)
+
+
+def test_unigram_entropy_by_hand() -> None:
+    """Ids 5, 5, 5, 9: of the three others two are 5 (0 are 9), and each of two ids counts one."""
+    text = torch.tensor([5, 5, 5, 9])
+    assert unigram_entropy(text, torch.tensor([0])) == pytest.approx(-math.log2(3 / 5))
+    assert unigram_entropy(text, torch.tensor([3])) == pytest.approx(-math.log2(1 / 5))
 
 
 def test_pair_entropy_by_hand() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
+from torch import nn
 
 from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.evaluation.suites.needles import ByteNeedles, letters
@@ -20,6 +23,7 @@ from posenc.experiments.results import (
     Refusal,
     TrainedRun,
 )
+from posenc.models import Decoder, DecoderConfig
 
 LOSS = Metric(
     key="loss",
@@ -238,3 +242,37 @@ def stretched_sample() -> Study:
         device="cpu",
         seconds=60.0,
     )
+
+
+def next_token_model(
+    tokens: Sequence[int], *, length: int, encoding: str = "rope", vocabulary: int = 256
+) -> Decoder:
+    """A decoder, blind to all but the last token, that knows what follows it in ``tokens``.
+
+    It beats the frequencies of these tokens, of which there are 32 different ones at most.
+    """
+    dim = 32
+    config = DecoderConfig(
+        vocabulary=vocabulary,
+        dim=dim,
+        layers=1,
+        heads=2,
+        max_length=length,
+        encoding=encoding,
+        tied=False,
+    )
+    model = Decoder(config)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    nn.init.ones_(model.norm.weight)
+    kinds = {token: kind for kind, token in enumerate(sorted(set(tokens)))}
+    counts = torch.full((vocabulary, dim), 0.01)
+    for before, after in pairwise(tokens):
+        counts[after, kinds[before]] += 1
+    assert model.output is not None
+    with torch.no_grad():
+        for token, kind in kinds.items():
+            model.embedding.weight[token, kind] = 1
+        # a norm makes sqrt(dim) of the one feature that a token has
+        model.output.weight.copy_((counts / counts.sum(0)).log() / dim**0.5)
+    return model

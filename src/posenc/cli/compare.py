@@ -256,7 +256,7 @@ def _print_summary(comparison: Comparison, summary: Summary) -> None:
         OUT.print(Text(sentence))
     metric = comparison.headline
     OUT.print()
-    OUT.print(Text(f"{metric.label}, {metric.unit}, (95 % interval over seeds)", "dim"))
+    OUT.print(Text(f"{metric.label}, {metric.unit} (95 % interval over seeds)", "dim"))
     table = _table(comparison, summary, between=" ")
     unlimited = OUT.options.update(width=1000)
     if OUT.measure(table, options=unlimited).maximum > OUT.width:

@@ -43,7 +43,8 @@ def evaluate(
     """Measure a checkpoint without extending it, as posenc extend does.
 
     Longer inputs of text encoders (BERT) are cut to the length of their position table; for larger
-    images the table of a ViT is interpolated.
+    images the table of a ViT is interpolated. A model that does not beat the frequencies of bytes
+    or tokens has its figures reported, but fails.
 
     Examples:
 
@@ -54,6 +55,7 @@ def evaluate(
         posenc evaluate vit-folder --images photos
     """
     from posenc.evaluation.checkpoint import Checkpoint
+    from posenc.evaluation.choosing import require_learned
     from posenc.evaluation.report.page import write_study
     from posenc.evaluation.study import evaluate as measure
     from posenc.storage import output_folder, require_unused
@@ -69,6 +71,7 @@ def evaluate(
         write_study(study, partial)
     if json:
         print_json(study.to_json())
-        return
-    print_study(study)
-    print_report(out / "index.html")
+    else:
+        print_study(study)
+        print_report(out / "index.html")
+    require_learned(study)

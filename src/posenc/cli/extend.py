@@ -52,7 +52,7 @@ def extend(
     always: Annotated[
         bool,
         typer.Option(
-            "--always", help="Write the best of several methods even if it gains nothing."
+            "--always", help="Write the best method even if it gains or has learned nothing."
         ),
     ] = False,
     seed: Annotated[int, option("Random seed of needles, masks and fine-tuning.")] = 0,
@@ -67,8 +67,8 @@ def extend(
     plain sliding window. Masked language models (BERT) are measured by the loss of masked tokens,
     sentence encoders by retrieval of long documents, ViT by classes and features at larger sizes.
     The input is not changed. An option of a method follows an @. If none of several methods is
-    significantly better than the original, only the report is written. After Ctrl-C the same
-    command continues.
+    significantly better than the original, only the report is written; if the model does not beat
+    the frequencies of bytes or tokens, the command fails. After Ctrl-C the same command continues.
 
     Examples:
 
@@ -88,6 +88,7 @@ def extend(
 
         posenc extend --method all --factor 2 --finetune-steps 50
     """
+    from posenc.evaluation.choosing import require_learned
     from posenc.evaluation.demo_model import demo_checkpoint
     from posenc.evaluation.extend import extend_checkpoint
     from posenc.evaluation.finetuning import Tuning
@@ -126,7 +127,13 @@ def extend(
         study = {} if extended.study is None else extended.study.to_json()
         served = {"transformers": extended.native, "engines": extended.engines}
         print_json(study | {"out": str(out)} | served)
-        return
+    else:
+        _print(extended, out)
+    if extended.study is not None and extended.method is None:
+        require_learned(extended.study)
+
+
+def _print(extended: Extended, out: Path) -> None:
     if extended.study is not None:
         print_study(extended.study)
     if extended.method is None:

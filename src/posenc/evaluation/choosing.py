@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from posenc.errors import CheckpointError
 from posenc.evaluation.candidates import CUT, SCALED, WINDOW
 from posenc.evaluation.results import Findings, Study, StudyReading
 from posenc.experiments.statistics import Estimate, estimate
@@ -31,16 +32,19 @@ def say(name: str, **facts: Any) -> str:
 def choose(study: Study, *, tuned: bool, always: bool = False) -> tuple[str | None, str]:
     """The method to write (None: none) and the reason.
 
-    One of several methods is chosen only if it gains over every baseline; a single method always.
+    One of several methods is chosen only if it gains over every baseline; a single method always,
+    unless the model has learned nothing.
 
     Args:
         study: the measurements.
         tuned: use those after fine-tuning.
-        always: choose the best method even if it gains nothing.
+        always: choose the best method even if it gains nothing, or nothing was learned.
     """
     key = best(study, tuned=tuned)
     if key is None:
         return None, "No method that a checkpoint can hold was measured."
+    if study.gate and not always:
+        return None, study.gate
     missing = shortfall(study, key, tuned=tuned)
     alone = sum(method.writable for method in study.findings) == 1
     if missing and not always and not alone:
@@ -51,6 +55,52 @@ def choose(study: Study, *, tuned: bool, always: bool = False) -> tuple[str | No
     if not alone:
         why = say("why", study=study, needles=has_needles(study), margin=CLOSE, ahead=ahead)
     return key, f"{why} It gains nothing: {missing}." if missing else why
+
+
+def gate(study: Study) -> str:
+    """Reason why nothing is concluded of a model that has learned nothing; "" if it has.
+
+    It has if it beats the trivial predictor at any length, as it is, extended or fine-tuned.
+    """
+    reached = _reached(study)
+    if study.trivial is None or reached is None:
+        return ""
+    sign = 1 if study.deciding.lower else -1
+    return (
+        say("gate", study=study, reached=reached) if sign * (reached - study.trivial) >= 0 else ""
+    )
+
+
+def require_learned(study: Study) -> None:
+    """Refuse a study that is stopped by its gate.
+
+    Raises:
+        CheckpointError: naming the trivial predictor and the best value.
+    """
+    if study.gate:
+        metric, reached = study.deciding, _reached(study)
+        assert study.trivial is not None  # else there is no gate
+        assert reached is not None
+        raise CheckpointError(
+            study.checkpoint,
+            expected=f"{metric.name} better than {metric.shown(study.trivial)}, which "
+            f"{study.trivial_rule} alone give",
+            got=f"{metric.shown(reached)} at best",
+            remedy="Is it trained, are config.json and tokenizer its own, and are the lengths "
+            "those it was trained for?",
+        )
+
+
+def _reached(study: Study) -> float | None:
+    """The best value of the deciding metric, of all models and lengths."""
+    values = [
+        value
+        for method in study.findings
+        for reading in (method.untuned, method.tuned)
+        if reading is not None
+        for value in reading.of(study.deciding).values()
+    ]
+    return (min if study.deciding.lower else max)(values, default=None)
 
 
 def best(study: Study, *, tuned: bool) -> str | None:

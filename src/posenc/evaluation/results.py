@@ -181,6 +181,10 @@ class Study:
         depths: of the needles, as shares of the context.
         needles: their description.
         chance, copy_chance: probability of a correct guess of a needle, and of a copied token.
+        trivial: value of the deciding metric that a predictor reaches which sees no input; None:
+            unknown.
+        trivial_rule: that predictor, in a phrase ("byte frequencies").
+        gate: reason why nothing is concluded; "" if something is.
         targets: number of tokens in each loss.
         asked: needles per depth and length.
         labels: length → its name, where that is not the number.
@@ -207,6 +211,9 @@ class Study:
     needles: str = ""
     chance: float = 0.0
     copy_chance: float = 0.0
+    trivial: float | None = None
+    trivial_rule: str = ""
+    gate: str = ""
     targets: int = 0
     asked: int = 0
     labels: Mapping[int, str] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from torch import nn
 from posenc.errors import ArgumentError, Interrupted
 from posenc.evaluation.candidates import CUT, Candidate, Method, decoder_candidates
 from posenc.evaluation.checkpoint import Checkpoint
-from posenc.evaluation.choosing import choose
+from posenc.evaluation.choosing import choose, gate
 from posenc.evaluation.finetuning import Tuning, finetuned
 from posenc.evaluation.images import Images, ImageSource
 from posenc.evaluation.position_tables import goal_cells, image_candidates, table_candidates
@@ -94,7 +94,7 @@ def evaluate(
     progress("measured", 1, 1)
     findings = Findings(key=key, role="baseline", untuned=reading)
     study = _study(checkpoint, data, suite, (findings,), factor=1.0, seed=seed)
-    return replace(study, seconds=time.perf_counter() - began)
+    return replace(study, gate=gate(study), seconds=time.perf_counter() - began)
 
 
 def measure_extensions(
@@ -205,6 +205,7 @@ def measure_extensions(
     if tuning.steps:
         width = next(checkpoint.model.parameters()).shape[-1]
         study = replace(study, finetune=tuning.described(width))
+    study = replace(study, gate=gate(study))
     chosen, reason = choose(study, tuned=bool(tuning.steps), always=always)
     study = replace(study, chosen=chosen, reason=reason, seconds=time.perf_counter() - began)
     winner = next((candidate for candidate in candidates if candidate.key == chosen), None)

@@ -43,6 +43,8 @@ def setting(study: Study) -> str:
 
 def headline(study: Study) -> list[str]:
     """The recommended method and its certainty; the figures of a model measured as it is."""
+    if study.gate:
+        return [study.gate]
     if study.factor == 1.0:
         (method,) = study.findings
         facts = {"study": study, "key": method.key, "reading": method.untuned}
@@ -56,6 +58,8 @@ def findings(study: Study) -> list[tuple[str, list[str]]]:
     """Further findings: titles, and the sentences under each."""
     if study.factor == 1.0:
         return []
+    if study.gate:
+        return [("The checkpoint", _written(study))]
     groups: list[tuple[str, list[str]]] = []
     for tuned in _whens(study):
         sentences = [] if tuned or not study.tuned else [*_advised(study, tuned=False)]
@@ -70,12 +74,17 @@ def findings(study: Study) -> list[tuple[str, list[str]]]:
         groups.append(("In contexts no longer than before", short))
     if study.causal:
         groups.append(("Against what is expected", expectation(study)))
-    if study.chosen is not None:
-        written = [f"Written: {study.chosen}. {study.reason}", *_noted(study, study.chosen)]
-    else:
-        written = [f"No checkpoint was written. {study.reason}"]
-    groups.append(("The checkpoint", written))
+    groups.append(("The checkpoint", _written(study)))
     return [(title, sentences) for title, sentences in groups if sentences]
+
+
+def _written(study: Study) -> list[str]:
+    """The written method and the reason for it, or for none."""
+    if study.chosen is not None:
+        return [f"Written: {study.chosen}. {study.reason}", *_noted(study, study.chosen)]
+    return [
+        "No checkpoint was written." if study.gate else f"No checkpoint was written. {study.reason}"
+    ]
 
 
 def _whens(study: Study) -> tuple[bool, ...]:

@@ -196,6 +196,16 @@ def byte_entropy(train: Int[Tensor, " T"], text: Int[Tensor, " U"], places: Tens
     return float(bits[text[places].long()].mean())
 
 
+def unigram_entropy(text: Int[Tensor, " T"], places: Tensor) -> float:
+    """Bits per id at some places of a text under the frequencies of all its other ids.
+
+    Each of the ids in the text counts one more than it occurs elsewhere.
+    """
+    _, ids, counts = torch.unique(text, return_inverse=True, return_counts=True)
+    bits = math.log2(len(text) - 1 + len(counts)) - counts.double().log2()
+    return float(bits[ids[places]].mean())
+
+
 def pair_entropy(train: Int[Tensor, " T"], text: Int[Tensor, " U"], places: Tensor) -> float:
     """Bits per byte at some places of ``text``, given the byte before each, by pairs in ``train``.
 

@@ -140,7 +140,13 @@ class ImageSuite:
             first=called[self.lengths[0]],
             count=len(self.images.pixels[self.sizes[self.lengths[0]]]),
         )
-        return {
+        trivial: dict[str, Any] = {}
+        if keys[0] == "right":
+            assert self.images.labels is not None
+            most = torch.bincount(self.images.labels).max()
+            share = float(most) / len(self.images.labels)
+            trivial = {"trivial": share, "trivial_rule": "the most frequent class"}
+        return trivial | {
             "guide": named["guide"],
             "metrics": tuple(metric for metric in named["metrics"] if metric.key in keys),
             "labels": {length: name for length, name in called.items() if name != str(length)},

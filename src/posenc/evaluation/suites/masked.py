@@ -15,7 +15,7 @@ from posenc.evaluation.suites.next_token import BUDGET, FEWEST, MOST, cost, prof
 from posenc.evaluation.suites.words import words
 from posenc.evaluation.texts import SpecialTokens, Text
 from posenc.experiments.pieces import Pieces
-from posenc.experiments.text_loss import restored
+from posenc.experiments.text_loss import restored, unigram_entropy
 from posenc.training.seeding import generator
 
 RATE = 0.15
@@ -87,9 +87,14 @@ class MaskedSuite:
 
     def facts(self, unit: str) -> dict[str, Any]:
         """See ``Suite``."""
-        count = int(self._middle(self.lengths[0])[1].sum())
+        rows, chosen = self._middle(self.lengths[0])
+        count = int(chosen.sum())
         named = words("masked", unit=unit, goal=self.lengths[-1], count=count, rate=RATE)
-        return named | {"targets": count}
+        return named | {
+            "targets": count,
+            "trivial": unigram_entropy(self.text, rows[chosen]),
+            "trivial_rule": f"{unit} frequencies",
+        }
 
     def _middle(self, length: int) -> tuple[Int[Tensor, "W L"], Bool[Tensor, "W L"]]:
         """Contexts as indices of the text, and which tokens are scored."""

@@ -19,7 +19,7 @@ from posenc.evaluation.suites.needles import DEPTHS, Needles, copying, share_rig
 from posenc.evaluation.suites.words import words
 from posenc.evaluation.texts import Text
 from posenc.experiments.pieces import Pieces
-from posenc.experiments.text_loss import PositionProfile, Targets
+from posenc.experiments.text_loss import PositionProfile, Targets, unigram_entropy
 from posenc.training.machine import PeakMemory
 from posenc.training.seeding import generator
 
@@ -163,6 +163,8 @@ class NextTokenSuite:
             "needles": self.needles.description,
             "chance": self.needles.chance,
             "copy_chance": 1 / len(self.pool),
+            "trivial": unigram_entropy(self.text, targets.places),
+            "trivial_rule": f"{unit} frequencies",
             "targets": count,
             "asked": self.asked,
         }

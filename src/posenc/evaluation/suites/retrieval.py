@@ -95,6 +95,8 @@ class RetrievalSuite:
             "needles": f"passages of {self.passage} {unit}s, each cut out of a document, by which "
             f"what is left of it is looked for among what is left of all {count}",
             "chance": 1 / count,
+            "trivial": 1 / count,
+            "trivial_rule": "a guess",
             "asked": count,
             "sample": "documents",
         }
