@@ -67,7 +67,7 @@ def compare(
     ] = None,
     steps: Annotated[int | None, option("Training steps per run.", BY_TASK)] = None,
     budget_minutes: Annotated[
-        float | None, option("Set the steps to fit this total time.", "none")
+        float | None, option("Limit of the total time, to which the steps are fitted.", "none")
     ] = None,
     seeds: Annotated[str | None, option("Number of seeds, or a list (0,1,2).", "3")] = None,
     width: Annotated[int | None, option("Model width.", BY_TASK)] = None,

@@ -69,7 +69,8 @@ class CompareDisplay(Display):
                 self._finish(event)
             case progress.Stopping():
                 self.resume = event.resume
-                self.say("Stopping: each worker finishes its step and saves.", "yellow")
+                why = "The budget is over" if event.over_budget else "Stopping"
+                self.say(f"{why}: each worker finishes its step and saves.", "yellow")
             case progress.Finished():
                 self.resume = event.resume or self.resume
                 self.say(f"{event.finished} of {event.runs} runs in {event.seconds:.0f} s", "dim")

@@ -17,7 +17,8 @@ import torch
 
 from posenc.errors import ArgumentError, CheckpointError, PosencError
 from posenc.experiments.claims import Claims, at_rest, make_folders
-from posenc.experiments.jobs import OUTCOME, SAVING, Outcome, Pace, TrainingJob, drop_state
+from posenc.experiments.deadline import Deadline
+from posenc.experiments.jobs import OUTCOME, SAVING, Outcome, Pace, Prepare, TrainingJob, drop_state
 from posenc.experiments.output import RUNS, open_folder, resume_command
 from posenc.experiments.progress import (
     Finished,
@@ -34,8 +35,11 @@ from posenc.experiments.workers import Crew, Done
 from posenc.training.interrupt import interruptible
 from posenc.training.machine import available_memory, cores, describe_device, platform_name
 
-RESERVE = 1.1
-"""Budgeted time is divided by this: measured speed varies by some percent."""
+RESERVE = 1.25
+"""Budgeted time is divided by this: measured speed varies, and the budget ends the training."""
+
+RAISE = "Raise it, or compare fewer encodings, seeds or lengths."
+RESUME = f"{RAISE} To go on in the same folder, add --resume."
 
 LEAST_STEPS, STEPS_MULTIPLE = 20, 10
 
@@ -56,8 +60,9 @@ def compare(
     ``if __name__ == "__main__":``), and written to ``settings.out`` as they finish. Any number of
     calls, on any machines that see that folder, share its runs (``existing="join"``): each run is
     claimed by one of them, and if that one dies, continued by another. After a
-    Ctrl-C the workers finish their step and save, and what is finished is returned, with
-    ``complete=False``; a second Ctrl-C raises KeyboardInterrupt at once.
+    Ctrl-C, or when ``settings.budget_minutes`` are over, the workers finish their step and save,
+    and what is finished is returned, with ``complete=False``; a second Ctrl-C raises
+    KeyboardInterrupt at once.
 
     Args:
         settings: what to do.
@@ -109,7 +114,8 @@ class _Session:
         command: str | None,
     ) -> None:
         self.tell, self.found, self.command = tell, found, command
-        self.task = _make_task(settings)
+        self.deadline = Deadline(settings.budget_minutes)
+        self.task = _make_task(settings, self.deadline)
         self.record = open_folder(settings, self.task.fingerprint)
         self.settings = self.record.settings
         self.runs = [(name, seed) for seed in settings.seeds for name in settings.trained]
@@ -152,7 +158,7 @@ class _Session:
                     self._orders(claims),
                     done=partial(self._done, claims),
                     moot=lambda order: isinstance(order, TrainingJob) and claims.lost(order.folder),
-                    **self._callbacks(stop),
+                    **self._callbacks(lambda: stop() or self.deadline.left <= 0),
                 )
         except PosencError as error:
             raise at_rest(error) from error
@@ -203,11 +209,16 @@ class _Session:
         paced: dict[str, tuple[float, float]] = {}
 
         def done(message: Done) -> None:
-            assert message.paced is not None  # every order was a Pace
+            assert isinstance(message.order, Pace)  # no other was given
+            assert message.paced is not None
             paced[message.order.encoding] = message.paced
 
+        def stopped() -> bool:
+            self.deadline.require("the speed of training is measured", RESUME)
+            return stop()
+
         orders = [Pace(encoding=name, measured=name == names[0]) for name in names]
-        crew.run(orders, done=done, **self._callbacks(stop))
+        crew.run(orders, done=done, **self._callbacks(stopped))
         if len(paced) < len(names):
             return False
         pieces = self.task.count(names[0])
@@ -222,7 +233,7 @@ class _Session:
                 "budget_minutes",
                 expected=f"at least {least / 60:.1f} on this machine",
                 got=budget,
-                remedy="Raise it, or compare fewer encodings, seeds or lengths.",
+                remedy=RESUME,
             )
         self._decide(steps)
         expected = spent + RESERVE * (measuring + steps * a_step) / self.workers
@@ -310,21 +321,46 @@ class _Session:
         return new
 
     def _callbacks(self, stop: Callable[[], bool]) -> dict[str, Any]:
-        stopping = Stopping(resume=resume_command(self.settings.out))
-        return {"stop": stop, "stopping": lambda: self.tell(stopping), "tell": self.tell}
+        def stopping() -> None:
+            resume = resume_command(self.settings.out)
+            self.tell(Stopping(resume=resume, over_budget=self.deadline.left <= 0))
+
+        return {"stop": stop, "stopping": stopping, "tell": self.tell}
 
 
-def _make_task(settings: ComparisonSettings) -> Task:
+def _make_task(settings: ComparisonSettings, deadline: Deadline) -> Task:
     """The task, after a try whether every encoding can serve it and a step fits into memory."""
+    if settings.budget_minutes is not None:
+        _try_preparing(settings, deadline)
     task = settings.entry.make(settings)
     device = torch.device(settings.device)
     free = available_memory(device)
     for name in settings.trained:
+        deadline.require("models are made", RAISE)
         with torch.random.fork_rng(devices=[]):
             model = task.build(name)
         if free is not None:
             task.require_memory(model, free // _count_workers(settings, len(settings.trained)))
     return task
+
+
+def _try_preparing(settings: ComparisonSettings, deadline: Deadline) -> None:
+    """Prepare the data in another process first, which can be ended with the budget."""
+    took: list[float] = []
+
+    def stop() -> bool:
+        deadline.require("the data is prepared", RAISE)
+        return False
+
+    with Crew(settings, 1) as crew:
+        crew.run(
+            [Prepare()],
+            stop=stop,
+            stopping=lambda: None,
+            tell=lambda event: None,
+            done=lambda message: took.append(message.took),
+        )
+    deadline.require("the data is prepared", RAISE, seconds=took[0])
 
 
 def _count_workers(settings: ComparisonSettings, runs: int) -> int:

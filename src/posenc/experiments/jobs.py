@@ -56,6 +56,11 @@ class Pace:
     measured: bool
 
 
+@dataclass(frozen=True)
+class Prepare:
+    """The data of the task, to measure how long it takes to prepare."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """Records of a finished run."""

@@ -6,7 +6,7 @@ thread, with the events below in this order::
     Prepared
     Paced                                  only with a budget in minutes
     RunStarted, Stepped*, Measuring*, RunFinished    for each run; up to `workers` runs interleave
-    Stopping                               only after Ctrl-C
+    Stopping                               only after Ctrl-C or the end of the budget
     Finished
 
 Nothing is printed here.
@@ -112,9 +112,15 @@ class RunFinished(RunEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """After Ctrl-C: workers finish their step and save. ``resume`` is the command to continue."""
+    """After Ctrl-C, or the end of the budget: workers finish their step and save.
+
+    Args:
+        resume: the command to continue.
+        over_budget: the budget in minutes is over.
+    """
 
     resume: str
+    over_budget: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

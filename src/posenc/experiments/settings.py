@@ -47,8 +47,8 @@ class ComparisonSettings:
         train_length: tokens of a training window, or whatever the task counts.
         test_lengths: test lengths; multiples of ``train_length`` by default.
         steps: training steps. Not with ``budget_minutes``.
-        budget_minutes: choose the steps so that the whole takes about this long, by a
-            measurement before training.
+        budget_minutes: limit of the whole time. The steps are chosen to fit it, by a measurement
+            before training; what is not finished when it ends is saved.
         seeds: one run per encoding and seed; a seed decides initial weights and data order.
         width, layers, heads: of the model.
         batch: windows per step.

@@ -20,13 +20,13 @@ from typing import cast
 import torch
 
 from posenc.errors import Interrupted, PosencError
-from posenc.experiments.jobs import Pace, TrainingJob, carry_out, pace, plan
+from posenc.experiments.jobs import Pace, Prepare, TrainingJob, carry_out, pace, plan
 from posenc.experiments.progress import Event
 from posenc.experiments.settings import ComparisonSettings
 from posenc.experiments.tasks import Task
 from posenc.training.loop import CONTROL, train
 
-Order = TrainingJob | Pace
+Order = TrainingJob | Pace | Prepare
 
 PATIENCE = 10.0
 """Seconds that an idle process gets to end by itself."""
@@ -65,12 +65,15 @@ class Crew:
 
     def __init__(self, settings: ComparisonSettings, count: int) -> None:
         context = multiprocessing.get_context("spawn")
+        # Of the crew, not of the processes, which may be terminated.
+        self._scratch = tempfile.TemporaryDirectory()
         self._members: list[_Member] = []
         # The processes inherit that Ctrl-C is not for them: they stop when they are told to.
         with _without_interrupts():
             for _ in range(count):
                 ours, theirs = context.Pipe()
-                process = context.Process(target=serve, args=(theirs, settings, count), daemon=True)
+                arguments = (theirs, settings, count, self._scratch.name)
+                process = context.Process(target=serve, args=arguments, daemon=True)
                 process.start()
                 theirs.close()
                 self._members.append(_Member(process, ours))
@@ -88,6 +91,7 @@ class Crew:
             if member.process.is_alive():
                 member.process.kill()
                 member.process.join()
+        self._scratch.cleanup()
 
     def run(
         self,
@@ -173,12 +177,13 @@ class Crew:
                     member.connection.send(None)
 
 
-def serve(connection: Connection, settings: ComparisonSettings, workers: int) -> None:
+def serve(connection: Connection, settings: ComparisonSettings, workers: int, scratch: str) -> None:
     """A worker process: carries out one order after another until the connection closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces each precision
     torch.set_num_threads(settings.threads)
     task: Task | None = None
+    warm = False
     while True:
         try:
             order: Order | None = connection.recv()
@@ -188,12 +193,17 @@ def serve(connection: Connection, settings: ComparisonSettings, workers: int) ->
             continue  # a request to stop that came after the end of what it was for
         answer: Done | _Failed
         try:
-            if task is None:
-                task = settings.entry.make(settings)
-                with tempfile.TemporaryDirectory() as folder:
+            began = time.perf_counter()
+            task = task or settings.entry.make(settings)
+            if isinstance(order, Prepare):
+                connection.send(Done(order=order, took=time.perf_counter() - began))
+                continue
+            if not warm:
+                with tempfile.TemporaryDirectory(dir=scratch) as folder:
                     # Libraries allocate what they keep, which is no run's memory.
                     train(task, plan(settings, CONTROL, seed=0, steps=1, folder=Path(folder)))
-            answer = _carry_out(order, task, settings, workers, connection)
+                warm = True
+            answer = _carry_out(order, task, settings, workers, scratch, connection)
         except PosencError as error:
             answer = _Failed(error)
         except Exception:
@@ -205,7 +215,12 @@ def serve(connection: Connection, settings: ComparisonSettings, workers: int) ->
 
 
 def _carry_out(
-    order: Order, task: Task, settings: ComparisonSettings, workers: int, connection: Connection
+    order: TrainingJob | Pace,
+    task: Task,
+    settings: ComparisonSettings,
+    workers: int,
+    scratch: str,
+    connection: Connection,
 ) -> Done:
     asked = False
 
@@ -224,7 +239,7 @@ def _carry_out(
     began = time.perf_counter()
     paced = None
     if isinstance(order, Pace):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
             paced = pace(order, task, settings, Path(folder), stop)
     else:
         carry_out(order, task, settings, workers=workers, stop=stop, tell=tell)

@@ -1,0 +1,44 @@
+"""The limit of a budget in minutes."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from posenc.errors import ArgumentError
+
+
+class Deadline:
+    """End of a budget in minutes, counted from when this is made; None: no end.
+
+    Args:
+        minutes: the budget.
+    """
+
+    def __init__(self, minutes: float | None) -> None:
+        self._minutes = minutes
+        self._end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self._end - time.monotonic()
+
+    def require(self, stage: str, remedy: str, *, seconds: float = 0.0) -> None:
+        """Refuse a budget that ends before anything can be trained.
+
+        Args:
+            stage: what is going on, as a clause.
+            remedy: for the message.
+            seconds: that it still takes.
+
+        Raises:
+            ArgumentError: if less is left.
+        """
+        if self.left <= seconds:
+            raise ArgumentError(
+                "budget_minutes",
+                expected="time to prepare the data, and to train and measure a little",
+                got=f"{self._minutes:g}, which ends while {stage}",
+                remedy=remedy,
+            )
