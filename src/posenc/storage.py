@@ -13,6 +13,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +31,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Tensor shapes by name, from the header of a file."""
 
 WRITTEN = "a complete file written by posenc"
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+"""Relative paths that may be meant as a name on the Hugging Face Hub."""
+
 RESTORE = "Restore the file from a copy, or run the command that wrote it again."
 
 
@@ -192,7 +196,7 @@ def read_json(path: Path, *, expected: str = WRITTEN, remedy: str = RESTORE) -> 
     """The value in a JSON file.
 
     Args:
-        expected, remedy: for the message.
+        expected, remedy: for the message; a file that is missing has a remedy of its own.
 
     Raises:
         CheckpointError: if it is missing, unreadable, not a regular file, too large or not JSON.
@@ -200,7 +204,7 @@ def read_json(path: Path, *, expected: str = WRITTEN, remedy: str = RESTORE) -> 
     try:
         return parse_json(read_bytes(path, most=MOST_JSON))
     except OSError as error:
-        raise _damaged(path, error.strerror or str(error), expected, remedy) from error
+        raise _unread(path, error, expected, remedy) from error
     except ValueError as error:
         raise _damaged(path, f"invalid JSON ({error})", expected, remedy) from error
 
@@ -239,9 +243,10 @@ def open_tensors(path: Path, *, expected: str = WRITTEN, remedy: str = RESTORE) 
         if header > MOST_JSON:
             raise OSError(errno.EFBIG, f"a header of {header:,} bytes", str(path))
         return safe_open(path, framework="pt")
+    except OSError as error:
+        raise _unread(path, error, expected, remedy) from error
     except Exception as error:  # the library raises errors of several kinds
-        got = getattr(error, "strerror", None) or str(error)
-        raise _damaged(path, got, expected, remedy) from error
+        raise _damaged(path, str(error), expected, remedy) from error
 
 
 def load_tensors(
@@ -324,6 +329,45 @@ def unwritable(path: Path, error: OSError) -> OutputError:
         remedy = "Choose another folder."
     reason = error.strerror or str(error)
     return OutputError("out", expected=f"to write {path}", got=reason, remedy=remedy)
+
+
+def _unread(path: Path, error: OSError, expected: str, remedy: str) -> CheckpointError:
+    """The error about a file that cannot be opened, with a remedy that fits the cause."""
+    got = error.strerror or str(error)
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        got, remedy = _missing(path)
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        remedy = "Give yourself the permission to read it."
+    elif error.errno in (errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG):
+        remedy = "Check the path."
+    return _damaged(path, got, expected, remedy)
+
+
+def _missing(path: Path) -> tuple[str, str]:
+    """Description of a path that leads to no file, and a remedy: another path, if one is near."""
+    folder = path.parent
+    if path.is_symlink():
+        return "a link to a file that is gone", "Download or write the folder again."
+    if folder.is_file():
+        return f"{folder}, which is a file", "Name the folder that it lies in."
+    if folder.is_dir():
+        below = sorted([*folder.glob(f"*/{path.name}"), *folder.glob(f"*/*/{path.name}")])
+        hint = f"Did you mean {below[0].parent}?" if below else "Name the folder that has one."
+        return f"no {path.name} in {folder}", hint
+    parent = next(parent for parent in folder.parents if parent.is_dir())
+    part = folder.relative_to(parent).parts[0]
+    names: list[str] = []
+    with suppress(OSError):  # it may not be read
+        names = [entry.name for entry in parent.iterdir()]
+    near = get_close_matches(part, names, n=1)
+    where = "this folder" if parent == Path() else parent
+    hint = (
+        f"Did you mean {parent / near[0]}?" if near else f"Check the path: {where} has no {part}."
+    )
+    if HUB_NAME.fullmatch(str(folder)):
+        download = f"hf download {folder} --local-dir FOLDER"
+        hint += f" A name on the Hugging Face Hub is no folder; {download} makes one."
+    return f"no folder {folder}", hint
 
 
 def _damaged(path: Path, got: str, expected: str, remedy: str) -> CheckpointError:

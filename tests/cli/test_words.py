@@ -21,8 +21,11 @@ from posenc.cli.completion import (
     complete_task,
 )
 from posenc.cli.console import Terminal, command_line, print_error
-from posenc.errors import Interrupted, OutputError
+from posenc.errors import CheckpointError, Interrupted, OutputError
 from posenc.evaluation.progress import kept
+from posenc.integrations.transformers import save
+from posenc.models import Decoder, EncoderConfig, MaskedLM
+from tests.support.samples import next_token_model
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -110,6 +113,76 @@ def test_a_folder_of_another_kind_is_not_to_be_deleted(posenc: Command, tmp_path
     assert code == 2
     assert "elete" not in told
     assert "--resume" not in told
+
+
+@pytest.mark.parametrize("command", ["generate", "evaluate", "extend", "doctor"])
+@pytest.mark.parametrize(
+    ("path", "got", "remedy"),
+    [
+        ("runs/rpe/model", "no folder runs/rpe/model", "Did you mean runs/rope?"),
+        ("runs", "no config.json in runs", "Did you mean runs/rope/model?"),
+        ("runs/rope/model/config.json", "which is a file", "Name the folder that it lies in"),
+        ("meta-llama/Llama-3", "no folder", "hf download meta-llama/Llama-3 --local-dir FOLDER"),
+        ("gpt2", "no folder gpt2", "this folder has no gpt2. A name on the Hugging Face Hub"),
+        ("/no/such/folder", "no folder", "Check the path: / has no no."),
+        ("cut", "invalid JSON", "Download or write it again"),
+        ("linked", "a link to a file that is gone", "Download or write the folder again"),
+        ("bare", "model.safetensors", "Download or save the weights"),
+        ("strange", "none", "save_pretrained"),
+    ],
+)
+def test_the_remedy_fits_the_cause(
+    posenc: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    path: str,
+    got: str,
+    remedy: str,
+) -> None:
+    """A typing error is not a damaged file, and a name on the Hub is no folder."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "runs/rope/model": '{"model_type": "llama"}',
+        "cut": '{"model_type": "lla',
+        "bare": '{"model_type": "llama", "hidden_size": 8}',
+        "strange": "{}",
+    }.items():
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(text)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/config.json").symlink_to(tmp_path / "gone")
+    if command == "doctor" and path in ("bare", "strange"):
+        return  # it reads no weights, and any config
+    code, _, told = posenc(command, path)
+    assert code == 2
+    assert got in told
+    assert remedy in told
+    assert "from a copy" not in told
+
+
+def test_generate_reads_what_predicts_bytes(posenc: Command, tmp_path: Path) -> None:
+    """A run of compare and what extend has written of it; other models are told from them."""
+    model = next_token_model(b"abcab", length=16)
+    model.save(tmp_path / "saved")
+    save(model, tmp_path / "stretched")
+    options = ("--prompt", "ab", "--max-new", "4", "--temperature", "0")
+    for folder in ("saved", "stretched"):
+        code, printed, _ = posenc("generate", tmp_path / folder, *options)
+        assert (code, printed.strip()) == (0, "abcabc")
+    save(next_token_model([0, 1], length=16, vocabulary=300), tmp_path / "tokens")
+    MaskedLM(EncoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=8)).save(
+        tmp_path / "masked"
+    )
+    for folder, got in (("tokens", "a vocabulary of 300"), ("masked", "a MaskedLM")):
+        code, _, told = posenc("generate", tmp_path / folder, *options)
+        assert code == 2
+        assert f"a model of the next byte, with a vocabulary of 256, got {got}" in told
+        assert "--task language" in told
+    with pytest.raises(CheckpointError, match=r"a checkpoint of transformers \(llama\).*reads it"):
+        Decoder.load(tmp_path / "stretched")
+    with pytest.raises(CheckpointError, match=r"that of a masked_lm\. posenc\.models\.load"):
+        Decoder.load(tmp_path / "masked")
 
 
 def test_a_package_that_is_not_installed_is_named(

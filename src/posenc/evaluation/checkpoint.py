@@ -21,6 +21,7 @@ from posenc.integrations.transformers.families import FAMILIES
 from posenc.integrations.transformers.family import family_name
 from posenc.integrations.transformers.stretched import save_stretched
 from posenc.models import Decoder, Encoder, ImageEncoder, MaskedLM, VisionTransformer
+from posenc.models import load as load_saved
 from posenc.models.replacing import encodings_of
 from posenc.storage import output_folder, write_bytes
 
@@ -87,7 +88,14 @@ class Checkpoint:
         family = str(config.values.get("model_type"))
         model: nn.Module
         if "kind" in config.values and "model_type" not in config.values:
-            decoder = Decoder.load(folder, device=device)
+            decoder = load_saved(folder, device=device)
+            if not isinstance(decoder, Decoder):
+                raise CheckpointError(
+                    f"kind in {config.path}",
+                    expected="a decoder, which predicts the next token",
+                    got=f"a {decoder.kind}",
+                    remedy="Name a run of posenc compare --task language.",
+                )
             family, stated, model = OWN_FAMILY, decoder.config.max_length, decoder
             if extendable:
                 config = _as_transformers(decoder, folder)
@@ -197,12 +205,15 @@ def _as_transformers(model: Decoder, folder: Path) -> Fields:
 def require_extendable(config: Fields, family: str) -> None:
     """Refuse checkpoints that cannot be written, before their weights are read."""
     writable = [name for name, family in FAMILIES.items() if family.write is not None]
-    if family_name(family) not in writable:
+    named = "model_type" in config.values
+    if not named or family_name(family) not in writable:
         raise CheckpointError(
             f"model_type in {config.path}",
             expected=f"one of {', '.join(writable)}",
-            got=repr(family),
-            remedy="Models of other families cannot be stretched; the folder was not touched.",
+            got=repr(family) if named else "none",
+            remedy="Models of other families cannot be stretched; the folder was not touched."
+            if named
+            else "Name a folder written by save_pretrained of transformers.",
         )
     if config.values.get(FIELD) is not None:
         raise CheckpointError(

@@ -71,14 +71,8 @@ class SavedModel(nn.Module):
         """
         folder = Path(folder)
         described = read_json(folder / CONFIG)
-        if not isinstance(described, dict) or described.get("kind") != cls.kind:
-            got = described.get("kind") if isinstance(described, dict) else type(described).__name__
-            raise CheckpointError(
-                str(folder / CONFIG),
-                expected=f"the configuration of a {cls.kind}",
-                got=got,
-                remedy="Load it with the class that saved it.",
-            )
+        if _kind(described) != cls.kind:
+            raise _of_another_kind(folder / CONFIG, described, f"the configuration of a {cls.kind}")
 
         def fits(shapes: Shapes, meta: dict[str, Any]) -> None:
             if meta != described:
@@ -133,16 +127,32 @@ def load(folder: Path | str, *, device: torch.device | str = "cpu") -> SavedMode
     Raises:
         CheckpointError: when its kind is unknown, or as ``SavedModel.load``.
     """
-    described = read_json(Path(folder) / CONFIG)
-    kind = described.get("kind") if isinstance(described, dict) else None
-    if not isinstance(kind, str) or kind not in MODELS:
-        raise CheckpointError(
-            f"kind in {Path(folder) / CONFIG}",
-            expected=f"one of {', '.join(MODELS)}",
-            got=repr(kind),
-            remedy="Import or install the package that defines it.",
-        )
+    path = Path(folder) / CONFIG
+    described = read_json(path)
+    kind = _kind(described)
+    if kind is None or kind not in MODELS:
+        raise _of_another_kind(path, described, f"a model of a kind among {', '.join(MODELS)}")
     return MODELS[kind].load(folder, device=device)
+
+
+def _kind(described: Any) -> str | None:
+    """The kind of a model by its configuration file; None: posenc did not write it."""
+    kind = described.get("kind") if isinstance(described, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _of_another_kind(path: Path, described: Any, expected: str) -> CheckpointError:
+    kind = _kind(described)
+    if kind is not None and kind in MODELS:
+        got, remedy = f"that of a {kind}", "posenc.models.load reads models of every kind."
+    elif kind is not None:
+        got, remedy = repr(kind), "Import or install the package that defines it."
+    elif isinstance(described, dict) and "model_type" in described:
+        got = f"a checkpoint of transformers ({described['model_type']})"
+        remedy = "posenc.integrations.transformers.load reads it."
+    else:
+        got, remedy = "another file", "Name a folder that a model's save has written."
+    return CheckpointError(str(path), expected=expected, got=got, remedy=remedy)
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -176,8 +176,10 @@ def _family_of(fields: Fields) -> Family:
         raise CheckpointError(
             f"model_type in {fields.path}",
             expected=f"one of {', '.join(FAMILIES)}",
-            got=repr(kind),
-            remedy="Models of other families are not supported.",
+            got="none" if kind is None else repr(kind),
+            remedy="Name a folder written by save_pretrained of transformers."
+            if kind is None
+            else "Models of other families are not supported.",
         )
     fields.require("quantization_config", None)
     return FAMILIES[family_name(kind)]

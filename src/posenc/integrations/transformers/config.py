@@ -176,9 +176,8 @@ def read_json(path: Path) -> Any:
     """
     return storage.read_json(
         path,
-        expected="a JSON file of a transformers checkpoint",
-        remedy="Name a folder written by save_pretrained, with config.json in it; nothing was "
-        "loaded.",
+        expected="a JSON file of a checkpoint",
+        remedy="Download or write it again; nothing was loaded.",
     )
 
 

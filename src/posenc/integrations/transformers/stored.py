@@ -95,7 +95,7 @@ class StoredTensors:
                 got=f"{pickled[0]}, which is pickle" if pickled else "none",
                 remedy="Save with save_pretrained of a recent transformers."
                 if pickled
-                else "Name a folder written by save_pretrained.",
+                else "Download or save the weights into the folder; nothing was loaded.",
             )
         self._file_of = dict.fromkeys(self._open(WHOLE), WHOLE)
 

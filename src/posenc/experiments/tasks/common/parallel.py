@@ -128,6 +128,8 @@ def read_lines(path: Path, argument: str = "text") -> list[str]:
         content = read_bytes(path, most=MOST_BYTES)
     except OSError as error:
         remedy = f"Give a text file of at most {MOST_BYTES:,} bytes that you may read."
+        if isinstance(error, FileNotFoundError):
+            remedy = "Check the path for a typing error."
         raise _unusable(argument, path, error.strerror or str(error), remedy) from error
     if not content.strip():
         raise _unusable(argument, path, "an empty file", "Give some text.")
