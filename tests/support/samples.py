@@ -199,7 +199,7 @@ LENGTHS = (128, 256, 512)
 def stretched_sample() -> Study:
     """A study of a stretched checkpoint with plausible numbers, the same at every call."""
     suite = NextTokenSuite(
-        torch.zeros(64), Pieces((64,)), LENGTHS[::2], ByteNeedles(), letters(), seed=0, windows=1
+        torch.zeros(512), Pieces((512,)), LENGTHS[::2], ByteNeedles(), letters(), seed=0, windows=1
     )
     depths = (0.1, 0.5, 0.9)
     findings = []

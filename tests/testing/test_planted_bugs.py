@@ -23,16 +23,26 @@ from posenc.encodings.score import alibi as alibi_file
 from posenc.encodings.score.alibi import Alibi
 from posenc.encodings.score.shaw import ShawKeys
 from posenc.encodings.score.t5 import T5
-from posenc.testing import LawBroken
+from posenc.registry import ENCODINGS
+from posenc.testing import LAWS, LawBroken, Subject
 from posenc.testing.oracles import (
     attention_by_loops,
     rotate_by_loops,
     sinusoid_by_loops,
     t5_bucket_by_loops,
 )
-from tests.testing.mutations import Check, law
 
 Plant = Callable[[pytest.MonkeyPatch], None]
+Check = Callable[[], None]
+
+
+def law(name: str, encoding: str) -> Check:
+    """A law over an encoding of the registry."""
+
+    def check() -> None:
+        LAWS[name](Subject.of_entry(encoding, ENCODINGS[encoding]))
+
+    return check
 
 
 def _inputs() -> tuple[Tensor, Tensor, Tensor]:
