@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from multiprocessing.queues import SimpleQueue
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 import posenc
 from posenc.attention import attend, explain
-from posenc.attention.backends.native import Native, heads
 from posenc.attention.backends.native import build as building
+from posenc.attention.backends.native import heads
 from posenc.attention.backends.native.operands import operands
 from posenc.attention.backends.native.place import Place
 from posenc.attention.call import AttentionCall
@@ -27,10 +24,8 @@ from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduc
 from posenc.encodings.common import pieces
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.score import tupe
-from posenc.errors import BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
-from tests.support.processes import forking
 
 built = pytest.mark.skipif(
     building.missing() is not None, reason=f"kernels are not built; {building.COMMAND}"
@@ -366,60 +361,6 @@ def test_compiles() -> None:
 def test_explain_names_it() -> None:
     inputs, grid = _inputs(33, 33), Grid.of(Layout.sequence(33))
     assert "compiled" in explain(*inputs, grid, _encoding("shaw"), backend="native").how
-
-
-def test_without_kernels_it_says_how_to_build_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(building, "path", lambda: tmp_path / "none.so")
-    reason = Native().unavailable(torch.device("cpu"))
-    assert reason is not None
-    assert building.COMMAND in reason.reason
-    (tmp_path / "none.so").write_text("not a library")
-    reason = Native().unavailable(torch.device("cpu"))
-    assert reason is not None
-    assert "cannot be loaded" in reason.reason
-
-
-def test_without_a_compiler_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(building, "path", lambda: tmp_path / "none.so")
-    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
-    with pytest.raises(BackendRefusal, match="Install GCC"):
-        building.build(quiet=True)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["lock"]
-
-
-@built
-def _build(compiler: Path, cache: Path, queue: SimpleQueue[Path]) -> None:
-    os.environ.update(CXX=str(compiler), XDG_CACHE_HOME=str(cache))
-    building.path.cache_clear()
-    queue.put(building.build(quiet=True))
-
-
-def test_processes_at_once_build_once(tmp_path: Path) -> None:
-    """Two processes with a compiler that only counts its calls."""
-    compiler = tmp_path / "g++"
-    compiler.write_text(
-        "#!/bin/sh\n"
-        'case "$*" in *-dM*) echo "#define __GNUC__ 12"; exit;; esac\n'
-        f"echo call >> {tmp_path}/calls\n"
-        'while [ "$1" != -o ]; do shift; done\nsleep 0.2; echo built > "$2"\n'
-    )
-    compiler.chmod(0o755)
-    context = forking()
-    queue = context.SimpleQueue()
-    both = [context.Process(target=_build, args=(compiler, tmp_path, queue)) for _ in range(2)]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join(60)
-        assert process.exitcode == 0
-    files = {queue.get() for _ in both}
-    assert len(files) == 1
-    assert files.pop().read_text() == "built\n"
-    assert len((tmp_path / "calls").read_text().splitlines()) == 3, "two objects, one linking"
 
 
 @built

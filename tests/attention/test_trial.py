@@ -140,3 +140,28 @@ def test_what_the_caller_set_stays() -> None:
         assert trial.refusal(BACKENDS["tiled"], BACKENDS["reference"], CPU, torch.float32) is None
         assert torch.is_inference_mode_enabled()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_only_trials_of_this_user_are_believed(tmp_path: Path) -> None:
+    backend = Damaged("output")
+    call = backend, BACKENDS["reference"], CPU, torch.float32
+    with pytest.warns(RuntimeWarning, match="put aside"):
+        assert trial.refusal(*call) is not None
+    (kept,) = (tmp_path / "posenc" / "trials").iterdir()
+    for content, mode in ((b"", 0o666), (b"\xff", 0o600)):
+        trial._FOUND.clear()
+        kept.write_bytes(content)
+        kept.chmod(mode)
+        with pytest.warns(RuntimeWarning, match="put aside"):
+            assert trial.refusal(*call) is not None
+
+
+def test_trials_without_a_home_folder_are_kept_in_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    monkeypatch.setenv("HOME", "here")
+    with pytest.warns(RuntimeWarning, match="put aside"):
+        trial.refusal(Damaged("output"), BACKENDS["reference"], CPU, torch.float32)
+    assert not list(tmp_path.iterdir())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import os
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import product
-from pathlib import Path
 from threading import RLock
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from posenc.attention.backends.common.base import Backend, Plan, Problem, Unsupported
 from posenc.attention.lowering import lower
 from posenc.attention.trial_parts import HEADS, KERNELS, LONGEST, PARTS, WHOLE, WIDTH, Kind
+from posenc.attention.user_cache import cache_folder, opened_folder, read_file, write_file
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import is_transformed, without_autocast
@@ -73,24 +73,19 @@ def _stored(
     versions = torch.__version__, importlib.metadata.version("posenc")
     words = (*key, *versions)
     name = hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
-    base = os.environ.get("XDG_CACHE_HOME")
-    path = (Path(base) if base else Path.home() / ".cache") / "posenc" / "trials" / name
-    try:
-        return path.read_text()
-    except OSError:
-        pass
+    with suppress(OSError, UnicodeDecodeError):
+        path = cache_folder("trials") / name
+        with opened_folder(path.parent) as folder:
+            return read_file(path, folder).decode()
     found = difference(backend, definition, device, dtypes=(dtype,), kernels=kernels)
     if found:
         warnings.warn(
             f"backend {backend.name!r} is put aside: {found}", RuntimeWarning, stacklevel=2
         )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(found)
-        part.replace(path)
-    except OSError:
-        pass  # tried again by the next process
+    with suppress(OSError):  # tried again by the next process
+        path = cache_folder("trials") / name
+        with opened_folder(path.parent, create=True) as folder:
+            write_file(path, folder, found.encode())
     return found
 
 

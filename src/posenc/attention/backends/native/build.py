@@ -1,7 +1,8 @@
 """Building the kernels, once for each machine: ``python -m posenc.attention.backends.native``.
 
 The shared object lies in the user's cache folder under a name that follows from the sources, the
-processor, PyTorch's version and the compiler's flags.
+processor, PyTorch's version and the compiler's flags, with its SHA-256 beside it. Loading runs code
+of it, so only a file that this user wrote, and wrote whole, is loaded.
 """
 
 from __future__ import annotations
@@ -9,18 +10,28 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
 import torch
 
 from posenc.attention.backends.native.library import Library
+from posenc.attention.user_cache import (
+    cache_folder,
+    open_file,
+    opened_folder,
+    read_file,
+    write_file,
+)
 from posenc.errors import BackendRefusal
 
 COMMAND = "python -m posenc.attention.backends.native"
@@ -35,15 +46,14 @@ FLAGS = (
 OBJECTS = {"float32.o": (), "float64.o": ("-DPOSENC_DOUBLE",)}
 
 
-def folder() -> Path:
-    """The folder that built kernels are kept in."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "posenc" / "kernels"
-
-
 @lru_cache
 def path() -> Path:
-    """The shared object of these sources on this machine, built or not."""
+    """The shared object of these sources on this machine, built or not.
+
+    Raises:
+        OSError: where there is no folder for it.
+    """
+    folder = cache_folder("kernels")
     key = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         key.update(source.read_bytes())
@@ -56,7 +66,7 @@ def path() -> Path:
         _cpu(),
     ):
         key.update(word.encode() + b"\0")
-    return folder() / f"{key.hexdigest()[:32]}.so"
+    return folder / f"{key.hexdigest()[:32]}.so"
 
 
 def _extra_flags() -> list[str]:
@@ -81,7 +91,7 @@ def missing() -> str | None:
     except FileNotFoundError:
         return f"its kernels are not built on this machine; to build them: {COMMAND}"
     except OSError as error:
-        return f"its kernels cannot be loaded ({error})"
+        return f"its kernels cannot be loaded ({error}); to build them anew: {COMMAND}"
     return None
 
 
@@ -100,6 +110,9 @@ for _function in (missing, outpaces_sdpa):
     _function.__dict__["_dynamo_marked_constant"] = True
 
 
+_LOADED: dict[Path, Library] = {}
+
+
 def library() -> Library:
     """The kernels, loaded on first use.
 
@@ -107,14 +120,52 @@ def library() -> Library:
         FileNotFoundError: where they have not been built.
         OSError: where they cannot be loaded.
     """
-    return _loaded(path())
+    file = path()
+    loaded = _LOADED.get(file)
+    if loaded is None:
+        state = _state(file)
+        if state is None:
+            raise FileNotFoundError(file)
+        others = (_checksum(file), *file.parents[:2])
+        outcome = _load(file, (state, *map(_state, others)))
+        if isinstance(outcome, str):
+            raise OSError(outcome)
+        loaded = _LOADED[file] = outcome
+    return loaded
 
 
-@lru_cache
-def _loaded(file: Path) -> Library:
-    if not file.exists():
-        raise FileNotFoundError(file)
-    return Library(file)
+def _checksum(file: Path) -> Path:
+    """The file beside a shared object that holds its SHA-256."""
+    return file.with_suffix(".sha256")
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    """Which file it is, and when it, its owner or its mode were last changed; None for no file."""
+    try:
+        status = file.lstat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_ctime_ns
+
+
+@lru_cache(maxsize=1)
+def _load(file: Path, states: tuple[object, ...]) -> Library | str:
+    """The library in a file, or why it cannot be loaded; tried once in each of its ``states``."""
+    try:
+        with opened_folder(file.parent) as folder:
+            expected = read_file(_checksum(file), folder)
+            handle = open_file(file, folder)
+        with os.fdopen(handle, "rb", closefd=False) as opened:
+            digest = hashlib.sha256(opened.read()).hexdigest()
+        if digest.encode() != expected:
+            os.close(handle)
+            return f"{file} is damaged: its SHA-256 is not the one in {_checksum(file).name}"
+        # What was checked, whatever its path leads to by now. The descriptor stays open: glibc
+        # knows libraries by their paths, so its number must not come to mean another file.
+        checked = Path(f"/proc/self/fd/{handle}")
+        return Library(checked if checked.exists() else file)
+    except OSError as error:
+        return re.sub(r"/proc/self/fd/\d+", str(file), str(error))
 
 
 def build(*, quiet: bool = False) -> Path:
@@ -124,28 +175,26 @@ def build(*, quiet: bool = False) -> Path:
         BackendRefusal: where there is no compiler, or it fails.
     """
     file = path()
-    if file.exists():
+    if missing() is None:
         return file
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with _Lock(file.parent / "lock"):
-        if not file.exists():
-            _compile(_compiler(), file, quiet=quiet)
+    compiler = _compiler()
+    with opened_folder(file.parent, create=True) as folder, _locked(file.parent, folder):
+        if missing() is not None:
+            _compile(compiler, file, folder, quiet=quiet)
     return file
 
 
-class _Lock:
+@contextmanager
+def _locked(path: Path, folder: int) -> Iterator[None]:
     """Held by one process at a time, and given back by the system if it dies."""
+    import fcntl
 
-    def __init__(self, file: Path) -> None:
-        self._file = file.open("w")
-
-    def __enter__(self) -> None:
-        import fcntl
-
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    handle = open_file(path / "lock", folder, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _compiler() -> str:
@@ -165,11 +214,11 @@ def _compiler() -> str:
     return found
 
 
-def _compile(compiler: str, file: Path, *, quiet: bool) -> None:
+def _compile(compiler: str, file: Path, folder: int, *, quiet: bool) -> None:
     began = time.monotonic()
     if not quiet:
         _say(f"Building posenc's CPU kernels into {file.parent} (half a minute, once) …")
-    with tempfile.TemporaryDirectory(dir=file.parent) as work:
+    with tempfile.TemporaryDirectory() as work:
         flags, source = [*FLAGS, *_extra_flags()], str(SOURCES / "kernels.cpp")
         commands = [
             [compiler, *flags, *more, "-c", source, "-o", str(Path(work) / name)]
@@ -183,7 +232,10 @@ def _compile(compiler: str, file: Path, *, quiet: bool) -> None:
         openmp = sorted(Path(torch.__file__).parent.glob("lib/libgomp*"))
         link = [str(openmp[0])] if openmp else ["-fopenmp"]
         _run([compiler, "-shared", *_extra_flags(), *objects, *link, "-o", str(built)])
-        built.replace(file)
+        content = built.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    write_file(_checksum(file), folder, digest.encode())
+    write_file(file, folder, content)
     if not quiet:
         _say(f"Built them in {time.monotonic() - began:.0f} s.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ PAD = 64
 """Entries of a bucket map that kernels may read before and after it."""
 
 _PROCESS = os.getpid()
+
+KERNELS = ("forward", "backward", "rotate")
 
 TYPES = {torch.float32: 0, torch.float64: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -153,8 +156,15 @@ class Library:
     """
 
     def __init__(self, path: Path) -> None:
-        self._loaded = ctypes.CDLL(str(path))
-        size = self._loaded.posenc_size
+        loaded = ctypes.CDLL(str(path))
+        try:
+            size = loaded.posenc_size
+            self._functions: dict[str, Callable[[object], int]] = {
+                name: getattr(loaded, f"posenc_{name}")
+                for name in map("_".join, product(KERNELS, ("float32", "float64")))
+            }
+        except AttributeError as error:
+            raise OSError(str(error)) from error
         size.restype = ctypes.c_int64
         if size() != ctypes.sizeof(Problem):
             raise OSError(f"{path} was built of other sources")
@@ -169,6 +179,5 @@ class Library:
         forked = os.getpid() != _PROCESS
         problem.threads = 1 if forked else torch.get_num_threads()
         kind = "float64" if dtype == torch.float64 else "float32"
-        function: Callable[[object], int] = getattr(self._loaded, f"posenc_{name}_{kind}")
-        if function(ctypes.byref(problem)):
+        if self._functions[f"{name}_{kind}"](ctypes.byref(problem)):
             raise MemoryError(f"no memory for the scratch of posenc's {name} kernel")

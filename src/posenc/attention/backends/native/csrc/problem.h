@@ -4,6 +4,11 @@
 #include <new>
 #include "vec.h"
 namespace posenc::NUMBER {
+#if defined(__aarch64__) && __GNUC__ < 13
+using half = __fp16;  // the same numbers; GCC 12 has no _Float16 in C++ on this processor
+#else
+using half = _Float16;
+#endif
 constexpr index BLOCK = 64;  // tokens whose products with buckets are computed at once
 
 struct Range {
@@ -118,7 +123,7 @@ inline void read_row(const Tokens& x, const char* from, real by, index n, index 
     const uint16_t* r = reinterpret_cast<const uint16_t*>(from);
     for (index d = 0; d < n; ++d) p[d] = from_bfloat16(r[d]) * by;
   } else {
-    const _Float16* r = reinterpret_cast<const _Float16*>(from);
+    const half* r = reinterpret_cast<const half*>(from);
     for (index d = 0; d < n; ++d) p[d] = real(r[d]) * by;
   }
   for (index d = n; d < width; ++d) p[d] = 0;
@@ -131,8 +136,8 @@ inline void write_row(const Tokens& x, char* to, const real* p, real by, index n
     uint16_t* r = reinterpret_cast<uint16_t*>(to);
     for (index d = 0; d < n; ++d) r[d] = to_bfloat16(float(p[d] * by));
   } else {
-    _Float16* r = reinterpret_cast<_Float16*>(to);
-    for (index d = 0; d < n; ++d) r[d] = _Float16(p[d] * by);
+    half* r = reinterpret_cast<half*>(to);
+    for (index d = 0; d < n; ++d) r[d] = half(p[d] * by);
   }
 }
 

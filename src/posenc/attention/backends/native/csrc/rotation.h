@@ -123,7 +123,7 @@ inline void rotate(const Rotation& r) {
     const index b = head / r.heads, h = head % r.heads, end = std::min(r.tokens, begin + many);
     if (r.x.type == REAL) rotate_tokens<real>(r, b, h, begin, end);
     if (r.x.type == BFLOAT16) rotate_tokens<uint16_t>(r, b, h, begin, end);
-    if (r.x.type == FLOAT16) rotate_tokens<_Float16>(r, b, h, begin, end);
+    if (r.x.type == FLOAT16) rotate_tokens<half>(r, b, h, begin, end);
   });
 }
 }  // namespace posenc
