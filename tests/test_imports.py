@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": set(),
     "arguments": {"errors"},
     "derivatives": {"errors", "runtime"},
-    "registration": {"errors"},
+    "registration": {"errors", "codec"},
     "codec": {"errors", "arguments"},
     "layout": {"errors", "runtime"},
     "grid": {"errors", "layout"},

@@ -43,6 +43,46 @@ def test_joined_names_on_one_site_are_refused() -> None:
         create("rope+rope", head_dim=8)
 
 
+def test_options_follow_a_name() -> None:
+    """As in the command line."""
+    encoding = create("rope+t5@base=100@buckets=8", heads=4, head_dim=8, causal=True)
+    assert encoding.query_key is not None
+    assert encoding.query_key.given["base"] == 100.0
+    assert encoding.score is not None
+    assert encoding.score.given["buckets"] == 8
+    alibi = create("alibi@learned=true", heads=2)
+    assert len(list(alibi.parameters())) == 1
+    assert not list(create("alibi@learned=false", heads=2).parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("alibi@lerned=true", {}, "Did you mean 'learned'"),
+        ("alibi@learned", {}, "NAME=VALUE"),
+        ("alibi@learned=maybe", {}, "learned: expected True or False"),
+        ("alibi@", {}, "option of alibi"),
+        ("alibi@randomized", {}, "option of alibi"),
+        ("alibi@heads=2", {}, "option of alibi"),
+        ("alibi@learned=true", {"learned": True}, "learned: expected one value"),
+        ("rope+alibi@learned=true", {}, "rope and alibi both have"),
+        (["alibi"], {}, "encoding: expected a name"),
+        (None, {}, "encoding: expected a name"),
+    ],
+)
+def test_wrong_options_in_a_name(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        create(name, heads=2, head_dim=4, **options)  # type: ignore[arg-type]
+
+
+def test_names_of_another_kind_are_told() -> None:
+    """Rather than encodings that sound like them."""
+    import posenc.extension  # noqa: F401
+
+    with pytest.raises(UnknownNameError, match=r"'yarn', a method of posenc.extensions. Valid"):
+        create("yarn", head_dim=8)
+
+
 def test_an_option_of_two_methods_is_refused() -> None:
     with pytest.raises(ArgumentError, match="rope and alibi both have"):
         create("rope+alibi", heads=4, head_dim=8, learned=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -72,7 +72,11 @@ def restore(kind: type[Record], plain: object, where: str, *, expected: str, rem
 
 
 def parse_options(
-    items: Iterable[str], parameters: Mapping[str, Parameter], *, of: str
+    items: Iterable[str],
+    parameters: Mapping[str, Parameter],
+    *,
+    of: str,
+    words: Collection[str] = (),
 ) -> dict[str, Any]:
     """Options from ``name=value`` texts, by name.
 
@@ -80,6 +84,7 @@ def parse_options(
         items: the texts.
         parameters: the valid options, as ``posenc.arguments.domains`` returns them.
         of: name of the method or task, for messages.
+        words: what else could stand in an item's place, for messages.
 
     Raises:
         UnknownNameError: on a name that is no option.
@@ -89,7 +94,7 @@ def parse_options(
     for item in items:
         name, equals, text = item.partition("=")
         if name not in parameters:
-            raise UnknownNameError.of(f"option of {of}", name, parameters)
+            raise UnknownNameError.of(f"option of {of}", name, [*words, *parameters])
         if not equals:
             raise ArgumentError(
                 name,

@@ -2,29 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from inspect import Parameter
 from pkgutil import iter_modules
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from posenc.errors import ArgumentError, UnknownNameError
 
 E = TypeVar("E")
+Optioned = TypeVar("Optioned", bound="WithOptions")
 
 COMMON = "common"
 """Name of a subpackage that holds helpers of entries, and no entry."""
 
-REGISTRIES: list[Registry[object]] = []
+REGISTRIES: list[Registry[Any]] = []
 
 
 class WithOptions(Protocol):
     """An entry with options."""
 
-    def options(self) -> Mapping[str, object]:
+    def options(self) -> Mapping[str, Parameter]:
         """Parameters by name."""
         ...
+
+
+@dataclass(frozen=True)
+class Parsed(Generic[E]):
+    """A name taken apart: ``NAME[+NAME]…[@OPTION=VALUE]…``.
+
+    Args:
+        entries: by their names, in the order in which they are joined.
+        options: values by the names of options.
+        words: what stands after an ``@`` and is no option.
+    """
+
+    entries: Mapping[str, E]
+    options: Mapping[str, Any]
+    words: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The names alone."""
+        return "+".join(self.entries)
+
+    def options_with(self, others: Mapping[str, object]) -> dict[str, Any]:
+        """The options in the name and ``others``; ArgumentError for one that is in both."""
+        for option in self.options.keys() & others.keys():
+            raise ArgumentError(
+                option,
+                expected="one value",
+                got=f"{self.options[option]!r} in the name, {others[option]!r} as an argument",
+                remedy="Drop one of them.",
+            )
+        return {**self.options, **others}
+
+
+def parse_name(
+    registry: Registry[Optioned],
+    text: str,
+    *,
+    words: Collection[str] = (),
+    names: Collection[str] = (),
+) -> Parsed[Optioned]:
+    """The entries, options and words of a name.
+
+    Args:
+        registry: of the entries.
+        text: the name.
+        words: valid ones besides options.
+        names: what could be written in place of a name, for messages.
+
+    Raises:
+        UnknownNameError: for an unknown entry, option or word, with close matches.
+        ArgumentError: for an entry that is named twice, or a value outside its option's domain.
+    """
+    if not isinstance(text, str):
+        raise ArgumentError(
+            registry.noun,
+            expected="a name",
+            got=repr(text),
+            remedy="Names are strings, such as those of its registry.",
+        )
+    joined, *changes = text.split("@")
+    parts = [part.strip() for part in joined.split("+")]
+    entries = {name: registry.require(name, names) for name in parts}
+    if len(entries) < len(parts):
+        raise ArgumentError(
+            registry.noun, expected="each name once", got=joined, remedy="Drop the repeated name."
+        )
+    options: dict[str, Any] = {}
+    if changes:
+        from posenc.codec import parse_options
+
+        valid = {name: kind for entry in entries.values() for name, kind in entry.options().items()}
+        items = [change for change in changes if change not in words]
+        options = parse_options(items, valid, of="+".join(entries), words=words)
+    return Parsed(entries, options, tuple(change for change in changes if change in words))
 
 
 def assign_options(
@@ -82,7 +159,7 @@ class Registry(Mapping[str, E], Generic[E]):
         self._classes = classes
         self._packages = packages
         self._read: dict[str, E] = {}
-        REGISTRIES.append(cast(Registry[object], self))
+        REGISTRIES.append(self)
 
     @cached_property
     def _modules(self) -> dict[str, str]:
@@ -138,11 +215,26 @@ class Registry(Mapping[str, E], Generic[E]):
         for name in self._modules:
             self[name]
 
-    def require(self, name: str) -> E:
-        """The entry called ``name``; UnknownNameError with close matches if there is none."""
-        if name not in self:
-            raise UnknownNameError.of(self.noun, name, self)
-        return self[name]
+    def require(self, name: str, others: Collection[str] = ()) -> E:
+        """The entry called ``name``; UnknownNameError with close matches if there is none.
+
+        Args:
+            name: a key.
+            others: what could be written in its place, for messages.
+        """
+        if name in self:
+            return self[name]
+        known = [*self, *others]
+        for other in REGISTRIES:
+            if name in other:
+                article = "an" if other.noun[0] in "aeiou" else "a"
+                raise UnknownNameError(
+                    self.noun,
+                    expected="a known name",
+                    got=f"{name!r}, {article} {other.noun} of {other.group}",
+                    remedy=f"Valid: {', '.join(known)}.",
+                )
+        raise UnknownNameError.of(self.noun, name, known)
 
     def register(self, name: str, entry: E) -> None:
         """Add an entry; see ``posenc.register``."""

@@ -10,7 +10,7 @@ from posenc.arguments import Count, Length, Width, check
 from posenc.encoding import Encoding
 from posenc.entry import Entry
 from posenc.errors import ArgumentError
-from posenc.registration import Registry, assign_options
+from posenc.registration import Registry, assign_options, parse_name
 
 ENCODINGS: Registry[Entry] = Registry(
     Entry,
@@ -37,7 +37,8 @@ def create(
     """The encoding called ``name``, for one layer.
 
     Args:
-        name: a key of ``ENCODINGS``, or several joined by ``+`` (``"rope+alibi"``).
+        name: a key of ``ENCODINGS``, or several joined by ``+`` (``"rope+alibi"``); options may
+            follow, each after an ``@`` (``"alibi@learned=true"``).
         dim: width C of the model.
         heads: query heads H.
         head_dim: width D of a head; ``dim / heads`` if both are given.
@@ -81,7 +82,7 @@ def create_layers(
 
     Args and Raises: as ``create``; also ArgumentError for ``layers`` below 1.
     """
-    check("name", str, name)
+    parsed = parse_name(ENCODINGS, name)
     layers = check("layers", Count, layers)
     context: dict[str, int | None] = {
         "dim": check("dim", Width | None, dim),
@@ -99,18 +100,9 @@ def create_layers(
                 remedy="Change dim or heads, or give head_dim.",
             )
         context["head_dim"] = dim // heads
-    names = [part.strip() for part in name.split("+")]
-    entries = {part: ENCODINGS.require(part) for part in names}
-    if len(entries) < len(names):
-        raise ArgumentError(
-            "encoding",
-            expected="each name once",
-            got="+".join(names),
-            remedy="Drop the repeated name.",
-        )
     remedy = "Create each by itself and add them: create(...) + create(...)."
-    chosen = assign_options(options, entries, remedy=remedy)
-    stacks = [_stack(n, entry, layers, context, chosen[n]) for n, entry in entries.items()]
+    chosen = assign_options(parsed.options_with(options), parsed.entries, remedy=remedy)
+    stacks = [_stack(n, entry, layers, context, chosen[n]) for n, entry in parsed.entries.items()]
     return [functools.reduce(operator.add, parts) for parts in zip(*stacks, strict=True)]
 
 

@@ -105,6 +105,18 @@ def test_gallery_is_one_page(tmp_path: Path) -> None:
     assert out.read_text().count("<article") == 2
 
 
+def test_show_joins_encodings() -> None:
+    shown = posenc("show", "rope+alibi@base=100", "--option", "gain=2")
+    assert shown.returncode == 0
+    assert shown.stdout.count("options and defaults") == 2
+    both = json.loads(posenc("show", "rope+alibi", "--json").stdout)
+    assert [each["name"] for each in both] == ["rope", "alibi"]
+    refused = posenc("show", "yarn")
+    assert refused.returncode == 2
+    assert "posenc.extensions" in refused.stderr.replace("\n", "")
+    assert "Did you mean" not in refused.stderr
+
+
 def test_show_passes_options() -> None:
     shown = posenc("show", "rope", "--option", "base=100")
     assert shown.returncode == 0

@@ -93,9 +93,22 @@ def test_joined_names_are_applied_in_order() -> None:
     )
 
 
+def test_options_follow_a_name() -> None:
+    rope = create("rope", head_dim=8)
+    named = extend(rope, "yarn@alpha=0.5@beta=4", factor=4, length=64)
+    given = extend(rope, "yarn", factor=4, length=64, alpha=0.5, beta=4)
+    assert cast(Rope, named.query_key).divisors == cast(Rope, given.query_key).divisors
+    notes = advice(rope, "yarn", factor=4, length=64, alpha=0.5, beta=4)
+    assert advice(rope, "yarn@alpha=0.5@beta=4", factor=4, length=64) == notes
+
+
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
+        ("yarn@alhpa=1", {}, UnknownNameError, "Did you mean 'alpha'"),
+        ("yarn@alpha=1", {"alpha": 1}, ArgumentError, "alpha: expected one value"),
+        ("yarn+yarn", {}, ArgumentError, "each name once"),
+        (3, {}, ArgumentError, "method: expected a name"),
         ("yearn", {}, UnknownNameError, "Did you mean 'yarn'"),
         ("yarn", {"alhpa": 1}, UnknownNameError, "Did you mean 'alpha'"),
         ("yarn", {"factor": None}, ArgumentError, "factor: expected a value, which yarn needs"),

@@ -19,6 +19,7 @@ from posenc.models import (
     VisionTransformer,
     pad_images,
 )
+from posenc.models.vision import fit_image
 from posenc.registry import ENCODINGS
 from posenc.transforms import fitted
 from tests.models.image_encodings import IMAGE_ENCODINGS
@@ -299,3 +300,13 @@ def test_records_serve_but_cannot_be_saved(tmp_path: Path) -> None:
     close(model(images()), named(images()))
     with pytest.raises(ArgumentError, match="by name"):
         model.save(tmp_path)
+
+
+def test_options_in_the_name_of_an_encoding() -> None:
+    """They take the place of what would be set from the image."""
+    sizes = {
+        option: fit_image(name, {}, (3, 4), special=1)
+        for option, name in (("plain", "learned2d"), ("named", "learned2d@size=5,6"))
+    }
+    assert sizes["plain"]["size"] == (3, 4)
+    assert "size" not in sizes["named"]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc import registration
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
-from posenc.experiments.recipe import Recipe, require_encoding
+from posenc.experiments.recipe import Positions, require_axes
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.registry import ENCODINGS, create
@@ -154,20 +155,18 @@ def parse_name(text: str) -> tuple[str, Mapping[str, Any], frozenset[str]]:
         UnknownNameError: for an unknown encoding, option or change.
         ArgumentError: for an encoding without a part in attention, or other positions.
     """
-    encoding, *changes = text.split("@")
-    suffixes = frozenset(changes) & {FROZEN, SCORES}
-    kept = [change for change in changes if change not in suffixes]
-    require_encoding(encoding, axes=_axes(encoding))
-    recipe = Recipe.parse("@".join([encoding, *kept]), axes=_axes(encoding))
-    if recipe.positions != "plain":
+    parsed = registration.parse_name(ENCODINGS, text, words=(FROZEN, SCORES, *get_args(Positions)))
+    require_axes(parsed.entries, axes=_axes(parsed.name))
+    suffixes = frozenset(parsed.words)
+    if suffixes - {FROZEN, SCORES}:
         raise ArgumentError(
             "encoding",
             expected="no change but options, @frozen and @scores",
             got=repr(text),
             remedy="Positions of other kinds are for posenc compare.",
         )
-    for name in encoding.split("+"):
-        sites = ENCODINGS[name].claims.sites
+    for name, entry in parsed.entries.items():
+        sites = entry.claims.sites
         if sites and not set(sites) - {"embedding"}:
             raise ArgumentError(
                 "encoding",
@@ -175,7 +174,7 @@ def parse_name(text: str) -> tuple[str, Mapping[str, Any], frozenset[str]]:
                 got=f"{name}, which changes embeddings only",
                 remedy="It costs attention nothing; leave it out.",
             )
-    return encoding, recipe.options, suffixes
+    return parsed.name, parsed.options, suffixes
 
 
 def past_only(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""``posenc show``: details of one encoding."""
+"""``posenc show``: details of one encoding, or of several joined."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from posenc.cli.console import OUT, new_table, print_json
 from posenc.cli.listing import describe
 from posenc.cli.options import Json, option
 from posenc.codec import parse_options
+from posenc.registration import parse_name
 from posenc.registry import ENCODINGS
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ WIDEST = 100
 def show(
     name: Annotated[
         str,
-        typer.Argument(help="Encoding, as named by posenc list.", autocompletion=complete_encoding),
+        typer.Argument(
+            help="Encoding, as named by posenc list, or several joined by +.",
+            autocompletion=complete_encoding,
+        ),
     ],
     options: Annotated[
         list[str] | None,
@@ -59,21 +63,34 @@ def show(
 
         posenc show rope
 
+        posenc show rope+alibi
+
         posenc show t5 --option buckets=8 --out t5.png
     """
-    entry = ENCODINGS.require(name)
-    chosen = parse_options(options or [], entry.options(), of=name)
+    import posenc.extension  # noqa: F401 - a refusal tells its names apart from unknown ones
+
+    parsed = parse_name(ENCODINGS, name)
+    entries = parsed.entries
+    valid = {name: kind for entry in entries.values() for name, kind in entry.options().items()}
+    chosen = parsed.options_with(parse_options(options or [], valid, of=parsed.name))
     from posenc.visualization.profile import make_profile
 
-    profile = make_profile(name, options=chosen, causal=not bidirectional, length=length)
+    profile = make_profile(parsed.name, options=chosen, causal=not bidirectional, length=length)
     if out is not None:
         from posenc.visualization.pictures import save_picture
 
-        save_picture(profile, out, summary=entry.summary)
+        save_picture(profile, out, summary=" ".join(entry.summary for entry in entries.values()))
     if json:
-        print_json(describe(name, entry) | {"doc": inspect.getdoc(entry.factory)})
+        described = [
+            describe(name, entry) | {"doc": inspect.getdoc(entry.factory)}
+            for name, entry in entries.items()
+        ]
+        print_json(described if len(described) > 1 else described[0])
         return
-    _print_text(name)
+    for number, part in enumerate(entries):
+        if number:
+            OUT.print()
+        _print_text(part)
     _print_picture(profile)
     if out is not None:
         OUT.print(f"\nPicture: {out}")

@@ -9,11 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from posenc.codec import parse_options
 from posenc.encodings.embedding.learned import Learned
 from posenc.encodings.embedding.learned2d import Learned2d
 from posenc.encodings.query_key.rope import Rope
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.errors import ArgumentError
 from posenc.evaluation.results import Claimed, Findings
 from posenc.extension import (
     EXTENSIONS,
@@ -25,6 +24,7 @@ from posenc.extension import (
     segments,
 )
 from posenc.models.replacing import encodings_of, with_encodings, with_window
+from posenc.registration import parse_name
 
 ALL = "all"
 
@@ -71,13 +71,8 @@ class Method:
             UnknownNameError: for an unknown method or option.
             ArgumentError: for a value outside its option's domain.
         """
-        name, *changes = spec.split("@")
-        parts = name.split("+")
-        for part in parts:
-            if part not in EXTENSIONS:
-                raise UnknownNameError.of("method", part, [*EXTENSIONS, ALL])
-        valid = {o: p for part in parts for o, p in EXTENSIONS[part].options().items()}
-        return cls(spec, name, parse_options(changes, valid, of=name))
+        parsed = parse_name(EXTENSIONS, spec, names=(ALL,))
+        return cls(spec, parsed.name, parsed.options)
 
     @property
     def entries(self) -> list[Extension]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
-from posenc.codec import parse_option
-from posenc.errors import ArgumentError, UnknownNameError
+from posenc.entry import Entry
+from posenc.errors import ArgumentError
 from posenc.experiments.results import ComparedEncoding
+from posenc.registration import parse_name
 from posenc.registry import ENCODINGS
 
 Positions = Literal["plain", "randomized", "unsorted", "index"]
@@ -47,21 +48,10 @@ class Recipe:
             UnknownNameError: on an encoding, change or option that does not exist.
             ArgumentError: on an encoding of other axes, or a value out of its option's domain.
         """
-        encoding, *changes = name.split("@")
-        require_encoding(encoding, axes=axes)
-        positions: Positions = "plain"
-        options: dict[str, Any] = {}
-        valid = {o: p for part in encoding.split("+") for o, p in ENCODINGS[part].options().items()}
-        for change in changes:
-            key, equals, value = change.partition("=")
-            if not equals and change in get_args(Positions):
-                positions = cast(Positions, change)
-            elif equals and key in valid:
-                options[key] = parse_option(key, valid[key], value)
-            else:
-                known = [*get_args(Positions), *(f"{option}=…" for option in valid)]
-                raise UnknownNameError.of(f"change of {encoding}", change, known)
-        return cls(name, encoding, options, positions)
+        parsed = parse_name(ENCODINGS, name, words=get_args(Positions))
+        require_axes(parsed.entries, axes=axes)
+        positions = cast(Positions, parsed.words[-1] if parsed.words else "plain")
+        return cls(name, parsed.name, parsed.options, positions)
 
 
 @dataclass(frozen=True)
@@ -111,19 +101,14 @@ class Variant:
         return self.encoding if self.window is None else f"{self.encoding}|window={self.window}"
 
 
-def require_encoding(name: str, *, axes: int = 1) -> None:
-    """Refuse unknown names, and encodings that do not serve so many position axes.
-
-    Raises:
-        UnknownNameError: with the close matches.
-        ArgumentError: for other axes.
-    """
-    for part in name.split("+"):
-        if not ENCODINGS.require(part).claims.serves(axes):
+def require_axes(entries: Mapping[str, Entry], *, axes: int = 1) -> None:
+    """Refuse encodings that do not serve so many position axes by ArgumentError."""
+    for part, entry in entries.items():
+        if not entry.claims.serves(axes):
             raise ArgumentError(
                 "encoding",
                 expected="one for text" if axes == 1 else f"one for positions of {axes} axes",
-                got=f"{part}, whose positions have {ENCODINGS[part].claims.axes} axes",
+                got=f"{part}, whose positions have {entry.claims.axes} axes",
                 remedy=f"See posenc list for those that serve {axes}.",
             )
 

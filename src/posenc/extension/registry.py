@@ -10,7 +10,7 @@ from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension.entry import CONTEXT, Extension
 from posenc.extension.fitting import Misfit
-from posenc.registration import Registry, assign_options
+from posenc.registration import Registry, assign_options, parse_name
 
 EXTENSIONS: Registry[Extension] = Registry(
     Extension, "method", "posenc.extension.methods", group="posenc.extensions"
@@ -31,7 +31,7 @@ def extend(
     Args:
         encoding: of one layer, as trained.
         name: a key of ``EXTENSIONS``, or several joined by ``+`` and applied in order
-            (``"yarn+log_n"``).
+            (``"yarn+log_n"``); options may follow, each after an ``@`` (``"yarn@slow=2"``).
         factor: extension of the trained length, 1 or more.
         length: the trained length L in tokens.
         **options: of the method; with joined names, of the one method that has it.
@@ -139,9 +139,9 @@ def _calls(
     names: str, context: Mapping[str, float | None], options: Mapping[str, object]
 ) -> Iterator[tuple[Extension, dict[str, Any]]]:
     """Joined methods, each with its arguments from the context and its options."""
-    joined = [name.strip() for name in names.split("+")]
-    for name in joined:
-        if EXTENSIONS.require(name).level == "model":
+    parsed = parse_name(EXTENSIONS, names)
+    for name, method in parsed.entries.items():
+        if method.level == "model":
             raise ArgumentError(
                 "method",
                 expected="one that changes encodings",
@@ -149,10 +149,10 @@ def _calls(
                 remedy=f"Use posenc.extension.{name}(model, …).",
             )
     remedy = "Apply one after the other: extend(extend(…), …)."
-    chosen = assign_options(options, {name: EXTENSIONS[name] for name in joined}, remedy=remedy)
-    for name in joined:
+    chosen = assign_options(parsed.options_with(options), parsed.entries, remedy=remedy)
+    for name, method in parsed.entries.items():
         arguments = chosen[name]
-        for parameter, description in EXTENSIONS[name].parameters().items():
+        for parameter, description in method.parameters().items():
             if parameter in CONTEXT and context[parameter] is not None:
                 arguments[parameter] = context[parameter]
             if parameter not in arguments and description.default is description.empty:
@@ -162,4 +162,4 @@ def _calls(
                     got="none",
                     remedy="factor says how far to stretch, length at what length it was trained.",
                 )
-        yield EXTENSIONS[name], arguments
+        yield method, arguments

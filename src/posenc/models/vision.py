@@ -29,6 +29,7 @@ from posenc.models.stack import (
     make_encodings,
     stack_norm,
 )
+from posenc.registration import parse_name
 from posenc.registry import ENCODINGS
 
 
@@ -266,11 +267,12 @@ def fit_image(
     (``window`` for parts inside windowed attention). Options that two joined encodings both have
     are not set.
     """
-    parts = [ENCODINGS[part] for part in name.split("+") if part in ENCODINGS]
+    parsed = parse_name(ENCODINGS, name)
+    parts = list(parsed.entries.values())
     fitting: dict[str, Any] = {}
     for option in ("axes", "special", "size", "window"):
         owners = [entry for entry in parts if option in entry.options()]
-        if len(owners) != 1:
+        if len(owners) != 1 or option in parsed.options:
             continue
         inside = "embedding" not in owners[0].claims.sites
         seen = window if inside and window is not None else cells
