@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention fuzz-triton fuzz-files fuzz-options mutants test-onnx check docs format bench gpu-test gpu-bench wheel check-locks lock clean
+.PHONY: help kernels test-sanitized demo demo-extend test fuzz-attention fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-onnx check docs format bench gpu-test gpu-bench wheel check-locks lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -93,6 +93,9 @@ fuzz-attention: $(VENV)/.installed-test ## random calls of attend, every backend
 
 fuzz-triton: $(VENV)/.installed-test ## random calls of the Triton kernels, interpreted, against the reference
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.attention_fuzz --backend triton --count 640
+
+fuzz-calls: $(VENV)/.installed-test ## invalid calls of the public API: each must be refused by name
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.call_fuzz --count 10000
 
 fuzz-options: $(VENV)/.installed-test ## try random options of every method
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.testing.option_fuzz --samples 50000

@@ -12,7 +12,9 @@ import torch
 from posenc.arguments import Interval, Length, Probability, Rate, check_fields
 from posenc.codec import from_plain, to_plain
 from posenc.errors import ArgumentError, CheckpointError
-from posenc.experiments.recipe import require_encoding
+from posenc.experiments.recipe import require_axes
+from posenc.registration import parse_name
+from posenc.registry import ENCODINGS
 
 __all__ = ["Settings"]
 
@@ -52,7 +54,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("encoding", "cross_encoding"):
-            require_encoding(getattr(self, name))
+            require_axes(parse_name(ENCODINGS, getattr(self, name)).entries)
         check_fields(self)
         self._require("width", self.width % self.heads == 0, f"a multiple of {self.heads} heads")
         room = self.max_length + 1  # for one pair of the longest sentences

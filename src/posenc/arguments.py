@@ -116,6 +116,33 @@ Share = Annotated[float, Interval(0, 1)]
 """A fraction from 0."""
 
 
+def typed(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the types of keyword arguments by their annotations, then call.
+
+    Infinite numbers and NaN are left to the function.
+
+    Raises: as ``check``.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        finite = {n: v for n, v in kwargs.items() if not isinstance(v, float) or math.isfinite(v)}
+        kwargs.update(_checked(function, finite))
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _checked(function: Callable[..., object], given: Mapping[str, object]) -> dict[str, Any]:
+    """The keyword arguments that have annotations, checked."""
+    known = domains(function)
+    return {
+        name: check(name, known[name].annotation, value, known[name].default)
+        for name, value in given.items()
+        if name in known
+    }
+
+
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Check keyword arguments against their annotations, then call.
 
@@ -127,11 +154,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        known = domains(function)
-        for name, value in kwargs.items():
-            if name in known:
-                kwargs[name] = check(name, known[name].annotation, value, known[name].default)
-        _require_room(lambda: _make(function, *args, **kwargs), _sizes(kwargs, known))
+        kwargs.update(_checked(function, kwargs))
+        _require_room(lambda: _make(function, *args, **kwargs), _sizes(kwargs, domains(function)))
         result = function(*args, **kwargs)
         if args:  # a constructor
             vars(args[0])["given"] = kwargs
@@ -309,7 +333,7 @@ def _require_room(make: Callable[[], object], sizes: Sequence[tuple[str, int]]) 
     large = math.prod(size for _, size in sizes) >= ROOMY or any(size >= LONG for _, size in sizes)
     if not large or torch.get_default_device().type == "meta":
         return
-    limit = _memory() // 4  # gradients and an optimiser's two moments take as much each
+    limit = memory() // 4  # gradients and an optimiser's two moments take as much each
     try:
         with torch.device("meta"):
             module = make()
@@ -334,7 +358,7 @@ def _bytes(module: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _memory() -> int:
+def memory() -> int:
     """Bytes of physical memory; 2^40 if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

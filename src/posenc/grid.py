@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
+from posenc.layout.checks import require_truth, require_whole
 from posenc.layout.display import grid_html, grid_line
+from posenc.layout.features import require_layout
 from posenc.layout.integers import exact_dtype
 from posenc.layout.padding import zero_invalid
 from posenc.layout.pytree import register
@@ -35,7 +38,8 @@ class Grid:
             anything, beyond 2^62, becomes None.
 
     Raises:
-        ArgumentError: for a window below 1, or layouts with different numbers of axes.
+        ArgumentError: for a window below 1, arguments of other types, or layouts with different
+            numbers of axes.
     """
 
     query: Layout
@@ -44,15 +48,12 @@ class Grid:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        if self.window is not None and (isinstance(self.window, float) or self.window < 1):
-            raise ArgumentError(
-                "window",
-                expected="a whole number, 1 or more",
-                got=self.window,
-                remedy="Use None for no window.",
-            )
-        if self.window is not None and self.window > FARTHEST:
-            object.__setattr__(self, "window", None)
+        require_layout("query", self.query)
+        require_layout("key", self.key)
+        require_truth("causal", self.causal)
+        if self.window is not None:
+            window = require_whole("window", self.window, most=inf, remedy="Use None for none.")
+            object.__setattr__(self, "window", window if window <= FARTHEST else None)
         if self.query.axes != self.key.axes:
             raise ArgumentError(
                 "grid",

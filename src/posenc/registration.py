@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -222,6 +223,9 @@ class Registry(Mapping[str, E], Generic[E]):
             name: a key.
             others: what could be written in its place, for messages.
         """
+        if not isinstance(name, str):
+            got = reprlib.repr(name)
+            raise ArgumentError(self.noun, expected="a name", got=got, remedy="Names are strings.")
         if name in self:
             return self[name]
         known = [*self, *others]
@@ -238,7 +242,7 @@ class Registry(Mapping[str, E], Generic[E]):
 
     def register(self, name: str, entry: E) -> None:
         """Add an entry; see ``posenc.register``."""
-        if not name.isidentifier():
+        if not (isinstance(name, str) and name.isidentifier()):
             raise ArgumentError(
                 "name",
                 expected="letters, digits and underscores",

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import reprlib
 import secrets
 import shutil
 import stat
@@ -22,7 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from posenc.errors import CheckpointError, OutputError, PosencError
+from posenc.errors import ArgumentError, CheckpointError, OutputError, PosencError
 
 MOST_JSON = 1 << 23
 """Largest JSON file or safetensors header in bytes (80,000 tensors; 180 MB when parsed)."""
@@ -35,6 +36,16 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 """Relative paths that may be meant as a name on the Hugging Face Hub."""
 
 RESTORE = "Restore the file from a copy, or run the command that wrote it again."
+
+
+def as_path(value: Path | str, argument: str = "folder") -> Path:
+    """``value`` as a path; ArgumentError, naming ``argument``, where it is none."""
+    try:
+        return Path(value)
+    except TypeError:
+        raise ArgumentError(
+            argument, expected="a path", got=reprlib.repr(value), remedy="Pass a string or a Path."
+        ) from None
 
 
 def make_folder(path: Path) -> None:

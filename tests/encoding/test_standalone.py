@@ -198,7 +198,7 @@ def test_special_tokens_of_texts() -> None:
         steps = layout.positions[0, 2:, 0] - layout.positions[0, 2, 0]
         assert steps.tolist() == [0, 1, 2, 3]
         assert layout.order.diff().tolist() == [[1] * 5]
-    with pytest.raises(ArgumentError, match="prefix: expected 0 or more"):
+    with pytest.raises(ArgumentError, match="prefix: expected a whole number, 0 or more"):
         Layout.sequence(3, prefix=-1)
 
 

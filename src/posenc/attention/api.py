@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.arguments import check
 from posenc.attention.backends.common.base import Backend, Whole
 from posenc.attention.cache import LayerCache
 from posenc.attention.call import AttentionCall
@@ -20,6 +21,7 @@ from posenc.attention.validation import validate
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
+from posenc.layout.checks import require_truth
 from posenc.runtime import without_autocast
 
 
@@ -124,6 +126,7 @@ def attend(
         BackendRefusal: when the backend that was asked for does not support the call.
         UnknownNameError: when there is no backend of that name.
     """
+    require_truth("return_lse", return_lse)
     call = AttentionCall(q, k, v, grid, encoding, dropout, scale)
     output, lse = _attend(call, backend, return_lse=return_lse)
     if lse is None:
@@ -264,6 +267,7 @@ def explain(
 
     Raises: as ``attend``.
     """
+    check("cache", LayerCache | None, cache, None)
     kept = "untransformed"
     if cache is not None and cache.transformed:
         scale = encoding.default_scale(q.shape[-1]) if scale is None else scale
@@ -272,7 +276,8 @@ def explain(
     validate(call)
     cached = ""
     if cache is not None:
-        reason = "a backend was asked for by name" if backend != "auto" else None
+        by_name = not isinstance(backend, str) or backend != "auto"
+        reason = "a backend was asked for by name" if by_name else None
         reason = "weights are dropped" if dropout else reason
         reason = reason or refusal_of_last(q, k, v, grid, encoding, cache, scale=call.logit_scale())
         cached = f"The cache keeps keys {kept}"
@@ -284,7 +289,7 @@ def explain(
     with without_autocast(q.device):
         call = call.without_padding()
         choice = choose(call, backend)
-        refused = choice.refusals | (refusals(call) if backend == "auto" else {})
+        refused = choice.refusals | (refusals(call) if choice.rule != "named" else {})
         how = choice.plan.describe()
         return Explanation(choice.backend.name, how, choice.rule, refused, cached)
 

@@ -15,6 +15,8 @@ from posenc.attention.past_terms import PastTerms
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
+from posenc.layout.checks import require_rows, require_whole
+from posenc.layout.features import require_layout
 
 T = TypeVar("T")
 
@@ -102,7 +104,12 @@ class LayerCache:
     def append(
         self, keys: Float[Tensor, "B G L D"], values: Float[Tensor, "B G L E"], layout: Layout
     ) -> tuple[Float[Tensor, "B G K D"], Float[Tensor, "B G K E"], Layout]:
-        """Add tokens, and return keys, values and layout of everything so far."""
+        """Add tokens, and return keys, values and layout of everything so far.
+
+        Raises:
+            ArgumentError: for tokens that do not fit each other or the past.
+        """
+        self._require_fit(keys, values, layout)
         if self.keys is None or self.values is None or self.layout is None:
             self.keys, self.values, self.layout = keys, values, layout
         else:
@@ -110,6 +117,33 @@ class LayerCache:
             self.layout = self.shared.get("layout", (past, layout), lambda: past.concat(layout))
             self.keys, self.values = self._extended(self.keys, self.values, keys, values)
         return self.keys, self.values, self.layout
+
+    def _require_fit(self, keys: Tensor, values: Tensor, layout: Layout) -> None:
+        require_layout("layout", layout)
+        if isinstance(keys, Tensor) and layout.batch not in (1, keys.shape[0]):
+            raise ArgumentError(
+                "layout",
+                expected=f"1 or {keys.shape[0]} batch rows, as keys has",
+                got=layout.batch,
+                remedy="Give the layout one row for all, or one a batch row.",
+            )
+        for name, x, past in (("keys", keys, self.keys), ("values", values, self.values)):
+            if not isinstance(x, Tensor):
+                got, remedy = type(x).__name__, "Its shape is [B, G, L, D]."
+                raise ArgumentError(name, expected="a tensor", got=got, remedy=remedy)
+            like = keys if past is None else past
+            fits = x.is_floating_point() and x.layout is torch.strided and x.dim() == 4
+            fits = fits and x.shape[:2] == like.shape[:2] and x.shape[2] == layout.length
+            fits = fits and (past is None or x.shape[3] == past.shape[3])
+            if not fits or x.device != like.device:
+                width = "D" if past is None else past.shape[3]
+                raise ArgumentError(
+                    name,
+                    expected=f"floats of shape {[*like.shape[:2], layout.length, width]}, dense on "
+                    f"{like.device}",
+                    got=f"{x.dtype} of shape {list(x.shape)}, {x.layout} on {x.device}",
+                    remedy="Keys and values are of the layout's tokens, and of the past's sizes.",
+                )
 
     def _extended(
         self, past_keys: Tensor, past_values: Tensor, keys: Tensor, values: Tensor
@@ -150,7 +184,13 @@ class LayerCache:
         return copied
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
-        """Keep these batch rows, in this order; a row may come more than once (beam search)."""
+        """Keep these batch rows, in this order; a row may come more than once (beam search).
+
+        Raises:
+            ArgumentError: for rows that there are not.
+        """
+        if self.keys is not None:
+            require_rows(rows, self.keys.shape[0])
         self._room = None
         if self.keys is not None and self.values is not None and self.layout is not None:
             layout = self.layout
@@ -163,6 +203,7 @@ class LayerCache:
 
     def truncate(self, length: int) -> None:
         """Forget all but the last ``length`` tokens, and the graph that made them."""
+        length = require_whole("length", length, 0)
         self._room = None
         if self.keys is not None and self.values is not None and self.layout is not None:
             begin = max(0, self.layout.length - length)
@@ -197,14 +238,21 @@ class LayerCache:
 
 
 class Cache:
-    """One ``LayerCache`` a layer of a model."""
+    """One ``LayerCache`` a layer of a model.
+
+    Raises:
+        ArgumentError: for a number of layers that is none.
+    """
 
     def __init__(self, layers: int) -> None:
+        layers = require_whole("layers", layers, 0, most=2**16, remedy="Use the model's layers.")
         shared = SharedResults()
         self.layers = [LayerCache(shared) for _ in range(layers)]
 
     def __getitem__(self, layer: int) -> LayerCache:
-        return self.layers[layer]
+        count = len(self.layers)
+        remedy = f"It has {count} layers."
+        return self.layers[require_whole("layer", layer, -count, most=count - 1, remedy=remedy)]
 
     @property
     def length(self) -> int:

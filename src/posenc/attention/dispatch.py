@@ -77,9 +77,9 @@ def choose(call: AttentionCall, backend: str | Backend) -> Choice:
         BackendRefusal: when the backend that was asked for does not support the call.
         UnknownNameError: when there is no backend of that name.
     """
-    if backend == "auto":
+    if isinstance(backend, str) and backend == "auto":
         return _choose(call)
-    chosen = _named(backend)
+    chosen = named(backend)
     plan = _plan(chosen, call)
     if isinstance(plan, Unsupported):
         raise BackendRefusal(
@@ -114,7 +114,13 @@ def _choose(call: AttentionCall) -> Choice:
     )
 
 
-def _named(backend: str | Backend) -> Backend:
+def named(backend: str | Backend) -> Backend:
+    """The backend of a name other than ``"auto"``, or the backend itself.
+
+    Raises:
+        ArgumentError: when ``backend`` is neither a name nor a backend.
+        UnknownNameError: when there is no backend of that name.
+    """
     if isinstance(backend, Backend):
         return backend
     if not isinstance(backend, str):
@@ -131,7 +137,7 @@ def _named(backend: str | Backend) -> Backend:
 
 def differentiating_parts(backend: str | Backend) -> str | Backend:
     """``backend`` where it computes gradients through parts of the keys; else ``"auto"``."""
-    if backend == "auto" or _named(backend).differentiates_parts:
+    if backend == "auto" or named(backend).differentiates_parts:
         return backend
     return "auto"
 

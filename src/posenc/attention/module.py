@@ -16,12 +16,13 @@ from posenc.attention.backends.common.base import Backend
 from posenc.attention.backends.native.rotation import rotate
 from posenc.attention.cache import LayerCache
 from posenc.attention.decoding import attend_last
+from posenc.attention.dispatch import named
 from posenc.attention.validation import require_fit
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.layout.nested import require_regular
+from posenc.layout.features import require_features
 from posenc.layout.padding import zero_invalid
 
 
@@ -103,8 +104,14 @@ class Attention(nn.Module):
             ("dropout", Probability, dropout),
             ("scale", Rate | None, scale),
             ("encoding", Encoding, encoding),
+            ("causal", bool, causal),
+            ("bias", bool, bias),
+            ("output_bias", bool | None, output_bias),
+            ("merged", bool, merged),
         ):
             check(name, domain, value)
+        if not (isinstance(backend, str) and backend == "auto"):
+            named(backend)
         queries = encoding.queries(heads)
         kv_heads = queries if kv_heads is None else kv_heads
         if heads % kv_heads:
@@ -178,8 +185,22 @@ class Attention(nn.Module):
             cache: the past; it is extended by these tokens.
 
         Raises:
-            ArgumentError: when a tensor ``context`` and ``context_layout`` do not come together.
+            ArgumentError: when a tensor ``context`` and ``context_layout`` do not come together, or
+                tensors do not fit their layouts or this layer.
         """
+        for name, kind, value in (
+            ("context", (Tensor, Context), context),
+            ("context_layout", (Layout,), context_layout),
+            ("cache", (LayerCache,), cache),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise ArgumentError(
+                    name,
+                    expected=" or ".join(each.__name__ for each in kind),
+                    got=type(value).__name__,
+                    remedy="Leave it out, or see Attention.forward.",
+                )
+        require_features(x, layout, self.dim)
         if isinstance(context, Tensor) != (context_layout is not None):
             raise ArgumentError(
                 "context",
@@ -194,7 +215,6 @@ class Attention(nn.Module):
                 got="a cache",
                 remedy="Decode with a model that is on one rank.",
             )
-        require_regular("x", x)
         x = zero_invalid(x, layout)
         own = context is None
         if context is None and self.merged is not None:
@@ -204,7 +224,11 @@ class Attention(nn.Module):
             q, key_layout = self._split(parts[0], self.queries), layout
         else:
             if not isinstance(context, Context):
-                context = self.project(x if context is None else context, context_layout or layout)
+                if context is not None and context_layout is not None:
+                    require_features(
+                        *(context, context_layout, self.dim), name="context", where="context_layout"
+                    )
+                context = self._project(x if context is None else context, context_layout or layout)
             layout = self.encoding.observe(x, layout)
             q = self._split(self._projected(x, "query"), self.queries)
             k, v, key_layout = context.keys, context.values, context.layout
@@ -267,8 +291,15 @@ class Attention(nn.Module):
         return next(transform.parameters(), None) is None
 
     def project(self, context: Float[Tensor, "B K C"], layout: Layout) -> Context:
-        """Keys and values of ``context``, whose positions are in ``layout``."""
-        require_regular("context", context)
+        """Keys and values of ``context``, whose positions are in ``layout``.
+
+        Raises:
+            ArgumentError: when they do not fit each other or this layer.
+        """
+        require_features(context, layout, self.dim, name="context")
+        return self._project(context, layout)
+
+    def _project(self, context: Float[Tensor, "B K C"], layout: Layout) -> Context:
         context = zero_invalid(context, layout)
         if self.merged is None:
             keys, values = self._projected(context, "key"), self._projected(context, "value")

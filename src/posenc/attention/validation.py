@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from numbers import Real
 
 from torch import Tensor
@@ -11,7 +11,9 @@ from posenc.attention.call import AttentionCall
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
-from posenc.layout.nested import require_regular
+from posenc.layout.dense import require_dense
+
+LARGEST = sys.float_info.max
 
 
 def validate(call: AttentionCall) -> None:
@@ -43,11 +45,13 @@ def validate(call: AttentionCall) -> None:
                 got=grid.query.axes,
                 remedy="Use Layout.sequence or Layout.at for text, Layout.image for images.",
             )
-    if not isinstance(dropout, Real) or not 0.0 <= dropout < 1.0:
+    if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0.0 <= dropout < 1.0:
         raise ArgumentError(
             "dropout", expected="0 ≤ dropout < 1", got=dropout, remedy="Use 0.0 when evaluating."
         )
-    if scale is not None and not (isinstance(scale, Real) and math.isfinite(scale) and scale > 0):
+    if scale is not None and (
+        isinstance(scale, bool) or not (isinstance(scale, Real) and 0 < scale <= LARGEST)
+    ):
         raise ArgumentError(
             "scale", expected="a positive number", got=scale, remedy="Use None for the default."
         )
@@ -128,7 +132,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
                 got=type(x).__name__,
                 remedy="Its shape is [B, heads, L, D].",
             )
-        require_regular(name, x)
+        require_dense(name, x)
         if x.dim() != 4:
             raise ArgumentError(
                 name,

@@ -12,8 +12,9 @@ from posenc.encoding.standalone import Standalone
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
+from posenc.layout.checks import require_whole
 from posenc.layout.display import table_html
-from posenc.layout.nested import require_regular
+from posenc.layout.features import require_features, require_token_ids
 from posenc.layout.padding import zero_invalid
 
 
@@ -92,6 +93,13 @@ class Encoding(Standalone, nn.Module):
         return cls(**placed)  # type: ignore[arg-type]
 
     def __add__(self, other: Encoding) -> Encoding:
+        if not isinstance(other, Encoding):
+            raise ArgumentError(
+                "encoding",
+                expected="an Encoding to add",
+                got=type(other).__name__,
+                remedy="Use posenc.create(name, …) or Encoding.of(part).",
+            )
         return Encoding.of(*self.parts(), *other.parts())
 
     def _repr_html_(self) -> str:
@@ -118,6 +126,7 @@ class Encoding(Standalone, nn.Module):
         Raises:
             ArgumentError: unless ``heads`` is a multiple of the heads that share a query.
         """
+        heads = require_whole("heads", heads, remedy="Use the heads of the model.")
         views = 1 if self.query_key is None else self.query_key.views
         if heads % views:
             raise ArgumentError(
@@ -137,6 +146,8 @@ class Encoding(Standalone, nn.Module):
             ArgumentError: if there are no such heads, the range splits heads that share a query,
                 or a head's result depends on other heads (DAPE).
         """
+        for name, head in (("begin", begin), ("end", end)):
+            require_whole(name, head, -(2**53), remedy="Heads are counted from 0.")
         kinds = {"query_key": SomeHeadsTransform, "score": SomeHeadsScore, "value": SomeHeadsValue}
         parts: dict[str, Any] = {"embedding": self.embedding}
         for site, kind in kinds.items():
@@ -154,11 +165,20 @@ class Encoding(Standalone, nn.Module):
         """``x`` after the embedding part, if there is one.
 
         Features of invalid tokens are replaced by zeros first.
+
+        Raises:
+            ArgumentError: for features or tokens that do not fit the layout or the part.
         """
-        if self.embedding is None:
+        part = self.embedding
+        if part is not None and part.takes_complex and isinstance(x, Tensor) and x.is_complex():
+            require_features(x.real, layout)
+        else:
+            require_features(x, layout, None if part is None else part.dim)
+        if tokens is not None:
+            require_token_ids(tokens, layout, rows=x.shape[0])
+        if part is None:
             return x
-        require_regular("x", x)
-        embedded: Tensor = self.embedding(zero_invalid(x, layout), layout, tokens=tokens)
+        embedded: Tensor = part(zero_invalid(x, layout), layout, tokens=tokens)
         return embedded
 
     def observe(self, x: Features, layout: Layout) -> Layout:
@@ -167,13 +187,13 @@ class Encoding(Standalone, nn.Module):
         Features of invalid tokens are replaced by zeros first.
 
         Raises:
-            ArgumentError: if two parts compute a signal.
+            ArgumentError: if two parts compute a signal, or ``x`` does not fit the layout.
         """
-        require_regular("x", x)
+        parts = [part for part in (self.query_key, self.score, self.value) if part is not None]
+        widths = [part.dim for part in parts if part.dim is not None]
+        require_features(x, layout, widths[0] if widths else None)
         observed, x = layout, zero_invalid(x, layout)
-        for part in (self.query_key, self.score, self.value):
-            if part is None:
-                continue
+        for part in parts:
             result = part.observe(x, observed)
             if result is not observed and observed is not layout:
                 raise ArgumentError(

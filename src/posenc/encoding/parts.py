@@ -132,6 +132,9 @@ class EmbeddingEncoding(Part, ABC):
     every_layer: ClassVar[bool] = False
     """True if it is applied before every block (FLOATER), not only the first."""
 
+    takes_complex: ClassVar[bool] = False
+    """True if it encodes complex vectors too, of half the width."""
+
     lookback: int = 0
     """Number of preceding tokens that it reads (a causal convolution)."""
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import nn
 
-from posenc.arguments import domains
+from posenc.arguments import domains, typed
 from posenc.encoding import Encoding
 from posenc.entry import Citation
 
@@ -46,7 +46,7 @@ class Extension:
 
     Args:
         function: from a trained encoding to an extended one (of level ``"model"``, from a model to
-            a model); all other parameters are keyword-only.
+            a model); all other parameters are keyword-only, and checked against their annotations.
         summary: its effect, in a sentence.
         on: names of the encodings it fits, or ``"any"``.
         claims: see there.
@@ -68,6 +68,9 @@ class Extension:
     def __post_init__(self) -> None:
         if self.citation is None:
             object.__setattr__(self, "citation", Citation.of(self.function))
+        object.__setattr__(self, "function", typed(self.function))
+        if self.advice is not None:
+            object.__setattr__(self, "advice", typed(self.advice))
 
     def parameters(self) -> Mapping[str, Parameter]:
         """Keyword parameters of the function, with resolved annotations."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from typing import TypeVar
 
+from posenc.arguments import check
 from posenc.encoding import Encoding, Part
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
@@ -33,7 +35,7 @@ def require_part(encoding: Encoding, kind: type[AnyPart], method: str, expected:
     Raises:
         Misfit: if there is none.
     """
-    for part in encoding.parts():
+    for part in check("encoding", Encoding, encoding).parts():
         if type(part) is kind:
             return part
     raise Misfit.of(method, expected, encoding)
@@ -82,14 +84,15 @@ def require_factor(factor: float) -> float:
     Raises:
         ArgumentError: below 1, or not finite.
     """
-    if not (math.isfinite(factor) and factor >= 1):
+    factor = _finite(factor)
+    if not factor >= 1:
         raise ArgumentError(
             "factor",
             expected="1 or more, how many times the trained length to reach",
-            got=factor,
+            got=reprlib.repr(factor),
             remedy="4 stretches 512 positions to 2048; 1 changes nothing.",
         )
-    return float(factor)
+    return factor
 
 
 def require_length(length: float, *, least: float = 2) -> float:
@@ -98,11 +101,20 @@ def require_length(length: float, *, least: float = 2) -> float:
     Raises:
         ArgumentError: below ``least``, or not finite.
     """
-    if not (math.isfinite(length) and length >= least):
+    length = _finite(length)
+    if not length >= least:
         raise ArgumentError(
             "length",
             expected=f"the length the model was trained at, {least:g} or more",
             got=length,
             remedy="In a checkpoint of transformers it is max_position_embeddings.",
         )
-    return float(length)
+    return length
+
+
+def _finite(value: object) -> float:
+    """A finite number as a float; NaN for any other value."""
+    try:
+        return float(check("number", float, value))
+    except ArgumentError:
+        return math.nan

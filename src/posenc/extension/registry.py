@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from posenc.arguments import check
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError
 from posenc.extension.entry import CONTEXT, Extension
-from posenc.extension.fitting import Misfit
+from posenc.extension.fitting import Misfit, require_factor, require_length
 from posenc.registration import Registry, assign_options, parse_name
 
 EXTENSIONS: Registry[Extension] = Registry(
@@ -46,6 +47,7 @@ def extend(
     >>> extend(rope, "ntk", factor=9).query_key.divisors
     (1.0, 3.0, 9.0)
     """
+    check("encoding", Encoding, encoding)
     for method, arguments in _calls(name, {"factor": factor, "length": length}, options):
         encoding = cast(Encoding, method.function(encoding, **arguments))
     return encoding
@@ -70,13 +72,16 @@ def extend_layers(
 
     Raises: as ``extend``; also ArgumentError for a layer that does not exist.
     """
-    layers = {} if layers is None else layers
-    for number in layers:
-        if not 0 <= number < len(encodings):
+    encodings = check("encodings", Sequence[Encoding], encodings)
+    layers = check("layers", Mapping | None, layers, None) or {}
+    for number, changes in layers.items():
+        check(f"layers[{number!r}]", Mapping, changes)
+        whole = isinstance(number, int) and not isinstance(number, bool)
+        if not (whole and 0 <= number < len(encodings)):
             raise ArgumentError(
                 "layers",
                 expected=f"numbers from 0 to {len(encodings) - 1}",
-                got=number,
+                got=repr(number),
                 remedy="Layers are counted from 0.",
             )
     common: dict[str, Any] = {"factor": factor, "length": length} | options
@@ -94,6 +99,7 @@ def extend_layers(
 
 def applicable(encoding: Encoding) -> list[str]:
     """Sorted names of the methods that fit an encoding; those of models fit any."""
+    check("encoding", Encoding, encoding)
     return [name for name, method in EXTENSIONS.items() if _fits(method, encoding)]
 
 
@@ -115,7 +121,11 @@ def advice(
     >>> advice(rope, "llama3", length=64, factor=4)[0][:45]
     'Of 8 pairs 1 turn 4 times or more within 64 t'
     """
-    context = {"factor": factor, "length": length}
+    check("encoding", Encoding, encoding)
+    context = {
+        "factor": None if factor is None else require_factor(factor),
+        "length": None if length is None else require_length(length),
+    }
     notes: tuple[str, ...] = ()
     for method, arguments in _calls(name, context, options):
         if method.advice is not None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from posenc.arguments import EXACT, Interval, check, memory
 from posenc.errors import ArgumentError
-from posenc.layout.nested import require_regular
+from posenc.layout.dense import require_dense
 from posenc.runtime import has_values
 
 TOKEN_FIELDS = {
@@ -20,9 +23,52 @@ TOKEN_FIELDS = {
 }
 """Fields of a layout of shape ``[B|1, L]``, and their dtypes."""
 
+LONG = 2**24
+"""Tokens up to which memory is not asked for."""
+
+
+def require_whole(
+    name: str,
+    value: int,
+    least: int = 1,
+    *,
+    most: float = EXACT,
+    remedy: str = "Count tokens; drop empty rows.",
+) -> int:
+    """``value`` as an int; ArgumentError unless it is a whole number in the range."""
+    if type(value) is int and least <= value <= most:
+        return value
+    if isinstance(value, torch.SymInt):
+        return value
+    return int(check(name, Annotated[int, Interval(least, most, remedy=remedy)], value))
+
+
+def require_truth(name: str, value: object) -> None:
+    """Require True or False."""
+    if not isinstance(value, bool):
+        got = reprlib.repr(value)
+        raise ArgumentError(name, expected="True or False", got=got, remedy="Choose one.")
+
+
+def require_device(device: object) -> None:
+    """Require None or what PyTorch takes for a device."""
+    if device is None or isinstance(device, torch.device):
+        return
+    try:
+        if isinstance(device, (bool, Tensor)):
+            raise TypeError
+        torch.device(device)  # type: ignore[call-overload]
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError(
+            "device",
+            expected="a device of PyTorch",
+            got=reprlib.repr(device),
+            remedy="Write 'cpu' or 'cuda:0', for example.",
+        ) from error
+
 
 def require_tensor(name: str, value: object) -> None:
-    """Require a tensor."""
+    """Require a dense tensor."""
     if not isinstance(value, Tensor):
         raise ArgumentError(
             name,
@@ -30,7 +76,33 @@ def require_tensor(name: str, value: object) -> None:
             got=type(value).__name__,
             remedy="Use torch.tensor(…), or another constructor of Layout.",
         )
-    require_regular(name, value)
+    require_dense(name, value)
+
+
+def require_rows(rows: object, count: int | None) -> None:
+    """Require a tensor of row numbers ``[rows]``, from ``-count`` to ``count - 1``.
+
+    Args:
+        rows: of a batch.
+        count: how many it has; None: one that stands for any number.
+    """
+    require_tensor("rows", rows)
+    assert isinstance(rows, Tensor)
+    whole = rows.dtype in (torch.int64, torch.int32)
+    fits = rows.dim() == 1 and (
+        whole or (rows.dtype == torch.bool and count in (None, rows.shape[0]))
+    )
+    readable = whole and fits and rows.device.type == "cpu" and has_values(rows)
+    if readable and count is not None and len(rows):
+        least, most = (int(end) for end in rows.aminmax())
+        fits = -count <= least and most < count
+    if not fits:
+        raise ArgumentError(
+            "rows",
+            expected="int64 of shape [rows]" + ("" if count is None else f", below {count}"),
+            got=reprlib.repr(rows) if whole else f"{rows.dtype} of shape {list(rows.shape)}",
+            remedy="Number the batch rows to keep, from 0.",
+        )
 
 
 def require_tensors(positions: Tensor, token_fields: Mapping[str, Tensor | None]) -> None:
@@ -54,13 +126,26 @@ def require_tensors(positions: Tensor, token_fields: Mapping[str, Tensor | None]
             got=positions.dtype,
             remedy="Narrower dtypes merge neighbours: in bfloat16, 257 is 256.",
         )
-    length = positions.shape[1]
     rows = [positions.shape[0]]  # no set: symbolic sizes have no hash
+    rows += require_fields(positions.shape[1], token_fields)
+    several = [count for count in rows if count != 1]
+    if any(count != several[0] for count in several):
+        raise ArgumentError(
+            "layout",
+            expected="equal batch sizes (or 1)",
+            got=sorted(rows),
+            remedy="Give every tensor of a layout B or 1 rows.",
+        )
+
+
+def require_fields(length: int, token_fields: Mapping[str, Tensor | None]) -> list[int]:
+    """Require fields of shape ``[B|1, length]`` and of their dtypes; returns their rows."""
+    rows = []
     for name, value in token_fields.items():
         if value is None:
             continue
         require_tensor(name, value)
-        rows.append(value.shape[0])
+        rows.append(value.shape[0] if value.dim() else 0)
         if value.dim() != 2 or value.shape[1] != length:
             raise ArgumentError(
                 name,
@@ -73,14 +158,7 @@ def require_tensors(positions: Tensor, token_fields: Mapping[str, Tensor | None]
             raise ArgumentError(
                 name, expected=f"{dtype}", got=value.dtype, remedy=f"Use .to({dtype})."
             )
-    several = [count for count in rows if count != 1]
-    if any(count != several[0] for count in several):
-        raise ArgumentError(
-            "layout",
-            expected="equal batch sizes (or 1)",
-            got=sorted(rows),
-            remedy="Give every tensor of a layout B or 1 rows.",
-        )
+    return rows
 
 
 def require_finite(positions: Float[Tensor, "b L A"]) -> None:
@@ -96,53 +174,59 @@ def require_finite(positions: Float[Tensor, "b L A"]) -> None:
         )
 
 
-def require_length(length: int, least: int = 1) -> None:
-    """Require a whole length of at least ``least``."""
-    if isinstance(length, (float, str)) or length < least:
-        expected = f"a whole number, {least} or more"
+def require_tokens(name: str, count: int) -> None:
+    """Require a number of tokens whose positions and orders fit into memory."""
+    if type(count) is int and count > LONG and 24 * count > memory():
         raise ArgumentError(
-            "length", expected=expected, got=length, remedy="Count tokens; drop empty rows."
+            name,
+            expected="tokens whose positions fit into memory",
+            got=f"{count:,}",
+            remedy="Use fewer tokens.",
         )
 
 
-def require_documents(lengths: Sequence[int]) -> None:
-    """Require at least one document, none of them empty."""
-    if not lengths:
-        raise ArgumentError(
-            "lengths", expected="one length per document", got=lengths, remedy="Give at least 1."
-        )
-    for length in lengths:
-        require_length(length)
+def require_lengths(lengths: Sequence[int], least: int, *, of: str) -> list[int]:
+    """``lengths`` as a list; ArgumentError unless there are some, each ``least`` or more."""
+    if isinstance(lengths, (str, bytes, Mapping)) or not isinstance(lengths, Iterable):
+        got: object = type(lengths).__name__
+    elif isinstance(lengths, Tensor) and lengths.dim() != 1:
+        got = f"a tensor of shape {list(lengths.shape)}"
+    elif counts := [require_whole("lengths", length, least) for length in lengths]:
+        return counts
+    else:
+        got = lengths
+    raise ArgumentError(
+        "lengths", expected=f"one length per {of}", got=got, remedy="Give at least 1."
+    )
 
 
-def require_padded(lengths: Sequence[int], length: int | None, side: str) -> int:
+def require_padded(lengths: Collection[int], length: int | None, side: str) -> int:
     """Require rows of at most ``length`` tokens, and side left or right.
 
     Returns:
         ``length``, by default the longest of ``lengths``.
     """
-    if not lengths:
-        raise ArgumentError(
-            "lengths", expected="one length per row", got=lengths, remedy="Give at least 1."
-        )
-    for count in lengths:
-        require_length(count, 0)
-    total = max(lengths) if length is None else length
+    total = max(lengths) if length is None else require_whole("length", length, 0)
     if max(lengths) > total:
         raise ArgumentError(
             "lengths", expected=f"0 to {total}", got=max(lengths), remedy="Raise `length`."
         )
-    if side not in ("left", "right"):
+    if not isinstance(side, str) or side not in ("left", "right"):
         raise ArgumentError(
             "side", expected="'left' or 'right'", got=repr(side), remedy="Choose one."
         )
+    require_tokens("length", total * len(lengths))
     return total
 
 
 def require_mask(mask: Tensor) -> None:
     """Require an attention mask of 0 and 1 and of shape ``[B, L]``."""
     require_tensor("mask", mask)
-    if mask.dim() != 2 or (has_values(mask) and not bool(((mask == 0) | (mask == 1)).all())):
+    if (
+        mask.dim() != 2
+        or mask.is_complex()
+        or (has_values(mask) and not bool(((mask == 0) | (mask == 1)).all()))
+    ):
         raise ArgumentError(
             "mask",
             expected="0 and 1 of shape [B, L]",
@@ -152,11 +236,28 @@ def require_mask(mask: Tensor) -> None:
 
 
 def require_cells(valid: Bool[Tensor, "b h w"], height: int, width: int) -> None:
-    """Require one entry per cell of an image."""
+    """Require one truth value per cell of an image."""
+    require_tensor("valid", valid)
+    if valid.dtype != torch.bool:
+        raise ArgumentError(
+            "valid", expected="torch.bool", got=valid.dtype, remedy="Use .to(torch.bool)."
+        )
     if valid.dim() != 3 or valid.shape[1:] != (height, width):
         raise ArgumentError(
             "valid",
             expected=f"shape [B|1, {height}, {width}]",
             got=list(valid.shape),
             remedy="Give one entry per cell.",
+        )
+
+
+def require_signal(signal: Tensor, length: int) -> None:
+    """Require real numbers of shape ``[B, L, S]``."""
+    require_tensor("signal", signal)
+    if signal.dim() != 3 or signal.shape[1] != length or not signal.is_floating_point():
+        raise ArgumentError(
+            "signal",
+            expected=f"real numbers of shape [B, {length}, S]",
+            got=f"{signal.dtype} of shape {list(signal.shape)}",
+            remedy="encoding.observe computes it.",
         )

@@ -17,7 +17,7 @@ Shape letters used throughout posenc:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -28,17 +28,26 @@ from posenc.errors import ArgumentError
 from posenc.layout.checks import (
     TOKEN_FIELDS,
     require_cells,
-    require_documents,
+    require_device,
+    require_fields,
     require_finite,
-    require_length,
+    require_lengths,
     require_mask,
     require_padded,
+    require_rows,
+    require_signal,
     require_tensor,
     require_tensors,
+    require_tokens,
+    require_whole,
 )
+from posenc.layout.claims import require_claims
 from posenc.layout.display import layout_html, layout_line
-from posenc.layout.integers import exact_dtype, exact_floats, successors
+from posenc.layout.fields import join, join_field, require_joinable
+from posenc.layout.integers import LARGEST, exact_dtype, exact_floats, successors
 from posenc.layout.pytree import register
+
+CPU = torch.device("cpu")
 
 TENSORS = ("positions", "order", "document", "valid", "special", "signal")
 
@@ -65,8 +74,9 @@ class Layout:
             far apart as the tokens are in their row; likewise.
 
     Raises:
-        ArgumentError: for inconsistent ranks, lengths or dtypes, or positions that are not finite
-            (checked here on the CPU only, to avoid a device sync).
+        ArgumentError: for inconsistent ranks, lengths or dtypes, positions that are not finite, or
+            other than ``start``, ``extent`` and ``consecutive`` say (values are read on the CPU
+            only, to avoid a device sync).
     """
 
     positions: Float[Tensor, "b L A"]
@@ -82,8 +92,25 @@ class Layout:
     def __post_init__(self) -> None:
         token_fields = {name: getattr(self, name) for name in TOKEN_FIELDS}
         require_tensors(self.positions, token_fields)
-        if self.start is None and self.positions.device.type == "cpu":
+        require_tensor("order", self.order)
+        if self.signal is not None:
+            require_signal(self.signal, self.length)
+        start, extent = require_claims(self)
+        object.__setattr__(self, "start", start)
+        object.__setattr__(self, "extent", extent)
+        if start is None and self.positions.device.type == "cpu":
             require_finite(self.positions)
+
+    @classmethod
+    def _trusted(cls, positions: Tensor, order: Tensor, **others: Any) -> Layout:
+        """A layout of tensors that are known to fit and to be as is claimed of them."""
+        if torch.compiler.is_compiling():
+            return cls(positions, order, **others)
+        layout = object.__new__(cls)
+        values = {"positions": positions, "order": order} | others
+        for field in fields(cls):
+            object.__setattr__(layout, field.name, values.get(field.name, field.default))
+        return layout
 
     @classmethod
     def sequence(
@@ -101,16 +128,23 @@ class Layout:
         Raises:
             ArgumentError: for an empty sequence, or positions beyond 2^53.
         """
-        require_length(length)
+        length = require_whole("length", length)
+        start = require_whole("start", start, -(2**63), most=2**63, remedy="Use 0.")
+        prefix = require_whole("prefix", prefix, 0, remedy="Count the special tokens.")
+        require_device(device)
+        require_tokens("length", length)
+        exact_dtype(start, start + length - 1, CPU, argument="start")
         order = torch.arange(start, start + length, device=device).unsqueeze(0)
         dtype = exact_dtype(start, start + length - 1, order.device, argument="start")
-        tokens = cls(order.to(dtype).unsqueeze(-1), order, start=start)
+        tokens = cls._trusted(order.to(dtype).unsqueeze(-1), order, start=start)
         return tokens._after(prefix, start - prefix)
 
     @classmethod
     def packed(cls, lengths: Sequence[int], *, device: torch.device | str | None = None) -> Layout:
         """Documents concatenated in one row; positions restart at 0 in each."""
-        require_documents(lengths)
+        lengths = require_lengths(lengths, 1, of="document")
+        require_device(device)
+        require_tokens("lengths", sum(lengths))
         positions = torch.cat([torch.arange(n, device=device) for n in lengths])
         document = torch.repeat_interleave(
             torch.arange(len(lengths), device=device),
@@ -118,7 +152,7 @@ class Layout:
             output_size=sum(lengths),
         )
         order = torch.arange(len(positions), device=device)
-        return cls(
+        return cls._trusted(
             positions.to(torch.float32).reshape(1, -1, 1),
             order.unsqueeze(0),
             document=document.unsqueeze(0),
@@ -143,7 +177,10 @@ class Layout:
             side: ``"right"`` or ``"left"``.
             prefix: special tokens ([CLS]) before each row and its padding, not counted above.
         """
+        lengths = require_lengths(lengths, 0, of="row")
+        prefix = require_whole("prefix", prefix, 0, remedy="Count the special tokens.")
         total = require_padded(lengths, length, side)
+        require_device(device)
         real = torch.tensor(lengths, device=device).unsqueeze(1)
         order = torch.arange(total, device=device).unsqueeze(0)
         if side == "left":
@@ -153,7 +190,7 @@ class Layout:
             order = order.expand(len(lengths), total)
             valid = order < real
         positions = order.to(torch.float32).unsqueeze(-1)
-        tokens = cls(positions, order, valid=valid, consecutive=True)
+        tokens = cls._trusted(positions, order, valid=valid, consecutive=True)
         return tokens._after(prefix, -prefix)
 
     @classmethod
@@ -172,6 +209,8 @@ class Layout:
         """
         require_mask(mask)
         valid = mask != 0
+        if special is not None:
+            require_fields(mask.shape[1], {"special": special})
         counted = valid if special is None else valid & ~special
         places = (counted.cumsum(1) - 1).clamp(min=0).masked_fill(~counted, 0)
         order = valid.cumsum(1) - 1
@@ -194,8 +233,10 @@ class Layout:
             valid: ``[B|1, height, width]`` bool, False for padding.
             prefix: special tokens before the image (a class token), at (0, 0).
         """
-        require_length(height)
-        require_length(width)
+        height, width = require_whole("height", height), require_whole("width", width)
+        prefix = require_whole("prefix", prefix, 0)
+        require_device(device)
+        require_tokens("height", height * width)
         rows = torch.arange(height, device=device).repeat_interleave(width)
         columns = torch.arange(width, device=device).repeat(height)
         cells = torch.stack([rows, columns], dim=-1).to(torch.float32)
@@ -204,7 +245,7 @@ class Layout:
         if valid is not None:
             require_cells(valid, height, width)
             valid = torch.cat([valid.new_ones(valid.shape[0], prefix), valid.flatten(1)], dim=1)
-        return cls(
+        return cls._trusted(
             positions,
             order,
             valid=valid,
@@ -222,9 +263,12 @@ class Layout:
             ArgumentError: for NaN, infinity or an integer beyond 2^53, on any device.
         """
         require_tensor("times", times)
-        if times.dim() not in (1, 2, 3):
+        if times.dim() not in (1, 2, 3) or times.is_complex() or times.dtype == torch.bool:
             raise ArgumentError(
-                "times", expected="1, 2 or 3 dimensions", got=times.dim(), remedy="See Layout.at."
+                "times",
+                expected="real numbers of 1, 2 or 3 dimensions",
+                got=f"{times.dtype} of {times.dim()}",
+                remedy="See Layout.at.",
             )
         if not times.is_floating_point():
             times = exact_floats(times, argument="times")
@@ -262,24 +306,30 @@ class Layout:
     def _tensors(self) -> dict[str, Tensor]:
         return {name: value for name in TENSORS if (value := getattr(self, name)) is not None}
 
-    def _with(self, tensors: Mapping[str, Any]) -> Layout:
-        return replace(self, **tensors)
+    def _with(self, values: Mapping[str, Any]) -> Layout:
+        """The layout with other values, of which the same claims hold or other ones are given."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return self._trusted(**own | dict(values))
 
     def to(self, device: torch.device | str | None) -> Layout:
         """The layout on another device; None keeps the current one."""
+        require_device(device)
         if device is None or self.device == torch.device(device):
             return self
         return self._with({name: part.to(device) for name, part in self._tensors().items()})
 
     def slice(self, begin: int, end: int) -> Layout:
         """Tokens ``begin`` to ``end`` (exclusive) of every row."""
+        for name, index in (("begin", begin), ("end", end)):
+            require_whole(name, index, -LARGEST, remedy="Count tokens.")
         begin, end, _ = slice(begin, end).indices(self.length)
         parts = {name: tensor[:, begin:end] for name, tensor in self._tensors().items()}
         start = None if self.start is None else self.start + begin
-        return replace(self._with(parts), start=start, extent=None)
+        return self._with(parts | {"start": start, "extent": None})
 
     def select(self, rows: Int[Tensor, " rows"]) -> Layout:
         """The layout of the given batch rows (for beam search)."""
+        require_rows(rows, None if self.batch == 1 else self.batch)
         parts = {n: t if t.shape[0] == 1 else t[rows] for n, t in self._tensors().items()}
         return self._with(parts)
 
@@ -313,10 +363,6 @@ class Layout:
 
     def _after(self, count: int, order: int) -> Layout:
         """Prepend ``count`` special tokens; the first has this ``order``."""
-        if count < 0:
-            raise ArgumentError(
-                "prefix", expected="0 or more", got=count, remedy="Count the special tokens."
-            )
         if count == 0:
             return self
         orders = torch.arange(order, order + count, device=self.device).unsqueeze(0)
@@ -334,52 +380,21 @@ class Layout:
         If only one of the two has documents, validity or special tokens, the other's tokens are in
         document 0, valid and not special.
         """
-        if self.axes != other.axes:
-            raise ArgumentError(
-                "layout",
-                expected=f"{self.axes} axes as in the cached part",
-                got=other.axes,
-                remedy="Use the same number of axes for all chunks.",
-            )
-        if (self.signal is None) != (other.signal is None):
-            raise ArgumentError(
-                "signal",
-                expected="a signal on both layouts or on neither",
-                got="one on one of them",
-                remedy="Call encoding.observe on every chunk before it is cached.",
-            )
+        require_joinable(self, other)
         start = self.start
         if other.start is None or start is None or other.start != start + self.length:
             start = None
-        return Layout(
-            positions=_join(self.positions, other.positions),
-            order=_join(self.order, other.order),
-            document=_join_field(self, other, "document", 0),
-            valid=_join_field(self, other, "valid", True),
-            special=_join_field(self, other, "special", False),
+        return Layout._trusted(
+            positions=join(self.positions, other.positions),
+            order=join(self.order, other.order),
+            document=join_field(self, other, "document", 0),
+            valid=join_field(self, other, "valid", True),
+            special=join_field(self, other, "special", False),
             signal=None
             if self.signal is None or other.signal is None
-            else _join(self.signal, other.signal),
+            else join(self.signal, other.signal),
             start=start,
         )
 
 
 register(Layout, "posenc.layout.Layout", TENSORS)
-
-
-def _join(first: Tensor, second: Tensor) -> Tensor:
-    rows = max(first.shape[0], second.shape[0])
-    parts = [part.expand(rows, *part.shape[1:]) for part in (first, second)]
-    return torch.cat(parts, dim=1)
-
-
-def _join_field(first: Layout, second: Layout, name: str, default: int | bool) -> Tensor | None:
-    values: list[Tensor | None] = [getattr(first, name), getattr(second, name)]
-    if all(value is None for value in values):
-        return None
-    dtype = torch.bool if isinstance(default, bool) else torch.int64
-    filled = [
-        torch.full_like(side.order, default, dtype=dtype) if value is None else value
-        for side, value in zip((first, second), values, strict=True)
-    ]
-    return _join(*filled)

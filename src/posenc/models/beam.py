@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posenc.arguments import Count, Natural, check
 from posenc.encoding.tensors import TokenIds
-from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.models.generation import LanguageModel, check_prompt
 
@@ -78,9 +78,10 @@ def beam_search(
 
     Reference: Wu et al. 2016, "Google's Neural Machine Translation System".
     """
-    if beams < 1:
-        raise ArgumentError("beams", expected="1 or more", got=beams, remedy="4 is common.")
-    layout = check_prompt(model, prompt, layout, max_new_tokens)
+    check("beams", Count, beams)
+    check("stop_token", Natural, stop_token)
+    check("length_penalty", float, length_penalty)
+    layout = check_prompt(model, prompt, layout, max_new_tokens, cached=cached)
     rows, longest = prompt.shape[0], prompt.shape[1] + max_new_tokens
     cache = model.new_cache() if cached else None
     tokens, part, where = prompt, prompt, layout

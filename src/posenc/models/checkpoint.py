@@ -15,7 +15,15 @@ from posenc.errors import ArgumentError, CheckpointError
 from posenc.models.sharing import state_by_layer
 from posenc.models.unfilled import unfilled
 from posenc.registration import Registry
-from posenc.storage import Shapes, load_tensors, make_folder, read_json, save_tensors, write_json
+from posenc.storage import (
+    Shapes,
+    as_path,
+    load_tensors,
+    make_folder,
+    read_json,
+    save_tensors,
+    write_json,
+)
 
 TENSORS, CONFIG = "model.safetensors", "config.json"
 
@@ -38,6 +46,15 @@ class SavedModel(nn.Module):
         if "kind" in cls.__dict__:
             MODELS.register(cls.kind, cls)
 
+    @classmethod
+    def require_config(cls, config: object) -> None:
+        """ArgumentError unless it is the configuration of this kind of model."""
+        kind: Any = cls.made_from
+        if not isinstance(config, kind):
+            expected, got = kind.__name__, type(config).__name__
+            remedy = f"Use {cls.__name__}({expected}(…))."
+            raise ArgumentError("config", expected=f"a {expected}", got=got, remedy=remedy)
+
     def save(self, folder: Path | str) -> None:
         """Write ``model.safetensors`` and ``config.json`` into ``folder``, each atomically.
 
@@ -55,7 +72,7 @@ class SavedModel(nn.Module):
                 got="records, which config.json cannot hold",
                 remedy="Make the model from names and options, or save its state_dict() yourself.",
             )
-        folder = Path(folder)
+        folder = as_path(folder)
         make_folder(folder)
         described = {"kind": self.kind, "config": self._fields()}
         save_tensors(folder / TENSORS, stored_tensors(self), described)
@@ -69,7 +86,7 @@ class SavedModel(nn.Module):
             CheckpointError: if a file is missing, damaged or of another kind, or a tensor is
                 missing, unknown or of another shape.
         """
-        folder = Path(folder)
+        folder = as_path(folder)
         described = read_json(folder / CONFIG)
         if _kind(described) != cls.kind:
             raise _of_another_kind(folder / CONFIG, described, f"the configuration of a {cls.kind}")
@@ -127,11 +144,12 @@ def load(folder: Path | str, *, device: torch.device | str = "cpu") -> SavedMode
     Raises:
         CheckpointError: when its kind is unknown, or as ``SavedModel.load``.
     """
-    path = Path(folder) / CONFIG
-    described = read_json(path)
+    folder = as_path(folder)
+    described = read_json(folder / CONFIG)
     kind = _kind(described)
     if kind is None or kind not in MODELS:
-        raise _of_another_kind(path, described, f"a model of a kind among {', '.join(MODELS)}")
+        expected = f"a model of a kind among {', '.join(MODELS)}"
+        raise _of_another_kind(folder / CONFIG, described, expected)
     return MODELS[kind].load(folder, device=device)
 
 

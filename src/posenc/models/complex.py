@@ -163,6 +163,7 @@ class SequenceClassifier(SavedModel):
 
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
+        self.require_config(config)
         self.config = config
         shape = StackConfig(
             dim=config.reals,

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Length
+from posenc.arguments import Count, Length, check
 from posenc.attention import Cache
 from posenc.encoding import Encoding
 from posenc.encoding.tensors import TokenIds
@@ -78,6 +78,7 @@ class Decoder(SavedModel):
         self, config: DecoderConfig, *, encodings: Sequence[Encoding] | None = None
     ) -> None:
         super().__init__()
+        self.require_config(config)
         self.config = config
         self.named = encodings is None
         encodings = make_encodings(
@@ -121,6 +122,7 @@ class Decoder(SavedModel):
             ArgumentError: for tokens of another rank or dtype, or no layout if the cache is not
                 a plain sequence.
         """
+        check("cache", Cache | None, cache, None)
         past = None if cache is None else cache[0]
         layout = token_layout("tokens", tokens, layout, past)
         x = self.embedding(tokens) * self.config.embedding_factor

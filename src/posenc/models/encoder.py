@@ -80,6 +80,7 @@ class Encoder(SavedModel):
         self, config: EncoderConfig, *, encodings: Sequence[Encoding] | None = None
     ) -> None:
         super().__init__()
+        self.require_config(config)
         self.config = config
         self.named = encodings is None
         encodings = make_encodings(
@@ -199,6 +200,7 @@ class MaskedLM(SavedModel):
         self, config: EncoderConfig, *, encodings: Sequence[Encoding] | None = None
     ) -> None:
         super().__init__()
+        self.require_config(config)
         self.config = config
         self.encoder = Encoder(config, encodings=encodings)
         self.head = MaskedLMHead(config)

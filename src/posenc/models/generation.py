@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from posenc.arguments import Interval, Length, Rate, check_fields
+from posenc.arguments import Interval, Length, Natural, Rate, check, check_fields
 from posenc.attention import Cache
 from posenc.encoding.tensors import TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 
 
+@runtime_checkable
 class LanguageModel(Protocol):
     """Interface of models for ``generate`` and ``beam_search``.
 
@@ -117,8 +118,14 @@ def generate(
         ArgumentError: for an empty prompt, a negative count, or padding on the right.
         LengthError: if the encoding cannot represent the last position.
     """
-    layout = check_prompt(model, prompt, layout, max_new_tokens)
+    layout = check_prompt(model, prompt, layout, max_new_tokens, cached=cached)
+    check("stop_token", Natural | None, stop_token, None)
     sampling = Greedy() if sampling is None else sampling
+    if not isinstance(sampling, Greedy | Sample):
+        got = type(sampling).__name__
+        raise ArgumentError(
+            "sampling", expected="Greedy or Sample", got=got, remedy="Use Sample(temperature=1.0)."
+        )
     cache = model.new_cache() if cached else None
     tokens, part, where = prompt, prompt, layout
     stopped = torch.zeros(prompt.shape[0], dtype=torch.bool, device=prompt.device)
@@ -137,24 +144,31 @@ def generate(
 
 
 def check_prompt(
-    model: LanguageModel, prompt: Tensor, layout: Layout | None, max_new_tokens: int
+    model: LanguageModel,
+    prompt: Tensor,
+    layout: Layout | None,
+    max_new_tokens: int,
+    *,
+    cached: bool,
 ) -> Layout:
     """The layout of a valid prompt.
 
     Raises:
         ArgumentError, LengthError: as ``generate``.
     """
-    if prompt.dim() != 2 or prompt.shape[1] < 1:
+    if not isinstance(prompt, Tensor) or prompt.dim() != 2 or prompt.shape[1] < 1:
         raise ArgumentError(
             "prompt",
             expected="shape [B, L] with L of 1 or more",
-            got=list(prompt.shape),
+            got=list(prompt.shape) if isinstance(prompt, Tensor) else type(prompt).__name__,
             remedy="Start with at least one token.",
         )
-    if max_new_tokens < 0:
-        raise ArgumentError(
-            "max_new_tokens", expected="0 or more", got=max_new_tokens, remedy="Use 0 for none."
-        )
+    if not isinstance(model, LanguageModel):
+        got, remedy = type(model).__name__, "Use a Decoder, or transformer.given(source)."
+        raise ArgumentError("model", expected="a LanguageModel", got=got, remedy=remedy)
+    check("max_new_tokens", Natural, max_new_tokens)
+    check("cached", bool, cached)
+    check("layout", Layout | None, layout, None)
     if layout is None:
         layout = Layout.sequence(prompt.shape[1], device=prompt.device)
     if layout.valid is not None and not bool(layout.valid[:, -1].all()):

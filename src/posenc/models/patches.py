@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
-from posenc.layout.nested import require_regular
+from posenc.layout.dense import require_dense
 
 
 class Patches(nn.Module):
@@ -71,7 +71,7 @@ class Patches(nn.Module):
 
     def _check(self, images: Tensor) -> None:
         channels = self.projection.in_channels
-        require_regular("images", images)
+        require_dense("images", images)
         if images.dim() != 4 or images.shape[1] != channels or not images.is_floating_point():
             raise ArgumentError(
                 "images",

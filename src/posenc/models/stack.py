@@ -10,13 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Length, Probability, Width, check_fields
+from posenc.arguments import Count, Length, Probability, Width, check, check_fields
 from posenc.attention import Attention, LayerCache
 from posenc.encoding import Encoding
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-from posenc.layout.nested import require_regular
+from posenc.layout.dense import require_dense
+from posenc.layout.features import require_token_ids
 from posenc.models.block import Activation, Block, FeedForward
 from posenc.models.norm import Norm, make_norm
 from posenc.registry import create_layers
@@ -150,6 +151,7 @@ def make_encodings(
                 )
         with torch.random.fork_rng(devices=[]):
             records = create_layers(name, layers=layers, **(shape | dict(options)))
+    records = check(f"{field}s", Sequence[Encoding], records)
     if len(records) != layers:
         raise ArgumentError(
             f"{field}s",
@@ -260,9 +262,12 @@ def token_layout(
     """``layout`` of a batch of token ids; by default a sequence that continues the cache.
 
     Raises:
-        ArgumentError: for tokens of another rank or dtype.
+        ArgumentError: for tokens of another rank or dtype, or that the layout does not fit.
     """
-    require_regular(name, tokens)
+    if not isinstance(tokens, Tensor):
+        got = type(tokens).__name__
+        raise ArgumentError(name, expected="a tensor", got=got, remedy="Its shape is [B, L].")
+    require_dense(name, tokens)
     if tokens.dim() != 2 or tokens.dtype != torch.int64:
         raise ArgumentError(
             name,
@@ -271,6 +276,7 @@ def token_layout(
             remedy="Use tokens.long(), and one row a sequence.",
         )
     if layout is not None:
+        require_token_ids(tokens, layout, name=name)
         return layout
     return (cache or LayerCache()).following(tokens.shape[1], device=tokens.device)
 

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from posenc.errors import ArgumentError
+
 
 class TokenEmbedding(nn.Embedding):
     """Embedding E of token ids; for vectors x, the logits ``E x``.
@@ -17,7 +19,15 @@ class TokenEmbedding(nn.Embedding):
         """``[..., C]`` for ids, ``[..., V]`` for vectors."""
         if x.is_floating_point():
             return nn.functional.linear(x, self.weight)
-        return super().forward(x)
+        try:
+            return super().forward(x)
+        except IndexError as error:
+            raise ArgumentError(
+                "tokens",
+                expected=f"ids from 0 to {self.num_embeddings - 1}",
+                got=f"{int(x.min())} to {int(x.max())}",
+                remedy="Use the tokenizer of the model; padding too takes an id.",
+            ) from error
 
 
 def tied_logits(

@@ -114,6 +114,7 @@ class Transformer(SavedModel):
         cross_encodings: Sequence[Encoding] | None = None,
     ) -> None:
         super().__init__()
+        self.require_config(config)
         self.config = config
         given = (encoder_encodings, decoder_encodings, cross_encodings)
         self.named = all(records is None for records in given)

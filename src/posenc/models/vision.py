@@ -213,6 +213,7 @@ class VisionTransformer(SavedModel):
 
     def __init__(self, config: ImageConfig, *, encodings: Sequence[Encoding] | None = None) -> None:
         super().__init__()
+        self.require_config(config)
         if config.classes is None:
             raise ArgumentError(
                 "classes", expected="1 or more", got=None, remedy="Give their number."

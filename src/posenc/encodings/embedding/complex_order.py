@@ -66,6 +66,8 @@ class ComplexOrder(EmbeddingEncoding):
     [0.0, 1.0]
     """
 
+    takes_complex = True
+
     @checked
     def __init__(
         self,

@@ -20,7 +20,7 @@ from posenc.integrations.transformers.stored import INDEX, WHOLE, StoredTensors
 from posenc.models.checkpoint import stored_tensors
 from posenc.models.stack import StackConfig
 from posenc.models.unfilled import unfilled
-from posenc.storage import output_folder, write_bytes, write_json
+from posenc.storage import as_path, output_folder, write_bytes, write_json
 
 
 def load(
@@ -40,7 +40,7 @@ def load(
         CheckpointError: if the folder is not such a checkpoint, its family or an option is not
             supported, or a file or tensor is missing, damaged, unknown or of another shape.
     """
-    return load_described(Fields.read(Path(folder)), dtype=dtype, device=device)
+    return load_described(Fields.read(as_path(folder)), dtype=dtype, device=device)
 
 
 def load_described(
@@ -114,7 +114,7 @@ def save(
         OutputError: if the folder is in use or cannot be written to.
     """
     written, tensors = _described(model, family, like, fields or {})
-    _write(Path(folder), written, tensors, shard_bytes)
+    _write(as_path(folder), written, tensors, shard_bytes)
 
 
 def config_of(model: nn.Module, *, family: str = "llama") -> Fields:

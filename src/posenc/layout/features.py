@@ -1,0 +1,88 @@
+"""Validation of features and token ids beside the layout of their tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from posenc.errors import ArgumentError
+from posenc.layout.dense import require_dense
+from posenc.layout.layout import Layout
+
+SHAPE = "Its shape is [B, L, C], L being the layout's tokens."
+
+
+def require_layout(name: str, value: object) -> None:
+    """Require a layout."""
+    if not isinstance(value, Layout):
+        raise ArgumentError(
+            name,
+            expected="a Layout",
+            got=type(value).__name__,
+            remedy="Use Layout.sequence(length), for example.",
+        )
+
+
+def require_features(
+    x: Tensor, layout: Layout, width: int | None = None, *, name: str = "x", where: str = "layout"
+) -> None:
+    """Require floating-point features ``[B, L, C]`` of the tokens of a layout.
+
+    Args:
+        x: the features.
+        layout: of its tokens.
+        width: C, if only one fits.
+        name, where: of the features and the layout, for messages.
+    """
+    require_layout(where, layout)
+    if not isinstance(x, Tensor):
+        raise ArgumentError(name, expected="a tensor", got=type(x).__name__, remedy=SHAPE)
+    require_dense(name, x)
+    if not x.is_floating_point():
+        raise ArgumentError(name, expected="a floating dtype", got=x.dtype, remedy=SHAPE)
+    if x.dim() != 3 or x.shape[1] != layout.length or (width is not None and x.shape[2] != width):
+        raise ArgumentError(
+            name,
+            expected=f"shape [B, {layout.length}, {'C' if width is None else width}]",
+            got=list(x.shape),
+            remedy=SHAPE,
+        )
+    _require_fit(name, x, layout, where)
+
+
+def require_token_ids(
+    tokens: Tensor, layout: Layout, *, name: str = "tokens", rows: int | None = None
+) -> None:
+    """Require whole numbers ``[B, L]`` for the tokens of a layout, B being ``rows`` if given."""
+    require_layout("layout", layout)
+    if not isinstance(tokens, Tensor):
+        got = type(tokens).__name__
+        raise ArgumentError(name, expected="a tensor", got=got, remedy="Its shape is [B, L].")
+    require_dense(name, tokens)
+    whole = tokens.dtype in (torch.int64, torch.int32)
+    fits = whole and tokens.dim() == 2 and tokens.shape[1] == layout.length
+    if not fits or (rows is not None and tokens.shape[0] != rows):
+        raise ArgumentError(
+            name,
+            expected=f"whole numbers of shape [{'B' if rows is None else rows}, {layout.length}]",
+            got=f"{tokens.dtype} of shape {list(tokens.shape)}",
+            remedy="Give one id per token.",
+        )
+    _require_fit(name, tokens, layout, "layout")
+
+
+def _require_fit(name: str, x: Tensor, layout: Layout, where: str) -> None:
+    if layout.batch not in (1, x.shape[0]):
+        raise ArgumentError(
+            where,
+            expected=f"1 or {x.shape[0]} batch rows, as {name} has",
+            got=layout.batch,
+            remedy="Give the layout one row for all, or one a batch row.",
+        )
+    if layout.device != x.device:
+        raise ArgumentError(
+            where,
+            expected=f"{x.device}, where {name} is",
+            got=layout.device,
+            remedy="Use layout.to(device).",
+        )
