@@ -68,7 +68,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Path) -> Iterat
     monkeypatch.setenv("CXX", str(_compiler(tmp_path, small)))
     building.path.cache_clear()
     yield tmp_path
+    monkeypatch.undo()
     building.path.cache_clear()
+    building.path()  # that of other tests, whose cache folders may be others yet
 
 
 @pytest.fixture
@@ -98,15 +100,21 @@ def _linked(path: Path) -> None:
     path.symlink_to(moved)
 
 
+def _rewritten(file: Path, content: bytes) -> None:
+    """As another file: this process may have mapped the old one."""
+    file.unlink()
+    file.write_bytes(content)
+
+
 def _truncated(file: Path) -> None:
-    with file.open("r+b") as opened:
-        opened.truncate(file.stat().st_size // 2)
+    content = file.read_bytes()
+    _rewritten(file, content[: len(content) // 2])
 
 
 def _altered(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-100] ^= 1
-    file.write_bytes(content)
+    _rewritten(file, content)
 
 
 def _pipe(file: Path) -> None:
@@ -121,7 +129,7 @@ def _sum(file: Path) -> Path:
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (_truncated, "is damaged"),
     "altered": (_altered, "is damaged"),
-    "empty": (lambda file: file.write_bytes(b""), "is damaged"),
+    "empty": (lambda file: _rewritten(file, b""), "is damaged"),
     "of another user": (lambda file: os.chown(file, OTHER_USER, -1), "another user"),
     "checksum of another user": (lambda file: os.chown(_sum(file), OTHER_USER, -1), "another user"),
     "writable by all": (lambda file: file.chmod(0o606), "other users may write"),
