@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -31,6 +32,9 @@ METHODS: Mapping[str, Entry] = {**ENCODINGS, RANDOM: ENTRY}
 
 FAR = (2**31 - 100, 2**31 - 1, 2**32, 2**40)
 """Positions about which 32-bit integers end, and beyond."""
+
+UNBOUNDED = ("alibi", "dynamic_bias")
+"""Encodings whose logits are as large as the distance: far apart, they are all rounding."""
 
 ORDERS = ("permuted", "tied", "stepped", "moved")
 """Orders that are not positions."""
@@ -185,7 +189,7 @@ def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
         queries, keys, kind = *_many(dice), "many"
         options = MANY[name]
     else:
-        queries, keys, kind = _layouts(dice, batch, longest, axes, sizes)
+        queries, keys, kind = _layouts(dice, name, batch, longest, axes, sizes)
     return AttentionCase(
         number=number,
         name=name,
@@ -210,7 +214,7 @@ def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
 
 
 def _layouts(
-    dice: random.Random, batch: int, longest: int, axes: int, sizes: Sizes
+    dice: random.Random, name: str, batch: int, longest: int, axes: int, sizes: Sizes
 ) -> tuple[Layout, Layout, str]:
     """Layouts of queries and keys as models use them, and their kind."""
     length = dice.randint(1, longest)
@@ -219,10 +223,11 @@ def _layouts(
     kind = dice.choice(sizes.layouts)
     queries, keys = _texts(dice, kind, batch, length, longest)
     queries, keys = _changed(queries, keys, lambda layout, _: fold(layout, axes), together=True)
-    for share, change in ((sizes.orders, _reordered), (sizes.far, _far), (sizes.wide, _wide)):
+    far = partial(_far, apart=name not in UNBOUNDED)
+    for share, change in ((sizes.orders, _reordered), (sizes.far, far), (sizes.wide, _wide)):
         if dice.random() < share:
-            queries, keys, name = change(dice, queries, keys)
-            kind += f", {name}"
+            queries, keys, how = change(dice, queries, keys)
+            kind += f", {how}"
     return queries, keys, kind
 
 
@@ -284,9 +289,12 @@ def _reordered(dice: random.Random, queries: Layout, keys: Layout) -> tuple[Layo
     return *_changed(queries, keys, change, together=kind != "moved"), kind
 
 
-def _far(dice: random.Random, queries: Layout, keys: Layout) -> tuple[Layout, Layout, str]:
-    """Both sides far from 0, or far from one another."""
+def _far(
+    dice: random.Random, queries: Layout, keys: Layout, *, apart: bool
+) -> tuple[Layout, Layout, str]:
+    """Both sides far from 0, or, if ``apart``, one alone."""
     sides, by = dice.choice([(True, True), (True, False), (False, True)]), dice.choice(FAR)
+    sides = sides if apart else (True, True)
 
     def change(layout: Layout, mine: bool) -> Layout:
         moved = by if sides[not mine] else 0

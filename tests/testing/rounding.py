@@ -1,4 +1,4 @@
-"""Rounding where gradients of logits cancel, which the definition may be without."""
+"""Rounding in other places than the definition's, which may be without it by chance."""
 
 from __future__ import annotations
 
@@ -13,24 +13,30 @@ from posenc.attention.backends.common import definition
 from posenc.attention.softmax import masked_softmax
 
 
-@contextmanager
-def rounded_logits(dtype: torch.dtype, seed: int) -> Iterator[None]:
-    """The definition rounds its gradients of logits as a dtype does, whatever it computes in.
+def nudged(x: Tensor, unit: float, seed: int) -> Tensor:
+    """``x``, each number off by ``unit`` of its size, up or down at random."""
+    dice = torch.Generator().manual_seed(seed)
+    return x * (1 + unit * _signs(x, dice))
 
-    They are ``w (dW - Σ w dW)`` of weights w. The summands are each off by one unit at random:
-    where a query sees one key, they cancel, and that is all there is.
+
+@contextmanager
+def rounded_logits(unit: float, seed: int) -> Iterator[None]:
+    """The definition's logits and their gradients are off by ``unit`` of their size at random.
+
+    Gradients are ``w (dW - Σ w dW)`` of weights w. The summands are each off: where a query sees
+    one key, they cancel, and that is all there is.
     """
     dice = torch.Generator().manual_seed(seed)
-    unit = torch.finfo(dtype).eps
 
     def softmax(logits: Tensor, visible: Tensor) -> Tensor:
+        logits = logits + unit * _signs(logits, dice) * logits.detach().nan_to_num(0.0, 0.0, 0.0)
         weights = masked_softmax(logits, visible)
         sizes: list[Tensor] = []
 
         def rounded(gradient: Tensor) -> Tensor:
             w, size = weights.detach(), sizes.pop()
-            signs = 2.0 * torch.randint(2, w.shape, generator=dice) - 1
-            return gradient + unit * signs * w * (size + (w * size).sum(-1, keepdim=True))
+            part = w * (size + (w * size).sum(-1, keepdim=True))
+            return gradient + unit * _signs(w, dice) * part
 
         if logits.requires_grad:
             weights.register_hook(lambda gradient: sizes.append(gradient.abs()))
@@ -40,3 +46,7 @@ def rounded_logits(dtype: torch.dtype, seed: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(definition, "masked_softmax", softmax)
         yield
+
+
+def _signs(like: Tensor, dice: torch.Generator) -> Tensor:
+    return 2.0 * torch.randint(2, like.shape, generator=dice).to(like.dtype) - 1
