@@ -34,6 +34,8 @@ def save_shards(
 ) -> None:
     """Write ``folder/checkpoint-STEP``, whole or not at all, and delete older ones.
 
+    What killed runs have left behind is deleted too.
+
     Args:
         folder: existing, seen by all ranks.
         tensors: whole or sharded.
@@ -47,7 +49,8 @@ def save_shards(
     partial = folder / f".{final.name}.partial"
     try:
         if ranks.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
+            for killed in folder.glob(f".{PREFIX}*.partial"):
+                shutil.rmtree(killed, ignore_errors=True)
         ranks.wait()
         save(dict(tensors), checkpoint_id=partial, process_group=ranks.group)
         if ranks.rank == 0:

@@ -1,0 +1,163 @@
+"""Kernels beyond one tile of keys or queries: slots, parts of sums, carries, masks of dropout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend
+from posenc.attention.backends.native import build as building
+from posenc.attention.backends.native import heads
+from posenc.attention.given_terms import GivenTerms, GivenValues
+from posenc.encoding import BucketedTerms, LowRank, TokenTableProduct
+
+pytestmark = pytest.mark.skipif(
+    building.missing() is not None, reason=f"no compiled kernels; run {building.COMMAND}"
+)
+
+WIDTH = 5
+
+
+def draw(*size: int) -> Tensor:
+    return (0.5 * torch.randn(*size)).requires_grad_()
+
+
+def terms(batch: int, count: int, grid: Grid, clip: int) -> tuple[Encoding, list[Tensor]]:
+    """Every structured term with rows for offsets up to ``clip``, and its tensors."""
+    queries, keys = grid.query.length, grid.key.length
+
+    def bucket(offset: Tensor) -> Tensor:
+        return offset[..., 0].long().clamp(-clip, clip) + clip
+
+    tensors = [
+        draw(count, 2 * clip + 1),
+        draw(batch, count, queries, WIDTH),
+        draw(1, 2 * clip + 1, WIDTH),
+        draw(batch, count, keys, WIDTH),
+        draw(count, 2 * clip + 1, WIDTH),
+        draw(1, count, keys),
+        draw(batch, count, queries, 2),
+        draw(1, count, keys, 2),
+        draw(1, 2 * clip + 1, WIDTH),
+    ]
+    table, queried, query_rows, keyed, key_rows, column, *factors, values = tensors
+    score = GivenTerms(
+        BucketedTerms(
+            bucket,
+            table=table,
+            left=TokenTableProduct(queried, query_rows),
+            right=TokenTableProduct(keyed, key_rows),
+            column=column,
+        ),
+        LowRank(*factors),
+    )
+    return Encoding(score=score, value=GivenValues(BucketedTerms(bucket, value=values))), tensors
+
+
+def compare(grid: Grid, encoding: Encoding, tensors: list[Tensor], *sizes: int) -> None:
+    """Hold output and gradients of native to the definition's; sizes: rows, heads, key heads."""
+    rows, count, groups = sizes
+    q = draw(rows, count, grid.query.length, WIDTH)
+    k, v = (draw(rows, groups, grid.key.length, WIDTH) for _ in range(2))
+    wanted, found = [q, k, v, *tensors, *encoding.parameters()], []
+    for backend in ("native", "reference"):
+        output = attend(q, k, v, grid, encoding, backend=backend)
+        weight = torch.linspace(-1, 1, output.numel()).view(output.shape)
+        gradients = torch.autograd.grad(
+            output, wanted, weight, retain_graph=True, materialize_grads=True
+        )
+        found.append([output, *gradients])
+    for got, expected in zip(*found, strict=True):
+        size = max(1.0, expected.abs().max().item())
+        torch.testing.assert_close(got, expected, atol=4e-3 * size, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("length", "sizes", "clip"),
+    [
+        (1200, (1, 1, 1), 1199),  # one slot for three tiles of keys, five splits
+        (1200, (1, 1, 1), 40),  # far offsets between tiles
+        (300, (2, 2, 1), 20),  # parts by batch row and by queries, groups of heads
+        (300, (5, 8, 4), 3),
+    ],
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_term(length: int, sizes: tuple[int, int, int], clip: int, *, causal: bool) -> None:
+    torch.manual_seed(0)
+    grid = Grid.of(Layout.sequence(length), causal=causal)
+    encoding, tensors = terms(*sizes[:2], grid, clip)
+    compare(grid, encoding, tensors, *sizes)
+
+
+@pytest.mark.parametrize("name", ["stick_breaking", "cope", "path"])
+def test_carries_between_tiles_of_keys(name: str) -> None:
+    """In float32: sticks are broken within a tile, gates count over several."""
+    torch.manual_seed(1)
+    options: dict[str, dict[str, int]] = {
+        "cope": {"head_dim": WIDTH, "max_count": 300},
+        "path": {"dim": 2 * WIDTH, "heads": 1, "head_dim": WIDTH},
+    }
+    encoding = posenc.create(name, **options.get(name, {}))
+    x = draw(1, 1100, 2 * WIDTH)
+    layout = encoding.observe(x, Layout.sequence(1100))
+    compare(Grid.of(layout, causal=True), encoding, [x], 1, 1, 1)
+
+
+@pytest.mark.parametrize("first", [0, 300, 597])
+@pytest.mark.parametrize("name", ["fire", "dape"])
+def test_few_queries_anywhere_among_keys(name: str, first: int) -> None:
+    """The farthest key may be before or after them."""
+    torch.manual_seed(2)
+    encoding = posenc.create(name, heads=2)
+    grid = Grid(Layout.sequence(3, start=first), Layout.sequence(600))
+    compare(grid, encoding, [], 2, 2, 1)
+
+
+def masks(encoding: Encoding, grid: Grid, rows: int, count: int, dropout: float) -> Tensor:
+    """What weights are multiplied by, a row a query, the same in the backward pass."""
+    keys = grid.key.length
+    q, k = (torch.zeros(rows, count, side.length, 8) for side in (grid.query, grid.key))
+    v = torch.eye(keys).expand(rows, count, -1, -1).clone().requires_grad_()
+    weights = attend(q, k, v, grid, encoding, backend="native").detach()
+    dropped = attend(q, k, v, grid, encoding, backend="native", dropout=dropout)
+    weight = torch.randn_like(dropped)
+    (gradient,) = torch.autograd.grad(dropped, v, weight)
+    torch.testing.assert_close(gradient, dropped.detach().mT @ weight)
+    return (dropped.detach() / weights).flatten(0, 2)
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.7])
+def test_dropout_keeps_its_share_of_all_weights(dropout: float) -> None:
+    torch.manual_seed(3)
+    grid, given = Grid(Layout.sequence(300), Layout.sequence(600)), (2, 3)
+    mask = masks(Encoding(), grid, *given, dropout)
+    kept = mask != 0
+    torch.testing.assert_close(mask[kept], torch.full((), 1 / (1 - dropout)).expand(kept.sum()))
+    deviation = (dropout * (1 - dropout) / kept.numel()) ** 0.5
+    assert abs(1 - kept.double().mean() - dropout) < 5 * deviation
+    assert (mask != masks(Encoding(), grid, *given, dropout)).any()
+    torch.manual_seed(3)
+    torch.testing.assert_close(mask, masks(Encoding(), grid, *given, dropout))
+
+
+@pytest.mark.parametrize(
+    ("name", "apart"), [("nope", False), ("transformer_xl", True), ("path", True)]
+)
+def test_masks_of_dropout_are_independent(
+    name: str, monkeypatch: pytest.MonkeyPatch, *, apart: bool
+) -> None:
+    """Of all rows and columns, also where a few heads are computed at a time."""
+    for size in ("LARGE", "MANY"):
+        monkeypatch.setattr(heads, size, 1 if apart else 2**40)
+    torch.manual_seed(4)
+    options = {"dim": 24, "heads": 3, "head_dim": 8} if apart else {}
+    encoding = posenc.create(name, **options)
+    for parameter in encoding.parameters():
+        torch.nn.init.zeros_(parameter)
+    key = encoding.observe(torch.randn(2, 600, 24), Layout.sequence(600))
+    grid = Grid(Layout.sequence(80, start=520), key, causal=name == "path")
+    mask = masks(encoding, grid, 2, 3, 0.5)[:, :520]
+    for lines in (mask, mask.mT):
+        assert torch.corrcoef(lines).fill_diagonal_(0).abs().max() < 0.4
