@@ -254,6 +254,32 @@ def test_masks_stand_for_the_pairs_of_their_function(
             assert torch.equal(short, padding[:, start : start + keys])
 
 
+def test_masks_of_static_caches_are_written_out() -> None:
+    call: Any = (2, 2, 12, torch.tensor(6))
+    made = pairs_behind(mask(*call))
+    assert made is not None
+    assert made.grid is None
+    assert torch.equal(made.dense, sdpa_mask(*call, allow_is_causal_skip=False))
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32, "keys"])
+@pytest.mark.parametrize("weights", [False, True])
+def test_masks_that_models_make_themselves(kind: Any, weights: bool) -> None:
+    """Of keys, of pairs, and numbers wider than autocast's queries."""
+    q, k, v = (x.bfloat16() for x in heads(5, 12))
+    pairs = PADDING[:, None, None].expand(2, 1, 5, 12)
+    expected = (q.float() @ k.float().mT / 8**0.5).masked_fill(~pairs, -1e9).softmax(-1)
+    seen = PADDING if kind == "keys" else pairs
+    if kind == torch.float32:
+        seen = torch.zeros(pairs.shape).masked_fill(~pairs, torch.finfo(torch.float32).min)
+    got, found = attention(nn.Identity(), q, k, v, seen, output_attentions=weights)
+    assert got.is_contiguous()
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.transpose(1, 2).float(), expected @ v.float(), rtol=0, atol=0.03)
+    if weights:
+        torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.02)
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float64])
 def test_masks_are_what_a_model_reads(dtype: torch.dtype) -> None:
     """Read or changed by a model, a mask is what PyTorch's or eager attention would have got."""
