@@ -166,11 +166,11 @@ def test_a_model_no_better_than_frequencies_is_not_judged() -> None:
     assert gate(known) == "", "2.0 at 16"
     assert gate(replace(known, trivial=None)) == ""
     level = replace(known, trivial=2.0)
-    assert "at best its loss is 2.000 bits a byte, where byte frequencies alone" in gate(level)
+    assert "at best its loss is 2.000 bits a byte (byte frequencies alone: 2.000)" in gate(level)
     stopped = replace(level, gate=gate(level))
     assert headline(stopped) == [stopped.gate]
     assert choose(stopped, tuned=False)[0] is None
-    with pytest.raises(CheckpointError, match=r"better than 2\.000, .* got 2\.000 at best"):
+    with pytest.raises(CheckpointError, match=r"better loss than 2\.000 .* got 2\.000 at best"):
         require_learned(stopped)
     require_learned(known)
 

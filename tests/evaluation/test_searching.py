@@ -57,7 +57,9 @@ def test_the_best_factors_are_used_and_told(text: Text, tmp_path: Path) -> None:
     assert len(factors) == 4
     assert [done for _, done, _ in told] == [1, 2, 3, 4, 5, 6]
     assert told[-1][0].startswith("longrope: searching factors, step 6 of 6, least loss ")
-    outcome = measure_extensions(subject(), text, [found], factor=2, tuning=Tuning(steps=0))
+    outcome = measure_extensions(
+        subject(), text, [found], factor=2, tuning=Tuning(steps=0), always=True
+    )
     advice = outcome.study.findings[-1].advice
     assert "best of 6" in advice[0]
     assert all(f"{each:g}" in advice[0] for each in factors)

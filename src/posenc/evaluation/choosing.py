@@ -83,8 +83,8 @@ def require_learned(study: Study) -> None:
         assert reached is not None
         raise CheckpointError(
             study.checkpoint,
-            expected=f"{metric.name} better than {metric.shown(study.trivial)}, which "
-            f"{study.trivial_rule} alone give",
+            expected=f"a better {metric.name} than {metric.shown(study.trivial)} "
+            f"({study.trivial_rule} alone)",
             got=f"{metric.shown(reached)} at best",
             remedy="Is it trained, are config.json and tokenizer its own, and are the lengths "
             "those it was trained for?",

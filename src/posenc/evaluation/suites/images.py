@@ -142,10 +142,9 @@ class ImageSuite:
         )
         trivial: dict[str, Any] = {}
         if keys[0] == "right":
-            assert self.images.labels is not None
-            most = torch.bincount(self.images.labels).max()
-            share = float(most) / len(self.images.labels)
-            trivial = {"trivial": share, "trivial_rule": "the most frequent class"}
+            classes = _vision(self.original).config.classes
+            assert classes is not None  # of a VisionTransformer
+            trivial = {"trivial": 1 / classes, "trivial_rule": f"a guess among {classes} classes"}
         return trivial | {
             "guide": named["guide"],
             "metrics": tuple(metric for metric in named["metrics"] if metric.key in keys),
