@@ -154,7 +154,7 @@ class _ComparisonCharts:
         across = "tokens a second in training"
         names = list(data.sort_values("speed", ascending=False).subject)
         base = alt.Chart(data).encode(
-            x=alt.X("speed:Q", title=across, axis=alt.Axis(format="~s", tickCount=5)),
+            x=alt.X("speed:Q", title=across, axis=alt.Axis(format="~s", tickCount=4)),
             y=alt.Y("subject:N", title=None, sort=names).axis(
                 labelLimit=140, grid=False, labelColor="--ink", domain=False, ticks=False
             ),
