@@ -104,8 +104,8 @@ mutants: $(VENV)/.installed-mutants $(VENV)/.kernels ## change lines at random a
 	$(BIN)/python scripts/mutants.py --count 200 --seed $$(date +%j)
 	$(BIN)/python scripts/mutants.py --planted scripts/kernel_mutants.toml
 
-test-onnx: $(VENV)/.installed-test ## run every encoding that ONNX can express in ONNX Runtime
-	$(BIN)/python -m pytest -q -n $(WORKERS) tests/testing/test_onnx.py
+test-onnx: $(VENV)/.installed-test ## run encodings and accelerated models in ONNX Runtime
+	$(BIN)/python -m pytest -q -n $(WORKERS) tests/testing/test_onnx.py tests/integrations/accelerate/test_onnx.py
 
 gpu-test: $(VENV)/.installed-test ## on a CUDA device: its trial and the tests that need one, 12 minutes
 	$(BIN)/python -m benchmarks.device --steps trial tests

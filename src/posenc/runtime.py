@@ -24,9 +24,10 @@ def has_values(x: Tensor) -> bool:
     """True if Python may read the values of ``x``.
 
     False for meta and fake tensors, inside ``torch.func.vmap`` for tensors of all its rows, and
-    while ``torch.compile`` or ``torch.export`` traces, where reading would break the graph.
+    while ``torch.compile`` or ``torch.export`` traces, where reading would break the graph, or
+    ``torch.jit`` does, whose graph would keep what was read.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_scripted():
         return False
     if torch._C._are_functorch_transforms_active():
         functorch = torch._C._functorch
@@ -35,6 +36,11 @@ def has_values(x: Tensor) -> bool:
                 return False
             x = functorch.get_unwrapped(x)
     return not (x.is_meta or isinstance(x, FakeTensor))
+
+
+def is_scripted() -> bool:
+    """True while ``torch.jit.trace`` makes a graph, as the older ONNX exporter does."""
+    return not torch.compiler.is_compiling() and torch._C._is_tracing()
 
 
 def needs_dispatch(*tensors: Tensor | None) -> bool:

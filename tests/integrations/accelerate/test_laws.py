@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 from transformers import PreTrainedModel
 
@@ -18,6 +18,7 @@ from posenc.attention import api, dispatch
 from posenc.errors import ArgumentError
 from posenc.integrations.transformers.accelerate import FAMILIES, Report, accelerate, restore
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, take_over
+from posenc.integrations.transformers.accelerate.checking import Comparison
 from posenc.integrations.transformers.accelerate.families.common import page
 from tests.integrations.accelerate.case import Case
 from tests.integrations.accelerate.cases import CASES
@@ -38,7 +39,7 @@ def put_under(model: PreTrainedModel, **options: Any) -> Report:
     return accelerate(model, shortest=0, **options)
 
 
-def accelerated(model: PreTrainedModel) -> list[Accelerated]:
+def accelerated(model: nn.Module) -> list[Accelerated]:
     return [module for module in model.modules() if isinstance(module, Accelerated)]
 
 
@@ -169,7 +170,7 @@ def test_short_inputs_run_as_they_did(case: Case) -> None:
 def test_a_failure_leaves_the_model_as_it_was(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     model = case.model()
     kinds = [type(module) for module in model.modules()]
-    monkeypatch.setattr(f"{API}.difference", lambda *outputs: float("nan"))
+    monkeypatch.setattr(Comparison, "difference", lambda comparison: float("nan"))
     with pytest.raises(ArgumentError, match="within"):
         accelerate(model)
     assert [type(module) for module in model.modules()] == kinds

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
+from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from posenc.attention.backends.common.base import Backend
 from posenc.errors import ArgumentError
+from posenc.runtime import is_scripted
 
 SETTINGS = "_posenc_settings"
 
@@ -28,6 +30,7 @@ class Settings:
 
 
 DEFAULT = Settings()
+AS_IT_WAS = Settings(shortest=2**31)
 
 
 class Accelerated(nn.Module):
@@ -63,28 +66,94 @@ class Accelerated(nn.Module):
 
 
 def settings_of(module: nn.Module) -> Settings:
-    """Settings of an accelerated module; the defaults for others."""
+    """Settings of an accelerated module; the defaults for others.
+
+    While ``torch.jit`` traces, as the older ONNX exporter does, models run as they did: the graph
+    holds PyTorch's operators alone, and lengths are tensors.
+    """
+    if is_scripted():
+        return AS_IT_WAS
     return cast(Settings, module.__dict__.get(SETTINGS, DEFAULT))
 
 
+def parameter_of(module: nn.Module, name: str) -> Tensor:
+    """A parameter of a submodule that is not called, also where a hook of accelerate fetches it."""
+    hook: Any = getattr(module, "_hf_hook", None)
+    if hook is None:
+        return cast(Tensor, getattr(module, name))
+    hook.pre_forward(module)
+    try:
+        return cast(Tensor, getattr(module, name))
+    finally:
+        hook.post_forward(module, None)
+
+
 def take_over(module: nn.Module, kind: type[Accelerated], settings: Settings) -> None:
-    """Make a module an accelerated one."""
+    """Make a module an accelerated one.
+
+    Raises:
+        ArgumentError: if something else runs in place of a method that ``kind`` has of its own.
+    """
+    method = _replaced(module, kind)
+    if method is not None:
+        raise ArgumentError(
+            "model",
+            expected=f"modules that run {method} of their class, or hooks of accelerate around it",
+            got=f"a {type(module).__name__} whose {method} was replaced",
+            remedy="Call accelerate(model) before it is wrapped.",
+        )
     module.__dict__[SETTINGS] = settings
-    module.__class__ = kind
+    _change_class(module, kind)
+
+
+def require_untouched(module: Accelerated) -> None:
+    """Require a module as ``take_over`` left it, but for hooks of accelerate.
+
+    Raises:
+        ArgumentError: if its class or a method was changed since, as FSDP does.
+    """
+    kind = type(module).__name__
+    if "original" in type(module).__dict__:
+        method = _replaced(module, module.original)
+        if method is None:
+            return
+        kind += f" whose {method} was replaced"
+    raise ArgumentError(
+        "model",
+        expected="modules as accelerate left them",
+        got=f"a {kind}",
+        remedy="Call restore before the model is wrapped or sharded.",
+    )
 
 
 def put_back(module: Accelerated) -> None:
-    """Give a module its own class again.
-
-    Raises:
-        ArgumentError: if its class was changed again since, as FSDP does.
-    """
-    if "original" not in type(module).__dict__:
-        raise ArgumentError(
-            "model",
-            expected="modules as accelerate left them",
-            got=f"a {type(module).__name__}",
-            remedy="Call restore before the model is wrapped or sharded.",
-        )
-    module.__class__ = module.original  # type: ignore[assignment]
+    """Give a module its own class again."""
+    _change_class(module, module.original)
     del module.__dict__[SETTINGS]
+
+
+def _change_class(module: nn.Module, kind: type[nn.Module]) -> None:
+    """Give a module another class, and that class's methods where it holds its own, bound.
+
+    The hooks of accelerate (``dispatch_model``) keep ``forward`` so, and call what they keep.
+    """
+    for name, value in module.__dict__.items():
+        if isinstance(value, MethodType) and value.__self__ is module:
+            method = value.__func__.__name__
+            if value.__func__ is getattr(type(module), method, None):
+                module.__dict__[name] = MethodType(getattr(kind, method), module)
+    module.__class__ = kind
+
+
+def _replaced(module: nn.Module, kind: type[nn.Module]) -> str | None:
+    """A method of ``kind`` that the module would not run, having another in its place; or None."""
+    held = module.__dict__
+    for name in held:
+        own = getattr(type(module), name, None)
+        if not callable(own) or getattr(kind, name, None) is own:
+            continue
+        hooked = name == "forward" and "_hf_hook" in held
+        method = held.get("_old_forward") if hooked else held[name]
+        if getattr(method, "__func__", None) is not own:
+            return name
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -14,14 +15,11 @@ from posenc.integrations.transformers.accelerate.accelerated import (
     Accelerated,
     Settings,
     put_back,
+    require_untouched,
     settings_of,
     take_over,
 )
-from posenc.integrations.transformers.accelerate.checking import (
-    difference,
-    outputs_of,
-    require_near,
-)
+from posenc.integrations.transformers.accelerate.checking import Comparison, without_values
 from posenc.integrations.transformers.accelerate.config import config_behind, with_posenc
 from posenc.integrations.transformers.accelerate.family import (
     FAMILIES,
@@ -50,7 +48,7 @@ def accelerate(
         model: of transformers, or one that holds such a model (of peft, sentence-transformers).
         backend: of ``posenc.attend``.
         check: compare outputs on random inputs with those of the original; costs two forward
-            passes over 2 rows of 48 tokens, or over 2 images.
+            passes over 2 rows of 48 tokens, or over 2 images. Left out on the meta device.
         shortest: number of keys from which on posenc computes; None: as measured for the family.
 
     Returns:
@@ -68,13 +66,19 @@ def accelerate(
         return _report(model, found)
     if not found:
         return Report(type(model).__name__, (), note=_unchanged(model))
-    expected = outputs_of(model) if check else None
-    off = None
+    comparison = off = None
+    served = [module for _, module, family in found if family.reason(module) is None]
+    unread = bool(check and served and without_values(model))
+    if check and served and not unread:
+        comparison = Comparison(model, served)
     try:
         _change(found, Settings(backend))
-        if expected is not None:
-            off = difference(expected, outputs_of(model))
-            require_near(off, expected)
+        if comparison is not None:
+            off = comparison.difference()
+            if not comparison.near(off):
+                restore(model)
+                comparison.require_explained(off)
+                _change(found, Settings(backend))
         for _, module, family in found:
             if isinstance(module, Accelerated):
                 least = family.shortest if shortest is None else shortest
@@ -82,7 +86,8 @@ def accelerate(
     except BaseException:
         restore(model)
         raise
-    return _report(model, found, off)
+    note = "Outputs were not compared, since weights are on the meta device." if unread else ""
+    return replace(_report(model, found), difference=off, note=note)
 
 
 def restore(model: nn.Module) -> None:
@@ -92,14 +97,20 @@ def restore(model: nn.Module) -> None:
         model: that ``accelerate`` was called with.
 
     Raises:
-        ArgumentError: if classes of modules were changed since, as FSDP does.
+        ArgumentError: if classes or methods of modules were changed since, as FSDP does.
     """
-    for module in model.modules():
-        if isinstance(module, Accelerated):
-            put_back(module)
-        config = module.__dict__.get("config")
+    for module in _accelerated(model):
+        require_untouched(module)
+    for module in _accelerated(model):
+        put_back(module)
+    for part in model.modules():
+        config = part.__dict__.get("config")
         if config is not None:
-            module.__dict__["config"] = config_behind(config)
+            part.__dict__["config"] = config_behind(config)
+
+
+def _accelerated(model: nn.Module) -> list[Accelerated]:
+    return [module for module in model.modules() if isinstance(module, Accelerated)]
 
 
 def _change(found: Sequence[Found], settings: Settings) -> None:
@@ -123,7 +134,7 @@ def _modules(model: nn.Module) -> Iterator[Found]:
                 yield path, module, family
 
 
-def _report(model: nn.Module, found: Sequence[Found], off: float | None = None) -> Report:
+def _report(model: nn.Module, found: Sequence[Found]) -> Report:
     rows = []
     for path, module, family in found:
         if isinstance(module, Accelerated):
@@ -135,7 +146,7 @@ def _report(model: nn.Module, found: Sequence[Found], off: float | None = None) 
         elif type(module) not in family.configured:
             reason = family.reason(module) or ""
             rows.append(ReportedModule(path, type(module).__name__, "its own", reason))
-    return Report(type(model).__name__, tuple(rows), off)
+    return Report(type(model).__name__, tuple(rows))
 
 
 def _unchanged(model: nn.Module) -> str:

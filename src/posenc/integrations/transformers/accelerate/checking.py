@@ -2,129 +2,288 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from itertools import chain
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from posenc.errors import ArgumentError
-from posenc.integrations.transformers.accelerate.family import family_of
+from posenc.integrations.transformers.accelerate.family import AcceleratedFamily, family_of
+from posenc.runtime import without_autocast
 
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest difference allowed by dtype, as a share of the largest value."""
-
-ROWS, LENGTH, PADDING = 2, 48, 7
+LENGTH, ROWS, PADDING = 48, 2, 7
 
 
-@torch.no_grad()
-def outputs_of(model: nn.Module) -> list[Tensor]:
-    """Floating-point outputs of the transformers model inside ``model``, on random inputs.
+@dataclass(frozen=True)
+class Precision:
+    """Precision of a model's arithmetic, and the difference between its outputs that it explains.
+
+    Args:
+        step: rounding error of a number, as a share of it.
+        tolerance: largest difference allowed, as a share of the largest value.
+        averaged: root mean squares are compared instead of largest values: rounding alone makes
+            routers send single tokens to other experts.
+    """
+
+    step: float
+    tolerance: float
+    averaged: bool = False
+
+
+PRECISIONS = {
+    torch.float64: Precision(2.0**-52, 1e-7),
+    torch.float32: Precision(2.0**-23, 1e-4),
+    torch.float16: Precision(2.0**-10, 2e-2, averaged=True),
+    torch.bfloat16: Precision(2.0**-7, 1e-1, averaged=True),
+}
+"""By dtype."""
+
+QUANTIZED = Precision(1 / 127, 1e-1, averaged=True)
+"""Of activations in 8 bits."""
+
+
+class Comparison:
+    """Outputs of the transformers models inside a model, on random inputs.
 
     The same inputs every time, in evaluation mode; training flags and random states are kept.
 
+    Args:
+        model: as it is.
+        modules: those to be accelerated; models without any are not run.
+
     Raises:
-        ArgumentError: when there is no such model, or it does not take such inputs.
+        ArgumentError: when there is no such model, or it raises, or its outputs are not finite.
     """
-    base = _base_model(model)
-    with _evaluating(base), torch.random.fork_rng():
-        torch.manual_seed(0)  # some models drop features in evaluation mode too
+
+    def __init__(self, model: nn.Module, modules: Collection[nn.Module]) -> None:
+        self.bases = _bases(model, set(modules))
+        if not self.bases:
+            raise ArgumentError(
+                "model",
+                expected="a model of transformers, or one that holds such a model",
+                got=type(model).__name__,
+                remedy="Pass the model, not one of its layers, or check=False.",
+            )
+        self.modules = modules
         try:
-            output = base(**_inputs(base))
+            self.expected = self._outputs()
         except Exception as error:
             raise ArgumentError(
                 "check",
-                expected=f"False for a {type(base).__name__}, which random inputs do not fit",
-                got=True,
-                remedy=f"Compare outputs on your own inputs. It said: {error}",
+                expected=f"False for a {_names(self.bases)}, which raises on random inputs",
+                got=f"True; {type(error).__name__}: {error}",
+                remedy="Compare outputs on your own inputs.",
             ) from error
-    return [tensor.detach().clone() for tensor in tensors_in(output)]
+        if not all(bool(tensor.isfinite().all()) for tensor in self.expected):
+            raise ArgumentError(
+                "check",
+                expected="False for a model whose own outputs on random inputs are not finite",
+                got=True,
+                remedy="Compare outputs on your own inputs.",
+            )
+        self.precision = _precision(self.bases, self.expected)
+
+    def difference(self) -> float:
+        """The largest difference of outputs from those at first, as a share of each one's size.
+
+        Raises:
+            ArgumentError: when the model now raises.
+        """
+        try:
+            outputs = self._outputs()
+        except Exception as error:
+            raise ArgumentError(
+                "model",
+                expected=f"a {_names(self.bases)} that posenc can compute",
+                got=f"{type(error).__name__}: {error}",
+                remedy="It was left as it is. Please report this with the model's config.",
+            ) from error
+        pairs = [(a, b) for a, b in zip(self.expected, outputs, strict=True) if a.numel()]
+        return max((self._share(a, b) for a, b in pairs), default=0.0)
+
+    def near(self, off: float) -> bool:
+        """True if a difference is within the tolerance of the model's precision."""
+        return off <= self.precision.tolerance
+
+    def require_explained(self, off: float) -> None:
+        """Require that a difference is of the size of what rounding errors do to the model.
+
+        Args:
+            off: the difference; the model is as it was at first.
+
+        Raises:
+            ArgumentError: when it is larger, or not a number.
+        """
+        with ExitStack() as stack:
+            for module in self.modules:
+                handle = module.register_forward_hook(self._with_rounding_errors)
+                stack.callback(handle.remove)
+            allowed = max(self.precision.tolerance, 4 * self.difference())
+        if not off <= allowed:
+            raise ArgumentError(
+                "model",
+                expected=f"outputs within {allowed:.2g} of the original's",
+                got=f"{off:.2g}",
+                remedy="It was left as it is. Please report this with the model's config.",
+            )
+
+    def _with_rounding_errors(self, module: nn.Module, arguments: Any, output: Any) -> Any:
+        def rounded(x: Any) -> Any:
+            if not (isinstance(x, Tensor) and x.is_floating_point()):
+                return x
+            return x * (1 + self.precision.step * (2 * torch.rand_like(x) - 1))
+
+        return tree_map(rounded, output)
+
+    def _share(self, expected: Tensor, got: Tensor) -> float:
+        off, size = got.double() - expected.double(), expected.double()
+        mean = self.precision.averaged
+        off, size = (x.square().mean().sqrt() if mean else x.abs().max() for x in (off, size))
+        return float(off / size.clamp(min=1e-6))
+
+    @torch.no_grad()
+    def _outputs(self) -> list[Tensor]:
+        outputs: list[Tensor] = []
+        for base in self.bases:
+            device = _device(base)
+            # Some models drop features in evaluation mode too.
+            with _evaluating(base), torch.random.fork_rng(), without_autocast(device):
+                torch.manual_seed(0)
+                output = base(**_inputs(base, device))
+            outputs += [tensor.detach().clone() for tensor in tensors_in(output)]
+        return outputs
 
 
-def difference(expected: Sequence[Tensor], got: Sequence[Tensor]) -> float:
-    """The largest difference between outputs, as a share of each one's largest value.
+def without_values(model: nn.Module) -> bool:
+    """True if some weights are on the meta device, and no hook fetches them from elsewhere."""
+    return any(x.is_meta for x in model.parameters()) and _execution_device(model) is None
 
-    In half precision root mean squares instead of largest values: rounding alone makes routers send
-    single tokens to other experts.
+
+def _bases(model: nn.Module, modules: set[nn.Module]) -> list[PreTrainedModel]:
+    """The outermost transformers models of a family; if none, the outermost of any.
+
+    Models put together from others (an encoder of images and T5) are so compared part by part,
+    since inputs for the whole do not follow from its config.
     """
-    pairs = [(a, b) for a, b in zip(expected, got, strict=True) if a.numel()]
-    return max((_share(a, b) for a, b in pairs), default=0.0)
+    found = list(_outermost(model, modules, of_family=True))
+    return found or list(_outermost(model, modules, of_family=False))[:1]
 
 
-def _share(expected: Tensor, got: Tensor) -> float:
-    half = expected.dtype.itemsize < 4
-    off, size = got.double() - expected.double(), expected.double()
-    off, size = (x.square().mean().sqrt() if half else x.abs().max() for x in (off, size))
-    return float(off / size.clamp(min=1e-6))
+def _outermost(
+    model: nn.Module, modules: set[nn.Module], *, of_family: bool
+) -> Iterator[PreTrainedModel]:
+    if isinstance(model, PreTrainedModel) and (not of_family or _family(model) is not None):
+        if not modules.isdisjoint(model.modules()):
+            yield model.base_model
+        return
+    for child in model.children():
+        yield from _outermost(child, modules, of_family=of_family)
 
 
-def require_near(off: float, expected: Sequence[Tensor]) -> None:
-    """Compare a difference with the tolerance of the outputs' dtype.
+def _family(model: nn.Module) -> AcceleratedFamily | None:
+    """The family of a model's class, or of one that it is derived from."""
+    families = (family_of(kind) for kind in type(model).__mro__)
+    return next((family for family in families if family is not None), None)
 
-    Raises:
-        ArgumentError: when it is larger, or not a number.
+
+def _names(models: Sequence[nn.Module]) -> str:
+    return " and ".join(type(model).__name__ for model in models)
+
+
+def _precision(models: Sequence[nn.Module], outputs: Sequence[Tensor]) -> Precision:
+    """The lowest precision of weights and outputs."""
+    if any(_is_quantized(model) for model in models):
+        return QUANTIZED
+    tensors = chain(outputs, *(model.parameters() for model in models))
+    found = [PRECISIONS[x.dtype] for x in tensors if x.dtype in PRECISIONS]
+    return max(found, key=lambda precision: precision.step, default=PRECISIONS[torch.float32])
+
+
+def _is_quantized(model: nn.Module) -> bool:
+    """True for weights of torch.ao, of bitsandbytes, of subclasses of tensors, and in packed bits.
+
+    transformers notes in the config how it quantised the weights it loaded.
     """
-    if not all(bool(tensor.isfinite().all()) for tensor in expected):
-        raise ArgumentError(
-            "check",
-            expected="False for a model whose own outputs on random inputs are not finite",
-            got=True,
-            remedy="Compare outputs on your own inputs.",
-        )
-    allowed = max((TOLERANCE.get(tensor.dtype, 1e-4) for tensor in expected), default=0.0)
-    if not off <= allowed:
-        raise ArgumentError(
-            "model",
-            expected=f"outputs within {allowed:g} of the original's",
-            got=f"{off:.2g}",
-            remedy="It was left as it is. Please report this with the model's config.",
-        )
-
-
-def _base_model(model: nn.Module) -> PreTrainedModel:
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            return module.base_model
-    raise ArgumentError(
-        "model",
-        expected="a model of transformers, or one that holds such a model",
-        got=type(model).__name__,
-        remedy="Pass the model, not one of its layers, or check=False.",
+    if getattr(getattr(model, "config", None), "quantization_config", None) is not None:
+        return True
+    weights = [getattr(module, "weight", None) for module in model.modules()]
+    return any(
+        isinstance(weight, MethodType)
+        or (isinstance(weight, Tensor) and not weight.is_floating_point())
+        or type(weight).__module__.partition(".")[0] not in ("torch", "builtins")
+        for weight in weights
     )
 
 
-def _inputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    config, device = model.config, model.device
-    family = family_of(type(model))
-    if family is not None and family.inputs is not None:
-        made = family.inputs(model).items()
-        return {k: x.to(device, model.dtype if x.is_floating_point() else None) for k, x in made}
+def _device(model: nn.Module) -> torch.device:
+    """The device that inputs have to be on."""
+    tensors = chain(model.parameters(), model.buffers())
+    on = next((x.device for x in tensors if not x.is_meta), None)
+    return _execution_device(model) or on or torch.device("cpu")
+
+
+def _execution_device(model: nn.Module) -> torch.device | None:
+    """The device to which the first hook of accelerate moves inputs, if there are any."""
+    for module in model.modules():
+        hook = getattr(module, "_hf_hook", None)
+        for part in getattr(hook, "hooks", [hook]):
+            device = getattr(part, "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+    return None
+
+
+def _inputs(model: PreTrainedModel, device: torch.device) -> dict[str, Tensor]:
+    family = _family(model)
+    with torch.device("cpu"):  # that of the generators, whatever the default device is
+        made = (getattr(family, "inputs", None) or _inputs_of_config)(model)
+    return {
+        k: x.to(device, model.dtype if x.is_floating_point() else None) for k, x in made.items()
+    }
+
+
+def _inputs_of_config(model: Any) -> dict[str, Tensor]:
+    config, name = model.config, model.main_input_name
     generator = torch.Generator().manual_seed(0)
-    name = model.main_input_name
     if name == "input_ids":
         text = config.get_text_config()
-        vocabulary = text.vocab_size
-        # Some models begin their positions at 2; XLNet's limit of none is -1.
-        limit = getattr(text, "max_position_embeddings", None) or 0
-        length = min(LENGTH, limit - 2) if limit > 0 else LENGTH
+        length = fitting_length(model, text)
         # Ids of special tokens are low ones.
-        ids = torch.randint(vocabulary // 2, vocabulary, (ROWS, length), generator=generator)
-        attended = torch.ones(ROWS, length, dtype=torch.long)
-        attended[1, -PADDING:] = 0
+        size, vocabulary = (ROWS, length), text.vocab_size
+        ids = torch.randint(vocabulary // 2, vocabulary, size, generator=generator)
+        attended = torch.ones_like(ids)
+        attended[1, length - min(PADDING, length // 2) :] = 0
         inputs = {"input_ids": ids, "attention_mask": attended}
-        if config.is_encoder_decoder:
-            inputs["decoder_input_ids"] = ids[:, : length // 2]
-        return {key: value.to(device) for key, value in inputs.items()}
+        if "decoder_input_ids" in signature(model.forward).parameters:
+            inputs["decoder_input_ids"] = ids[:, : (length + 1) // 2]
+        return inputs
     image = getattr(config, "vision_config", config)
     shapes: dict[str, Any] = {
         "pixel_values": lambda: (ROWS, image.num_channels, *_pair(image.image_size)),
         "input_values": lambda: (ROWS, 8000),
         "input_features": lambda: (ROWS, LENGTH, config.feature_projection_input_dim),
     }
-    values = torch.randn(shapes[name](), generator=generator)
-    return {name: values.to(device, model.dtype)}
+    return {name: torch.randn(shapes[name](), generator=generator)}
+
+
+def fitting_length(model: nn.Module, config: Any, most: int = LENGTH) -> int:
+    """A number of tokens that a model has positions for, some of which begin at 2."""
+    names = ("max_position_embeddings", "max_seq_len")
+    limits = [getattr(config, name, None) or 0 for name in names]
+    limits += [
+        table.num_embeddings
+        for name, table in model.named_modules()
+        if name.endswith(".position_embeddings") and isinstance(table, nn.Embedding)
+    ]
+    return max(1, min([most, *(limit - 2 for limit in limits if limit > 0)]))  # XLNet's is -1
 
 
 def _pair(size: int | Sequence[int]) -> tuple[int, ...]:

@@ -41,6 +41,7 @@ from posenc.integrations.transformers.accelerate.lazy_mask import (
 )
 from posenc.integrations.transformers.accelerate.masks import all_attended, grid_of
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce, encoding_of
+from posenc.runtime import is_scripted
 
 IGNORED = frozenset(
     {
@@ -162,9 +163,13 @@ def dense_attention(
     scale: float | None,
     with_weights: bool,
 ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q K"] | None]:
-    """PyTorch's attention with a bias written out; with weights, attention by its definition."""
+    """PyTorch's attention with a bias written out; with weights, attention by its definition.
+
+    So too in exported programs that train the bias: to ONNX, those with PyTorch's kernel fail.
+    """
     key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
-    if not with_weights:
+    exported = torch.compiler.is_exporting() and bias is not None and bias.requires_grad
+    if not (with_weights or exported):
         if bias is not None and mask is not None:
             boolean = mask.dtype == torch.bool
             lowest = torch.finfo(bias.dtype).min
@@ -185,7 +190,7 @@ def dense_attention(
     else:
         weights = (logits + mask).softmax(-1)
     weights = drop(weights, dropout)
-    return weights @ value, weights
+    return weights @ value, weights if with_weights else None
 
 
 def mask(
@@ -259,7 +264,7 @@ def pairs_of(
 
     causal = mask_function is causal_mask_function
     known = causal or mask_function is bidirectional_mask_function
-    if not known or isinstance(q_offset, Tensor):  # as of a static cache
+    if is_scripted() or not known or isinstance(q_offset, Tensor):  # as of a static cache
         pairs = visible()
         return Pairs(None, lambda: pairs)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc.grid import Grid
 from posenc.layout import Layout
+from posenc.runtime import has_values
 
 
 def grid_of(
@@ -42,21 +43,19 @@ def grid_of(
 
 
 def all_attended(attended: Bool[Tensor, "B K"] | None) -> bool:
-    """True if no token is known to be padding; reads the mask, unless that would break a graph."""
-    if attended is None:
-        return True
-    return not torch.compiler.is_compiling() and bool(attended.all())
+    """True if no token is known to be padding; reads the mask if it has values."""
+    return attended is None or (has_values(attended) and bool(attended.all()))
 
 
 def attended_keys(mask: Tensor | None) -> Tensor | None:
     """A mask ``[B, 1, Q, K]`` as ``[B, K]``, False for padding, if all queries see the same keys.
 
-    None if all is seen; else, and where a graph is being made, the mask itself.
+    None if all is seen; else, and where the mask has no values to read, the mask itself.
 
     Args:
         mask: bool, or added to the logits: 0 or the lowest number.
     """
-    if mask is None or mask.dim() != 4 or mask.shape[1] != 1 or torch.compiler.is_compiling():
+    if mask is None or mask.dim() != 4 or mask.shape[1] != 1 or not has_values(mask):
         return mask
     row = mask[:, :, :1]
     if mask.stride(2) and not torch.equal(mask, row.expand_as(mask)):

@@ -32,7 +32,7 @@ class Report:
         modules: those with attention that posenc knows.
         difference: largest difference from the original's output on random inputs, as a share of
             its largest value; None if not checked.
-        note: in a sentence, why nothing was changed; "" if something was.
+        note: in a sentence, why nothing was changed or compared; "" if it was.
     """
 
     model: str
@@ -47,7 +47,7 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{self.model}: {self.accelerated} of {len(self.modules)} modules accelerated."]
-        if self.note:
+        if not self.modules:
             lines = [f"{self.model}: {self.note}"]
         counts = Counter((m.kind, m.attention, m.reason) for m in self.modules)
         lines += [
@@ -56,4 +56,6 @@ class Report:
         ]
         if self.difference is not None:
             lines.append(f"  Largest difference on random inputs: {self.difference:.1e}.")
+        elif self.modules and self.note:
+            lines.append(f"  {self.note}")
         return "\n".join(lines)

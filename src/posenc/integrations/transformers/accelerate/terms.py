@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import fields, is_dataclass, replace
+from operator import is_
+from typing import Any, Self, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -13,7 +16,15 @@ from posenc.encoding import BucketedTerms, Encoding, StructuredScore, TokenTable
 from posenc.encoding.tensors import BucketIndex, Offsets
 
 
-class ComputedOnce:
+class Movable:
+    """Mixin of records that layers hand on, with tensors, to layers on other devices."""
+
+    def to(self, device: torch.device | str | int, **options: Any) -> Self:
+        """The record on a device, to which hooks of accelerate send what a layer is given."""
+        return cast(Self, _moved(self, torch.device(device)))
+
+
+class ComputedOnce(Movable):
     """Mixin of records with a function ``compute`` whose result is kept as ``dense``."""
 
     compute: Callable[[], Any]
@@ -25,6 +36,26 @@ class ComputedOnce:
         if self._result is None:
             self._result = self.compute()
         return self._result
+
+    def to(self, device: torch.device | str | int, **options: Any) -> Self:
+        moved = super().to(device)
+        if moved is not self:
+            moved.compute = lambda: self.dense.to(device)
+        return moved
+
+
+def _moved(x: Any, device: torch.device) -> Any:
+    """A tensor on a device, and tuples and records of tensors; itself if it is there."""
+    if isinstance(x, Tensor):
+        return x.to(device)
+    if isinstance(x, tuple):
+        parts = [_moved(part, device) for part in x]
+        return x if all(map(is_, parts, x)) else tuple(parts)
+    if not is_dataclass(x) or isinstance(x, type):
+        return x
+    found = {field.name: getattr(x, field.name) for field in fields(x)}
+    moved = {name: _moved(value, device) for name, value in found.items()}
+    return x if all(moved[name] is value for name, value in found.items()) else replace(x, **moved)
 
 
 def encoding_of(*terms: StructuredScore) -> Encoding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.models.deberta.modeling_deberta import (
@@ -35,9 +34,9 @@ class DebertaAttention(DisentangledAttention, DisentangledSelfAttention):
     def summands(self) -> int:
         return len(self.pos_att_type)
 
-    def rows(self, length: int, device: torch.device) -> tuple[int, int]:
+    def rows(self, tokens: Float[Tensor, "B H L D"]) -> tuple[int, int]:
         reach = self.max_relative_positions
-        span = min(length, reach)
+        span = min(tokens.shape[2], reach)
         return reach - span, reach + span - 1
 
     def bucket(self, offset: Offsets) -> BucketIndex:

@@ -17,6 +17,7 @@ from posenc.integrations.transformers.accelerate.families.common.disentangled im
     DisentangledEncoder,
 )
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+from posenc.runtime import has_values
 
 
 class DebertaV2Attention(DisentangledAttention, DisentangledSelfAttention):
@@ -33,10 +34,11 @@ class DebertaV2Attention(DisentangledAttention, DisentangledSelfAttention):
     def summands(self) -> int:
         return len({"c2p", "p2c"} & set(self.pos_att_type))
 
-    def rows(self, length: int, device: torch.device) -> tuple[int, int]:
-        if torch.compiler.is_compiling():  # one graph serves all lengths
+    def rows(self, tokens: Float[Tensor, "B H L D"]) -> tuple[int, int]:
+        if not has_values(tokens):  # one graph serves all lengths
             return 0, 2 * self.pos_ebd_size - 1
-        ends = torch.tensor([[length - 1.0], [1.0 - length]], device=device)
+        length = tokens.shape[2]
+        ends = torch.tensor([[length - 1.0], [1.0 - length]], device=tokens.device)
         first, last = self.bucket(ends).tolist()
         return first, last
 

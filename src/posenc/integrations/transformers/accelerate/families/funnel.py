@@ -21,8 +21,13 @@ from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.masks import all_attended
-from posenc.integrations.transformers.accelerate.terms import encoding_of, products_by_offset
+from posenc.integrations.transformers.accelerate.terms import (
+    Movable,
+    encoding_of,
+    products_by_offset,
+)
 from posenc.layout import Layout
+from posenc.runtime import has_values
 
 MOST_TYPES = 16
 """Numbers of token types up to which posenc computes: each widens queries and keys by one."""
@@ -31,7 +36,7 @@ CLASS_TYPE = FunnelAttentionStructure.cls_token_type_id
 
 
 @dataclass(frozen=True, eq=False)
-class TokenTypes:
+class TokenTypes(Movable):
     """Types of queries and keys, in place of a bool for each pair, pooled as the tokens are.
 
     Args:
@@ -196,8 +201,8 @@ def _spread(x: Float[Tensor, "B H Q N"], stride: int) -> Float[Tensor, "B H L N"
 
 
 def _types(token_type_ids: Int[Tensor, "B L"]) -> TokenTypes | None:
-    """Types of a sequence; None where a graph is being made, which reads none, or of too many."""
-    if torch.compiler.is_compiling():
+    """Types of a sequence; None where they have no values to read, or of too many."""
+    if not has_values(token_type_ids):
         return None
     kinds = torch.unique(token_type_ids)
     kinds = kinds[kinds != CLASS_TYPE]

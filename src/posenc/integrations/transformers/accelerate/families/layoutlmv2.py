@@ -53,7 +53,7 @@ class AcceleratedLayoutLMv2Encoder(PageEncoder, LayoutLMv2Encoder):
         *arguments: Any,
         **options: Any,
     ) -> Any:
-        mask = self.masked(attention_mask, hidden_states.shape[1])
+        mask = self.masked(attention_mask, hidden_states)
         return super().forward(hidden_states, mask, *arguments, **options)
 
 

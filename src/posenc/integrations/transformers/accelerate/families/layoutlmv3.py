@@ -49,7 +49,7 @@ class AcceleratedLayoutLMv3Encoder(PageEncoder, LayoutLMv3Encoder):
         *arguments: Any,
         **options: Any,
     ) -> Any:
-        mask = self.masked(attention_mask, hidden_states.shape[1])
+        mask = self.masked(attention_mask, hidden_states)
         return super().forward(hidden_states, bbox, mask, *arguments, **options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -117,17 +118,20 @@ def inputs(model: Any) -> dict[str, Tensor]:
     """Random inputs, of the kinds that the encoder and the decoder take."""
     generator = torch.Generator().manual_seed(0)
     config = model.config
+    length = min(LENGTH, config.max_text_positions, config.max_speech_positions)
 
     def values(part: Any, width: int) -> Tensor:
         prenet = getattr(part, "prenet", None)
         if hasattr(prenet, "embed_tokens"):
             vocabulary = config.vocab_size
-            return torch.randint(vocabulary // 2, vocabulary, (2, LENGTH), generator=generator)
+            return torch.randint(vocabulary // 2, vocabulary, (2, length), generator=generator)
         if hasattr(prenet, "feature_encoder"):
             return torch.randn(2, 8000, generator=generator)
         width = config.hidden_size if prenet is None else width
-        return torch.randn(2, LENGTH, width, generator=generator)
+        return torch.randn(2, length, width, generator=generator)
 
+    if not hasattr(model, "decoder"):  # an encoder alone
+        return {next(iter(signature(model.forward).parameters)): values(model, config.hidden_size)}
     return {
         "input_values": values(model.encoder, config.hidden_size),
         "decoder_input_values": values(model.decoder, config.num_mel_bins),

@@ -9,10 +9,15 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.models.swin.modeling_swin import SwinAttention
 
-from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.accelerated import (
+    Accelerated,
+    parameter_of,
+    settings_of,
+)
 from posenc.integrations.transformers.accelerate.families.common.windows import attend_windows
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.interface import wants_weights
+from posenc.runtime import has_values
 
 FUSED_TO = 4
 """How many times as many cells as ``shortest`` a window has before posenc computes without
@@ -30,10 +35,10 @@ class AcceleratedSwinAttention(Accelerated, SwinAttention):
         attention_mask: Float[Tensor, "W L L"] | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        table = self.relative_position_bias.relative_position_bias_table
+        table = parameter_of(self.relative_position_bias, "relative_position_bias_table")
         trained = torch.is_grad_enabled() and table.requires_grad
         shortest = settings_of(self).shortest * (1 if trained else FUSED_TO)
-        traced = attention_mask is not None and torch.compiler.is_compiling()
+        traced = attention_mask is not None and not has_values(attention_mask)
         if hidden_states.shape[1] < shortest or traced or wants_weights(self, options):
             own: tuple[Tensor, Tensor | None] = super().forward(
                 hidden_states, attention_mask, **options

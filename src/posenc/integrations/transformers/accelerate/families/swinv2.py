@@ -13,6 +13,7 @@ from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
 from posenc.integrations.transformers.accelerate.families.common.windows import attend_windows
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
+from posenc.runtime import has_values
 
 
 class AcceleratedSwinv2Attention(Accelerated, Swinv2SelfAttention):
@@ -26,7 +27,7 @@ class AcceleratedSwinv2Attention(Accelerated, Swinv2SelfAttention):
         attention_mask: Float[Tensor, "W L L"] | None = None,
         output_attentions: bool | None = False,
     ) -> tuple[Tensor, ...]:
-        traced = attention_mask is not None and torch.compiler.is_compiling()
+        traced = attention_mask is not None and not has_values(attention_mask)
         if output_attentions or traced or hidden_states.shape[1] < settings_of(self).shortest:
             own: tuple[Tensor, ...] = super().forward(
                 hidden_states, attention_mask, output_attentions

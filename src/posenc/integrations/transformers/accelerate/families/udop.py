@@ -37,15 +37,15 @@ class _BiasByDistance(Accelerated):
         if self.prefix_bucket:
             own: Tensor = super().forward(attention_mask, bbox)
             return own
-        embedding, farthest = self.relative_attention_bias, self.max_distance
+        offsets, farthest = self.prepare_input(attention_mask, bbox), self.max_distance
         bucket = get_relative_position_bucket(
-            torch.arange(-farthest, farthest + 1, device=embedding.weight.device),
+            torch.arange(-farthest, farthest + 1, device=offsets.device),
             bidirectional=self.bidirectional,
             num_buckets=self.relative_attention_num_buckets,
             max_distance=farthest,
         )
-        lines = embedding(bucket).T  # [H, 2 farthest + 1]
-        return read_by_distance(lines, self.prepare_input(attention_mask, bbox))
+        lines = self.relative_attention_bias(bucket).T  # [H, 2 farthest + 1]
+        return read_by_distance(lines, offsets)
 
 
 class BiasByOrder(_BiasByDistance, RelativePositionBias1D):

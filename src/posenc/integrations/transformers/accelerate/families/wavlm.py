@@ -34,9 +34,9 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
         index: int = 0,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | PositionBias | None]:
-        batch, length, _ = hidden_states.shape
+        length = hidden_states.shape[1]
         if position_bias is None and length >= settings_of(self).shortest:
-            position_bias = self._bias(batch, length)
+            position_bias = self._bias(hidden_states)
         if not isinstance(position_bias, PositionBias) or wants_weights(self, options):
             own = position_bias
             if isinstance(position_bias, PositionBias):
@@ -63,8 +63,9 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
         )
         return self.out_proj(output.flatten(2)), weights, position_bias
 
-    def _bias(self, batch: int, length: int) -> PositionBias:
+    def _bias(self, hidden_states: Float[Tensor, "B L C"]) -> PositionBias:
         """The bias of all layers, before any gate."""
+        batch, length, _ = hidden_states.shape
 
         def bucket(offset: Offsets) -> BucketIndex:
             pairs: BucketIndex = self._relative_positions_bucket(offset[..., 0].long())
@@ -74,7 +75,7 @@ class AcceleratedWavLMAttention(Accelerated, WavLMAttention):
             bias: Tensor = self.compute_bias(length, length)  # [H, L, L]
             return bias.repeat(batch, 1, 1)
 
-        rows = torch.arange(self.num_buckets, device=self.rel_attn_embed.weight.device)
+        rows = torch.arange(self.num_buckets, device=hidden_states.device)
         table = self.rel_attn_embed(rows).T  # [H, N]
         terms = BucketedTerms(bucket, table=table, max_distance=self.max_distance)
         return PositionBias((terms,), dense)

@@ -15,14 +15,19 @@ from posenc.encoding import LowRank, StructuredScore
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
 from posenc.integrations.transformers.accelerate.family import AcceleratedFamily
 from posenc.integrations.transformers.accelerate.masks import all_attended, grid_of
-from posenc.integrations.transformers.accelerate.terms import encoding_of, products_by_offset
+from posenc.integrations.transformers.accelerate.terms import (
+    Movable,
+    encoding_of,
+    products_by_offset,
+)
+from posenc.runtime import has_values
 
 MOST_SEGMENTS = 16
 """Numbers of segments up to which posenc computes: each widens queries and keys by one."""
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class Memory(Movable):
     """Hidden states of earlier tokens for one layer, and what the layer's masks are made of.
 
     The model hands it to its layers in place of the states, so that no mask of all pairs is made.
@@ -250,7 +255,7 @@ class XLNetStreams(Accelerated, XLNetModel):
         attention_mask, input_mask = masks
         attended = None
         if attention_mask is not None:
-            attended = 1.0 - attention_mask <= 0
+            attended = attention_mask >= 1
         elif input_mask is not None:
             attended = input_mask <= 0
         if attended is not None:
@@ -260,11 +265,11 @@ class XLNetStreams(Accelerated, XLNetModel):
         causal = self.attn_type == "uni"
         if all_attended(attended):
             attended = None
-        elif causal or (queried and not bool(attended.any(1).all())):  # type: ignore[union-attr]
+        elif causal or (queried and _some_without_keys(attended)):
             return None
         segments = None
         if token_types is not None:
-            if torch.compiler.is_compiling():
+            if not has_values(token_types):
                 return None
             kinds = torch.nn.functional.pad(token_types, (past, 0))
             numbers, inverse = torch.unique(kinds, return_inverse=True)
@@ -275,13 +280,20 @@ class XLNetStreams(Accelerated, XLNetModel):
         return [Memory(state, attended, segments, causal, window) for state in states]
 
 
+def _some_without_keys(attended: Bool[Tensor, "B K"] | None) -> bool:
+    """True unless each batch row is known to have a token that is not padding."""
+    if attended is None:
+        return False
+    return not (has_values(attended) and bool(attended.any(1).all()))
+
+
 def _slots(attended: Bool[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
     """One padded key a batch row that has any, beside one that is attended to if there is one."""
     beside = torch.zeros_like(attended)
     beside[:, 1:] |= attended[:, :-1]
     beside[:, :-1] |= attended[:, 1:]
     rank = (~attended).int() * (1 + beside.int())
-    chosen = torch.nn.functional.one_hot(rank.argmax(1), attended.shape[1]).bool()
+    chosen = rank.argmax(1, keepdim=True) == torch.arange(attended.shape[1], device=rank.device)
     return chosen & ~attended
 
 

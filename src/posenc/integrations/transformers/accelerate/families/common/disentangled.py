@@ -68,8 +68,8 @@ class DisentangledAttention(Accelerated):
         """Number of relative terms that the scale counts."""
 
     @abstractmethod
-    def rows(self, length: int, device: torch.device) -> tuple[int, int]:
-        """The first and the last row of the embeddings that a sequence reads."""
+    def rows(self, tokens: Float[Tensor, "B H L D"]) -> tuple[int, int]:
+        """The first and the last row of the embeddings that a sequence of tokens reads."""
 
     @abstractmethod
     def bucket(self, offset: Offsets) -> BucketIndex:
@@ -87,7 +87,7 @@ class DisentangledAttention(Accelerated):
         self, q: Float[Tensor, "B H L D"], k: Float[Tensor, "B H L D"], embeddings: Tensor
     ) -> BucketedTerms:
         """The relative terms, of scaled queries and keys."""
-        first, last = self.rows(q.shape[2], q.device)
+        first, last = self.rows(q)
         table = embeddings[first : last + 1]
         left, right = (
             None if projection is None else self._product(tokens, projection, table)

@@ -16,7 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.checking import fitting_length
 from posenc.integrations.transformers.accelerate.interface import dense_attention, wants_weights
+from posenc.runtime import has_values
 
 
 class Page:
@@ -24,11 +26,21 @@ class Page:
 
     Args:
         mask: the model's.
+        device: of the first layers.
     """
 
-    def __init__(self, mask: Tensor | None) -> None:
+    def __init__(self, mask: Tensor | None, device: torch.device) -> None:
         self.mask = mask
         self._summed: tuple[Tensor | None] | None = None
+        self._by_device = {device: self}
+
+    def to(self, device: torch.device | str | int, **options: Any) -> Page:
+        """The page of another device, the same one for all layers there."""
+        device = torch.device(device)
+        if device not in self._by_device:
+            mask = None if self.mask is None else self.mask.to(device)
+            self._by_device[device] = Page(mask, device)
+        return self._by_device[device]
 
     def summed(self, add: Callable[[Tensor | None], Tensor | None]) -> Tensor | None:
         """The mask with biases, ``[b, h, #Q, K]`` as it is added to the logits."""
@@ -80,9 +92,12 @@ class PageEncoder(Accelerated):
 
     relative_position_bucket: Callable[..., Tensor]
 
-    def masked(self, mask: Tensor | None, length: int) -> Tensor | Page | None:
+    def masked(
+        self, mask: Tensor | None, hidden_states: Float[Tensor, "B L C"]
+    ) -> Tensor | Page | None:
         """The mask that layers get."""
-        return Page(mask) if length >= settings_of(self).shortest else mask
+        short = hidden_states.shape[1] < settings_of(self).shortest
+        return mask if short else Page(mask, hidden_states.device)
 
     def _cal_1d_pos_emb(self, position_ids: Int[Tensor, "B L"]) -> Float[Tensor, "b H L L"]:
         return self._read(self.rel_pos_bias, position_ids, self.rel_pos_bins, self.max_rel_pos)
@@ -97,9 +112,7 @@ class PageEncoder(Accelerated):
         self, bias: nn.Linear, positions: Int[Tensor, "B L"], bins: int, farthest: int
     ) -> Float[Tensor, "b H L L"]:
         """The bias of all pairs; of one row where all rows have the same positions."""
-        if not torch.compiler.is_compiling() and torch.equal(
-            positions, positions[:1].expand_as(positions)
-        ):
+        if has_values(positions) and torch.equal(positions, positions[:1].expand_as(positions)):
             positions = positions[:1]
         reach = torch.arange(-farthest, farthest + 1, device=positions.device)
         bucket = self.relative_position_bucket(reach, num_buckets=bins, max_distance=farthest)
@@ -123,11 +136,11 @@ def read_by_distance(
 def page(model: Any) -> dict[str, Tensor]:
     """Random ids with boxes, some of them padding."""
     config, generator = model.config, torch.Generator().manual_seed(0)
-    length = min(40, config.max_position_embeddings - 2)
+    length = fitting_length(model, config, 40)
     size = (2, length, 2)
     corners = torch.randint(config.max_2d_position_embeddings // 2, size, generator=generator)
     attended = torch.ones(2, length, dtype=torch.long)
-    attended[1, -5:] = 0
+    attended[1, length - length // 8 :] = 0
     return {
         "input_ids": torch.randint(config.vocab_size, (2, length), generator=generator),
         "bbox": torch.cat([corners, 2 * corners], dim=-1),

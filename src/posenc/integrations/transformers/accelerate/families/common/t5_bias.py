@@ -31,18 +31,21 @@ class T5Bias(Accelerated):
         )
         return index
 
-    def compute_bias(self, *arguments: Any, **options: Any) -> PositionBias:
+    def compute_bias(
+        self, *lengths: Any, device: torch.device | None = None, **options: Any
+    ) -> PositionBias:
         if not self.__dict__["has_relative_attention_bias"]:
             return PositionBias()
 
         def bucket(offset: Offsets) -> BucketIndex:
             return self.buckets(offset[..., 0].long())
 
-        weight = self.relative_attention_bias.weight
-        rows = torch.arange(self.relative_attention_num_buckets, device=weight.device)
+        if device is None:
+            device = self.relative_attention_bias.weight.device
+        rows = torch.arange(self.relative_attention_num_buckets, device=device)
         table = self.relative_attention_bias(rows).T  # [H, N]
         terms = BucketedTerms(
             bucket, table=table, max_distance=self.relative_attention_max_distance
         )
         dense: Callable[..., Tensor] = super().compute_bias  # type: ignore[misc]
-        return PositionBias((terms,), lambda: dense(*arguments, **options))
+        return PositionBias((terms,), lambda: dense(*lengths, device=device, **options))

@@ -1,0 +1,207 @@
+"""The comparison of ``accelerate``: inputs, precision and devices of the models it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    DebertaV2Config,
+    DebertaV2Model,
+    LayoutLMv3Model,
+    MPNetConfig,
+    MPNetModel,
+    MptConfig,
+    MptModel,
+    PreTrainedModel,
+    SpeechT5Config,
+    SpeechT5Model,
+    SwinConfig,
+    SwinModel,
+    T5Config,
+    T5EncoderModel,
+    T5ForConditionalGeneration,
+    T5Model,
+    UperNetConfig,
+    UperNetForSemanticSegmentation,
+    VisionEncoderDecoderModel,
+)
+from transformers.models.layoutlmv3 import LayoutLMv3Config
+
+from posenc.errors import ArgumentError
+from posenc.integrations.transformers.accelerate import Report, accelerate
+from posenc.integrations.transformers.accelerate.checking import Comparison, Precision
+from posenc.integrations.transformers.accelerate.families.mpnet import MPNetAttention
+from tests.integrations.accelerate.cases.deberta_v2 import SIZES as DEBERTA
+from tests.integrations.accelerate.cases.layoutlmv3 import SIZES as LAYOUT
+from tests.integrations.accelerate.cases.mpnet import SIZES as MPNET
+from tests.integrations.accelerate.cases.speecht5 import SIZES as SPEECH
+from tests.integrations.accelerate.cases.swin import SIZES as SWIN
+from tests.integrations.accelerate.cases.t5 import SIZES as T5
+from tests.integrations.accelerate.test_laws import accelerated, put_under
+
+
+def checked(make: Callable[[], nn.Module]) -> Report:
+    """The report of an accelerated model, whose outputs were compared."""
+    torch.manual_seed(0)
+    report = accelerate(make().eval(), shortest=0)
+    assert report.difference is not None
+    assert report.accelerated > 0
+    return report
+
+
+@pytest.mark.parametrize("positions", [3, 5, 8, 80])
+def test_few_positions(positions: int) -> None:
+    few = {"max_position_embeddings": positions}
+    checked(lambda: MPNetModel(MPNetConfig(**MPNET | few)))
+    checked(lambda: DebertaV2Model(DebertaV2Config(**DEBERTA | few)))
+    checked(lambda: LayoutLMv3Model(LayoutLMv3Config(**LAYOUT | few)))
+    checked(
+        lambda: MptModel(
+            MptConfig(d_model=24, n_heads=3, n_layers=1, vocab_size=9, max_seq_len=positions)
+        )
+    )
+
+
+def test_one_position() -> None:
+    one = {"max_position_embeddings": 1}
+    checked(lambda: DebertaV2Model(DebertaV2Config(**DEBERTA | one)))
+
+
+def test_a_shorter_table_than_the_config_says() -> None:
+    model = MPNetModel(MPNetConfig(**MPNET | {"max_position_embeddings": 512}))
+    model.embeddings.position_embeddings = nn.Embedding(20, 24)
+    checked(lambda: model)
+
+
+def test_a_config_that_an_encoder_has_changed() -> None:
+    config = T5Config(**T5)
+    T5EncoderModel(config)
+    checked(lambda: T5Model(config))
+
+
+def composed(name: str) -> PreTrainedModel:
+    """A model put together from others."""
+    text = BertConfig(
+        vocab_size=9,
+        hidden_size=24,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        is_decoder=True,
+        add_cross_attention=True,
+    )
+    if name == "reader":
+        encoder = SwinModel(SwinConfig(**SWIN))
+        return VisionEncoderDecoderModel(encoder=encoder, decoder=BertLMHeadModel(text))
+    stages = {"depths": [1] * 4, "num_heads": [1] * 4, "image_size": 64}
+    names = ["stage1", "stage2", "stage3", "stage4"]
+    backbone = SwinConfig(**SWIN | stages, out_features=names)
+    config = UperNetConfig(backbone_config=backbone, hidden_size=16, auxiliary_channels=8)
+    return UperNetForSemanticSegmentation(config)
+
+
+@pytest.mark.parametrize("name", ["reader", "segmenter"])
+def test_parts_of_other_models(name: str) -> None:
+    checked(lambda: composed(name))
+
+
+def test_derived_classes_and_parts() -> None:
+    class Own(T5ForConditionalGeneration):
+        """A user's class, in no package of transformers."""
+
+    class Holder(nn.Module):
+        """A user's module with two models."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = MPNetModel(MPNetConfig(**MPNET))
+            self.second = T5EncoderModel(T5Config(**T5))
+
+    checked(lambda: Own(T5Config(**T5)))
+    checked(lambda: SpeechT5Model(SpeechT5Config(**SPEECH)).encoder)
+    assert checked(Holder).accelerated == 5
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("seed", range(3))
+def test_quantized_models(seed: int) -> None:
+    """Activations in 8 bits are a step apart here and there."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 3}
+    model = DebertaV2Model(DebertaV2Config(**DEBERTA | sizes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
+    report = accelerate(quantized, shortest=0)
+    assert report.difference is not None
+    assert report.difference < 0.1
+
+
+def test_half_precision_inside_of_float32_outputs() -> None:
+    class Wide(MPNetModel):
+        """A model that hands its outputs on in float32."""
+
+        def forward(self, *arguments: Any, **options: Any) -> Any:
+            return super().forward(*arguments, **options).last_hidden_state.float()
+
+    report = checked(lambda: Wide(MPNetConfig(**MPNET)).bfloat16())
+    assert 1e-4 < (report.difference or 0.0) < 0.1
+
+
+def test_autocast_and_default_devices_of_the_caller() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (checked(lambda: MPNetModel(MPNetConfig(**MPNET))).difference or 0.0) < 1e-5
+    model = MPNetModel(MPNetConfig(**MPNET))
+    with torch.device("meta"):
+        checked(lambda: model)
+
+
+def test_models_without_values_are_not_compared() -> None:
+    with torch.device("meta"):
+        model = MPNetModel(MPNetConfig(**MPNET)).eval()
+    report = put_under(model)
+    assert report.accelerated == 3
+    assert report.difference is None
+    assert "not compared, since weights are on the meta device" in str(report)
+
+
+def test_differences_that_rounding_errors_explain_are_allowed() -> None:
+    model = MPNetModel(MPNetConfig(**MPNET)).eval()
+    comparison = Comparison(model, [layer.attention.attn for layer in model.encoder.layer])
+    comparison.precision = Precision(step=1.0, tolerance=1e-6)
+    comparison.require_explained(1e-5)
+    assert comparison.difference() == 0.0
+    comparison.precision = Precision(step=0.0, tolerance=1e-6)
+    with pytest.raises(ArgumentError, match="outputs within 1e-06"):
+        comparison.require_explained(1e-5)
+
+
+def test_errors_of_accelerated_modules_are_not_blamed_on_inputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise ValueError("of posenc")
+
+    monkeypatch.setattr(MPNetAttention, "forward", fail)
+    model = MPNetModel(MPNetConfig(**MPNET)).eval()
+    with pytest.raises(ArgumentError, match=r"model: .*MPNetModel.*ValueError: of posenc"):
+        accelerate(model)
+    assert accelerated(model) == []
+
+
+def test_models_that_raise_are_named() -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise ValueError("its own")
+
+    model = MPNetModel(MPNetConfig(**MPNET)).eval()
+    model.embeddings.forward = MethodType(fail, model.embeddings)
+    with pytest.raises(ArgumentError, match=r"check: .*MPNetModel.*raises.*ValueError: its own"):
+        accelerate(model)
