@@ -71,21 +71,22 @@ class Estimate:
                 default three digits of the mean, but at most two of the half width.
             between: what separates the numbers.
         """
-        form = form or f".{self._places()}f"
-        return between.join(filter(None, (f"{self.mean:{form}}", self.interval(form, between))))
+        mean = f"{self.mean:{form or self._form()}}"
+        return between.join(filter(None, (mean, self.interval(form, between))))
 
-    def interval(self, form: str, between: str = " ") -> str:
+    def interval(self, form: str | None = None, between: str = " ") -> str:
         """The interval as in ``shown``; empty with one seed."""
         if self.half_width is None:
             return ""
+        form = form or self._form()
         low, high = (f"{end:{form}}".removesuffix("%") for end in (self.low, self.high))
         return f"({low}{between}to {high})"
 
-    def _places(self) -> int:
+    def _form(self) -> str:
         places = [_places(self.mean, 3)]
         if self.half_width:
             places.append(_places(self.half_width, 2))
-        return min(places)
+        return f".{min(places)}f"
 
     def to_json(self) -> dict[str, float | int | None]:
         """Mean, ends of the interval (null with one seed) and number of seeds."""

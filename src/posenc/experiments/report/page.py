@@ -44,13 +44,13 @@ def render_page(comparison: Comparison, summary: Summary, charts: list[Chart]) -
 def _number(value: Estimate | None, unit: str = "") -> str:
     if value is None:
         return "—"
-    return f"{value.mean:.1%}" if unit.startswith("share") else f"{value.mean:.3f}"
+    return value.shown(".1%" if unit.startswith("share") else None).partition(" ")[0]
 
 
 def _spread(value: Estimate | None, metric: Metric) -> str:
     if value is None:
         return ""
-    return value.interval(".1%" if metric.is_share else ".3f")
+    return value.interval(".1%" if metric.is_share else None)
 
 
 def _bytes(value: float | None) -> str:
