@@ -307,7 +307,7 @@ class _ComparisonCharts:
             return alt.X("x:Q", title=metric.axis, axis=axis, scale=scale), 0.0
         trained, last = self.comparison.train_length, max(data.x)
         if last == trained:
-            scale, low = alt.Scale(domain=[0, 2 * trained]), trained
+            scale, low = alt.Scale(domain=[0, 2 * trained]), float(trained)
         elif metric.log_x:
             low = trained * (trained / last) ** (BEFORE / (1 - BEFORE))
             scale = alt.Scale(type="log", base=2, domain=[low, last], nice=False)
