@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -24,13 +25,17 @@ from pathlib import Path
 from number_words import write_numbers
 
 from posenc.experiments.results import Comparison
-from posenc.experiments.statistics import estimate
+from posenc.experiments.statistics import Estimate, estimate
+from posenc.visualization.bounds import Bounds
 
 ROOT = Path(__file__).parent
 KEPT = ROOT / "results" / "tasks"
 PAGE = ROOT.parent / "docs" / "results.md"
 
 COLUMNS = ("subject", "role", "metric", "label", "unit", "length", "seeds", "mean", "half_width")
+
+ERROR_SHARES = ("error", "word_errors")
+"""Shares that may exceed one."""
 
 
 @dataclass(frozen=True)
@@ -203,9 +208,11 @@ def cell(row: dict[str, str]) -> str:
     if not row["mean"]:
         return "cannot"
     share = row["unit"].startswith("share")
-    scale, digits = (100, 1) if share else (1, 2 if float(row["mean"]) < 10 else 1)
-    spread = f" ± {scale * float(row['half_width']):.{digits}f}" if row["half_width"] else ""
-    return f"{scale * float(row['mean']):.{digits}f}{spread}{' %' if share else ''}"
+    half_width = float(row["half_width"]) if row["half_width"] else None
+    correct = share and row["metric"] not in ERROR_SHARES
+    bounds = Bounds(0.0, 1.0 if correct else math.inf)
+    found = Estimate(float(row["mean"]), half_width, int(row["seeds"]), bounds)
+    return found.shown(".1%" if share else ".2f" if found.mean < 10 else ".1f")
 
 
 if __name__ == "__main__":
