@@ -254,6 +254,13 @@ def test_masks_stand_for_the_pairs_of_their_function(
             assert torch.equal(short, padding[:, start : start + keys])
 
 
+def test_masks_of_one_query_are_broadcast() -> None:
+    tensors = heads(5, 12)
+    one = mask(2, 1, 12, 0, 0, bidirectional_mask_function, PADDING)
+    expected = attention(nn.Identity(), *tensors, PADDING)[0]
+    torch.testing.assert_close(attention(nn.Identity(), *tensors, one)[0], expected)
+
+
 def test_masks_of_static_caches_are_written_out() -> None:
     call: Any = (2, 2, 12, torch.tensor(6))
     made = pairs_behind(mask(*call))
