@@ -130,12 +130,13 @@ def test_derived_classes_and_parts() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 7])
 def test_quantized_models(seed: int) -> None:
     """Activations in 8 bits are a step apart here and there."""
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 3}
-    model = DebertaV2Model(DebertaV2Config(**DEBERTA | sizes)).eval()
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "max_position_embeddings": 512}
+    buckets = {"position_buckets": 32, "max_relative_positions": 64}
+    model = DebertaV2Model(DebertaV2Config(**DEBERTA | sizes | buckets)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

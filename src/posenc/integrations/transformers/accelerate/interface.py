@@ -23,6 +23,7 @@ from transformers.utils.output_capturing import _active_collector
 from posenc.attention import attend
 from posenc.attention.lowering import repeat_heads
 from posenc.attention.softmax import masked_softmax
+from posenc.derivatives import with_definition
 from posenc.encoding import BucketedTerms
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -169,17 +170,38 @@ def dense_attention(
     """
     key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
     exported = torch.compiler.is_exporting() and bias is not None and bias.requires_grad
-    if not (with_weights or exported):
-        if bias is not None and mask is not None:
-            boolean = mask.dtype == torch.bool
-            lowest = torch.finfo(bias.dtype).min
-            mask = bias.masked_fill(~mask, lowest) if boolean else bias + mask
-        elif bias is not None:
-            mask = bias
-        output = scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale
-        )
+    if with_weights or exported:
+        output, weights = _by_definition(query, key, value, bias, mask, dropout, scale)
+        return output, weights if with_weights else None
+    if bias is not None and mask is not None:
+        boolean = mask.dtype == torch.bool
+        lowest = torch.finfo(bias.dtype).min
+        mask = bias.masked_fill(~mask, lowest) if boolean else bias + mask
+    elif bias is not None:
+        mask = bias
+    output = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale
+    )
+    if dropout:  # of which the definition would draw another mask
         return output, None
+
+    def definition(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> Tensor:
+        return _by_definition(q, k, v, None, masks[0] if masks else None, 0.0, scale)[0]
+
+    tensors = (query, key, value) if mask is None else (query, key, value, mask)
+    return with_definition(output, definition, tensors), None
+
+
+def _by_definition(
+    query: Float[Tensor, "B H Q D"],
+    key: Float[Tensor, "B H K D"],
+    value: Float[Tensor, "B H K D"],
+    bias: Float[Tensor, "B H Q K"] | None,
+    mask: Tensor | None,
+    dropout: float,
+    scale: float | None,
+) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "B H Q K"]]:
+    """The output and the weights."""
     logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if bias is not None:
         logits = logits + bias
@@ -190,7 +212,7 @@ def dense_attention(
     else:
         weights = (logits + mask).softmax(-1)
     weights = drop(weights, dropout)
-    return weights @ value, weights if with_weights else None
+    return weights @ value, weights
 
 
 def mask(

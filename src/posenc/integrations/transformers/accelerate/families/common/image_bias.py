@@ -10,18 +10,20 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, scaled_dot_product_attention
+from torch.nn.functional import interpolate, pad, scaled_dot_product_attention
 
 from posenc.attention.api import attend_block, attend_part
 from posenc.attention.backends.common.base import Backend, Whole
 from posenc.attention.dispatch import differentiating_parts
+from posenc.derivatives import with_definition
 from posenc.encoding import BucketedTerms
 from posenc.encoding.tensors import BucketIndex, Offsets
 from posenc.grid import Grid
 from posenc.integrations.transformers.accelerate.accelerated import Accelerated, settings_of
+from posenc.integrations.transformers.accelerate.interface import dense_attention
 from posenc.integrations.transformers.accelerate.terms import ComputedOnce, encoding_of
 from posenc.layout import Layout
-from posenc.runtime import without_autocast
+from posenc.runtime import differentiates_forward, differentiates_twice, without_autocast
 
 
 @dataclass(eq=False)
@@ -95,13 +97,35 @@ def attend_images(
 ) -> Float[Tensor, "B L C"]:
     """Attention without dropout, heads merged; the first token is the class token."""
     table = bias.table.to(q.dtype)
+
+    def definition(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        dense = _written(table, bias.size)
+        output, _ = dense_attention(
+            q, k, v, dense, None, dropout=0.0, scale=scale, with_weights=True
+        )
+        return output
+
+    if differentiates_twice() or differentiates_forward():
+        return definition(q, k, v, table).transpose(1, 2).flatten(2)
     first = torch.cat([table[:, -1:], table[:, -3:-2].expand(-1, k.shape[2] - 1)], dim=1)
     of_class = scaled_dot_product_attention(
         q[:, :, :1], k, v, attn_mask=first[None, :, None], scale=scale
     )
     backend = settings_of(module).backend
     patches = _attend_from_patches(q[:, :, 1:], k, v, table, bias.size, scale, backend)
-    return torch.cat([of_class, patches], dim=2).transpose(1, 2).flatten(2)
+    output = torch.cat([of_class, patches], dim=2)
+    output = with_definition(output, definition, (q, k, v, table))
+    return output.transpose(1, 2).flatten(2)
+
+
+def _written(table: Float[Tensor, "H N"], size: tuple[int, int]) -> Float[Tensor, "1 H L L"]:
+    """The bias of all pairs."""
+    cells = Layout.image(*size, device=table.device)
+    index = cell_bucket(Grid(cells, cells).offset, size=size)  # [1, P, P]
+    index = pad(index, (1, 0, 1, 0))
+    index[:, 0], index[:, :, 0] = table.shape[1] - 3, table.shape[1] - 2
+    index[:, 0, 0] = table.shape[1] - 1
+    return table[:, index].transpose(0, 1)
 
 
 def _attend_from_patches(
