@@ -62,7 +62,7 @@ def _check(
     encoding = _encoding(name)
     rows = max(rows, grid.query.batch)
     inputs = [x.detach().to(dtype) for x in _inputs(grid.query.length, grid.key.length, rows=rows)]
-    signals = torch.randn(rows, grid.key.length, 32)
+    signals = torch.randn(rows, max(grid.query.length, grid.key.length), 32)
     wide = torch.promote_types(dtype, torch.float32)
     found = []
     for kind, of_encoding, backend in (
@@ -94,7 +94,7 @@ def _results(
 
 
 def _observed(encoding: Encoding, grid: Grid, x: Tensor) -> Grid:
-    keys = encoding.observe(x, grid.key)
+    keys = encoding.observe(x[:, -grid.key.length :], grid.key)
     queries = encoding.observe(x[:, -grid.query.length :], grid.query)
     return Grid(queries, keys, grid.causal, grid.window)
 

@@ -141,7 +141,8 @@ def _visible_without(mark: str) -> Plant:
         whole = Grid.visible.fget  # type: ignore[attr-defined]
 
         def visible(grid: Grid) -> Tensor:
-            sides = (replace(side, **{mark: None}) for side in (grid.query, grid.key))
+            changes = {mark: None, "consecutive": False}
+            sides = (replace(side, **changes) for side in (grid.query, grid.key))
             seen: Tensor = whole(Grid(*sides, grid.causal, grid.window))
             return seen
 
@@ -155,7 +156,8 @@ def _visible_shifted(**changes: int) -> Plant:
         whole = Grid.visible.fget  # type: ignore[attr-defined]
 
         def visible(grid: Grid) -> Tensor:
-            key = replace(grid.key, order=grid.key.order - changes.get("causal", 0))
+            order = grid.key.order - changes.get("causal", 0)
+            key = replace(grid.key, order=order, start=None, consecutive=False)
             window = grid.window and grid.window + changes.get("window", 0)
             seen: Tensor = whole(Grid(grid.query, key, grid.causal, window))
             return seen

@@ -43,7 +43,7 @@ def require_claims(layout: Any) -> tuple[int | None, tuple[int, int] | None]:
 
 def require_start(start: int, positions: Float[Tensor, "b L A"], order: Int[Tensor, "b L"]) -> None:
     """Require positions and orders ``start, start + 1, …`` in every row."""
-    expected = torch.arange(order.shape[1]) + start
+    expected = torch.arange(start, start + order.shape[1], device=order.device)
     in_order = bool((order == expected).all())
     if positions.shape[2] != 1 or not in_order or not bool((positions[..., 0] == expected).all()):
         raise ArgumentError(
@@ -59,7 +59,8 @@ def require_extent(
 ) -> None:
     """Require the cells of an image in raster order, after special tokens alone."""
     height, width = extent
-    index = torch.arange(positions.shape[1]) - (positions.shape[1] - height * width)
+    tokens = positions.shape[1]
+    index = torch.arange(tokens, device=positions.device) - (tokens - height * width)
     before = index < 0
     cells = torch.stack([index // width, index % width], dim=-1)
     whole = height * width <= len(index) and positions.shape[2] == 2
@@ -80,9 +81,9 @@ def require_consecutive(
     valid: Bool[Tensor, "b L"] | None,
 ) -> None:
     """Require real tokens of a document as far apart as they are in their row."""
-    index = torch.arange(order.shape[1])
+    index = torch.arange(order.shape[1], device=order.device)
     rows, documents, real, *lags = torch.broadcast_tensors(  # type: ignore[no-untyped-call]
-        torch.arange(max(len(positions), len(order))).unsqueeze(1),
+        torch.arange(max(len(positions), len(order)), device=order.device).unsqueeze(1),
         torch.zeros_like(order) if document is None else document,
         torch.ones_like(order, dtype=torch.bool) if valid is None else valid,
         positions[..., 0] - index,

@@ -305,7 +305,7 @@ class _ComparisonCharts:
             scale = alt.Scale(zero=True, nice=False)
             axis = alt.Axis(tickCount=5, grid=False)
             return alt.X("x:Q", title=metric.axis, axis=axis, scale=scale), 0.0
-        trained, last = self.comparison.train_length, max(data.x)
+        trained, last = self.comparison.train_length, max(self.comparison.test_lengths)
         if last == trained:
             scale, low = alt.Scale(domain=[0, 2 * trained]), float(trained)
         elif metric.log_x:

@@ -78,8 +78,9 @@ def radix_base(
             drawn = rows_like(table, base - len(table), generator=generator)
             tables.append(torch.cat([table, drawn]))
     with torch.device("meta"):
-        larger = Radix(dim=radix.tables.shape[-1], base=base, digits=radix.digits, std=radix.std)
-    larger.join = radix.join
+        larger = Radix(
+            dim=radix.dim, base=base, digits=radix.digits, join=radix.join, std=radix.std
+        )
     larger.tables = nn.Parameter(torch.stack(tables), requires_grad=radix.tables.requires_grad)
     return replaced(encoding, radix, larger.train(radix.training))
 
