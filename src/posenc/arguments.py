@@ -273,7 +273,8 @@ def _number(name: str, kind: type, value: object, default: object, interval: Int
             "an even number" if interval.multiple == 2 else f"a multiple of {interval.multiple}"
         )
     try:
-        if isinstance(value, (bool, str, bytes)):
+        truth = isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool
+        if truth or isinstance(value, (str, bytes)):
             raise TypeError
         number = operator.index(value) if kind is int else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):

@@ -223,10 +223,17 @@ SIZES: dict[str, Draw] = {
 GRID: dict[str, Draw] = {"causal": truth(), "window": whole(most=None, optional=True)}
 
 Q = (B, H, L, D)
+SPOILED = (
+    *(torch.ones(B, H, L + 1, D), torch.ones(B + 1, H, L, D), torch.ones(H, L, D)),
+    *(torch.ones(Q) > 0, torch.ones(Q).double(), torch.ones(Q).to_sparse(), torch.ones(Q) * 1j),
+    *(torch.ones(Q).to("meta"), torch.ones(1, *Q), torch.ones(Q).long()),
+)
+"""Queries or values that fit no keys; heads of the one, and the width of the other, are free."""
+
 ATTEND: dict[str, Draw] = {
-    "q": tensor(Q),
+    "q": any_of(some(SPOILED), not_a(but=(Tensor,))),
     "k": tensor(Q),
-    "v": tensor(Q),
+    "v": any_of(some(SPOILED), not_a(but=(Tensor,))),
     "grid": any_of(not_a(), lambda source: Grid.of(Layout.sequence(source.choice((1, L + 1, 90))))),
     "encoding": any_of(
         not_a(), lambda source: posenc.create("rope", head_dim=source.choice((2, 4, 10, 16)))
@@ -248,6 +255,9 @@ FITS = dict.fromkeys(("q", "k", "v", "grid", "encoding"), ("q", "k", "v", "grid"
 WHERE = {"x": ("layout", "tokens"), "layout": ("x", "tokens"), "tokens": ("x", "layout")}
 
 LAYOUT = not_a()
+
+COUNTS = (list, tuple, range, np.ndarray)
+"""Kinds that may be lengths."""
 
 MANY = (list, tuple, dict, set, str, range, Tensor, np.ndarray)
 """Kinds that may be empty sequences."""
@@ -283,17 +293,14 @@ def calls() -> tuple[Call, ...]:
             "Layout.packed",
             lambda lengths, device=None: Layout.packed(lengths, device=device),
             lambda: {"lengths": [3, 2]},
-            {
-                "lengths": any_of(lambda s: [3, whole()(s)], not_a(but=(list, tuple, range))),
-                "device": DEVICE,
-            },
+            {"lengths": any_of(lambda s: [3, whole()(s)], not_a(but=COUNTS)), "device": DEVICE},
         ),
         Call(
             "Layout.padded",
             Layout.padded,
             lambda: {"lengths": [3, 2]},
             {
-                "lengths": any_of(lambda s: [3, whole(0)(s)], not_a(but=(list, tuple, range))),
+                "lengths": any_of(lambda s: [3, whole(0)(s)], not_a(but=COUNTS)),
                 "length": whole(3, optional=True),
                 "side": any_of(some(("", "rigth", "LEFT")), not_a(but=(str,))),
                 "prefix": whole(0),
@@ -604,7 +611,7 @@ def calls() -> tuple[Call, ...]:
                 "context_layout": Layout.sequence(3),
             },
             {
-                "context": tensor((B, 3, C)),
+                "context": tensor((B, 3, C), optional=True),
                 "context_layout": any_of(not_a(), lambda source: Layout.sequence(4)),
             },
             {"context": ("context_layout", "k"), "context_layout": ("context",)},
@@ -774,7 +781,7 @@ def calls() -> tuple[Call, ...]:
                 "prompt": any_of(IDS, some((ids + 9, ids[:, :0]))),
                 "max_new_tokens": whole(0),
                 "sampling": not_a(optional=True),
-                "stop_token": any_of(whole(0, most=8, optional=True)),
+                "stop_token": whole(0, optional=True),
                 "layout": any_of(not_a(optional=True), other_layout),
                 "cached": truth(),
             },

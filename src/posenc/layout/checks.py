@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Annotated
 
 import torch
@@ -187,7 +187,9 @@ def require_tokens(name: str, count: int) -> None:
 
 def require_lengths(lengths: Sequence[int], least: int, *, of: str) -> list[int]:
     """``lengths`` as a list; ArgumentError unless there are some, each ``least`` or more."""
-    if isinstance(lengths, (str, bytes, Mapping)) or not isinstance(lengths, Iterable):
+    if isinstance(lengths, (str, bytes, bytearray, Mapping, Set)) or not isinstance(
+        lengths, Iterable
+    ):
         got: object = type(lengths).__name__
     elif isinstance(lengths, Tensor) and lengths.dim() != 1:
         got = f"a tensor of shape {list(lengths.shape)}"
