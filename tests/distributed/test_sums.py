@@ -43,13 +43,13 @@ def draw(number: int, *, ties: bool) -> tuple[Shards, list[Layout], Tensor]:
     def whole(low: int, high: int) -> Tensor:
         return torch.tensor([[dice.randint(low, high) for _ in range(length)] for _ in range(rows)])
 
-    if ties:
-        owner = torch.tensor([dice.randrange(RANKS) for _ in range(length)]).sort().values
-        order, document = whole(-2, 9), whole(0, documents - 1)
-    else:  # ranks have orders of their own in every document
-        owner = torch.tensor([dice.randrange(RANKS) for _ in range(length)]).sort().values
-        order, document = RANKS * whole(-2, 3) + owner, whole(0, documents - 1)
-    valid = whole(0, 3) > 0 if dice.random() < 0.5 else None
+    owner = torch.tensor([dice.randrange(RANKS) for _ in range(length)]).sort().values
+    # Without ties, ranks have orders of their own.
+    order = whole(-2, dice.choice([9, 99])) if ties else RANKS * whole(-2, 3) + owner
+    document, valid = whole(0, documents - 1), None
+    if dice.random() < 0.5:
+        valid = whole(0, 3) > 0
+        order = order.where(valid, 0)
     layout = Layout(
         torch.zeros(1, length, 1), order, document=None if documents == 1 else document, valid=valid
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from posenc import Encoding, Grid, Layout, create
-from posenc.attention.extra.linear import LinearAttention, attend_linear
+from posenc.attention.extra.linear import Features, LinearAttention, attend_linear
 from posenc.attention.prefix_sums import LinearState
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.testing.oracles import rotate_by_loops
@@ -28,6 +29,8 @@ GRIDS = {
     "one token": Grid.of(Layout.sequence(1), causal=True),
     "more keys": Grid(Layout.sequence(3, start=6), Layout.sequence(9), causal=True),
     "more queries": Grid(Layout.sequence(9), Layout.sequence(5, start=2), causal=True),
+    "more keys from one start": Grid(Layout.sequence(4), Layout.sequence(9), causal=True),
+    "more queries from one start": Grid(Layout.sequence(9), Layout.sequence(4), causal=True),
     "fractions": Grid.of(Layout.at(torch.tensor([0.0, 0.5, 2.25, 9.75])), causal=True),
     "packed": Grid.of(Layout.packed([3, 1, 6, 2]), causal=True),
     "packed both ways": Grid.of(Layout.packed([3, 1, 6, 2])),
@@ -127,8 +130,9 @@ def test_only_the_numerator_turns() -> None:
         Layout.padded([12, 7], side="left"),
         Layout.padded([12, 7]),
         Layout.packed([4, 3, 5]),
+        Layout.from_attention_mask(torch.tensor([[1] * 4 + [0] * 3 + [1] * 5, [1] * 12])),
     ],
-    ids=["sequence", "left padding", "right padding", "packed"],
+    ids=["sequence", "left padding", "right padding", "packed", "a gap"],
 )
 def test_decoding_equals_one_pass(layout: Layout, sizes: list[int], features: str) -> None:
     grid = Grid.of(layout, causal=True)
@@ -157,14 +161,31 @@ def test_the_state_does_not_grow() -> None:
     assert sizes == {2 * 4 * 8 * (5 + 1)}
 
 
-def test_beams_are_reordered() -> None:
-    grid, then = (Grid.of(Layout.sequence(3, s), causal=True) for s in (0, 3))
+@pytest.mark.parametrize("features", FEATURES)
+def test_beams_are_reordered(features: Features) -> None:
+    """With the document that each was in."""
+    documents = torch.tensor([[0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1]])
+    layout = replace(Layout.sequence(6), document=documents, start=None)
     rope, state, other = create("rope", head_dim=8), LinearState(), LinearState()
-    operands = inputs(grid)
-    attend_linear(*operands, grid, rope, state=state)
-    state.select(torch.tensor([1, 1]))
-    attend_linear(*(x[[1, 1]] for x in operands), grid, rope, state=other)
-    got, expected = (attend_linear(*inputs(then), then, rope, state=s) for s in (state, other))
+    rows = torch.tensor([1, 1, 0])
+    now, then = layout.slice(0, 3), layout.slice(3, 6)
+    operands, others = inputs(Grid.of(now)), inputs(Grid.of(then))
+    attend_linear(*operands, Grid.of(now, causal=True), rope, features=features, state=state)
+    state.select(rows)
+    for part, tensors in ((now, operands), (then, others)):
+        grid = Grid.of(part.select(rows), causal=True)
+        given = [x[rows] for x in tensors]
+        expected = attend_linear(*given, grid, rope, features=features, state=other)
+    got = attend_linear(*given, grid, rope, features=features, state=state)
+    torch.testing.assert_close(got, expected)
+
+
+def test_padding_does_not_drown_keys_far_below_zero() -> None:
+    """exp(k) is divided by the largest key that a query sees, which no hidden one is."""
+    grid = Grid.of(Layout.padded([3, 6]), causal=True)
+    q, k, v = inputs(grid)
+    expected = quadratic(q, k, v, grid, "softmax", turn=False)
+    got = attend_linear(q, k - 1000, v, grid, Encoding(), features="softmax")
     torch.testing.assert_close(got, expected)
 
 
