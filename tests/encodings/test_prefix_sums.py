@@ -32,7 +32,9 @@ def draw(dice: random.Random, rows: int, *, documents: bool) -> Layout:
 def grid_of(number: int) -> Grid:
     dice = random.Random(number)
     if dice.random() < 0.2:
-        return Grid(Layout.sequence(4, start=dice.choice([-3, 0, 4, 9])), Layout.sequence(6), causal=True)
+        return Grid(
+            Layout.sequence(4, start=dice.choice([-3, 0, 4, 9])), Layout.sequence(6), causal=True
+        )
     rows, documents = dice.choice([(1, 1), (2, 2), (1, 2), (2, 1)]), dice.random() < 0.6
     key = draw(dice, rows[0], documents=documents)
     query = draw(dice, rows[1], documents=documents and dice.random() < 0.9)
