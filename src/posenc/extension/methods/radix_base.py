@@ -77,9 +77,14 @@ def radix_base(
         else:
             drawn = rows_like(table, base - len(table), generator=generator)
             tables.append(torch.cat([table, drawn]))
+    parts = radix.digits if radix.join == "concatenate" else 1
     with torch.device("meta"):
         larger = Radix(
-            dim=radix.dim, base=base, digits=radix.digits, join=radix.join, std=radix.std
+            dim=parts * radix.tables.shape[-1],
+            base=base,
+            digits=radix.digits,
+            join=radix.join,
+            std=radix.std,
         )
     larger.tables = nn.Parameter(torch.stack(tables), requires_grad=radix.tables.requires_grad)
     return replaced(encoding, radix, larger.train(radix.training))
