@@ -53,7 +53,7 @@ class Targets:
 
     @property
     def places(self) -> Int[Tensor, "W width"]:
-        """Where in the text the predicted bytes are."""
+        """Places of the predicted bytes in the text."""
         return self.ends.unsqueeze(1) + torch.arange(-self.width, 0)
 
     def windows(self, text: Int[Tensor, " T"], length: int) -> Int[Tensor, "W L1"]:

@@ -1,4 +1,4 @@
-"""Which layers of a model with RoPE rotate, and which see windows only, as its config tells."""
+"""Layers of a model with RoPE that rotate, and that see windows only, as its config tells."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class LayerKind:
 
     @property
     def other(self) -> str:
-        """What it is if not attention, in words; else ""."""
+        """Kind of a layer that is not attention, in words; else ""."""
         return OTHERS.get(self.layer_type, "")
 
 

@@ -111,7 +111,7 @@ class MaskedBytes(Task):
 
     @property
     def _masked_seen(self) -> Tensor:
-        """Which bytes of the windows trained on are masked."""
+        """Masked bytes of the windows trained on."""
         return self._masked[:, : self._seen.shape[1]]
 
     def _score_seen(self, model: nn.Module) -> tuple[float]:
@@ -131,7 +131,7 @@ class MaskedBytes(Task):
         return float(bits.nanmean()), float(right.double().nanmean())
 
     def _scored(self, masked: Tensor) -> Tensor:
-        """Which of the masked bytes of windows are scored."""
+        """Scored ones among the masked bytes of windows."""
         first, scored = self._middle(masked.shape[1])
         chosen = masked.clone()
         chosen[:, :first] = chosen[:, first + scored :] = False

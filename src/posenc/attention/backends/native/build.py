@@ -140,7 +140,7 @@ def _checksum(file: Path) -> Path:
 
 
 def _state(file: Path) -> tuple[int, int] | None:
-    """Which file it is, and when it, its owner or its mode were last changed; None for no file."""
+    """Inode and time of the last change of a file, its owner or mode; None for no file."""
     try:
         status = file.lstat()
     except FileNotFoundError:
