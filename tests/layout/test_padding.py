@@ -130,3 +130,8 @@ def test_the_law_bites(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posenc.attention.call.zero_invalid", lambda x, layout, *, dim: x)
     with pytest.raises(LawBroken, match=r"invalid_tokens_hold_anything: .* is off by nan"):
         LAWS["invalid_tokens_hold_anything"](Subject.of_entry(name, ENCODINGS[name]))
+
+
+def test_positions_of_an_attention_mask_count_its_real_tokens() -> None:
+    layout = Layout.from_attention_mask(torch.tensor([[0, 1, 1, 1], [1, 1, 0, 0]]))
+    assert layout.positions[..., 0].tolist() == [[0.0, 0.0, 1.0, 2.0], [0.0, 1.0, 0.0, 0.0]]
