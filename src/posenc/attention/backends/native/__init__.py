@@ -44,8 +44,7 @@ class Native(Backend):
     """Online softmax over tiles, in C++, with terms read by spans of the offset.
 
     Regular grids, documents and padding in whole stretches, and tables between whole images.
-    Gradients of everything, dropout included; no second derivatives. Results are the same for any
-    number of threads.
+    Gradients of everything, dropout included. Results are the same for any number of threads.
     """
 
     name = "native"

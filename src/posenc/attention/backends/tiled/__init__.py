@@ -34,7 +34,7 @@ class Tiled(Backend):
     """Structured terms over regular grids in tiles; all else by definition, in blocks of queries.
 
     Packed and padded layouts are regular document by document. Gradients of everything, dropout
-    included; no second derivatives on the regular path. Under ``torch.func`` and forward-mode
+    included. Under ``torch.func`` and forward-mode
     differentiation everything goes by definition, in blocks of queries.
     """
 
