@@ -213,3 +213,18 @@ def test_dense_says_what_visible_shows(
 ) -> None:
     grid = Grid(Layout.sequence(queries, start), Layout.sequence(4), causal, window)
     assert grid.dense == bool(grid.visible.all())
+
+
+@pytest.mark.parametrize("rows", [(2, 3), (3, 2)])
+def test_layouts_of_other_rows_are_not_joined(rows: tuple[int, int]) -> None:
+    first, second = (Layout.padded([2] * count) for count in rows)
+    with pytest.raises(ArgumentError, match=f"{rows[0]} rows as in the cached part, or 1"):
+        first.concat(second)
+
+
+def test_the_next_token_of_two_axes_follows_its_own_document() -> None:
+    """The first document reaches farther than the last."""
+    positions = torch.tensor([[[7.0, 9.0], [0.0, 0.0], [0.0, 1.0]]])
+    order = torch.arange(3).expand(1, 3)
+    layout = Layout(positions, order, document=torch.tensor([[0, 1, 1]]))
+    assert layout.following().positions.tolist() == [[[2.0, 2.0]]]
