@@ -201,14 +201,21 @@ def test_tables_of_images(cells: tuple[int, int]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("queries", "keys"),
-    [((5, 7), (5, 7)), ((5, 7), (3, 20)), ((3, 130), (9, 70)), ((20, 9), (1, 1))],
+    [
+        ((5, 7), (5, 7)),
+        ((5, 7), (3, 20)),
+        ((3, 130), (9, 70)),
+        ((20, 9), (1, 1)),
+        ((82, 8), (82, 8)),
+        ((3, 127), (2, 20)),
+    ],
 )
 def test_rows_by_axis_of_images(
     queries: tuple[int, int], keys: tuple[int, int], dtype: torch.dtype
 ) -> None:
     """Blocks of queries that are parts of image rows and several of them."""
     torch.manual_seed(0)
-    encoding = posenc.create("decomposed2d", head_dim=24, size=(20, 130)).double()
+    encoding = posenc.create("decomposed2d", head_dim=24, size=(82, 130)).double()
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     grid = Grid(Layout.image(*queries), Layout.image(*keys))

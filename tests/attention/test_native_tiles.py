@@ -61,11 +61,13 @@ def terms(
     return Encoding(score=score, value=value), [*tensors, rows]
 
 
-def compare(grid: Grid, encoding: Encoding, tensors: list[Tensor], *sizes: int) -> None:
+def compare(
+    grid: Grid, encoding: Encoding, tensors: list[Tensor], *sizes: int, width: int = WIDTH
+) -> None:
     """Hold output and gradients of native to the definition's; sizes: rows, heads, key heads."""
     rows, count, groups = sizes
-    q = draw(rows, count, grid.query.length, WIDTH)
-    k, v = (draw(rows, groups, grid.key.length, WIDTH) for _ in range(2))
+    q = draw(rows, count, grid.query.length, width)
+    k, v = (draw(rows, groups, grid.key.length, width) for _ in range(2))
     wanted, found = [q, k, v, *tensors, *encoding.parameters()], []
     for backend in ("native", "reference"):
         output = attend(q, k, v, grid, encoding, backend=backend)
@@ -122,6 +124,13 @@ def test_carries_between_tiles(name: str, length: int, rows: int, count: int) ->
     x = draw(rows, length, 2 * WIDTH)
     layout = encoding.observe(x, Layout.sequence(length))
     compare(Grid.of(layout, causal=True), encoding, [x], rows, count, count)
+
+
+@pytest.mark.parametrize("pairing", ["half", "adjacent"])
+def test_rotations_of_several_tiles(pairing: str) -> None:
+    torch.manual_seed(6)
+    encoding = posenc.create("rope", head_dim=16, pairing=pairing)
+    compare(Grid.of(Layout.sequence(600), causal=True), encoding, [], 1, 2, 1, width=16)
 
 
 @pytest.mark.parametrize("first", [0, 300, 597])
