@@ -49,6 +49,17 @@ def test_second_derivatives(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     require_near(second(case, model), expected)
 
 
+@pytest.mark.parametrize("backend", ["native", "tiled", "reference"])
+def test_second_derivatives_through_parts_of_the_keys(backend: str) -> None:
+    """Patches of images attend among themselves, and the class token joins them."""
+    if dispatch.BACKENDS[backend].unavailable(torch.device("cpu")):
+        pytest.skip("kernels are not built")
+    case = CASES["beit-model"]
+    expected, model = second(case, case.model()), case.model()
+    put_under(model, check=False, backend=backend)
+    require_near(second(case, model), expected)
+
+
 def test_second_derivatives_of_functions() -> None:
     case = CASES["beit-model"]
     inputs = case.inputs()

@@ -321,6 +321,7 @@ class NativePart(torch.autograd.Function):
         """Zeros for the given output; ``inputs`` are those of ``NativeAttention``."""
         tensors, ctx.rest = inputs[:14], inputs[14:21]
         ctx.save_for_backward(output, lse, *tensors, *inputs[21:])
+        ctx.set_materialize_grads(False)
         return output.new_zeros(()).expand(output.shape)
 
     @staticmethod

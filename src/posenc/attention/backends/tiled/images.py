@@ -257,6 +257,7 @@ class TiledImagePart(torch.autograd.Function):
         """The given output; ``inputs`` are those of ``tiled_image``."""
         ctx.save_for_backward(output, lse, *inputs[:4])
         ctx.rest = inputs[4:]
+        ctx.set_materialize_grads(False)
         return output.clone()
 
     @staticmethod

@@ -170,6 +170,7 @@ class TiledPart(torch.autograd.Function):
         """The given output; ``inputs`` are those of ``tiled``."""
         ctx.save_for_backward(*inputs[:COUNT], output, lse, *(output.new_empty(0) for _ in "ol"))
         ctx.rest = inputs[COUNT:-1]
+        ctx.set_materialize_grads(False)
         return output.clone()
 
     @staticmethod
