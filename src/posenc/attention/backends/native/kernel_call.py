@@ -61,8 +61,9 @@ class KernelCall:
             )
         if line is not None:
             line = self.keep(line.to(self.dtype).contiguous())
-            x.line, x.line_first, x.line_count = line.data_ptr(), first, line.shape[1]
-            x.line_head = 0 if len(line) == 1 else line.shape[1]
+            x.bias_by_offset, x.bias_by_offset_first = line.data_ptr(), first
+            x.bias_by_offset_count = line.shape[1]
+            x.bias_by_offset_head = 0 if len(line) == 1 else line.shape[1]
         if column is not None:
             column = self.keep(column.to(torch.float64).contiguous())
             x.column, x.column_head = column.data_ptr(), column.stride(1)

@@ -116,9 +116,11 @@ class Problem(ctypes.Structure):
         *_numbers("rotated", "adjacent"),
         *((name, ctypes.c_void_p) for name in ("lse", "low", "high", "base")),
         *_numbers("rows_batch"),
-        ("line", ctypes.c_void_p),
-        ("line_gradient", ctypes.c_void_p),
-        *_numbers("line_head", "line_first", "line_count", "period", "jump"),
+        ("bias_by_offset", ctypes.c_void_p),
+        ("bias_by_offset_gradient", ctypes.c_void_p),
+        *_numbers(
+            "bias_by_offset_head", "bias_by_offset_first", "bias_by_offset_count", "period", "jump"
+        ),
         ("column", ctypes.c_void_p),
         ("column_gradient", ctypes.c_void_p),
         *_numbers("column_batch", "column_head"),

@@ -183,7 +183,7 @@ def _room_for_terms(
     """The tensors that the kernel writes the parts of the terms' gradients to, or adds them to."""
     x, dtype, splits = call.problem, call.dtype, call.splits
     shapes: dict[str, tuple[int, ...]] = {
-        "line": (parts, x.heads, x.line_count),
+        "line": (parts, x.heads, x.bias_by_offset_count),
         "column": (splits, x.batch, x.heads, x.keys),
         "left_rows": (parts, x.heads, x.map.buckets, x.left.features),
         "right_rows": (parts, x.heads, x.map.buckets, x.right.features),
@@ -204,6 +204,10 @@ def _room_for_terms(
             room = make(shape, dtype=torch.float64 if name == "column" else dtype)
         found[name] = room
         match name:
+            case "line":
+                x.bias_by_offset_gradient = room.data_ptr()
+            case "column":
+                x.column_gradient = room.data_ptr()
             case "left_rows":
                 x.left.rows_gradient = room.data_ptr()
             case "right_rows":
@@ -218,8 +222,6 @@ def _room_for_terms(
                 x.left.tokens_gradient = Tokens.of(room[0])
             case "right":
                 x.right.tokens_gradient, x.right_split = Tokens.of(room[0]), room.stride(0)
-            case _:
-                setattr(x, f"{name}_gradient", room.data_ptr())
     return found
 
 

@@ -25,7 +25,7 @@ class Backward {
   void begin_head(index h, index part) {
     logits_.begin_head(x_, h);
     const index slot = part * x_.heads + h;
-    line_ = x_.line_gradient ? x_.line_gradient + slot * x_.line_count : nullptr;
+    line_ = x_.bias_by_offset_gradient ? x_.bias_by_offset_gradient + slot * x_.bias_by_offset_count : nullptr;
     begin(d_left_, left_width_, x_.left, slot);
     begin(d_right_, right_width_, x_.right, slot);
     if (x_.value_rows)

@@ -8,7 +8,7 @@ constexpr index MIXED_PARTS = 4;                  // of the rows of a tile: so m
 constexpr index MIXED_NUMBERS = index(1) << 21;  // logits of a tile, at most
 
 // s[h] += b2[h] + Σ_u w2[h, u] · leaky(z[u]), z[u] = x[u, offset] + Σ_h w1[u, h] · s[h].
-// data: w1 [U, H], x [U, W] from the offset line_first on, w2 [H, U], b2 [H]; gradient: each
+// data: w1 [U, H], x [U, W] from the offset bias_by_offset_first on, w2 [H, U], b2 [H]; gradient: each
 // [parts, ...]. sizes: U, W.
 class Mixing {
  public:
@@ -91,7 +91,7 @@ class Mixing {
       const Range see = tile.all_seen(i);
       if (see.begin >= see.end) continue;  // a vector may begin before the end of nothing
       for (index t = see.begin / VL * VL; t < see.end; t += CHUNK)
-        run(i, t, std::min(CHUNK, round_up(see.end, VL) - t), t + tile.base[i] - x_.line_first, see);
+        run(i, t, std::min(CHUNK, round_up(see.end, VL) - t), t + tile.base[i] - x_.bias_by_offset_first, see);
     }
   }
   // One row of every head, zero where the row does not see the key.

@@ -77,9 +77,9 @@ struct Problem {
   const int32_t* high;  // and the offset of key j is j + base
   const int32_t* base;
   index rows_batch;     // stride of the three
-  const real* line;     // [H|1, W] bias by offset
-  real* line_gradient;  // [parts, H, W]
-  index line_head, line_first, line_count;
+  const real* bias_by_offset;           // [H|1, W] bias by offset
+  real* bias_by_offset_gradient;  // [parts, H, W]
+  index bias_by_offset_head, bias_by_offset_first, bias_by_offset_count;
   // Image rows of keys: that many keys, after each the offset jumps by one less than a row has
   // queries. Left's buckets are then offsets along the columns, ascending, and along the rows.
   index period, jump;

@@ -285,9 +285,9 @@ class BucketTile {
 class Line {
  public:
   void set(const Problem& x, index head) {
-    real* to = scratch_.of(x.line_count + 2 * PAD) + PAD;
-    std::fill(to - PAD, to + x.line_count + PAD, real(0));
-    std::copy_n(x.line + head * x.line_head, x.line_count, to);
+    real* to = scratch_.of(x.bias_by_offset_count + 2 * PAD) + PAD;
+    std::fill(to - PAD, to + x.bias_by_offset_count + PAD, real(0));
+    std::copy_n(x.bias_by_offset + head * x.bias_by_offset_head, x.bias_by_offset_count, to);
     data_ = to;
   }
   // s[t] += bias of key j0 + t for t in [a, b).
@@ -309,10 +309,10 @@ class Line {
   // Calls part(t, n, index of the bias of key j0 + t) for stretches where both rise together.
   template <class F>
   static void each_part(const Problem& x, index j0, index a, index b, index base, F part) {
-    if (!x.period) return part(a, b - a, j0 + a + base - x.line_first);
+    if (!x.period) return part(a, b - a, j0 + a + base - x.bias_by_offset_first);
     for (index t = a; t < b;) {
       const index j = j0 + t, row = j / x.period, n = std::min(b - t, (row + 1) * x.period - j);
-      part(t, n, j + base + row * x.jump - x.line_first);
+      part(t, n, j + base + row * x.jump - x.bias_by_offset_first);
       t += n;
     }
   }

@@ -17,7 +17,7 @@ class Logits {
     set(right.rows, x.right, x, h);
     if (x.value_rows)
       value_rows.set(x.value_rows + h * x.value_head, x.map.buckets, x.value_dim, halves, true);
-    if (x.line) line_.set(x, x.line_head ? h : 0);
+    if (x.bias_by_offset) line_.set(x, x.bias_by_offset_head ? h : 0);
     if (Axes::serves(x)) axes_.set(x);
     if (x.pairs.kind == DISTANCE) distance.begin_head(x.pairs, h);
     if (x.pairs.kind == COUNTS) counts.begin(x.map);
@@ -138,7 +138,7 @@ class Logits {
   // The other summands of row i, for the keys [a, b) of the tile. Whole vectors from a on.
   void add_terms(const Problem& x, real* s, index i, Range see) {
     const index j = tile.j0 + see.begin, n = see.size();
-    if (x.line) line_.add(x, s, tile.j0, see.begin, see.end, tile.base[i]);
+    if (x.bias_by_offset) line_.add(x, s, tile.j0, see.begin, see.end, tile.base[i]);
     if (x.pairs.kind == COUNTS)
       carry.sums[i] = counts.add(left.row(i), s, see, carry.sums[i]);
     else if (Axes::serves(x))
